@@ -1,0 +1,67 @@
+# floe: two commands do everything on a fresh Debian machine.
+#
+#   make demo    the main job, end to end, on a real guest behind a slow link
+#   make test    everything that must hold before a change lands
+#
+# Both install the Debian packages and the Rust toolchain that they need.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+GUESTS := $(CURDIR)/.cache/guests
+GUEST_BUILD := crates/lab/guests/build
+CARGO := cargo
+# The lab's experiments, in the order of docs/benchmarks.md.
+EXPERIMENTS := import disk touch fault capture restore resume-wan density
+
+.PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
+.PHONY: guest-tiny guest-debian
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## Install the Debian packages and the Rust toolchain that floe needs
+	@scripts/deps
+
+build: deps ## Build the floe command (target/release/floe)
+	$(CARGO) build --release --locked -p floe
+
+guest-tiny: deps ## Build the small test guest: kernel, busybox
+	@$(GUEST_BUILD) tiny $(GUESTS)/tiny
+
+guest-debian: deps ## Build the Debian guest from packages
+	@$(GUEST_BUILD) debian $(GUESTS)/debian
+
+demo: build guest-debian ## Capture a running Debian, publish it, resume it behind a 7.2 Mbit/s link
+	@$(CARGO) build --release --locked -p floe-lab
+	@target/release/floe-lab demo --guest $(GUESTS)/debian
+
+fmt: deps
+	$(CARGO) fmt --all --check
+
+lint: deps
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+doc: deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+fuzz-check: deps
+	$(CARGO) check --locked --quiet --manifest-path fuzz/Cargo.toml
+
+# Unit, property and integration tests; FLOE_TEST_SYSTEM=1 lets the tests use FUSE, QEMU and network namespaces.
+system: deps guest-tiny
+	FLOE_TEST_SYSTEM=1 FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast
+
+test: fmt lint doc fuzz-check system ## Everything that must hold: format, lints, docs, unit, property and system tests
+	@echo "make test: all passed"
+
+lab: build guest-debian guest-tiny ## Measure every figure of docs/benchmarks.md into lab/results/
+	$(CARGO) build --release --locked -p floe-lab
+	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --guests $(GUESTS) --json lab/results/$$e.json; done
+
+clean: ## Remove what was built here (guests and packages stay installed)
+	$(CARGO) clean
+	rm -rf .cache

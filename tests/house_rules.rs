@@ -1,0 +1,263 @@
+//! The rules of the house as ordinary tests: which crate may know which, what may not stand in the source, and
+//! that the documents tell what is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use floe_tests::root;
+
+/// Who may depend on whom (ARCHITECTURE.md). Development dependencies count as well: a test that needs a crate
+/// above its own belongs to that crate.
+const EDGES: &[(&str, &[&str])] = &[
+    ("floe-image", &[]),
+    ("floe-store", &["floe-image"]),
+    ("floe-source", &["floe-image", "floe-store"]),
+    ("floe-planner", &["floe-image"]),
+    (
+        "floe-mount",
+        &["floe-image", "floe-store", "floe-source", "floe-planner"],
+    ),
+    ("floe-machine", &["floe-image", "floe-mount"]),
+    (
+        "floe",
+        &[
+            "floe-image",
+            "floe-store",
+            "floe-source",
+            "floe-planner",
+            "floe-mount",
+            "floe-machine",
+        ],
+    ),
+    (
+        "floe-lab",
+        &[
+            "floe-image",
+            "floe-store",
+            "floe-source",
+            "floe-planner",
+            "floe-mount",
+            "floe-machine",
+            "floe",
+        ],
+    ),
+    ("floe-tests", &[]),
+];
+
+/// A file that outgrows this holds a second idea that wants a room of its own.
+const FILE_LINES_MAX: usize = 700;
+
+/// Files that git tracks, relative to the root; of the kinds given by their extensions (none = all).
+fn tracked(extensions: &[&str]) -> Vec<PathBuf> {
+    let out = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root())
+        .output()
+        .expect("git is installed");
+    assert!(
+        out.status.success(),
+        "git ls-files failed: not a git checkout?"
+    );
+    let files: Vec<PathBuf> = String::from_utf8(out.stdout)
+        .expect("paths are UTF-8")
+        .split('\0')
+        .filter(|p| !p.is_empty())
+        .map(PathBuf::from)
+        .filter(|p| {
+            extensions.is_empty()
+                || p.extension()
+                    .is_some_and(|e| extensions.iter().any(|x| e == *x))
+        })
+        .filter(|p| root().join(p).is_file())
+        .collect();
+    assert!(!files.is_empty());
+    files
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn metadata() -> serde_json::Value {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    serde_json::from_slice(&out.stdout).expect("cargo metadata is JSON")
+}
+
+#[test]
+fn crates_depend_only_along_the_dataflow() {
+    let allowed: BTreeMap<_, BTreeSet<_>> = EDGES
+        .iter()
+        .map(|(from, to)| (*from, to.iter().copied().collect()))
+        .collect();
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().expect("packages");
+    assert_eq!(
+        packages.len(),
+        EDGES.len(),
+        "a new crate needs its row in EDGES"
+    );
+    for package in packages {
+        let name = package["name"].as_str().expect("name");
+        let allowed = allowed
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} has no row in EDGES"));
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let dependency = dependency["name"].as_str().expect("name");
+            if dependency == "floe" || dependency.starts_with("floe-") {
+                assert!(
+                    allowed.contains(dependency),
+                    "{name} must not depend on {dependency}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later_in_the_source() {
+    // Spelled in halves, so that this list does not find itself.
+    let forbidden = [
+        ["TO", "DO"].concat(),
+        ["FIX", "ME"].concat(),
+        ["todo", "!("].concat(),
+        ["unimplemented", "!("].concat(),
+        ["dbg", "!("].concat(),
+        ["#[ig", "nore"].concat(),
+        ["pk", "ill "].concat(),
+        ["kill", "all "].concat(),
+    ];
+    for file in tracked(&["rs", "sh", "toml", "md", "py"]) {
+        for (number, line) in read(&file).lines().enumerate() {
+            for word in &forbidden {
+                assert!(
+                    !line.contains(word),
+                    "{}:{}: {line}",
+                    file.display(),
+                    number + 1
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_source_file_outgrows_one_idea() {
+    for file in tracked(&["rs"]) {
+        let lines = read(&file).lines().count();
+        assert!(lines <= FILE_LINES_MAX, "{}: {lines} lines", file.display());
+    }
+}
+
+#[test]
+fn decisions_have_no_io_and_no_clock() {
+    let forbidden = [
+        "std::fs",
+        "std::net",
+        "std::thread",
+        "std::process",
+        "std::os",
+        "Instant",
+        "SystemTime",
+        "tokio",
+        "libc",
+    ];
+    for file in tracked(&["rs"]) {
+        if !file.starts_with("crates/planner/src") {
+            continue;
+        }
+        let text = read(&file);
+        for word in forbidden {
+            assert!(!text.contains(word), "{} uses {word}", file.display());
+        }
+    }
+}
+
+#[test]
+fn every_dependency_is_argued_for() {
+    let manifest = read("Cargo.toml");
+    let document = read("docs/dependencies.md");
+    let table = manifest
+        .split("[workspace.dependencies]")
+        .nth(1)
+        .and_then(|rest| rest.split("\n[").next())
+        .expect("Cargo.toml has [workspace.dependencies]");
+    for name in table
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .map(|(name, _)| name)
+    {
+        if name == "floe" || name.starts_with("floe-") || name.starts_with('#') {
+            continue;
+        }
+        assert!(
+            document.contains(&format!("`{name}`")),
+            "docs/dependencies.md says nothing of `{name}`"
+        );
+    }
+}
+
+#[test]
+fn the_architecture_names_every_crate_and_every_room() {
+    let document = read("ARCHITECTURE.md");
+    for file in tracked(&["rs"]) {
+        let parts: Vec<_> = file.iter().map(|p| p.to_string_lossy()).collect();
+        if parts[0] != "crates" || parts.get(2).is_none_or(|p| p != "src") {
+            continue;
+        }
+        assert!(
+            document.contains(&format!("{}/", parts[1])),
+            "crates/{} is missing",
+            parts[1]
+        );
+        if parts.len() > 4 {
+            let room = &parts[3];
+            assert!(
+                document.contains(&format!("{room}/")),
+                "crates/{}/src/{room}/ is missing",
+                parts[1]
+            );
+        }
+    }
+}
+
+#[test]
+fn every_experiment_has_its_result_and_its_explanation() {
+    let document = read("docs/benchmarks.md");
+    let makefile = read("Makefile");
+    let experiments = makefile
+        .lines()
+        .find_map(|line| line.strip_prefix("EXPERIMENTS := "))
+        .expect("the Makefile lists the experiments");
+    for experiment in experiments.split_whitespace() {
+        assert!(
+            document.contains(&format!("## {experiment}")),
+            "docs/benchmarks.md lacks {experiment}"
+        );
+        let path = format!("lab/results/{experiment}.json");
+        let result: serde_json::Value = serde_json::from_str(&read(&path)).expect(&path);
+        assert_eq!(result["experiment"], experiment, "{path}");
+        let figures = result["figures"].as_object().expect("figures");
+        assert!(!figures.is_empty(), "{path} has no figures");
+        for (name, figure) in figures {
+            for key in ["value", "unit", "n", "spread", "against"] {
+                assert!(figure.get(key).is_some(), "{path}: {name} lacks {key}");
+            }
+            assert!(
+                document.contains(&format!("`{name}`")),
+                "docs/benchmarks.md does not explain {name}"
+            );
+        }
+    }
+}
