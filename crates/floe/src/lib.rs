@@ -1,1 +1,4 @@
-//! floe-floe
+//! floe
+pub mod hub;
+pub mod telemetry;
+pub mod transfer;
