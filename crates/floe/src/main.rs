@@ -1,1 +1,2 @@
+//! The `floe` command.
 fn main() {}
