@@ -1,1 +1,58 @@
-//! floe-image
+//! What a machine's state *is*: the data model and every byte format of floe.
+//!
+//! An image is a Merkle tree of BLAKE3 hashes: a [`Manifest`] names regions (`ram`, `disk0`, ...), each region lists its
+//! [`Segment`]s, each segment lists the hashes of 1024 chunks of 4 KiB. Whoever holds the manifest's hash can check every byte
+//! below it, whoever sent it. Chunks and segments travel and rest as zstd frames in packs ([`PackWriter`], [`PackIndex`]); a
+//! [`Layout`] tells which packs hold an image; [`batch`] is how a hub is asked for many items at once; [`trace`] is what a
+//! machine touched and when.
+//!
+//! What this crate is not for: it opens no file and no socket, knows no clock and no cache (`floe-store`, `floe-source`).
+//! Every decoder takes foreign bytes: it never panics, allocates in proportion to its input only, refuses unknown versions
+//! with the reason, and accepts exactly the bytes that the encoder would write, so that a value has one encoding and one name.
+//! `docs/format.md` draws the formats byte for byte.
+
+pub mod batch;
+mod error;
+mod frame;
+mod hash;
+mod layout;
+mod lineage;
+mod manifest;
+mod name;
+mod pack;
+mod segment;
+pub mod trace;
+mod wire;
+
+pub use batch::{
+    Encoding, ReadRequest, Record, ResponseDecoder, ResponseEncoder, ResponseError, read_response,
+};
+pub use error::FormatError;
+pub use frame::{Kind, compress_frame, decompress_frame, decompress_frame_into};
+pub use hash::{Hash, ParseHashError, chunk_hash, is_zero};
+pub use layout::{LAYOUT_BYTES_MAX, LAYOUT_PACKS_MAX, Layout};
+pub use lineage::{LINEAGE_DEPTH_MAX, LineageError, lineage};
+pub use manifest::{
+    CONFIG_BYTES_MAX, CONFIG_LIST_MAX, CONFIG_STRING_MAX, IMAGE_BYTES_MAX, MANIFEST_BYTES_MAX,
+    MachineConfig, Manifest, REGION_NAME_MAX, REGIONS_MAX, Region, region_name_is_valid,
+};
+pub use name::{ImageName, NAME_BYTES_MAX, NameError, TAG_BYTES_MAX};
+pub use pack::{
+    FrameInfo, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PACK_INDEX_BYTES_MAX,
+    PACK_ITEMS_MAX, PackIndex, PackRef, PackWriter, check_pack_header,
+};
+pub use segment::Segment;
+pub use trace::{Access, TraceEnd, TraceHeader, TraceReader, TraceWriter};
+
+/// Bytes of a chunk: the page size, vTube's unit; equal pages in RAM and on disk become one chunk.
+pub const CHUNK_SIZE: usize = 4096;
+/// Chunks of a segment: 4 MiB of a region.
+pub const CHUNKS_PER_SEGMENT: usize = 1024;
+/// Bytes of an encoded segment: 1024 hashes of 32 bytes.
+pub const SEGMENT_BYTES: usize = CHUNKS_PER_SEGMENT * 32;
+/// Bytes of a region that one segment describes.
+pub const SEGMENT_SPAN: u64 = (CHUNKS_PER_SEGMENT * CHUNK_SIZE) as u64;
+/// Most chunks that share one zstd frame: 64 KiB. Larger frames compress little better and make a demand read slower.
+pub const FRAME_MAX_CHUNKS: usize = 16;
+/// Most compressed bytes of a frame: 64 KiB that do not compress, and zstd's overhead, rounded up generously.
+pub const FRAME_BYTES_MAX: u32 = 68 * 1024;

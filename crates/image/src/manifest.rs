@@ -1,0 +1,345 @@
+//! The root of an image.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::{Cursor, limit};
+use crate::{CHUNK_SIZE, FormatError, Hash, SEGMENT_SPAN};
+
+const MAGIC: &[u8; 8] = b"FLOEIMAG";
+const VERSION: u32 = 1;
+const WHAT: &str = "image manifest";
+const FLAG_PARENT: u32 = 1;
+
+/// Most regions of an image: RAM, VRAM, device, kernel, initrd and some fifty disks.
+pub const REGIONS_MAX: usize = 64;
+/// Most bytes of a region's name.
+pub const REGION_NAME_MAX: usize = 32;
+/// Most bytes of all regions together: 16 TiB, so that a chunk's index fits 32 bits.
+pub const IMAGE_BYTES_MAX: u64 = 1 << 44;
+/// Most bytes of the configuration's JSON: a thousand times today's largest.
+pub const CONFIG_BYTES_MAX: usize = 256 * 1024;
+/// Most bytes of one string of the configuration.
+pub const CONFIG_STRING_MAX: usize = 8192;
+/// Most entries of one list of the configuration.
+pub const CONFIG_LIST_MAX: usize = 512;
+/// Most bytes of a manifest: 16 TiB of segments (128 MiB), and the rest.
+pub const MANIFEST_BYTES_MAX: usize = 129 << 20;
+
+/// One byte range of a machine's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// `ram`, `vram`, `disk0`, `device`, `kernel`, `initrd` ...: 1 to 32 of `a-z 0-9 -`.
+    pub name: String,
+    /// Bytes. The last chunk is padded with zeros before it is hashed.
+    pub size: u64,
+    /// One hash for each 4 MiB begun; [`Hash::ZERO`] for a segment of zeros.
+    pub segments: Vec<Hash>,
+}
+
+impl Region {
+    /// Segments that a region of `size` bytes has.
+    pub fn segments_for(size: u64) -> u64 {
+        size.div_ceil(SEGMENT_SPAN)
+    }
+
+    /// Chunks of this region, the last one perhaps partial.
+    pub fn chunks(&self) -> u64 {
+        self.size.div_ceil(CHUNK_SIZE as u64)
+    }
+}
+
+/// An image: immutable, named by the hash of its encoding.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// The image that this one was captured on. The manifest itself is complete: a reader needs no parent, a store uses it
+    /// to tell a layer's size and to share packs. An image cannot be its own parent: its hash would have to contain itself.
+    pub parent: Option<Hash>,
+    /// Seconds since 1970 at capture or import.
+    pub created_unix_s: u64,
+    /// What QEMU needs to be started the same way.
+    pub config: MachineConfig,
+    /// The state, in the order in which traces number the regions.
+    pub regions: Vec<Region>,
+}
+
+/// How the machine was started: what a restore must repeat. JSON in the manifest; absent fields are unknown or default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MachineConfig {
+    /// Named and versioned, such as `pc-q35-7.2`: ROMs and ACPI tables are made anew from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_type: Option<String>,
+    /// `7.2.15`: the device state is loaded by the same major.minor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu_version: Option<String>,
+    /// A named model, never `host`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_model: Option<String>,
+    /// CPUID flags that the guest saw; a host that lacks one refuses the restore.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cpu_flags: Vec<String>,
+    /// `kvm` or `tcg` at capture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accel: Option<String>,
+    /// vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// RAM in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The kernel's command line for a direct boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+    /// Canonical `-device` strings in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+    /// Region names of the disks in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<String>,
+    /// The network card's address: the guest has it in its memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nic_mac: Option<String>,
+    /// Free text of users and tools.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+impl MachineConfig {
+    fn check(&self) -> Result<(), FormatError> {
+        let options = [
+            &self.machine_type,
+            &self.qemu_version,
+            &self.cpu_model,
+            &self.accel,
+            &self.cmdline,
+            &self.nic_mac,
+        ];
+        let lists = [&self.cpu_flags, &self.devices, &self.disks];
+        for list in lists {
+            limit(
+                "length of a list in the machine's configuration",
+                list.len() as u64,
+                CONFIG_LIST_MAX as u64,
+            )?;
+        }
+        limit(
+            "number of labels",
+            self.labels.len() as u64,
+            CONFIG_LIST_MAX as u64,
+        )?;
+        let strings = options
+            .into_iter()
+            .flatten()
+            .chain(lists.into_iter().flatten());
+        for s in strings
+            .chain(self.labels.keys())
+            .chain(self.labels.values())
+        {
+            limit(
+                "length of a string in the machine's configuration",
+                s.len() as u64,
+                CONFIG_STRING_MAX as u64,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether `name` may name a region: 1 to 32 of `a-z 0-9 -`, so never a path.
+pub fn region_name_is_valid(name: &str) -> bool {
+    (1..=REGION_NAME_MAX).contains(&name.len())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+impl Manifest {
+    /// The bytes whose hash names the image. Call [`Manifest::check`] on a manifest that you made.
+    ///
+    /// # Panics
+    /// When a region's name has more than 255 bytes or a count does not fit 32 bits, both of which `check` refuses.
+    pub fn encode(&self) -> Vec<u8> {
+        let config = serde_json::to_vec(&self.config)
+            .expect("strings, numbers and a map of strings are always JSON");
+        let u32_of = |n: usize| u32::try_from(n).expect("check() bounds every count");
+        let segments: usize = self.regions.iter().map(|r| r.segments.len()).sum();
+        let mut out =
+            Vec::with_capacity(64 + config.len() + self.regions.len() * 64 + segments * 32);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(
+            &if self.parent.is_some() {
+                FLAG_PARENT
+            } else {
+                0
+            }
+            .to_le_bytes(),
+        );
+        out.extend_from_slice(&self.parent.unwrap_or(Hash::ZERO).0);
+        out.extend_from_slice(&self.created_unix_s.to_le_bytes());
+        out.extend_from_slice(&u32_of(config.len()).to_le_bytes());
+        out.extend_from_slice(&u32_of(self.regions.len()).to_le_bytes());
+        out.extend_from_slice(&config);
+        for region in &self.regions {
+            out.push(u8::try_from(region.name.len()).expect("check() bounds names"));
+            out.extend_from_slice(region.name.as_bytes());
+            out.extend_from_slice(&region.size.to_le_bytes());
+            out.extend_from_slice(&u32_of(region.segments.len()).to_le_bytes());
+            out.extend(region.segments.iter().flat_map(|h| h.0));
+        }
+        out
+    }
+
+    /// Reads a manifest and checks all its invariants. That it is the right one is told by its id.
+    pub fn decode(bytes: &[u8]) -> Result<Manifest, FormatError> {
+        limit(
+            "size of an image manifest",
+            bytes.len() as u64,
+            MANIFEST_BYTES_MAX as u64,
+        )?;
+        let mut c = Cursor::new(WHAT, bytes);
+        c.magic(MAGIC)?;
+        c.version(VERSION)?;
+        let flags = c.u32()?;
+        let parent = c.hash()?;
+        let parent = match (flags, parent.is_zero()) {
+            (0, true) => None,
+            (FLAG_PARENT, false) => Some(parent),
+            _ => {
+                return Err(FormatError::invalid(
+                    WHAT,
+                    format!("flags {flags:#x} contradict its parent {parent}"),
+                ));
+            }
+        };
+        let created_unix_s = c.u64()?;
+        let config_len = c.u32()?;
+        limit(
+            "size of the machine's configuration",
+            config_len.into(),
+            CONFIG_BYTES_MAX as u64,
+        )?;
+        let region_count = c.u32()?;
+        limit("number of regions", region_count.into(), REGIONS_MAX as u64)?;
+        let config = decode_config(c.take(config_len as usize)?)?;
+        let mut regions = Vec::new();
+        for _ in 0..region_count {
+            regions.push(decode_region(&mut c)?);
+        }
+        c.end()?;
+        let manifest = Manifest {
+            parent,
+            created_unix_s,
+            config,
+            regions,
+        };
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Reads the manifest of image `id`: wrong bytes are a [`FormatError::Mismatch`].
+    pub fn decode_verified(bytes: &[u8], id: &Hash) -> Result<Manifest, FormatError> {
+        let found = Hash::of(bytes);
+        if found != *id {
+            return Err(FormatError::Mismatch {
+                what: WHAT,
+                expected: *id,
+                found,
+            });
+        }
+        Manifest::decode(bytes)
+    }
+
+    /// The invariants: names valid and unique, one segment hash for each 4 MiB begun, all within the limits.
+    pub fn check(&self) -> Result<(), FormatError> {
+        self.config.check()?;
+        if self.parent.is_some_and(|p| p.is_zero()) {
+            return Err(FormatError::invalid(
+                WHAT,
+                "its parent is the zero hash; an image without parent has None",
+            ));
+        }
+        limit(
+            "number of regions",
+            self.regions.len() as u64,
+            REGIONS_MAX as u64,
+        )?;
+        let mut names = BTreeSet::new();
+        let mut total = 0u64;
+        for region in &self.regions {
+            let name = &region.name;
+            if !region_name_is_valid(name) {
+                let shown: String = name.chars().take(40).collect();
+                let why = format!(
+                    "region name {shown:?} is not 1 to {REGION_NAME_MAX} of a-z, 0-9 and -"
+                );
+                return Err(FormatError::invalid(WHAT, why));
+            }
+            if !names.insert(name) {
+                return Err(FormatError::invalid(
+                    WHAT,
+                    format!("two regions are called {name:?}"),
+                ));
+            }
+            total = total.saturating_add(region.size);
+            limit("size of all regions in bytes", total, IMAGE_BYTES_MAX)?;
+            let want = Region::segments_for(region.size);
+            if region.segments.len() as u64 != want {
+                let have = region.segments.len();
+                let why = format!(
+                    "region {name:?} of {} bytes has {have} segments, {want} are needed",
+                    region.size
+                );
+                return Err(FormatError::invalid(WHAT, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// The image's name: the BLAKE3 hash of its encoding.
+    pub fn id(&self) -> Hash {
+        Hash::of(&self.encode())
+    }
+
+    /// The region called `name`.
+    pub fn region(&self, name: &str) -> Option<&Region> {
+        self.regions.iter().find(|r| r.name == name)
+    }
+
+    /// Bytes of all regions.
+    pub fn total_bytes(&self) -> u64 {
+        self.regions.iter().map(|r| r.size).sum()
+    }
+}
+
+fn decode_config(json: &[u8]) -> Result<MachineConfig, FormatError> {
+    const WHAT: &str = "machine configuration";
+    let config: MachineConfig =
+        serde_json::from_slice(json).map_err(|e| FormatError::invalid(WHAT, e.to_string()))?;
+    // One value, one encoding: otherwise decoding and encoding again would rename the image.
+    if serde_json::to_vec(&config).map_err(|e| FormatError::invalid(WHAT, e.to_string()))? != json {
+        return Err(FormatError::invalid(
+            WHAT,
+            "its JSON is not in the canonical form (order, spaces, empty fields)",
+        ));
+    }
+    Ok(config)
+}
+
+fn decode_region(c: &mut Cursor<'_>) -> Result<Region, FormatError> {
+    let name_len = c.u8()?;
+    let name = std::str::from_utf8(c.take(name_len.into())?)
+        .map_err(|_| FormatError::invalid(WHAT, "a region's name is not text"))?
+        .to_owned();
+    let size = c.u64()?;
+    let count = c.u32()?;
+    c.expect_items(count.into(), 32)?;
+    let segments = (0..count).map(|_| c.hash()).collect::<Result<_, _>>()?;
+    Ok(Region {
+        name,
+        size,
+        segments,
+    })
+}
