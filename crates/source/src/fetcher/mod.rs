@@ -1,0 +1,155 @@
+//! Bringing chunks and segments into the node's cache: demand first, each hash once, until they are there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use floe_image::{Hash, Kind};
+use floe_store::Cache;
+
+use crate::{LinkEstimate, Source, SourceError};
+
+/// How a [`Fetcher`] works. The defaults suit a node.
+#[derive(Clone, Debug)]
+pub struct FetchOptions {
+    /// Threads for demand, started when needed: the number of faults that are fetched at the same time.
+    pub demand_threads: usize,
+    /// Threads for prefetch, started when needed.
+    pub prefetch_threads: usize,
+    /// Most raw bytes of prefetch in flight, however good the link seems.
+    pub prefetch_bytes_max: u64,
+    /// Longest time for one attempt at demand.
+    pub attempt_timeout: Duration,
+    /// How long a demand is tried again before it fails; `None` is for ever.
+    pub demand_deadline: Option<Duration>,
+    /// Callers of [`Fetcher::demand_here`] that may fetch on their own thread at the same time.
+    pub here_max: usize,
+}
+
+impl Default for FetchOptions {
+    fn default() -> FetchOptions {
+        FetchOptions {
+            demand_threads: 8,
+            prefetch_threads: 3,
+            prefetch_bytes_max: 8 << 20,
+            attempt_timeout: Duration::from_secs(10),
+            demand_deadline: None,
+            here_max: 2,
+        }
+    }
+}
+
+/// Told once when a demanded item has come (with its verified bytes, which are in the cache too unless that is full)
+/// or its deadline has passed. It runs on a thread of the fetcher, or on the caller's: hold no lock that it takes.
+pub type Done = Box<dyn FnOnce(Result<&[u8], SourceError>) + Send>;
+
+/// Told for each item of a prefetch, once: it is in the cache now (its bytes are at hand), or it was given up.
+pub type Each = Arc<dyn Fn(Kind, &Hash, Result<&[u8], &SourceError>) + Send + Sync>;
+
+/// What a [`Fetcher`] has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchStats {
+    /// Items that came because a guest waited.
+    pub demand_items: u64,
+    /// Items that came ahead of need.
+    pub prefetch_items: u64,
+    /// Items that nobody asked for, from the same frames.
+    pub neighbour_items: u64,
+    /// Raw bytes of all three.
+    pub raw_bytes: u64,
+    /// Reads of the source.
+    pub reads: u64,
+    /// Reads that failed, whole or in part.
+    pub failures: u64,
+    /// Demands answered by an item that was already on its way.
+    pub joined: u64,
+    /// Items that the cache had no room for.
+    pub not_cached: u64,
+    /// Demands that are waiting now.
+    pub waiting: u64,
+    /// Items queued for prefetch now.
+    pub prefetch_queued: u64,
+    /// Expected raw bytes of prefetch in flight now.
+    pub prefetch_in_flight_bytes: u64,
+}
+
+/// The mount's fetch engine.
+pub struct Fetcher {}
+
+#[allow(unused_variables, clippy::unimplemented, missing_docs)]
+impl Fetcher {
+    /// Fetches from `source` into `cache`.
+    pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Fetcher {
+        unimplemented!()
+    }
+
+    /// Get an item that a guest waits for; never blocks. It overtakes all prefetch; if it is queued there it is taken
+    /// out, if it is on its way it is waited for. Errors that may pass are retried with backoff until
+    /// [`FetchOptions::demand_deadline`]; missing and denied items fail at once.
+    pub fn demand(
+        &self,
+        image: &Hash,
+        kind: Kind,
+        hash: &Hash,
+        done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
+    ) {
+        unimplemented!()
+    }
+
+    /// As [`Fetcher::demand`], but where the link is fast (or unknown) and few others do so, the calling thread itself
+    /// makes the request, which saves two thread switches. It may block for about 50 ms then; a failed attempt goes to the fetcher's threads.
+    pub fn demand_here(
+        &self,
+        image: &Hash,
+        kind: Kind,
+        hash: &Hash,
+        done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
+    ) {
+        unimplemented!()
+    }
+
+    /// Get an item and wait for it.
+    pub fn demand_wait(
+        &self,
+        image: &Hash,
+        kind: Kind,
+        hash: &Hash,
+    ) -> Result<Vec<u8>, SourceError> {
+        unimplemented!()
+    }
+
+    /// Get items ahead of need, in this order, as the link allows. What is cached or on its way is skipped.
+    pub fn prefetch(&self, image: &Hash, items: Vec<(Kind, Hash)>) {
+        unimplemented!()
+    }
+
+    /// As [`Fetcher::prefetch`], and tell `each` what became of every item (at once for what is cached).
+    pub fn prefetch_with(&self, image: &Hash, items: Vec<(Kind, Hash)>, each: Each) {
+        unimplemented!()
+    }
+
+    /// Forget the queued prefetch of an image; what is on its way still comes. Those that wait for it are told
+    /// [`SourceError::Stopped`].
+    pub fn cancel_prefetch(&self, image: &Hash) {
+        unimplemented!()
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> FetchStats {
+        unimplemented!()
+    }
+
+    /// The link as it seems now: traffic, bandwidth, round-trip time.
+    pub fn link(&self) -> LinkEstimate {
+        unimplemented!()
+    }
+
+    /// The cache that it fills.
+    pub fn cache(&self) -> &Arc<Cache> {
+        unimplemented!()
+    }
+
+    /// The source that it reads.
+    pub fn source(&self) -> &Arc<dyn Source> {
+        unimplemented!()
+    }
+}

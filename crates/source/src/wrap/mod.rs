@@ -1,0 +1,6 @@
+//! Wrappers: sources around sources.
+
+pub(crate) mod coalesce;
+pub(crate) mod failover;
+pub(crate) mod retry;
+pub(crate) mod verified;
