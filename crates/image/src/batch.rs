@@ -210,6 +210,8 @@ impl<W: Write> ResponseEncoder<W> {
 pub struct ResponseDecoder {
     pending: Vec<u8>,
     used: usize,
+    /// Bytes consumed before `pending`.
+    before: u64,
     head_seen: bool,
     records: u32,
     records_max: u32,
@@ -225,6 +227,7 @@ impl ResponseDecoder {
         ResponseDecoder {
             pending: Vec::new(),
             used: 0,
+            before: 0,
             head_seen: false,
             records: 0,
             records_max,
@@ -235,6 +238,7 @@ impl ResponseDecoder {
     /// Adds received bytes. Call [`ResponseDecoder::next_record`] until it returns `None` before feeding more.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.pending.drain(..self.used);
+        self.before += self.used as u64;
         self.used = 0;
         self.pending.extend_from_slice(bytes);
     }
@@ -339,11 +343,12 @@ impl ResponseDecoder {
 
     /// The error for a response that stopped before its end.
     pub fn cut_off(&self) -> FormatError {
+        let have = self.before + self.pending.len() as u64;
         FormatError::Truncated {
             what: RESPONSE_WHAT,
-            at: (self.pending.len() - self.used) as u64,
+            at: have,
             need: RECORD_HEAD_BYTES as u64,
-            have: (self.pending.len() - self.used) as u64,
+            have,
         }
     }
 }

@@ -21,7 +21,7 @@ pub enum FormatError {
         have: u64,
     },
     /// Something else lies where this format was expected.
-    #[error("not a {what}: it starts with {found:02x?}; check the address or the file's name")]
+    #[error("this is no {what}: it starts with {found:02x?}; check the address or the file's name")]
     Magic {
         /// The format.
         what: &'static str,
