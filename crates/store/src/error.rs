@@ -37,7 +37,9 @@ pub enum StoreError {
         holder: String,
     },
     /// Bytes that are not what their name says. They were not stored, or are treated as missing from now on.
-    #[error("{what} is corrupt: it should hash to {expected} and hashes to {found}; fetch it again from another source")]
+    #[error(
+        "{what} is corrupt: it should hash to {expected} and hashes to {found}; fetch it again from another source"
+    )]
     Corrupt {
         /// What was read or offered.
         what: String,
@@ -65,7 +67,10 @@ pub enum StoreError {
         fix: String,
     },
     /// A prefix that several images share.
-    #[error("`{prefix}` is ambiguous, it begins {}; give more digits", list(matches))]
+    #[error(
+        "`{prefix}` is ambiguous, it begins {}; give more digits",
+        list(matches)
+    )]
     Ambiguous {
         /// What was asked for.
         prefix: String,
@@ -73,7 +78,9 @@ pub enum StoreError {
         matches: Vec<Hash>,
     },
     /// An image whose packs don't hold all that its manifest names. It is not published.
-    #[error("image {image} is incomplete: {missing} items are in none of its packs, the first is {first} ({place}); upload the packs that hold them")]
+    #[error(
+        "image {image} is incomplete: {missing} items are in none of its packs, the first is {first} ({place}); upload the packs that hold them"
+    )]
     Incomplete {
         /// The image.
         image: Hash,
@@ -96,9 +103,17 @@ pub enum StoreError {
 }
 
 fn list(hashes: &[Hash]) -> String {
-    let shown: Vec<String> = hashes.iter().take(4).map(|h| h.to_string()[..16].to_owned()).collect();
+    let shown: Vec<String> = hashes
+        .iter()
+        .take(4)
+        .map(|h| h.to_string()[..16].to_owned())
+        .collect();
     let more = hashes.len().saturating_sub(4);
-    if more > 0 { format!("{} and {more} more", shown.join(", ")) } else { shown.join(", ") }
+    if more > 0 {
+        format!("{} and {more} more", shown.join(", "))
+    } else {
+        shown.join(", ")
+    }
 }
 
 impl StoreError {
@@ -124,5 +139,8 @@ impl StoreError {
 
 /// The three ways in which a file system says that it has no room.
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+    )
 }

@@ -22,6 +22,6 @@ pub use cache::{Cache, CacheReport, CacheStats, Pin};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
 pub use repository::{
-    Damage, ExportStats, GcOptions, GcReport, ImageEntry, Inspection, RegionInfo, Repository, Scope, TagEntry,
-    VerifyReport,
+    Damage, ExportStats, GcOptions, GcReport, ImageEntry, Inspection, RegionInfo, Repository,
+    Scope, TagEntry, VerifyReport,
 };

@@ -1,17 +1,94 @@
-//! The cache.
+//! The cache of a node: what one image brought is never fetched again for another.
+//!
+//! `shard` is the index in memory (which slot holds what, CLOCK, pins), `slab` the files, `shelf` the protocol between
+//! the two for items of one size. A cache is two shelves: chunks, and segments in a sixteenth of the budget.
 
-use std::path::Path;
-use std::sync::Arc;
+mod shard;
+mod shelf;
+mod slab;
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
+use parking_lot::Mutex;
+use rustix::fs::FlockOperation;
 
 use crate::StoreError;
+use shelf::{PinSet, Shelf};
+
+/// The segments' share of the budget: a dense image needs 1/128, one with few non-zero chunks a segment up to 1/10.
+const SEGMENT_SHARE: u64 = 16;
+/// The smallest share: 256 segments describe 1 GiB.
+const SEGMENT_BYTES_MIN: u64 = 256 * 32 * 1024;
+/// Decoded segments kept in memory although nobody else holds them: 8 MiB, the tables of 1 GiB.
+const SEGMENTS_WARM: usize = 256;
 
 /// Verified chunks and segments by hash, on the local disk, within a byte budget.
-pub struct Cache {}
+///
+/// A [`get`](Cache::get) of a chunk in the page cache costs two short locks and one `pread`. `mmap` would save a
+/// microsecond and turn every disk error into SIGBUS. Nothing is ever returned that does not hash to its name: items are
+/// checked before they are stored, and those from an earlier run at their first read.
+pub struct Cache {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    dir: PathBuf,
+    budget_bytes: u64,
+    chunks: Shelf,
+    segments: Shelf,
+    decoded: Mutex<Decoded>,
+    /// Its lock goes with it, after the last pin.
+    _lock: File,
+}
 
 /// While it lives, what was read or written through it is not evicted. Owned by a running machine (or a push).
-pub struct Pin {}
+pub struct Pin {
+    inner: Arc<Inner>,
+    chunks: PinSet,
+    segments: PinSet,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.inner.chunks.release_pins(&self.chunks);
+        self.inner.segments.release_pins(&self.segments);
+    }
+}
+
+/// Segments in memory: all that anybody holds, and the last few.
+#[derive(Default)]
+struct Decoded {
+    known: HashMap<Hash, Weak<Segment>>,
+    warm: VecDeque<Arc<Segment>>,
+    sweep_at: usize,
+}
+
+impl Decoded {
+    fn get(&self, hash: &Hash) -> Option<Arc<Segment>> {
+        self.known.get(hash)?.upgrade()
+    }
+
+    fn insert(&mut self, hash: &Hash, segment: Arc<Segment>) -> Arc<Segment> {
+        if let Some(other) = self.get(hash) {
+            return other;
+        }
+        if self.warm.len() >= SEGMENTS_WARM {
+            self.warm.pop_front();
+        }
+        self.warm.push_back(segment.clone());
+        self.known.insert(*hash, Arc::downgrade(&segment));
+        if self.known.len() > self.sweep_at {
+            self.known.retain(|_, weak| weak.strong_count() > 0);
+            self.sweep_at = self.known.len() * 2 + SEGMENTS_WARM;
+        }
+        segment
+    }
+}
 
 /// Counters of a [`Cache`], since it was opened where they count events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,19 +122,50 @@ pub struct CacheReport {
     pub dropped: Vec<Hash>,
 }
 
-#[allow(unused_variables)]
 impl Cache {
     /// Open or create the cache in `dir`. One process at a time; what an earlier process left is found again and
-    /// checked at its first read.
+    /// checked at its first read. A smaller budget than last time drops what does not fit.
     pub fn open(dir: &Path, budget_bytes: u64) -> Result<Cache, StoreError> {
-        unimplemented!()
+        std::fs::create_dir_all(dir).map_err(|e| StoreError::io("create", dir, e))?;
+        let lock = take_lock(dir)?;
+        let segment_bytes = (budget_bytes / SEGMENT_SHARE).max(SEGMENT_BYTES_MIN);
+        let chunk_bytes = budget_bytes
+            .saturating_sub(segment_bytes)
+            .max(budget_bytes / 2);
+        let inner = Inner {
+            dir: dir.to_path_buf(),
+            budget_bytes: chunk_bytes + segment_bytes,
+            chunks: Shelf::open(dir, "chunks", Kind::Chunk, chunk_bytes)?,
+            segments: Shelf::open(dir, "segments", Kind::Segment, segment_bytes)?,
+            decoded: Mutex::new(Decoded::default()),
+            _lock: lock,
+        };
+        Ok(Cache {
+            inner: Arc::new(inner),
+        })
     }
-    /// Copy chunk `hash` to `out`; false when it isn't here. [`Hash::ZERO`] is always here.
-    pub fn get(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], pin: Option<&Pin>) -> Result<bool, StoreError> {
-        unimplemented!()
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
     }
-    /// Copy many chunks to `out` (4 KiB each, in order); `present[i]` tells whether chunk i was here (its bytes are
-    /// untouched otherwise). Returns how many were.
+
+    /// Copy chunk `hash` to `out`; false when it isn't here (`out` then holds anything). [`Hash::ZERO`] is always here.
+    pub fn get(
+        &self,
+        hash: &Hash,
+        out: &mut [u8; CHUNK_SIZE],
+        pin: Option<&Pin>,
+    ) -> Result<bool, StoreError> {
+        if hash.is_zero() {
+            out.fill(0);
+            return Ok(true);
+        }
+        Ok(self.inner.chunks.read(hash, out, self.chunk_pins(pin)?))
+    }
+
+    /// Copy many chunks to `out` (4 KiB each, in order); `present[i]` tells whether chunk i was here (the bytes of
+    /// others are not to be used). Neighbours in the slab are read with one call. Returns how many were here.
     pub fn get_many(
         &self,
         hashes: &[Hash],
@@ -65,46 +173,265 @@ impl Cache {
         present: &mut [bool],
         pin: Option<&Pin>,
     ) -> Result<usize, StoreError> {
-        unimplemented!()
+        if out.len() != hashes.len() * CHUNK_SIZE || present.len() != hashes.len() {
+            return Err(StoreError::Invalid {
+                what: format!(
+                    "{} chunks need a buffer of {} bytes and as many flags, not {} and {}",
+                    hashes.len(),
+                    hashes.len() * CHUNK_SIZE,
+                    out.len(),
+                    present.len()
+                ),
+            });
+        }
+        self.inner
+            .chunks
+            .read_many(hashes, out, present, self.chunk_pins(pin)?);
+        for (i, _) in hashes.iter().enumerate().filter(|(_, hash)| hash.is_zero()) {
+            out[i * CHUNK_SIZE..(i + 1) * CHUNK_SIZE].fill(0);
+            present[i] = true;
+        }
+        Ok(present.iter().filter(|&&p| p).count())
     }
-    /// The segment `hash`, shared by all who hold it.
+
+    /// The segment `hash`, shared by all who hold it. [`Hash::ZERO`] is the empty segment.
     pub fn get_segment(&self, hash: &Hash, pin: Option<&Pin>) -> Option<Arc<Segment>> {
-        unimplemented!()
+        let pins = self.segment_pins(pin).ok()?;
+        let known = self.inner.decoded.lock().get(hash);
+        if let Some(segment) = known {
+            if pins.is_some() && !hash.is_zero() && !self.inner.segments.touch(hash, pins) {
+                // Evicted while somebody held it. A full cache is no reason to withhold it now.
+                let _ = self.inner.segments.write(hash, &segment.encode(), pins);
+            }
+            return Some(segment);
+        }
+        let segment = if hash.is_zero() {
+            Segment::new()
+        } else {
+            let mut bytes = vec![0u8; Kind::Segment.raw_size()];
+            if !self.inner.segments.read(hash, &mut bytes, pins) {
+                return None;
+            }
+            Segment::decode(&bytes).ok()?
+        };
+        Some(self.inner.decoded.lock().insert(hash, Arc::new(segment)))
     }
-    /// Store a chunk of 4096 bytes, checked against its hash first.
+
+    /// Store a chunk of 4096 bytes, checked against its hash first. A zero chunk is never stored.
     pub fn put(&self, hash: &Hash, data: &[u8], pin: Option<&Pin>) -> Result<(), StoreError> {
-        unimplemented!()
+        check(Kind::Chunk, hash, data)?;
+        if hash.is_zero() {
+            return Ok(());
+        }
+        self.inner.chunks.write(hash, data, self.chunk_pins(pin)?)
     }
+
     /// Store an encoded segment of 32768 bytes, checked against its hash first.
-    pub fn put_segment(&self, hash: &Hash, data: &[u8], pin: Option<&Pin>) -> Result<Arc<Segment>, StoreError> {
-        unimplemented!()
+    pub fn put_segment(
+        &self,
+        hash: &Hash,
+        data: &[u8],
+        pin: Option<&Pin>,
+    ) -> Result<Arc<Segment>, StoreError> {
+        check(Kind::Segment, hash, data)?;
+        if !hash.is_zero() {
+            self.inner
+                .segments
+                .write(hash, data, self.segment_pins(pin)?)?;
+        }
+        let known = self.inner.decoded.lock().get(hash);
+        if let Some(segment) = known {
+            return Ok(segment);
+        }
+        let segment = Segment::decode(data).map_err(|source| StoreError::Format {
+            path: self.inner.dir.clone(),
+            source,
+        })?;
+        Ok(self.inner.decoded.lock().insert(hash, Arc::new(segment)))
     }
+
     /// [`Cache::put`] or [`Cache::put_segment`] by kind.
-    pub fn put_item(&self, kind: Kind, hash: &Hash, data: &[u8], pin: Option<&Pin>) -> Result<(), StoreError> {
-        unimplemented!()
+    pub fn put_item(
+        &self,
+        kind: Kind,
+        hash: &Hash,
+        data: &[u8],
+        pin: Option<&Pin>,
+    ) -> Result<(), StoreError> {
+        match kind {
+            Kind::Chunk => self.put(hash, data, pin),
+            Kind::Segment => self.put_segment(hash, data, pin).map(drop),
+        }
     }
+
     /// Is the item here? Its bytes are not looked at.
     pub fn contains(&self, kind: Kind, hash: &Hash) -> bool {
-        unimplemented!()
+        hash.is_zero() || self.shelf(kind).contains(hash)
     }
-    /// A new pin that holds nothing yet.
+
+    /// A new pin that holds nothing yet. It keeps the cache open.
     pub fn pin(&self) -> Pin {
-        unimplemented!()
+        Pin {
+            inner: self.inner.clone(),
+            chunks: self.inner.chunks.pin_set(),
+            segments: self.inner.segments.pin_set(),
+        }
     }
+
     /// The counters.
     pub fn stats(&self) -> CacheStats {
-        unimplemented!()
+        let (chunks, chunks_pinned, c) = self.inner.chunks.counts();
+        let (segments, segments_pinned, s) = self.inner.segments.counts();
+        let bytes = |chunks: u64, segments: u64| {
+            chunks * Kind::Chunk.raw_size() as u64 + segments * Kind::Segment.raw_size() as u64
+        };
+        CacheStats {
+            chunks,
+            segments,
+            bytes: bytes(chunks, segments),
+            pinned_bytes: bytes(chunks_pinned, segments_pinned),
+            budget_bytes: self.inner.budget_bytes,
+            hits: c.hits + s.hits,
+            misses: c.misses + s.misses,
+            evictions: c.evictions + s.evictions,
+            corrupt: c.corrupt + s.corrupt,
+        }
     }
-    /// Evict down to `target_bytes` (pins are respected) and give the space back to the file system. Returns the bytes freed.
+
+    /// Evict down to `target_bytes` (pins are respected; chunks go first) and give the space back to the file system.
+    /// Returns the bytes freed.
     pub fn gc(&self, target_bytes: u64) -> Result<u64, StoreError> {
-        unimplemented!()
+        let excess = self.stats().bytes.saturating_sub(target_bytes);
+        let mut freed = self.inner.chunks.shrink(excess)?;
+        if freed < excess {
+            freed += self.inner.segments.shrink(excess - freed)?;
+            let mut decoded = self.inner.decoded.lock();
+            decoded.warm.clear();
+            decoded.known.retain(|_, weak| weak.strong_count() > 0);
+        }
+        Ok(freed)
     }
+
     /// Check every item against its hash and drop what fails. `progress(done, total)` in items; false stops.
-    pub fn verify(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<CacheReport, StoreError> {
-        unimplemented!()
+    pub fn verify(
+        &self,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<CacheReport, StoreError> {
+        let stats = self.stats();
+        let total = stats.chunks + stats.segments;
+        let mut report = CacheReport::default();
+        let mut dropped = Vec::new();
+        let mut step = || {
+            report.checked += 1;
+            progress(report.checked, total.max(report.checked))
+        };
+        let finished = self.inner.segments.verify(&mut dropped, &mut step)
+            && self.inner.chunks.verify(&mut dropped, &mut step);
+        if !finished {
+            return Err(StoreError::Cancelled);
+        }
+        report.dropped = dropped;
+        Ok(report)
     }
-    /// Write all to stable storage.
+
+    /// Write all to stable storage. Only spares fetches after a power cut: nothing is wrong without it.
     pub fn flush(&self) -> Result<(), StoreError> {
-        unimplemented!()
+        self.inner.chunks.sync()?;
+        self.inner.segments.sync()
+    }
+
+    fn shelf(&self, kind: Kind) -> &Shelf {
+        match kind {
+            Kind::Chunk => &self.inner.chunks,
+            Kind::Segment => &self.inner.segments,
+        }
+    }
+
+    fn check_pin(&self, pin: &Pin) -> Result<(), StoreError> {
+        if Arc::ptr_eq(&self.inner, &pin.inner) {
+            return Ok(());
+        }
+        let what = format!(
+            "this pin belongs to {}, not to {}",
+            pin.inner.dir.display(),
+            self.inner.dir.display()
+        );
+        Err(StoreError::Invalid { what })
+    }
+
+    fn chunk_pins<'a>(&self, pin: Option<&'a Pin>) -> Result<Option<&'a PinSet>, StoreError> {
+        pin.map(|pin| self.check_pin(pin).map(|()| &pin.chunks))
+            .transpose()
+    }
+
+    fn segment_pins<'a>(&self, pin: Option<&'a Pin>) -> Result<Option<&'a PinSet>, StoreError> {
+        pin.map(|pin| self.check_pin(pin).map(|()| &pin.segments))
+            .transpose()
     }
 }
+
+/// Refuse what is not what its name says.
+fn check(kind: Kind, hash: &Hash, data: &[u8]) -> Result<(), StoreError> {
+    if data.len() != kind.raw_size() {
+        return Err(StoreError::Invalid {
+            what: format!(
+                "{} {hash} has {} bytes, {} are needed",
+                kind.name(),
+                data.len(),
+                kind.raw_size()
+            ),
+        });
+    }
+    let found = floe_image::chunk_hash(data);
+    if found == *hash {
+        return Ok(());
+    }
+    Err(StoreError::Corrupt {
+        what: kind.name().to_owned(),
+        expected: *hash,
+        found,
+    })
+}
+
+fn take_lock(dir: &Path) -> Result<File, StoreError> {
+    let path = dir.join("lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|e| StoreError::io("open", &path, e))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            let _ = Read::by_ref(&mut file)
+                .take(256)
+                .read_to_string(&mut holder);
+            let holder = match holder.trim() {
+                "" => "another process".to_owned(),
+                known => known.to_owned(),
+            };
+            return Err(StoreError::Busy {
+                path: dir.to_path_buf(),
+                holder,
+            });
+        }
+        Err(e) => return Err(StoreError::io("lock", &path, e.into())),
+    }
+    let program = std::env::current_exe().ok();
+    let program = program
+        .as_deref()
+        .and_then(Path::file_name)
+        .unwrap_or_default()
+        .to_string_lossy();
+    // The text only serves the message of whoever comes second: a full disk must not keep a node from starting.
+    let _ = file
+        .set_len(0)
+        .and_then(|()| write!(file, "process {} ({program})", std::process::id()));
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests;

@@ -79,7 +79,10 @@ impl Ingest {
         unimplemented!()
     }
     /// Report progress from a worker thread, about once a segment (4 MiB); false stops the ingest.
-    pub fn on_progress(&mut self, progress: impl Fn(IngestProgress<'_>) -> bool + Send + Sync + 'static) {
+    pub fn on_progress(
+        &mut self,
+        progress: impl Fn(IngestProgress<'_>) -> bool + Send + Sync + 'static,
+    ) {
         unimplemented!()
     }
     /// A region from a file or block device; holes are skipped.
@@ -87,7 +90,12 @@ impl Ingest {
         unimplemented!()
     }
     /// A region of `size` bytes from a reader, which must not end earlier.
-    pub fn region_from_reader(&mut self, name: &str, size: u64, from: impl Read + Send) -> Result<(), StoreError> {
+    pub fn region_from_reader(
+        &mut self,
+        name: &str,
+        size: u64,
+        from: impl Read + Send,
+    ) -> Result<(), StoreError> {
         unimplemented!()
     }
     /// A region of `size` bytes that differs from the parent's region `base` (or from zeros when None) in these pages,

@@ -239,7 +239,12 @@ impl Repository {
         unimplemented!()
     }
     /// A small region (device state, kernel) in memory; larger than `max_bytes` is refused.
-    pub fn read_region(&self, id: &Hash, region: &str, max_bytes: u64) -> Result<Vec<u8>, StoreError> {
+    pub fn read_region(
+        &self,
+        id: &Hash,
+        region: &str,
+        max_bytes: u64,
+    ) -> Result<Vec<u8>, StoreError> {
         unimplemented!()
     }
     /// Remove what nothing refers to.
@@ -272,7 +277,11 @@ impl Repository {
         unimplemented!()
     }
     /// Take in a pack from a reader of at most `max_bytes`, verified frame by frame.
-    pub fn adopt_pack_from(&self, from: &mut dyn Read, max_bytes: u64) -> Result<PackRef, StoreError> {
+    pub fn adopt_pack_from(
+        &self,
+        from: &mut dyn Read,
+        max_bytes: u64,
+    ) -> Result<PackRef, StoreError> {
         unimplemented!()
     }
     /// Publish an image atomically: it is visible whole or not at all. Refused ([`StoreError::Incomplete`]) when the
@@ -281,7 +290,11 @@ impl Repository {
         unimplemented!()
     }
     /// Do the packs hold every segment and chunk? Returns the layout without packs that the image doesn't need.
-    pub fn check_complete(&self, manifest: &Manifest, layout: &Layout) -> Result<Layout, StoreError> {
+    pub fn check_complete(
+        &self,
+        manifest: &Manifest,
+        layout: &Layout,
+    ) -> Result<Layout, StoreError> {
         unimplemented!()
     }
 }

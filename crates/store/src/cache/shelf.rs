@@ -1,0 +1,399 @@
+//! All items of one size: a slab, its shards, and the protocol between them.
+//!
+//! A read looks up the slot and its generation under the shard's lock, reads the slab without any lock, and takes the
+//! lock again to see that the generation is still the same; if not, the slot was reused meanwhile and it looks again. So
+//! an eviction never waits for a reader, and a reader never sees half of somebody else's chunk.
+
+use std::path::{Path, PathBuf};
+
+use floe_image::{Hash, Kind, chunk_hash};
+use parking_lot::Mutex;
+
+use super::shard::{Counters, Found, Shard};
+use super::slab::Slab;
+use crate::StoreError;
+use crate::error::is_full;
+
+/// Most shards. More than threads that fault at the same time on a large host.
+const SHARDS_MAX: u64 = 64;
+/// Fewer slots than this a shard would make "full" a matter of luck.
+const SLOTS_PER_SHARD_MIN: u64 = 4096;
+/// How often a reader looks again when its slot is reused under it, and a writer when others hold every free slot.
+const ATTEMPTS_MAX: usize = 64;
+/// Most neighbours read with one call (IOV_MAX is 1024).
+const RUN_MAX: usize = 512;
+
+pub(super) struct Shelf {
+    kind: Kind,
+    dir: PathBuf,
+    slab: Slab,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+/// Which slots of a shelf a pin holds: a bit a slot, by shard; at most 1/32768 of the chunks' bytes.
+pub(super) struct PinSet(Box<[Mutex<Vec<u64>>]>);
+
+impl PinSet {
+    /// True when the slot was not in the set.
+    fn insert(&self, shard: usize, local: u32) -> bool {
+        let mut words = self.0[shard].lock();
+        let (word, bit) = (local as usize / 64, 1u64 << (local % 64));
+        if words.len() <= word {
+            words.resize(word + 1, 0);
+        }
+        let fresh = words[word] & bit == 0;
+        words[word] |= bit;
+        fresh
+    }
+}
+
+impl Shelf {
+    pub fn open(
+        dir: &Path,
+        name: &str,
+        kind: Kind,
+        budget_bytes: u64,
+    ) -> Result<Shelf, StoreError> {
+        let slot_bytes = kind.raw_size();
+        let slots = (budget_bytes / slot_bytes as u64).clamp(1, u64::from(u32::MAX) / 2);
+        let wanted = (slots / SLOTS_PER_SHARD_MIN).clamp(1, SHARDS_MAX);
+        // The largest power of two that is not above.
+        let slab = Slab::open(dir, name, slot_bytes, 1 << wanted.ilog2())?;
+        let shards = u64::from(slab.shards);
+        let per_shard = slots.div_ceil(shards) as u32;
+        let mut all: Vec<Shard> = (0..shards).map(|_| Shard::new(per_shard)).collect();
+        let count = slab.shards;
+        slab.recover(u64::from(per_shard) * shards, &mut |slot, hash| {
+            // An entry in a shard that its hash does not belong to could never be found: leave the slot free.
+            if shard_of(&hash, count) == (slot % count) as usize {
+                all[(slot % count) as usize].recover(slot / count, &hash);
+            }
+        })?;
+        Ok(Shelf {
+            kind,
+            dir: dir.to_path_buf(),
+            slab,
+            shards: all.into_iter().map(Mutex::new).collect(),
+        })
+    }
+
+    pub fn pin_set(&self) -> PinSet {
+        PinSet(self.shards.iter().map(|_| Mutex::new(Vec::new())).collect())
+    }
+
+    pub fn release_pins(&self, set: &PinSet) {
+        for (shard, words) in self.shards.iter().zip(&set.0) {
+            let words = std::mem::take(&mut *words.lock());
+            let mut shard = shard.lock();
+            for (i, mut word) in words.into_iter().enumerate() {
+                while word != 0 {
+                    shard.remove_pin(i as u32 * 64 + word.trailing_zeros());
+                    word &= word - 1;
+                }
+            }
+        }
+    }
+
+    fn shard(&self, hash: &Hash) -> usize {
+        shard_of(hash, self.slab.shards)
+    }
+
+    fn slot(&self, shard: usize, local: u32) -> u32 {
+        local * self.slab.shards + shard as u32
+    }
+
+    fn pin_slot(shard: &mut Shard, number: usize, local: u32, pin: Option<&PinSet>) {
+        if let Some(set) = pin
+            && set.insert(number, local)
+        {
+            shard.add_pin(local);
+        }
+    }
+
+    pub fn contains(&self, hash: &Hash) -> bool {
+        self.shards[self.shard(hash)].lock().find(hash).is_some()
+    }
+
+    /// Mark as used and pin without reading.
+    pub fn touch(&self, hash: &Hash, pin: Option<&PinSet>) -> bool {
+        let number = self.shard(hash);
+        let mut shard = self.shards[number].lock();
+        let Some(found) = shard.touch(hash) else {
+            return false;
+        };
+        Self::pin_slot(&mut shard, number, found.local, pin);
+        true
+    }
+
+    /// Find an item for reading; counts the hit or miss.
+    fn look_up(&self, number: usize, hash: &Hash, pin: Option<&PinSet>) -> Option<Found> {
+        let mut shard = self.shards[number].lock();
+        match shard.touch(hash) {
+            Some(found) => {
+                shard.counters.hits += 1;
+                Self::pin_slot(&mut shard, number, found.local, pin);
+                Some(found)
+            }
+            None => {
+                shard.counters.misses += 1;
+                None
+            }
+        }
+    }
+
+    /// Copy the item to `out`; false when it isn't here (or turned out not to be what its name says).
+    pub fn read(&self, hash: &Hash, out: &mut [u8], pin: Option<&PinSet>) -> bool {
+        let number = self.shard(hash);
+        for _ in 0..ATTEMPTS_MAX {
+            let Some(found) = self.look_up(number, hash, pin) else {
+                return false;
+            };
+            let read = self.slab.read(self.slot(number, found.local), out);
+            if let Some(good) = self.settle(number, hash, &found, out, read.is_ok()) {
+                return good;
+            }
+        }
+        false
+    }
+
+    /// After the read: None when the slot was reused meanwhile, else whether `bytes` are the item. A bad one is dropped.
+    fn settle(
+        &self,
+        number: usize,
+        hash: &Hash,
+        found: &Found,
+        bytes: &[u8],
+        read_ok: bool,
+    ) -> Option<bool> {
+        let good = read_ok && (found.verified || chunk_hash(bytes) == *hash);
+        let mut shard = self.shards[number].lock();
+        if !shard.unchanged(found) {
+            return None;
+        }
+        if good {
+            shard.set_verified(found.local);
+            return Some(true);
+        }
+        // Rare enough for I/O under the lock; after it, the slot may already have a new owner's entry.
+        self.slab.clear(self.slot(number, found.local));
+        shard.drop_item(found.local);
+        shard.counters.corrupt += 1;
+        drop(shard);
+        let kind = self.kind.name();
+        tracing::warn!(item = %hash.short(), kind, "a cached item was damaged and is dropped; it will be fetched again");
+        Some(false)
+    }
+
+    /// Read many items to places of `out` (in units of the item's size); `present[i]` tells which came. Neighbouring slots
+    /// are read with one call.
+    pub fn read_many(
+        &self,
+        hashes: &[Hash],
+        out: &mut [u8],
+        present: &mut [bool],
+        pin: Option<&PinSet>,
+    ) {
+        let size = self.kind.raw_size();
+        let mut hits: Vec<(u32, u32, Found)> = Vec::with_capacity(hashes.len());
+        for (i, hash) in hashes.iter().enumerate() {
+            present[i] = false;
+            if hash.is_zero() {
+                continue;
+            }
+            let number = self.shard(hash);
+            if let Some(found) = self.look_up(number, hash, pin) {
+                hits.push((self.slot(number, found.local), i as u32, found));
+            }
+        }
+        hits.sort_unstable_by_key(|hit| hit.0);
+        let mut places: Vec<Option<&mut [u8]>> = out.chunks_exact_mut(size).map(Some).collect();
+        let mut again = Vec::new();
+        for run in hits
+            .chunk_by(|a, b| a.0 + 1 == b.0)
+            .flat_map(|run| run.chunks(RUN_MAX))
+        {
+            let mut buffers: Vec<std::io::IoSliceMut<'_>> = run
+                .iter()
+                .map(|hit| {
+                    let place = places[hit.1 as usize]
+                        .take()
+                        .expect("each place is in one run");
+                    std::io::IoSliceMut::new(place)
+                })
+                .collect();
+            let ok = self.slab.read_run(run[0].0, &mut buffers).is_ok();
+            for (hit, buffer) in run.iter().zip(&buffers) {
+                let hash = &hashes[hit.1 as usize];
+                // A short read says nothing about which slot is bad: each is then read by itself.
+                match ok
+                    .then(|| self.settle(self.shard(hash), hash, &hit.2, buffer, true))
+                    .flatten()
+                {
+                    Some(good) => present[hit.1 as usize] = good,
+                    None => again.push(hit.1 as usize),
+                }
+            }
+        }
+        drop(places);
+        for i in again {
+            present[i] = self.read(&hashes[i], &mut out[i * size..(i + 1) * size], pin);
+        }
+    }
+
+    /// Store an item whose hash the caller has checked.
+    pub fn write(&self, hash: &Hash, data: &[u8], pin: Option<&PinSet>) -> Result<(), StoreError> {
+        let number = self.shard(hash);
+        let mut must_evict = false;
+        for _ in 0..ATTEMPTS_MAX {
+            let local = {
+                let mut shard = self.shards[number].lock();
+                if let Some(found) = shard.touch(hash) {
+                    if shard.is_verified(found.local) {
+                        Self::pin_slot(&mut shard, number, found.local, pin);
+                        return Ok(());
+                    }
+                    // Nobody has looked at the old copy since the start, and here is a good one.
+                    shard.drop_item(found.local);
+                }
+                let claimed = if must_evict {
+                    shard.claim_by_eviction()
+                } else {
+                    shard.claim()
+                };
+                match claimed {
+                    Some(local) => local,
+                    None if shard.writing() > 0 => {
+                        drop(shard);
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    None => return Err(self.full(must_evict)),
+                }
+            };
+            let slot = self.slot(number, local);
+            match self.slab.write(slot, hash, data) {
+                Ok(()) => {
+                    let mut shard = self.shards[number].lock();
+                    if !shard.commit(local, hash, true) {
+                        self.slab.clear(slot);
+                    }
+                    if let Some(found) = shard.touch(hash) {
+                        Self::pin_slot(&mut shard, number, found.local, pin);
+                    }
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.slab.clear(slot);
+                    self.shards[number].lock().release(local);
+                    if !is_full(&error) || must_evict {
+                        return Err(StoreError::io("write", &self.dir, error));
+                    }
+                    // The disk has no new blocks, but the slot of an evicted item has its own.
+                    must_evict = true;
+                }
+            }
+        }
+        Err(self.full(must_evict))
+    }
+
+    fn full(&self, disk: bool) -> StoreError {
+        let why = if disk {
+            "the disk is full and"
+        } else {
+            "the budget is used up and"
+        };
+        StoreError::Full {
+            path: self.dir.clone(),
+            why: format!("{why} running machines need every {} in it", self.kind.name()),
+            fix: "stop a machine, free space on the disk, or give the cache a larger budget (`--cache-bytes`)".to_owned(),
+        }
+    }
+
+    /// Evict up to `bytes`, in turn from every shard, and give the blocks back. Returns the bytes freed.
+    pub fn shrink(&self, bytes: u64) -> Result<u64, StoreError> {
+        let size = self.kind.raw_size() as u64;
+        let mut freed = 0;
+        let mut progressed = true;
+        while freed < bytes && progressed {
+            progressed = false;
+            for (number, shard) in self.shards.iter().enumerate() {
+                if freed >= bytes {
+                    break;
+                }
+                // Under the lock: a slot that is free may be claimed at once, and the hole must not eat what is written then.
+                let mut shard = shard.lock();
+                if let Some(local) = shard.evict_to_free() {
+                    let slot = self.slot(number, local);
+                    self.slab.clear(slot);
+                    self.slab
+                        .punch(slot)
+                        .map_err(|e| StoreError::io("punch a hole in", &self.dir, e))?;
+                    freed += size;
+                    progressed = true;
+                }
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Check every item; false from `step` stops.
+    pub fn verify(&self, dropped: &mut Vec<Hash>, step: &mut dyn FnMut() -> bool) -> bool {
+        let mut buffer = vec![0u8; self.kind.raw_size()];
+        for (number, shard) in self.shards.iter().enumerate() {
+            let mut local = 0;
+            loop {
+                let item = {
+                    let shard = shard.lock();
+                    if local >= shard.len() {
+                        break;
+                    }
+                    shard.item(local)
+                };
+                if let Some((hash, found)) = item {
+                    let read = self
+                        .slab
+                        .read(self.slot(number, local), &mut buffer)
+                        .is_ok();
+                    let unchecked = Found {
+                        verified: false,
+                        ..found
+                    };
+                    if self.settle(number, &hash, &unchecked, &buffer, read) == Some(false) {
+                        dropped.push(hash);
+                    }
+                    if !step() {
+                        return false;
+                    }
+                }
+                local += 1;
+            }
+        }
+        true
+    }
+
+    /// Items, pinned items, events.
+    pub fn counts(&self) -> (u64, u64, Counters) {
+        let mut total = Counters::default();
+        let (mut items, mut pinned) = (0, 0);
+        for shard in &self.shards {
+            let shard = shard.lock();
+            items += u64::from(shard.ready());
+            pinned += u64::from(shard.pinned());
+            total.hits += shard.counters.hits;
+            total.misses += shard.counters.misses;
+            total.evictions += shard.counters.evictions;
+            total.corrupt += shard.counters.corrupt;
+        }
+        (items, pinned, total)
+    }
+
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.slab.sync()
+    }
+}
+
+/// Not the bytes that the shard's own table uses.
+fn shard_of(hash: &Hash, shards: u32) -> usize {
+    let bytes = hash.as_bytes();
+    (u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) & (shards - 1)) as usize
+}
