@@ -1,0 +1,225 @@
+//! The state machine: events in, actions out.
+
+use crate::budget::Budget;
+use crate::tables::Tables;
+use crate::window::Region;
+use crate::{Action, BLOCK_CHUNKS, Config, Event, RegionId, Urgency};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// The planner of one mount.
+#[derive(Debug)]
+pub struct Planner {
+    config: Config,
+    regions: HashMap<RegionId, Region>,
+    budget: Budget,
+    tables: Tables,
+    expected: VecDeque<(RegionId, u64)>,
+}
+
+/// What the planner has seen and done, in chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// First touches.
+    pub touched: u64,
+    /// Guesses that nobody has used.
+    pub unused: u64,
+    /// Asked for and not here yet.
+    pub in_flight: u64,
+}
+
+impl Planner {
+    /// A planner without regions.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            regions: HashMap::new(),
+            budget: Budget::default(),
+            tables: Tables::default(),
+            expected: VecDeque::new(),
+        }
+    }
+
+    /// Takes an event that happened at `now_us` (microseconds of any monotonic clock) and says what to do.
+    pub fn on_event(&mut self, _now_us: u64, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::RegionAdded {
+                region,
+                chunks,
+                segments,
+                urgency,
+            } => {
+                self.add(region, chunks, &segments, urgency);
+            }
+            Event::RegionRemoved { region } => self.remove(region),
+            Event::Miss {
+                region,
+                chunk,
+                candidates,
+            } => self.miss(region, chunk, candidates, &mut actions),
+            Event::Hit { region, chunk } => self.hit(region, chunk, &mut actions),
+            Event::Candidates {
+                region,
+                block,
+                candidates,
+            } => {
+                self.looked(region, block, candidates, &mut actions);
+            }
+            Event::Fetched {
+                region,
+                block,
+                chunks,
+                ok,
+            } => {
+                self.fetched(region, block, chunks, ok, &mut actions);
+            }
+            Event::SegmentLoaded {
+                region,
+                segment,
+                ok,
+            } => self.tables.loaded(region, segment, ok),
+            Event::LinkEstimate(link) => self.budget.set_link(link),
+            Event::Expect { region, chunks } => self.expect(region, chunks),
+        }
+        self.send_expected(&mut actions);
+        while let Some((region, segments)) = self.tables.next(self.budget.link(), &self.config) {
+            actions.push(Action::FetchSegments { region, segments });
+        }
+        actions
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            touched: self.budget.touched(),
+            unused: self.budget.unused(),
+            in_flight: self.budget.in_flight(),
+        }
+    }
+
+    /// Chunks in a region's window at present.
+    pub fn window_chunks(&self, region: RegionId) -> Option<u32> {
+        self.regions.get(&region).map(Region::window_chunks)
+    }
+
+    fn add(&mut self, region: RegionId, chunks: u64, segments: &[u32], urgency: Urgency) {
+        self.remove(region);
+        self.regions
+            .insert(region, Region::new(chunks, &self.config));
+        self.tables.add(region, segments, urgency);
+    }
+
+    fn remove(&mut self, region: RegionId) {
+        if let Some(state) = self.regions.remove(&region) {
+            self.budget.settled(state.unused());
+        }
+        self.tables.remove(region);
+        self.expected.retain(|(r, _)| *r != region);
+    }
+
+    fn miss(&mut self, region: RegionId, chunk: u64, candidates: u64, actions: &mut Vec<Action>) {
+        let Some(state) = self.regions.get_mut(&region).filter(|r| r.contains(chunk)) else {
+            return;
+        };
+        self.budget.touch();
+        // A guess that is still on its way was right all the same.
+        self.budget.settled(state.touch(chunk).0);
+        let most = self.budget.guesses(&self.config);
+        let chunks = state.miss(chunk, candidates, most, &self.config);
+        self.guess(region, chunk / u64::from(BLOCK_CHUNKS), chunks, actions);
+    }
+
+    fn hit(&mut self, region: RegionId, chunk: u64, actions: &mut Vec<Action>) {
+        let Some(state) = self.regions.get_mut(&region).filter(|r| r.contains(chunk)) else {
+            return;
+        };
+        self.budget.touch();
+        let (right, guessed) = state.touch(chunk);
+        self.budget.settled(right);
+        if guessed && let Some(block) = state.follow(chunk) {
+            actions.push(Action::Look { region, block });
+        }
+    }
+
+    fn looked(&mut self, region: RegionId, block: u64, candidates: u64, actions: &mut Vec<Action>) {
+        let Some(state) = self.regions.get_mut(&region) else {
+            return;
+        };
+        let most = self.budget.guesses(&self.config);
+        let chunks = state.looked(block, candidates, most, &self.config);
+        self.guess(region, block, chunks, actions);
+    }
+
+    fn fetched(
+        &mut self,
+        region: RegionId,
+        block: u64,
+        chunks: u64,
+        ok: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        self.budget.ended(u64::from(chunks.count_ones()));
+        let Some(state) = self.regions.get_mut(&region) else {
+            return;
+        };
+        if !ok {
+            self.budget.settled(state.failed(block, chunks));
+            return;
+        }
+        let chunks = state.push(block, chunks, &self.config);
+        if chunks != 0 {
+            actions.push(Action::Push {
+                region,
+                block,
+                chunks,
+            });
+        }
+    }
+
+    fn guess(&mut self, region: RegionId, block: u64, chunks: u64, actions: &mut Vec<Action>) {
+        if chunks != 0 {
+            self.budget.sent(u64::from(chunks.count_ones()), true);
+            actions.push(Action::Fetch {
+                region,
+                block,
+                chunks,
+            });
+        }
+    }
+
+    fn expect(&mut self, region: RegionId, chunks: Vec<u64>) {
+        let Some(state) = self.regions.get_mut(&region) else {
+            return;
+        };
+        let room = self.config.expect_max.saturating_sub(self.expected.len());
+        let new = chunks.into_iter().filter(|c| state.contains(*c)).take(room);
+        self.expected.extend(new.map(|c| (region, c)));
+    }
+
+    /// Sends what is expected as far as the link has room, a block's chunks together.
+    fn send_expected(&mut self, actions: &mut Vec<Action>) {
+        let mut room = self.budget.room(&self.config);
+        let mut together: BTreeMap<(RegionId, u64), u64> = BTreeMap::new();
+        while room > 0
+            && let Some((region, chunk)) = self.expected.pop_front()
+        {
+            if self
+                .regions
+                .get_mut(&region)
+                .is_some_and(|r| r.expect(chunk))
+            {
+                let place = (region, chunk / u64::from(BLOCK_CHUNKS));
+                *together.entry(place).or_default() |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
+                room -= 1;
+            }
+        }
+        for ((region, block), chunks) in together {
+            self.budget.sent(u64::from(chunks.count_ones()), false);
+            actions.push(Action::Fetch {
+                region,
+                block,
+                chunks,
+            });
+        }
+    }
+}
