@@ -1,1 +1,27 @@
-//! floe-mount
+//! How a VMM sees a state: memory and disks as files of one FUSE mount.
+//!
+//! ```text
+//! <mountpoint>/images/<image id>/<region>       the content of an image; writes are refused
+//! <mountpoint>/machines/<machine>/ram|vram      the same inode as the image's region: clones share its page cache
+//! <mountpoint>/machines/<machine>/<disk>        a copy-on-write disk
+//! ```
+//!
+//! [`Mount`] is the one mount of a node. [`Mount::add_image`] makes an image's regions readable long before their bytes are
+//! here: a read of a chunk that isn't in the cache asks the fetcher and is answered by whoever brings it, while the threads
+//! that serve the kernel go on. [`Mount::add_machine`] gives a machine its disks: layers over the image
+//! ([`MachineHandle::freeze`] puts a new one on top in no time). A node that is killed leaves its `/dev/fuse` descriptors with
+//! the [`supervisor`]; the next one takes the connection over and no VMM notices.
+//!
+//! Not here: where chunks come from (floe-source), what is fetched ahead (floe-planner), what a machine is (floe-machine).
+//! The kernel's protocol is spoken directly, without a FUSE library: none can take a connection over.
+
+mod api;
+mod error;
+mod options;
+mod stats;
+pub mod supervisor;
+
+pub use api::{FrozenDisk, FrozenLayers, ImageHandle, MachineHandle, Mount};
+pub use error::MountError;
+pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
+pub use stats::{ImageStats, MachineStats, PushReport, Stats};
