@@ -1,0 +1,139 @@
+//! What each fuzz target checks. A target takes bytes from anywhere and may do anything but panic.
+//!
+//! `cargo +nightly fuzz run manifest` searches; `cargo test --manifest-path fuzz/Cargo.toml` (stable, part of `make test`)
+//! replays the corpus of every target, each entry also damaged in a few thousand ways.
+//!
+//! To add a parser: a function here, its line in [`TARGETS`], a file in `fuzz_targets/`, its `[[bin]]` in `Cargo.toml`, and
+//! at least one valid input in `corpus/<name>/`. The tests of this crate fail if one of them is forgotten.
+
+use floe_image::*;
+
+/// A fuzz target: arbitrary bytes in, a panic on a broken promise.
+pub type Target = fn(&[u8]);
+
+/// All targets by name.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("manifest", manifest),
+    ("segment", segment),
+    ("pack_index", pack_index),
+    ("pack_file", pack_file),
+    ("frame", frame),
+    ("layout", layout),
+    ("batch_request", batch_request),
+    ("batch_response", batch_response),
+    ("trace", trace),
+    ("name", name),
+];
+
+/// Accepted manifests have one encoding.
+pub fn manifest(data: &[u8]) {
+    if let Ok(m) = Manifest::decode(data) {
+        assert_eq!(m.encode(), data);
+    }
+}
+
+/// Accepted segments have one encoding.
+pub fn segment(data: &[u8]) {
+    if let Ok(s) = Segment::decode(data) {
+        assert_eq!(s.encode(), data);
+    }
+}
+
+/// 8 bytes of index offset, then an index. Every item listed is found where the index says.
+pub fn pack_index(data: &[u8]) {
+    let Some((offset, index)) = data.split_first_chunk::<8>() else { return };
+    let index_offset = u64::from_le_bytes(*offset);
+    let pack = PackRef {
+        id: Hash::of(index),
+        index_offset,
+        index_bytes: index.len() as u32,
+        file_bytes: index_offset.wrapping_add(index.len() as u64).wrapping_add(PACK_FOOTER_BYTES),
+    };
+    if let Ok(index) = PackIndex::decode(index, &pack) {
+        for hash in index.hashes() {
+            let at = index.lookup(hash).expect("a listed item is found");
+            assert_eq!(index.frame_hashes(at.frame)[usize::from(at.slot)], *hash);
+        }
+        assert!(index.frames().iter().all(|f| f.offset + u64::from(f.len) <= index_offset));
+    }
+}
+
+/// A whole pack file, read as a source reads it: footer, index, frames.
+pub fn pack_file(data: &[u8]) {
+    let Some(at) = data.len().checked_sub(PACK_FOOTER_BYTES as usize) else { return };
+    let Ok(pack) = PackRef::from_footer(&data[at..], data.len() as u64) else { return };
+    let index = &data[pack.index_offset as usize..][..pack.index_bytes as usize];
+    let Ok(index) = PackIndex::decode(index, &pack) else { return };
+    for f in index.frames() {
+        let bytes = &data[f.offset as usize..][..f.len as usize];
+        if let Ok(raw) = decompress_frame(f.kind, bytes, f.items.into()) {
+            assert_eq!(raw.len(), usize::from(f.items) * f.kind.raw_size());
+        }
+    }
+}
+
+/// First byte: kind and number of items; then a frame. Never more bytes out than promised.
+pub fn frame(data: &[u8]) {
+    let Some((&head, bytes)) = data.split_first() else { return };
+    let kind = if head & 0x80 == 0 { Kind::Chunk } else { Kind::Segment };
+    let items = usize::from(head & 0x1f);
+    if let Ok(raw) = decompress_frame(kind, bytes, items) {
+        assert_eq!(raw.len(), items * kind.raw_size());
+    }
+}
+
+/// Accepted layouts have one encoding.
+pub fn layout(data: &[u8]) {
+    if let Ok(l) = Layout::decode(data) {
+        assert_eq!(l.encode(), data);
+    }
+}
+
+/// Accepted requests have one encoding.
+pub fn batch_request(data: &[u8]) {
+    if let Ok(r) = ReadRequest::decode(data) {
+        assert_eq!(r.encode(), data);
+    }
+}
+
+/// First byte: size of the pieces in which the response arrives. Pieces change nothing.
+pub fn batch_response(data: &[u8]) {
+    let Some((&piece, bytes)) = data.split_first() else { return };
+    let read = |piece: usize| {
+        let mut decoder = ResponseDecoder::new(64);
+        let mut records = Vec::new();
+        for part in bytes.chunks(piece) {
+            decoder.feed(part);
+            loop {
+                match decoder.next_record() {
+                    Ok(Some(record)) => records.push(record),
+                    Ok(None) => break,
+                    Err(_) => return (records, false),
+                }
+            }
+        }
+        (records, decoder.is_complete())
+    };
+    assert_eq!(read(usize::from(piece) + 1), read(bytes.len().max(1)));
+}
+
+/// What is read of a trace is written again as the same bytes.
+pub fn trace(data: &[u8]) {
+    let Ok(mut reader) = TraceReader::new(data) else { return };
+    let mut w = TraceWriter::new(Vec::new(), reader.header()).expect("the header was read");
+    for access in reader.by_ref() {
+        w.push(access).expect("a Vec takes everything");
+    }
+    assert_eq!(w.into_inner(), data[..reader.valid_bytes()]);
+}
+
+/// Accepted names are relative paths that stay where they are.
+pub fn name(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let _ = text.parse::<Hash>();
+    if let Ok(name) = ImageName::parse(text) {
+        assert_eq!(ImageName::parse(&name.to_string()).as_ref(), Ok(&name));
+        let path = format!("{}/{}", name.name(), name.tag());
+        assert!(!path.starts_with('/') && path.split('/').all(|p| !p.is_empty() && !p.starts_with('.')));
+    }
+}
