@@ -1,36 +1,87 @@
-//! Static files.
-use crate::{Request, Sink, Source, SourceError};
+//! A repository's files behind any web server, CDN or object store that answers range requests.
+
 use floe_image::{Hash, Kind, Layout, Manifest};
+use hyper::StatusCode;
+
+use crate::http::{Ask, Http};
+use crate::open::timeout_of;
+use crate::packed::{Objects, Packed};
+use crate::{LinkEstimate, Options, Request, Sink, Source, SourceError};
+
 /// A repository's files behind any web server.
-pub struct Files {
-    _x: (),
-}
+///
+/// Cost: one range request for each run of neighbouring frames, after one for the layout and one for each pack's index.
+pub struct Files(Packed<Web>);
+
 impl Files {
-    /// The repository whose files are below `base`.
-    pub fn new(_base: &str, _options: &crate::Options) -> Result<Files, SourceError> {
-        unimplemented!()
+    /// The repository whose files are below `base`, an http or https URL. Nothing is connected yet.
+    pub fn new(base: &str, options: &Options) -> Result<Files, SourceError> {
+        let web = Web(Http::new(base, options)?);
+        Ok(Files(Packed::new(web, timeout_of(options), options.index_dir.clone())))
     }
 }
+
 impl Source for Files {
     fn describe(&self) -> String {
-        unimplemented!()
+        self.0.objects().at().to_string()
     }
-    fn resolve(&self, _: &str) -> Result<Hash, SourceError> {
-        unimplemented!()
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.0.resolve(name)
     }
-    fn manifest(&self, _: &Hash) -> Result<Manifest, SourceError> {
-        unimplemented!()
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.0.manifest(id)
     }
-    fn layout(&self, _: &Hash) -> Result<Option<Layout>, SourceError> {
-        unimplemented!()
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.0.layout(id).map(|layout| Some((*layout).clone()))
     }
-    fn read(
-        &self,
-        _: &Hash,
-        _: &[(Kind, Hash)],
-        _: &Request,
-        _: &mut Sink<'_>,
-    ) -> Result<(), SourceError> {
-        unimplemented!()
+
+    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+        self.0.read(image, wants, request, sink)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.0.objects().link()
+    }
+}
+
+struct Web(Http);
+
+impl Objects for Web {
+    fn at(&self) -> &str {
+        self.0.shown()
+    }
+
+    fn get(&self, path: &str, limit: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError> {
+        let path = format!("/{}", crate::http::escape_path(path));
+        Ok(self.0.fetch(&Ask::get(&path, what, limit), request)?.1)
+    }
+
+    fn get_range(&self, path: &str, start: u64, len: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError> {
+        let path = format!("/{}", crate::http::escape_path(path));
+        let end = start + len.max(1) - 1;
+        let headers = [("range", format!("bytes={start}-{end}"))];
+        let ask = Ask { headers: &headers, ..Ask::get(&path, what, len) };
+        let mut body = Vec::with_capacity(len as usize);
+        self.0.call(&ask, request, &mut |parts, data| {
+            let told = parts.headers.get("content-range").and_then(|v| v.to_str().ok()).unwrap_or_default();
+            if parts.status != StatusCode::PARTIAL_CONTENT {
+                let reason = format!("ignored a range request for {what} ({}); use a server that supports ranges", parts.status);
+                return Err(SourceError::Unsupported { at: self.at().into(), reason });
+            }
+            if !told.starts_with(&format!("bytes {start}-{end}/")) {
+                let reason = format!("bytes {start}-{end} were asked for, the answer is {told:?}");
+                return Err(SourceError::Invalid { at: self.at().into(), what: what.into(), reason });
+            }
+            body.extend_from_slice(data);
+            Ok(())
+        })?;
+        Ok(body)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.0.link()
     }
 }

@@ -71,19 +71,14 @@ pub(crate) struct Ask<'a> {
     pub limit: u64,
     /// What is asked for, for errors.
     pub what: &'a str,
+    /// Take any answer, not only one of 200 to 299.
+    pub any_status: bool,
 }
 
 impl<'a> Ask<'a> {
     /// A plain GET.
     pub fn get(path: &'a str, what: &'a str, limit: u64) -> Ask<'a> {
-        Ask {
-            method: Method::GET,
-            path,
-            headers: &[],
-            body: Bytes::new(),
-            limit,
-            what,
-        }
+        Ask { method: Method::GET, path, headers: &[], body: Bytes::new(), limit, what, any_status: false }
     }
 }
 
@@ -246,7 +241,7 @@ impl Http {
                 .map(|(n, v)| n.as_str().len() + v.len() + 4)
                 .sum::<usize>();
         self.meter.received(answer, head, Instant::now());
-        let good = parts.status.is_success();
+        let good = ask.any_status || parts.status.is_success();
         let mut text = Vec::new();
         let mut total = 0u64;
         while let Some(frame) = body.frame().await {
@@ -552,6 +547,11 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Escape the segments of a path.
+pub(crate) fn escape_path(path: &str) -> String {
+    path.split('/').map(escape).collect::<Vec<_>>().join("/")
 }
 
 /// Escape `text` for one path segment or query value (RFC 3986's unreserved characters stay).

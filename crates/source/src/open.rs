@@ -1,10 +1,16 @@
 //! From a URL to a source.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::{Directory, Files, Hub, S3, Source, SourceError};
+use floe_image::{Hash, Kind, Layout, Manifest};
+
+use crate::http::shown_url;
+use crate::{Directory, Files, Hub, LinkEstimate, Request, S3, Sink, Source, SourceError};
+
+/// How long names, manifests and layouts may take: a 1 TiB image's manifest over a slow link.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a URL alone doesn't say.
 #[derive(Clone, Default)]
@@ -50,7 +56,73 @@ impl std::fmt::Debug for Options {
 ///
 /// Nothing is connected yet, so a server that is down now is no error here.
 pub fn open(url: &str, options: &Options) -> Result<Arc<dyn Source>, SourceError> {
-    let _ = (url, options, Path::new(""));
-    let _: (Option<Directory>, Option<Files>, Option<Hub>, Option<S3>) = (None, None, None, None);
-    unimplemented!()
+    match url.split_once("://") {
+        None => Ok(Arc::new(Directory::open(Path::new(url))?)),
+        Some(("file", path)) => Ok(Arc::new(Directory::open(Path::new(path))?)),
+        Some(("s3", _)) => Ok(Arc::new(S3::new(url, options)?)),
+        Some(("floe", rest)) => Ok(Arc::new(Hub::new(&format!("https://{rest}"), options)?)),
+        Some(("floe+http", rest)) => Ok(Arc::new(Hub::new(&format!("http://{rest}"), options)?)),
+        Some(("http" | "https", _)) => {
+            let (hub, files) = (Hub::new(url, options)?, Files::new(url, options)?);
+            Ok(Arc::new(Web { hub, files, is_hub: OnceLock::new() }))
+        }
+        Some((scheme, _)) => Err(SourceError::Unsupported {
+            at: shown_url(url),
+            reason: format!("unknown scheme {scheme:?}; use a path, file://, http://, https://, floe://, floe+http:// or s3://"),
+        }),
+    }
+}
+
+/// The time limit of calls that have none of their own.
+pub(crate) fn timeout_of(options: &Options) -> Duration {
+    options.timeout.unwrap_or(TIMEOUT)
+}
+
+/// A hub or a plain web server: asked when it is first needed, since it may be down when a node starts.
+struct Web {
+    hub: Hub,
+    files: Files,
+    is_hub: OnceLock<bool>,
+}
+
+impl Web {
+    fn source(&self) -> Result<&dyn Source, SourceError> {
+        let is_hub = match self.is_hub.get() {
+            Some(known) => *known,
+            None => {
+                let answer = self.hub.answers()?;
+                *self.is_hub.get_or_init(|| answer)
+            }
+        };
+        Ok(if is_hub { &self.hub } else { &self.files })
+    }
+}
+
+impl Source for Web {
+    fn describe(&self) -> String {
+        self.hub.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.source()?.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.source()?.manifest(id)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.source()?.layout(id)
+    }
+
+    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+        self.source()?.read(image, wants, request, sink)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        match self.is_hub.get() {
+            Some(false) => self.files.link(),
+            _ => self.hub.link(),
+        }
+    }
 }

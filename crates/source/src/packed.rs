@@ -1,1 +1,314 @@
-//! Packs.
+//! Reading an image out of packs that lie somewhere as plain objects: the part that a web server and S3 share.
+//!
+//! A layout tells which packs hold the image, a pack's index tells where in it each item lies. Both are fetched when they are
+//! first needed; an index is verified by the pack's id and can be kept on disk. The wanted items' frames are sorted and
+//! neighbours read with one range request; a whole frame is unpacked anyway, so all of its items go to the sink.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use floe_image::{
+    FormatError, FrameInfo, Hash, ImageName, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX, Manifest, PackIndex, PackRef,
+    decompress_frame,
+};
+use parking_lot::Mutex;
+
+use crate::{LinkEstimate, READ_ITEMS_MAX, Request, Sink, SourceError};
+
+/// Frames closer than this are read together: on any link, 16 KiB take less time than another request.
+const GAP_BYTES_MAX: u64 = 16 << 10;
+
+/// Largest range request. One holds a thread's buffer; larger wants become several.
+const RANGE_BYTES_MAX: u64 = 4 << 20;
+
+/// Largest tag file: an id and a date.
+const TAG_FILE_BYTES_MAX: u64 = 512;
+
+/// Objects under a prefix: what a pack reader needs of a web server or a bucket.
+pub(crate) trait Objects: Send + Sync {
+    /// Where it is, for messages.
+    fn at(&self) -> &str;
+    /// The whole object, of at most `limit` bytes.
+    fn get(&self, path: &str, limit: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError>;
+    /// Exactly `len` bytes from offset `start`.
+    fn get_range(&self, path: &str, start: u64, len: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError>;
+    /// The link's state.
+    fn link(&self) -> LinkEstimate;
+}
+
+/// Images in packs over some [`Objects`].
+pub(crate) struct Packed<O> {
+    objects: O,
+    timeout: Duration,
+    index_dir: Option<PathBuf>,
+    layouts: Mutex<HashMap<Hash, Arc<Layout>>>,
+    indices: Mutex<HashMap<Hash, Arc<IndexSlot>>>,
+}
+
+/// The lock is held while the index is fetched, so that it is fetched once.
+type IndexSlot = Mutex<Option<Arc<PackIndex>>>;
+
+/// A frame that is wanted.
+struct Piece {
+    pack: Hash,
+    index: Arc<PackIndex>,
+    number: u32,
+    frame: FrameInfo,
+}
+
+impl<O: Objects> Packed<O> {
+    pub fn new(objects: O, timeout: Duration, index_dir: Option<PathBuf>) -> Packed<O> {
+        Packed { objects, timeout, index_dir, layouts: Mutex::default(), indices: Mutex::default() }
+    }
+
+    pub fn objects(&self) -> &O {
+        &self.objects
+    }
+
+    pub fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        if let Ok(id) = name.parse() {
+            return Ok(id);
+        }
+        let parsed = ImageName::parse(name)
+            .map_err(|e| SourceError::Unsupported { at: self.objects.at().into(), reason: e.to_string() })?;
+        let what = format!("image {parsed}");
+        let path = format!("tags/{}", crate::http::escape(&parsed.to_string()));
+        let bytes = self.objects.get(&path, TAG_FILE_BYTES_MAX, &what, &Request::demand(self.timeout))?;
+        let text = String::from_utf8_lossy(&bytes);
+        text.split_whitespace().next().unwrap_or_default().parse().map_err(|e| self.invalid(&what, &e))
+    }
+
+    pub fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        let what = format!("the manifest of image {}", id.short());
+        let request = Request::demand(self.timeout);
+        let bytes = self.objects.get(&format!("images/{id}"), MANIFEST_BYTES_MAX as u64, &what, &request)?;
+        Manifest::decode_verified(&bytes, id).map_err(|e| self.invalid(&what, &e))
+    }
+
+    pub fn layout(&self, id: &Hash) -> Result<Arc<Layout>, SourceError> {
+        self.layout_within(id, &Request::demand(self.timeout))
+    }
+
+    fn layout_within(&self, id: &Hash, request: &Request) -> Result<Arc<Layout>, SourceError> {
+        if let Some(layout) = self.layouts.lock().get(id) {
+            return Ok(layout.clone());
+        }
+        let what = format!("the layout of image {}", id.short());
+        let bytes = self.objects.get(&format!("images/{id}.layout"), LAYOUT_BYTES_MAX as u64, &what, request)?;
+        let layout = Arc::new(Layout::decode(&bytes).map_err(|e| self.invalid(&what, &e))?);
+        self.layouts.lock().insert(*id, layout.clone());
+        Ok(layout)
+    }
+
+    pub fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+        check_count(self.objects.at(), wants)?;
+        let clock = Deadline::new(request);
+        let mut given = HashSet::new();
+        match self.read_once(image, wants, &clock, &mut given, sink) {
+            // An image that was published again has a new layout, and its old packs may be gone.
+            Err(SourceError::Missing { .. }) if self.forget_layout(image) => {
+                let rest: Vec<_> = wants.iter().filter(|(_, hash)| !given.contains(hash)).copied().collect();
+                self.read_once(image, &rest, &clock, &mut given, sink)
+            }
+            other => other,
+        }
+    }
+
+    /// Forget a layout that was not fetched just now.
+    fn forget_layout(&self, image: &Hash) -> bool {
+        self.layouts.lock().remove(image).is_some()
+    }
+
+    fn read_once(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        clock: &Deadline,
+        given: &mut HashSet<Hash>,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let layout = self.layout_within(image, &clock.request())?;
+        let (pieces, missing) = self.locate(&layout, wants, clock)?;
+        let mut wrong = None;
+        for run in runs(&pieces) {
+            let (first, last) = (&run[0], &run[run.len() - 1]);
+            let start = first.frame.offset;
+            let len = last.frame.offset + u64::from(last.frame.len) - start;
+            let what = format!("pack {} at {start}+{len}", first.pack.short());
+            let bytes = self.objects.get_range(&pack_path(&first.pack), start, len, &what, &clock.request())?;
+            if bytes.len() as u64 != len {
+                return Err(self.invalid(&what, &format!("{} bytes came", bytes.len())));
+            }
+            for piece in run {
+                let at = (piece.frame.offset - start) as usize;
+                if let Err(e) = unpack(piece, &bytes[at..at + piece.frame.len as usize], given, sink) {
+                    wrong = Some(self.invalid(&format!("frame {} of pack {}", piece.number, piece.pack), &e));
+                }
+            }
+        }
+        match (wrong, missing.first()) {
+            (Some(error), _) => Err(error),
+            (None, Some(first)) => Err(missing_items(self.objects.at(), missing.len(), first)),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// The frames that hold the wanted items, in the order of their packs and places, and what is in no pack. Indices are
+    /// loaded only as long as something is not found in those that are here.
+    fn locate(
+        &self,
+        layout: &Layout,
+        wants: &[(Kind, Hash)],
+        clock: &Deadline,
+    ) -> Result<(Vec<Piece>, Vec<(Kind, Hash)>), SourceError> {
+        let slots: Vec<(&PackRef, Arc<IndexSlot>)> = {
+            let mut indices = self.indices.lock();
+            layout.packs.iter().map(|pack| (pack, indices.entry(pack.id).or_default().clone())).collect()
+        };
+        let mut pieces = Vec::new();
+        let mut seen = BTreeSet::new();
+        let mut rest = wants.to_vec();
+        for load in [false, true] {
+            for (number, (pack, slot)) in slots.iter().enumerate() {
+                if rest.is_empty() {
+                    break;
+                }
+                let index = match (load, slot.try_lock().and_then(|here| here.clone())) {
+                    (_, Some(index)) => index,
+                    (false, None) => continue,
+                    (true, None) => self.index(pack, slot, clock)?,
+                };
+                rest.retain(|(kind, hash)| {
+                    let Some(place) = index.lookup(hash) else { return true };
+                    let Some(frame) = index.frame(place.frame).filter(|frame| frame.kind == *kind) else { return true };
+                    if seen.insert((number, place.frame)) {
+                        let piece = Piece { pack: pack.id, index: index.clone(), number: place.frame, frame };
+                        pieces.push((number, piece));
+                    }
+                    false
+                });
+            }
+        }
+        pieces.sort_by_key(|(pack, piece)| (*pack, piece.frame.offset));
+        Ok((pieces.into_iter().map(|(_, piece)| piece).collect(), rest))
+    }
+
+    fn index(&self, pack: &PackRef, slot: &IndexSlot, clock: &Deadline) -> Result<Arc<PackIndex>, SourceError> {
+        let mut here = slot.lock();
+        if let Some(index) = &*here {
+            return Ok(index.clone());
+        }
+        let what = format!("the index of pack {}", pack.id.short());
+        let kept = self.index_dir.as_ref().map(|dir| dir.join(format!("{}.index", pack.id)));
+        let from_disk = kept.as_deref().and_then(|path| std::fs::read(path).ok()).and_then(|b| PackIndex::decode(&b, pack).ok());
+        let index = match from_disk {
+            Some(index) => index,
+            None => {
+                pack.check().map_err(|e| self.invalid(&what, &e))?;
+                let len = u64::from(pack.index_bytes);
+                let bytes = self.objects.get_range(&pack_path(&pack.id), pack.index_offset, len, &what, &clock.request())?;
+                let index = PackIndex::decode(&bytes, pack).map_err(|e| self.invalid(&what, &e))?;
+                if let Some(path) = kept
+                    && let Err(error) = keep(&path, &bytes)
+                {
+                    tracing::warn!(%error, path = %path.display(), "cannot keep a pack's index; it will be fetched again");
+                }
+                index
+            }
+        };
+        let index = Arc::new(index);
+        *here = Some(index.clone());
+        Ok(index)
+    }
+
+    fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
+        SourceError::Invalid { at: self.objects.at().into(), what: what.into(), reason: reason.to_string() }
+    }
+}
+
+/// Pieces of one pack that lie close together.
+fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+    let mut start = pieces.first().map_or(0, |piece| piece.frame.offset);
+    pieces.chunk_by(move |a, b| {
+        let end = a.frame.offset + u64::from(a.frame.len);
+        let whole = (b.frame.offset + u64::from(b.frame.len)).saturating_sub(start);
+        let together = a.pack == b.pack && b.frame.offset.saturating_sub(end) <= GAP_BYTES_MAX && whole <= RANGE_BYTES_MAX;
+        if !together {
+            start = b.frame.offset;
+        }
+        together
+    })
+}
+
+fn unpack(piece: &Piece, bytes: &[u8], given: &mut HashSet<Hash>, sink: &mut Sink<'_>) -> Result<(), FormatError> {
+    let kind = piece.frame.kind;
+    let data = decompress_frame(kind, bytes, usize::from(piece.frame.items))?;
+    let mut result = Ok(());
+    for (hash, item) in piece.index.frame_hashes(piece.number).iter().zip(data.chunks_exact(kind.raw_size())) {
+        match kind.verify(hash, item) {
+            Ok(()) if given.insert(*hash) => sink(kind, *hash, item),
+            Ok(()) => {}
+            Err(error) => result = Err(error),
+        }
+    }
+    result
+}
+
+fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
+    Ok(())
+}
+
+fn pack_path(id: &Hash) -> String {
+    let id = id.to_string();
+    format!("packs/{}/{id}.pack", &id[..2])
+}
+
+/// Refuses a list that is too long for one read.
+pub(crate) fn check_count(at: &str, wants: &[(Kind, Hash)]) -> Result<(), SourceError> {
+    if wants.len() <= READ_ITEMS_MAX {
+        return Ok(());
+    }
+    let reason = format!("{} items in one read; at most {READ_ITEMS_MAX} are allowed, ask in parts", wants.len());
+    Err(SourceError::Unsupported { at: at.into(), reason })
+}
+
+/// The error for `count` items that are not there, `first` among them.
+pub(crate) fn missing_items(at: &str, count: usize, first: &(Kind, Hash)) -> SourceError {
+    let more = if count > 1 { format!(" and {} more items", count - 1) } else { String::new() };
+    SourceError::Missing { at: at.into(), what: format!("{}{more}", item_name(first)) }
+}
+
+/// An item, for messages.
+pub(crate) fn item_name((kind, hash): &(Kind, Hash)) -> String {
+    format!("{} {}", kind.name(), hash.short())
+}
+
+/// The time that is left of a request.
+pub(crate) struct Deadline {
+    request: Request,
+    until: Instant,
+}
+
+impl Deadline {
+    pub fn new(request: &Request) -> Deadline {
+        Deadline { request: *request, until: Instant::now() + request.deadline }
+    }
+
+    /// When it ends.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// The same request with what is left of its time.
+    pub fn request(&self) -> Request {
+        Request { deadline: self.until.saturating_duration_since(Instant::now()), ..self.request }
+    }
+}

@@ -1,37 +1,127 @@
-//! Several sources.
-use crate::{Request, Sink, Source, SourceError};
-use floe_image::{Hash, Kind, Layout, Manifest};
+//! Several sources for one image.
+
+use std::cmp::Reverse;
 use std::sync::Arc;
-/// Several sources for one image, in order of preference.
+use std::time::{Duration, Instant};
+
+use floe_image::{Hash, Kind, Layout, Manifest};
+use parking_lot::Mutex;
+
+use super::Progress;
+use crate::packed::Deadline;
+use crate::{LinkEstimate, Request, Sink, Source, SourceError};
+
+/// How long a source that failed is asked last; it doubles with each failure in a row.
+const SICK_FIRST: Duration = Duration::from_secs(1);
+
+/// The longest such time: a repaired server is back in use within a minute.
+const SICK_LONGEST: Duration = Duration::from_secs(60);
+
+/// Several sources, in order of preference. A source that lacks something, cannot be reached, is too slow or sends wrong
+/// bytes is followed by the next, which is asked only for the rest; one that failed is asked last for a while. Refused
+/// access does not fall through: it is a mistake to be seen.
 pub struct Failover {
-    _inner: Vec<Arc<dyn Source>>,
+    sources: Vec<Member>,
 }
+
+struct Member {
+    source: Arc<dyn Source>,
+    health: Mutex<Health>,
+}
+
+#[derive(Default)]
+struct Health {
+    failures: u32,
+    sick_until: Option<Instant>,
+}
+
+impl Member {
+    fn learn(&self, outcome: Option<&SourceError>) {
+        let mut health = self.health.lock();
+        match outcome {
+            Some(error) if error.is_retryable() => {
+                let sick = SICK_FIRST.saturating_mul(1 << health.failures.min(10)).min(SICK_LONGEST);
+                health.failures += 1;
+                health.sick_until = Some(Instant::now() + sick);
+                tracing::warn!(%error, source = self.source.describe(), ?sick, "source failed, others come first for a while");
+            }
+            _ => *health = Health::default(),
+        }
+    }
+
+    /// Until when it is to be asked last.
+    fn sick_until(&self, now: Instant) -> Option<Instant> {
+        self.health.lock().sick_until.filter(|until| *until > now)
+    }
+}
+
 impl Failover {
     /// Over `sources`, the preferred first.
     pub fn new(sources: Vec<Arc<dyn Source>>) -> Failover {
-        Failover { _inner: sources }
+        let sources = sources.into_iter().map(|source| Member { source, health: Mutex::default() }).collect();
+        Failover { sources }
+    }
+
+    /// The healthy in order of preference, then the sick, the soonest to recover first.
+    fn order(&self) -> Vec<&Member> {
+        let now = Instant::now();
+        let mut members: Vec<_> = self.sources.iter().map(|member| (member.sick_until(now), member)).collect();
+        members.sort_by_key(|(sick, _)| sick.map(|until| until - now));
+        members.into_iter().map(|(_, member)| member).collect()
+    }
+
+    /// Ask one after the other, telling each how many are left, it included.
+    fn first<T>(&self, what: &str, mut call: impl FnMut(&dyn Source, u32) -> Result<T, SourceError>) -> Result<T, SourceError> {
+        let order = self.order();
+        let mut errors = Vec::new();
+        for (asked, member) in order.iter().enumerate() {
+            let outcome = call(&*member.source, (order.len() - asked) as u32);
+            member.learn(outcome.as_ref().err());
+            match outcome {
+                Err(error) if error.falls_through() => errors.push(error),
+                other => return other,
+            }
+        }
+        // Whoever could not answer may have it: then trying again makes sense, and "missing" would be a lie.
+        errors.sort_by_key(|error| Reverse(error.is_retryable()));
+        Err(match errors.into_iter().next() {
+            Some(SourceError::Missing { what, .. }) => SourceError::Missing { at: self.describe(), what },
+            Some(error) => error,
+            None => SourceError::Missing { at: "an empty list of sources".into(), what: what.into() },
+        })
     }
 }
+
 impl Source for Failover {
     fn describe(&self) -> String {
-        unimplemented!()
+        self.sources.iter().map(|member| member.source.describe()).collect::<Vec<_>>().join(", ")
     }
-    fn resolve(&self, _: &str) -> Result<Hash, SourceError> {
-        unimplemented!()
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.first(name, |source, _| source.resolve(name))
     }
-    fn manifest(&self, _: &Hash) -> Result<Manifest, SourceError> {
-        unimplemented!()
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.first("the manifest", |source, _| source.manifest(id))
     }
-    fn layout(&self, _: &Hash) -> Result<Option<Layout>, SourceError> {
-        unimplemented!()
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.first("the layout", |source, _| source.layout(id))
     }
-    fn read(
-        &self,
-        _: &Hash,
-        _: &[(Kind, Hash)],
-        _: &Request,
-        _: &mut Sink<'_>,
-    ) -> Result<(), SourceError> {
-        unimplemented!()
+
+    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+        let clock = Deadline::new(request);
+        let mut progress = Progress::new(wants);
+        self.first("the items", |source, left| {
+            // A source that hangs must leave time for those after it.
+            let rest = clock.request();
+            let share = Request { deadline: rest.deadline / left, ..rest };
+            progress.attempt(source, image, &share, sink)
+        })
+    }
+
+    fn link(&self) -> LinkEstimate {
+        let links = self.order().into_iter().map(|member| member.source.link());
+        links.reduce(LinkEstimate::with).unwrap_or_default()
     }
 }

@@ -1,61 +1,95 @@
-//! Again.
-use crate::{Request, Sink, Source, SourceError};
-use floe_image::{Hash, Kind, Layout, Manifest};
+//! Trying again what may succeed later.
+
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use floe_image::{Hash, Kind, Layout, Manifest};
+use rand::Rng;
+
+use super::Progress;
+use crate::packed::Deadline;
+use crate::{LinkEstimate, Request, Sink, Source, SourceError};
+
 /// How often and how soon to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryOptions {
     /// Attempts in all, at least 1.
     pub attempts: u32,
-    /// Pause after the first failure; it doubles with each.
+    /// Pause after the first failure; it doubles with each further one.
     pub first_pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
 }
+
 impl Default for RetryOptions {
     fn default() -> RetryOptions {
-        RetryOptions {
-            attempts: 5,
-            first_pause: Duration::from_millis(50),
-            longest_pause: Duration::from_secs(5),
-        }
+        RetryOptions { attempts: 5, first_pause: Duration::from_millis(50), longest_pause: Duration::from_secs(5) }
     }
 }
-/// Tries again what may succeed later.
-pub struct Retry {
-    _inner: Arc<dyn Source>,
-    _options: RetryOptions,
+
+/// The pause after failure number `failures` (from 1): exponential, with half of it random, so that many nodes that lost
+/// the same server do not come back in step.
+pub(crate) fn pause(options: &RetryOptions, failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(20);
+    let whole = options.first_pause.saturating_mul(1 << doublings).min(options.longest_pause);
+    whole.mul_f64(rand::rng().random_range(0.5..=1.0))
 }
+
+/// Tries again what may succeed later, asking only for what has not come yet.
+pub struct Retry {
+    inner: Arc<dyn Source>,
+    options: RetryOptions,
+}
+
 impl Retry {
     /// Around `inner`.
     pub fn new(inner: Arc<dyn Source>, options: RetryOptions) -> Retry {
-        Retry {
-            _inner: inner,
-            _options: options,
+        Retry { inner, options }
+    }
+
+    fn again<T>(&self, until: Option<Instant>, mut call: impl FnMut() -> Result<T, SourceError>) -> Result<T, SourceError> {
+        let mut failures = 0;
+        loop {
+            let error = match call() {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            failures += 1;
+            let pause = pause(&self.options, failures);
+            let in_time = until.is_none_or(|until| Instant::now() + pause < until);
+            if !error.is_retryable() || failures >= self.options.attempts || !in_time {
+                return Err(error);
+            }
+            tracing::debug!(%error, failures, ?pause, "trying again");
+            std::thread::sleep(pause);
         }
     }
 }
+
 impl Source for Retry {
     fn describe(&self) -> String {
-        unimplemented!()
+        self.inner.describe()
     }
-    fn resolve(&self, _: &str) -> Result<Hash, SourceError> {
-        unimplemented!()
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.again(None, || self.inner.resolve(name))
     }
-    fn manifest(&self, _: &Hash) -> Result<Manifest, SourceError> {
-        unimplemented!()
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.again(None, || self.inner.manifest(id))
     }
-    fn layout(&self, _: &Hash) -> Result<Option<Layout>, SourceError> {
-        unimplemented!()
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.again(None, || self.inner.layout(id))
     }
-    fn read(
-        &self,
-        _: &Hash,
-        _: &[(Kind, Hash)],
-        _: &Request,
-        _: &mut Sink<'_>,
-    ) -> Result<(), SourceError> {
-        unimplemented!()
+
+    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+        let clock = Deadline::new(request);
+        let mut progress = Progress::new(wants);
+        self.again(Some(clock.until()), || progress.attempt(&*self.inner, image, &clock.request(), sink))
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.inner.link()
     }
 }
