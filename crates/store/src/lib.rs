@@ -23,5 +23,5 @@ pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
 pub use repository::{
     Damage, ExportStats, GcOptions, GcReport, ImageEntry, Inspection, RegionInfo, Repository,
-    Scope, TagEntry, VerifyReport,
+    Scope, TagEntry, VerifyReport, parse_tag_file, tag_file_name,
 };

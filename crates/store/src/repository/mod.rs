@@ -1,264 +1,244 @@
-//! The repository.
+//! The repository: a directory of images that any web server can publish.
+//!
+//! ```text
+//! version             "floe repository 1"
+//! images/<id>         a manifest; immutable. Its rename is what publishes the image
+//! images/<id>.layout  which packs hold the image; replaced when packs are laid out anew
+//! packs/<2 hex>/<id>.pack
+//! tags/<name>         "<id> <unix seconds>\n"; see `tag_file_name`
+//! tmp/                files being written
+//! lock                shared by publishers, exclusive for gc; empty
+//! ```
+//!
+//! Every file is written under a temporary name, synced and renamed, so a kill at any instant leaves at worst files that
+//! nothing refers to, which [`Repository::gc`] removes.
 
-use std::collections::BTreeMap;
-use std::fs::File;
+mod export;
+mod gc;
+mod inspect;
+mod names;
+mod packs;
+mod publish;
+mod scope;
+mod verify;
+
+use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use floe_image::{Hash, ImageName, Kind, Layout, Manifest, PackRef, Segment};
+use floe_image::{Hash, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX, Manifest};
+use parking_lot::Mutex;
+use rustix::fs::FlockOperation;
 
-use crate::StoreError;
+pub use export::ExportStats;
+pub use gc::{GcOptions, GcReport};
+pub use inspect::{ImageEntry, Inspection, RegionInfo};
+pub use names::{TagEntry, parse_tag_file, tag_file_name};
+pub use scope::Scope;
+pub use verify::{Damage, VerifyReport};
+
+use crate::{StoreError, durable};
+
+const VERSION_TEXT: &str = "floe repository 1\n";
+/// Scopes kept open: as many images are usually read at the same time.
+const SCOPES_MAX: usize = 16;
 
 /// A directory of images, publishable as static files. Cheap to clone; several processes may use one directory.
 #[derive(Clone)]
-pub struct Repository {}
-
-/// A tag and what it points to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TagEntry {
-    /// The name.
-    pub name: ImageName,
-    /// The image.
-    pub id: Hash,
-    /// When the tag was last moved, seconds since 1970.
-    pub created_unix_s: u64,
+pub struct Repository {
+    inner: Arc<Inner>,
 }
 
-/// One image in [`Repository::list`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageEntry {
-    /// The image.
-    pub id: Hash,
-    /// Its names, sorted.
-    pub names: Vec<ImageName>,
-    /// When it was made, seconds since 1970.
-    pub created_unix_s: u64,
-    /// Its parent.
-    pub parent: Option<Hash>,
-    /// The sum of its regions' sizes in bytes.
-    pub virtual_bytes: u64,
-    /// The sum of its packs' sizes in bytes, packs shared with other images included.
-    pub pack_bytes: u64,
-    /// The sizes of its regions by name, in bytes.
-    pub regions: BTreeMap<String, u64>,
+struct Inner {
+    dir: PathBuf,
+    indices: Mutex<packs::Indices>,
+    /// Last used last. By layout, which may be replaced.
+    scopes: Mutex<Vec<(Hash, Scope)>>,
 }
 
-/// One region in [`Repository::inspect`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RegionInfo {
-    /// Its name.
-    pub name: String,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Chunks in it.
-    pub chunks: u64,
-    /// Chunks that are all zero.
-    pub zero_chunks: u64,
-    /// Non-zero chunks whose content also stands in the parent, anywhere in it.
-    pub parent_chunks: u64,
-}
-
-/// What an image is made of.
-#[derive(Debug, Clone)]
-pub struct Inspection {
-    /// The image.
-    pub id: Hash,
-    /// Its names.
-    pub names: Vec<ImageName>,
-    /// The manifest.
-    pub manifest: Manifest,
-    /// Its regions.
-    pub regions: Vec<RegionInfo>,
-    /// Its ancestors, the parent first, as far as they are in this repository.
-    pub lineage: Vec<Hash>,
-    /// Packs that hold it.
-    pub packs: u64,
-    /// Their bytes.
-    pub pack_bytes: u64,
-    /// Raw bytes of its non-zero chunks that are also in its parent.
-    pub shared_with_parent_bytes: u64,
-}
-
-/// One damaged thing that [`Repository::verify`] found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
-    /// The file, relative to the repository.
-    pub file: PathBuf,
-    /// What is wrong, with offsets.
-    pub what: String,
-    /// The part of the image that is lost, when one is: "disk0, chunks 4096 to 4111".
-    pub lost: Option<String>,
-}
-
-/// What [`Repository::verify`] found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VerifyReport {
-    /// Items (segments and chunks) checked.
-    pub items: u64,
-    /// Packs read.
-    pub packs: u64,
-    /// Everything that is wrong; empty for a sound image.
-    pub damage: Vec<Damage>,
-    /// Damages beyond those listed.
-    pub more: u64,
-}
-
-/// What [`Repository::export`] wrote.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ExportStats {
-    /// The region's size.
-    pub bytes: u64,
-    /// Bytes written; the rest are holes.
-    pub written_bytes: u64,
-}
-
-/// What [`Repository::gc`] may remove.
-#[derive(Debug, Clone)]
-pub struct GcOptions {
-    /// Nothing younger than this goes: it may belong to an ingest or upload that is still running.
-    pub min_age: Duration,
-    /// Also remove images without a tag (unless they are in `keep`).
-    pub untagged: bool,
-    /// Images that something else refers to (running machines).
-    pub keep: Vec<Hash>,
-}
-
-/// What [`Repository::gc`] removed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GcReport {
-    /// Images.
-    pub images: u64,
-    /// Packs.
-    pub packs: u64,
-    /// Left-over temporary files.
-    pub temporary: u64,
-    /// Bytes freed.
-    pub bytes: u64,
-}
-
-/// One image's packs, opened for reading items by hash. Cheap to clone.
-#[derive(Clone)]
-pub struct Scope {}
-
-#[allow(unused_variables)]
-impl Scope {
-    /// Read items. `sink` gets each item once, verified, in pack order. Returns those that are in none of the packs.
-    pub fn read(
-        &self,
-        wants: &[(Kind, Hash)],
-        sink: &mut dyn FnMut(Kind, Hash, &[u8]),
-    ) -> Result<Vec<(Kind, Hash)>, StoreError> {
-        unimplemented!()
-    }
-    /// Which of the items do the packs hold?
-    pub fn has(&self, items: &[(Kind, Hash)]) -> Result<Vec<bool>, StoreError> {
-        unimplemented!()
-    }
-    /// A segment.
-    pub fn segment(&self, hash: &Hash) -> Result<Segment, StoreError> {
-        unimplemented!()
-    }
-}
-
-#[allow(unused_variables)]
 impl Repository {
     /// Create a repository in `dir` (which may exist), or open the one that is there.
     pub fn create(dir: &Path) -> Result<Repository, StoreError> {
-        unimplemented!()
+        std::fs::create_dir_all(dir).map_err(|e| StoreError::io("create", dir, e))?;
+        for part in ["images", "packs", "tags", "tmp"] {
+            durable::make_dir(&dir.join(part))?;
+        }
+        let version = dir.join("version");
+        if !version.exists() {
+            durable::write_file(&dir.join("tmp"), &version, VERSION_TEXT.as_bytes())?;
+        }
+        Repository::open(dir)
     }
+
     /// Open the repository in `dir`.
     pub fn open(dir: &Path) -> Result<Repository, StoreError> {
-        unimplemented!()
+        let version = dir.join("version");
+        let text = match std::fs::read(&version) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(StoreError::NotFound {
+                    what: "a repository (its file `version`)".to_owned(),
+                    path: dir.to_path_buf(),
+                    fix: "check the path; `floe image import` makes one where it is told to"
+                        .to_owned(),
+                });
+            }
+            Err(e) => return Err(StoreError::io("read", version, e)),
+        };
+        if text != VERSION_TEXT.as_bytes() {
+            let found: String = String::from_utf8_lossy(&text)
+                .trim()
+                .chars()
+                .take(60)
+                .collect();
+            return Err(StoreError::Invalid {
+                what: format!(
+                    "{} says {found:?}, this floe knows {:?}; use the floe that made the repository, or pull its images into a new one",
+                    version.display(),
+                    VERSION_TEXT.trim()
+                ),
+            });
+        }
+        let inner = Inner {
+            dir: dir.to_path_buf(),
+            indices: Mutex::default(),
+            scopes: Mutex::default(),
+        };
+        Ok(Repository {
+            inner: Arc::new(inner),
+        })
     }
+
     /// Its directory.
     pub fn dir(&self) -> &Path {
-        unimplemented!()
+        &self.inner.dir
     }
-    /// The image that `name`, `name:tag`, a full id or a unique prefix of at least 6 hex digits means.
-    pub fn resolve(&self, name: &str) -> Result<Hash, StoreError> {
-        unimplemented!()
+
+    /// Where files are written before they get their names; on the same file system.
+    pub fn tmp_dir(&self) -> PathBuf {
+        self.inner.dir.join("tmp")
     }
-    /// An image's manifest, checked against its id.
-    pub fn manifest(&self, id: &Hash) -> Result<Manifest, StoreError> {
-        unimplemented!()
-    }
-    /// An image's manifest as bytes, checked against its id.
-    pub fn manifest_bytes(&self, id: &Hash) -> Result<Vec<u8>, StoreError> {
-        unimplemented!()
-    }
-    /// Which packs hold the image.
-    pub fn layout(&self, id: &Hash) -> Result<Layout, StoreError> {
-        unimplemented!()
-    }
+
     /// Where a pack is (or would be).
     pub fn pack_path(&self, id: &Hash) -> PathBuf {
-        unimplemented!()
+        let name = id.to_string();
+        self.inner
+            .dir
+            .join("packs")
+            .join(&name[..2])
+            .join(format!("{name}.pack"))
     }
-    /// Point `name` at an image that is here.
-    pub fn tag(&self, name: &ImageName, id: &Hash) -> Result<(), StoreError> {
-        unimplemented!()
+
+    fn manifest_path(&self, id: &Hash) -> PathBuf {
+        self.inner.dir.join("images").join(id.to_string())
     }
-    /// Remove a name; the image stays. Returns what it pointed to.
-    pub fn untag(&self, name: &ImageName) -> Result<Hash, StoreError> {
-        unimplemented!()
+
+    fn layout_path(&self, id: &Hash) -> PathBuf {
+        self.inner.dir.join("images").join(format!("{id}.layout"))
     }
-    /// All tags, sorted by name.
-    pub fn tags(&self) -> Result<Vec<TagEntry>, StoreError> {
-        unimplemented!()
+
+    fn no_image(&self, what: String) -> StoreError {
+        StoreError::NotFound {
+            what,
+            path: self.inner.dir.clone(),
+            fix: "`floe image ls` lists what is here".to_owned(),
+        }
     }
-    /// All images, newest first.
-    pub fn list(&self) -> Result<Vec<ImageEntry>, StoreError> {
-        unimplemented!()
+
+    /// Is the image here?
+    pub fn contains(&self, id: &Hash) -> bool {
+        self.manifest_path(id).is_file()
     }
-    /// Remove an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are untouched.
-    pub fn remove(&self, id: &Hash) -> Result<(), StoreError> {
-        unimplemented!()
+
+    /// An image's manifest as bytes, checked against its id.
+    pub fn manifest_bytes(&self, id: &Hash) -> Result<Vec<u8>, StoreError> {
+        let path = self.manifest_path(id);
+        let bytes = match read_bounded(&path, MANIFEST_BYTES_MAX as u64) {
+            Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Err(self.no_image(format!("image {id}")));
+            }
+            other => other?,
+        };
+        let found = Hash::of(&bytes);
+        if found != *id {
+            return Err(StoreError::Corrupt {
+                what: path.display().to_string(),
+                expected: *id,
+                found,
+            });
+        }
+        Ok(bytes)
     }
-    /// What the image is made of.
-    pub fn inspect(&self, id: &Hash) -> Result<Inspection, StoreError> {
-        unimplemented!()
+
+    /// An image's manifest, checked against its id.
+    pub fn manifest(&self, id: &Hash) -> Result<Manifest, StoreError> {
+        let bytes = self.manifest_bytes(id)?;
+        Manifest::decode(&bytes).map_err(|source| StoreError::Format {
+            path: self.manifest_path(id),
+            source,
+        })
     }
-    /// Check manifest, segments, chunks and packs. `progress(done, total)` in pack bytes; false stops.
-    pub fn verify(
-        &self,
-        id: &Hash,
-        progress: &(dyn Fn(u64, u64) -> bool + Sync),
-    ) -> Result<VerifyReport, StoreError> {
-        unimplemented!()
+
+    /// Which packs hold the image.
+    pub fn layout(&self, id: &Hash) -> Result<Layout, StoreError> {
+        let path = self.layout_path(id);
+        let bytes = match read_bounded(&path, LAYOUT_BYTES_MAX as u64) {
+            Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Err(self.no_image(format!("the layout of image {id}")));
+            }
+            other => other?,
+        };
+        Layout::decode(&bytes).map_err(|source| StoreError::Format { path, source })
     }
-    /// Write a region to `to` from its start, sparse. `progress(done, total)` in bytes; false stops.
-    pub fn export(
-        &self,
-        id: &Hash,
-        region: &str,
-        to: &File,
-        progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<ExportStats, StoreError> {
-        unimplemented!()
+
+    /// The ids of all images, in no order.
+    pub(crate) fn image_ids(&self) -> Result<Vec<Hash>, StoreError> {
+        let dir = self.inner.dir.join("images");
+        let mut ids = Vec::new();
+        for entry in std::fs::read_dir(&dir).map_err(|e| StoreError::io("list", &dir, e))? {
+            let entry = entry.map_err(|e| StoreError::io("list", &dir, e))?;
+            if let Some(id) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            {
+                ids.push(id);
+            }
+        }
+        Ok(ids)
     }
-    /// A small region (device state, kernel) in memory; larger than `max_bytes` is refused.
-    pub fn read_region(
-        &self,
-        id: &Hash,
-        region: &str,
-        max_bytes: u64,
-    ) -> Result<Vec<u8>, StoreError> {
-        unimplemented!()
-    }
-    /// Remove what nothing refers to.
-    pub fn gc(&self, options: &GcOptions) -> Result<GcReport, StoreError> {
-        unimplemented!()
-    }
+
     /// The image's packs, opened for reading by hash; kept for the next caller.
     pub fn scope(&self, id: &Hash) -> Result<Scope, StoreError> {
-        unimplemented!()
+        self.scope_of(&self.layout(id)?)
     }
+
     /// A scope over any list of packs that are here (staged uploads, a layout not yet published).
     pub fn scope_of(&self, layout: &Layout) -> Result<Scope, StoreError> {
-        unimplemented!()
+        let key = Hash::of(&layout.encode());
+        {
+            let mut scopes = self.inner.scopes.lock();
+            if let Some(at) = scopes
+                .iter()
+                .position(|(k, scope)| *k == key && scope.is_sound())
+            {
+                let found = scopes.remove(at);
+                let scope = found.1.clone();
+                scopes.push(found);
+                return Ok(scope);
+            }
+        }
+        let scope = Scope::new(self.clone(), layout)?;
+        let mut scopes = self.inner.scopes.lock();
+        scopes.retain(|(k, _)| *k != key);
+        if scopes.len() >= SCOPES_MAX {
+            scopes.remove(0);
+        }
+        scopes.push((key, scope.clone()));
+        Ok(scope)
     }
+
     /// Read items of one image; see [`Scope::read`].
     pub fn read_items(
         &self,
@@ -266,38 +246,45 @@ impl Repository {
         wants: &[(Kind, Hash)],
         sink: &mut dyn FnMut(Kind, Hash, &[u8]),
     ) -> Result<Vec<(Kind, Hash)>, StoreError> {
-        unimplemented!()
+        self.scope(id)?.read(wants, sink)
     }
+
     /// Which of the items do the packs of `layout` hold?
     pub fn has(&self, layout: &Layout, items: &[(Kind, Hash)]) -> Result<Vec<bool>, StoreError> {
-        unimplemented!()
+        self.scope_of(layout)?.has(items)
     }
-    /// Take in a pack from a file, verified frame by frame; the file stays where it is.
-    pub fn adopt_pack(&self, path: &Path) -> Result<PackRef, StoreError> {
-        unimplemented!()
-    }
-    /// Take in a pack from a reader of at most `max_bytes`, verified frame by frame.
-    pub fn adopt_pack_from(
-        &self,
-        from: &mut dyn Read,
-        max_bytes: u64,
-    ) -> Result<PackRef, StoreError> {
-        unimplemented!()
-    }
-    /// Publish an image atomically: it is visible whole or not at all. Refused ([`StoreError::Incomplete`]) when the
-    /// packs don't hold every segment and chunk.
-    pub fn publish(&self, manifest: &Manifest, layout: &Layout) -> Result<Hash, StoreError> {
-        unimplemented!()
-    }
-    /// Do the packs hold every segment and chunk? Returns the layout without packs that the image doesn't need.
-    pub fn check_complete(
-        &self,
-        manifest: &Manifest,
-        layout: &Layout,
-    ) -> Result<Layout, StoreError> {
-        unimplemented!()
+
+    /// Publishers share the lock, gc has it alone: a pack cannot vanish between the check and the rename.
+    fn lock(&self, operation: FlockOperation) -> Result<File, StoreError> {
+        let path = self.inner.dir.join("lock");
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(|e| StoreError::io("open", &path, e))?;
+        rustix::fs::flock(&file, operation).map_err(|e| StoreError::io("lock", &path, e.into()))?;
+        Ok(file)
     }
 }
-#[doc(hidden)]
-#[allow(dead_code)]
-pub(crate) type Later = Arc<()>;
+
+/// A file of at most `max` bytes; larger ones are not ours.
+fn read_bounded(path: &Path, max: u64) -> Result<Vec<u8>, StoreError> {
+    let file = File::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let mut bytes = Vec::new();
+    file.take(max + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| StoreError::io("read", path, e))?;
+    if bytes.len() as u64 > max {
+        return Err(StoreError::Invalid {
+            what: format!(
+                "{} has more than {max} bytes, which no file of its kind has; remove it",
+                path.display()
+            ),
+        });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests;

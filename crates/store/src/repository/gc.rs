@@ -1,0 +1,181 @@
+//! Removing images, and what nothing refers to.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use floe_image::Hash;
+use rustix::fs::FlockOperation;
+
+use super::Repository;
+use crate::{StoreError, durable};
+
+/// What [`Repository::gc`] may remove.
+#[derive(Debug, Clone)]
+pub struct GcOptions {
+    /// Nothing younger than this goes: it may belong to an ingest or upload that is still running.
+    pub min_age: Duration,
+    /// Also remove images without a tag (unless they are in `keep`, or the parent of one that stays).
+    pub untagged: bool,
+    /// Images that something else refers to (running machines), and packs (staged uploads).
+    pub keep: Vec<Hash>,
+}
+
+impl Default for GcOptions {
+    fn default() -> Self {
+        // A day: longer than any upload that is still alive.
+        GcOptions {
+            min_age: Duration::from_secs(24 * 3600),
+            untagged: false,
+            keep: Vec::new(),
+        }
+    }
+}
+
+/// What [`Repository::gc`] removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GcReport {
+    /// Images.
+    pub images: u64,
+    /// Packs.
+    pub packs: u64,
+    /// Left-over temporary files and layouts without a manifest.
+    pub temporary: u64,
+    /// Bytes freed.
+    pub bytes: u64,
+}
+
+impl Repository {
+    /// Remove an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are untouched.
+    pub fn remove(&self, id: &Hash) -> Result<(), StoreError> {
+        if !self.contains(id) {
+            return Err(self.no_image(format!("image {id}")));
+        }
+        for tag in self.tags()?.into_iter().filter(|tag| tag.id == *id) {
+            self.untag(&tag.name)?;
+        }
+        // The manifest first: without it the image is gone, and a layout alone is litter.
+        for path in [self.manifest_path(id), self.layout_path(id)] {
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(StoreError::io("remove", &path, e));
+                }
+                _ => {}
+            }
+        }
+        durable::sync_dir(&self.dir().join("images"))
+    }
+
+    /// Remove what nothing refers to: packs that are in no layout, layouts without a manifest, temporary files and, if asked
+    /// to, images without a tag. Waits for publishers; nothing is removed when any layout cannot be read.
+    pub fn gc(&self, options: &GcOptions) -> Result<GcReport, StoreError> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        let mut sweep = Sweep {
+            now: SystemTime::now(),
+            min_age: options.min_age,
+            report: GcReport::default(),
+        };
+        let keep: HashSet<Hash> = options.keep.iter().copied().collect();
+        let images: HashSet<Hash> = self.image_ids()?.into_iter().collect();
+        if options.untagged {
+            let kept = self.kept(&images, &keep)?;
+            for id in images.difference(&kept) {
+                if sweep.is_old(&self.manifest_path(id)) {
+                    self.remove(id)?;
+                    sweep.report.images += 1;
+                }
+            }
+        }
+        let images: HashSet<Hash> = self.image_ids()?.into_iter().collect();
+        let mut packs = keep;
+        for id in &images {
+            packs.extend(self.layout(id)?.packs.iter().map(|pack| pack.id));
+        }
+        sweep.folder(&self.tmp_dir(), |_| false, |report| &mut report.temporary)?;
+        let is_litter =
+            |name: &str| match name.strip_suffix(".layout").and_then(|id| id.parse().ok()) {
+                Some(id) => !images.contains(&id),
+                None => false,
+            };
+        sweep.folder(
+            &self.dir().join("images"),
+            |name| !is_litter(name),
+            |report| &mut report.temporary,
+        )?;
+        let shelves = self.dir().join("packs");
+        for shelf in std::fs::read_dir(&shelves).map_err(|e| StoreError::io("list", &shelves, e))? {
+            let shelf = shelf
+                .map_err(|e| StoreError::io("list", &shelves, e))?
+                .path();
+            let is_used =
+                |name: &str| match name.strip_suffix(".pack").and_then(|id| id.parse().ok()) {
+                    Some(id) => packs.contains(&id),
+                    None => true, // not ours
+                };
+            if shelf.is_dir() {
+                sweep.folder(&shelf, is_used, |report| &mut report.packs)?;
+            }
+        }
+        Ok(sweep.report)
+    }
+
+    /// Tagged images, those in `keep`, and their ancestors.
+    fn kept(
+        &self,
+        images: &HashSet<Hash>,
+        keep: &HashSet<Hash>,
+    ) -> Result<HashSet<Hash>, StoreError> {
+        let mut todo: Vec<Hash> = self
+            .tags()?
+            .into_iter()
+            .map(|tag| tag.id)
+            .chain(keep.iter().copied())
+            .collect();
+        let mut kept = HashSet::new();
+        while let Some(id) = todo.pop() {
+            if images.contains(&id) && kept.insert(id) {
+                todo.extend(self.manifest(&id)?.parent);
+            }
+        }
+        Ok(kept)
+    }
+}
+
+struct Sweep {
+    now: SystemTime,
+    min_age: Duration,
+    report: GcReport,
+}
+
+impl Sweep {
+    fn is_old(&self, path: &Path) -> bool {
+        let age = |m: std::fs::Metadata| self.now.duration_since(m.modified().ok()?).ok();
+        std::fs::metadata(path)
+            .ok()
+            .and_then(age)
+            .is_some_and(|age| age >= self.min_age)
+    }
+
+    /// Remove the files of a folder that are old and that `keep` doesn't want.
+    fn folder(
+        &mut self,
+        dir: &Path,
+        keep: impl Fn(&str) -> bool,
+        counter: impl Fn(&mut GcReport) -> &mut u64,
+    ) -> Result<(), StoreError> {
+        for entry in std::fs::read_dir(dir).map_err(|e| StoreError::io("list", dir, e))? {
+            let entry = entry.map_err(|e| StoreError::io("list", dir, e))?;
+            let path = entry.path();
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if keep(name) || !path.is_file() || !self.is_old(&path) {
+                continue;
+            }
+            let bytes = entry.metadata().map(|m| m.len()).unwrap_or(0);
+            std::fs::remove_file(&path).map_err(|e| StoreError::io("remove", &path, e))?;
+            *counter(&mut self.report) += 1;
+            self.report.bytes += bytes;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! What images there are, and what one is made of.
+
+use std::collections::BTreeMap;
+
+use floe_image::{Hash, ImageName, Kind, Manifest, lineage};
+
+use super::publish::SEGMENTS_AT_ONCE;
+use super::scope::Walk;
+use super::{Repository, Scope};
+use crate::StoreError;
+
+/// One image in [`Repository::list`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageEntry {
+    /// The image.
+    pub id: Hash,
+    /// Its names, sorted.
+    pub names: Vec<ImageName>,
+    /// When it was made, seconds since 1970.
+    pub created_unix_s: u64,
+    /// Its parent.
+    pub parent: Option<Hash>,
+    /// The sum of its regions' sizes in bytes.
+    pub virtual_bytes: u64,
+    /// The sum of its packs' sizes in bytes, packs shared with other images included.
+    pub pack_bytes: u64,
+    /// The sizes of its regions by name, in bytes.
+    pub regions: BTreeMap<String, u64>,
+}
+
+/// One region in [`Repository::inspect`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Chunks in it.
+    pub chunks: u64,
+    /// Chunks that are all zero.
+    pub zero_chunks: u64,
+    /// Non-zero chunks whose content also stands in the parent's packs.
+    pub parent_chunks: u64,
+}
+
+/// What an image is made of.
+#[derive(Debug, Clone)]
+pub struct Inspection {
+    /// The image.
+    pub id: Hash,
+    /// Its names.
+    pub names: Vec<ImageName>,
+    /// The manifest.
+    pub manifest: Manifest,
+    /// Its regions.
+    pub regions: Vec<RegionInfo>,
+    /// Its ancestors, the parent first, as far as they are in this repository (and the first that isn't).
+    pub lineage: Vec<Hash>,
+    /// Packs that hold it.
+    pub packs: u64,
+    /// Their bytes.
+    pub pack_bytes: u64,
+    /// Raw bytes of its non-zero chunks that are also in its parent.
+    pub shared_with_parent_bytes: u64,
+}
+
+impl Repository {
+    /// All images, newest first. A damaged one is left out, with a warning in the log.
+    pub fn list(&self) -> Result<Vec<ImageEntry>, StoreError> {
+        let mut names: BTreeMap<Hash, Vec<ImageName>> = BTreeMap::new();
+        for tag in self.tags()? {
+            names.entry(tag.id).or_default().push(tag.name);
+        }
+        let mut images = Vec::new();
+        for id in self.image_ids()? {
+            let entry = self
+                .manifest(&id)
+                .and_then(|manifest| Ok((manifest, self.layout(&id)?)));
+            match entry {
+                Ok((manifest, layout)) => images.push(ImageEntry {
+                    id,
+                    names: names.remove(&id).unwrap_or_default(),
+                    created_unix_s: manifest.created_unix_s,
+                    parent: manifest.parent,
+                    virtual_bytes: manifest.total_bytes(),
+                    pack_bytes: layout.packs.iter().map(|p| p.file_bytes).sum(),
+                    regions: manifest
+                        .regions
+                        .iter()
+                        .map(|r| (r.name.clone(), r.size))
+                        .collect(),
+                }),
+                Err(StoreError::NotFound { .. }) => {} // removed meanwhile
+                Err(error) => tracing::warn!(image = %id, %error, "an image cannot be read"),
+            }
+        }
+        images.sort_by_key(|i| (std::cmp::Reverse(i.created_unix_s), i.id));
+        Ok(images)
+    }
+
+    /// What the image is made of. Reads its segments, not its chunks.
+    pub fn inspect(&self, id: &Hash) -> Result<Inspection, StoreError> {
+        let manifest = self.manifest(id)?;
+        let layout = self.layout(id)?;
+        let scope = self.scope_of(&layout)?;
+        let parent = match manifest.parent {
+            Some(parent) if self.contains(&parent) => {
+                Some((self.manifest(&parent)?, self.scope(&parent)?))
+            }
+            _ => None,
+        };
+        let mut regions = Vec::new();
+        for region in &manifest.regions {
+            let same_place = parent
+                .as_ref()
+                .and_then(|(m, _)| m.region(&region.name))
+                .map(|r| &r.segments[..]);
+            let mut info = RegionInfo {
+                name: region.name.clone(),
+                size: region.size,
+                chunks: region.chunks(),
+                zero_chunks: region.chunks(),
+                parent_chunks: 0,
+            };
+            let parent_scope = parent.as_ref().map(|(_, scope)| scope);
+            count(
+                &scope,
+                &region.segments,
+                parent_scope,
+                same_place.unwrap_or_default(),
+                &mut info,
+            )?;
+            regions.push(info);
+        }
+        let ancestors = lineage(*id, |image| match self.manifest(image) {
+            Ok(manifest) => Ok(manifest.parent),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        })
+        .map_err(|e| StoreError::Invalid {
+            what: e.to_string(),
+        })?;
+        let names = self
+            .tags()?
+            .into_iter()
+            .filter(|tag| tag.id == *id)
+            .map(|tag| tag.name)
+            .collect();
+        Ok(Inspection {
+            id: *id,
+            names,
+            shared_with_parent_bytes: regions
+                .iter()
+                .map(|r| r.parent_chunks * floe_image::CHUNK_SIZE as u64)
+                .sum(),
+            regions,
+            lineage: ancestors[1..].to_vec(),
+            packs: layout.packs.len() as u64,
+            pack_bytes: layout.packs.iter().map(|p| p.file_bytes).sum(),
+            manifest,
+        })
+    }
+}
+
+/// Count a region's non-zero chunks, and those that its parent has.
+fn count(
+    scope: &Scope,
+    segments: &[Hash],
+    parent: Option<&Scope>,
+    same_place: &[Hash],
+    info: &mut RegionInfo,
+) -> Result<(), StoreError> {
+    let mut walk = Walk::default();
+    for (batch, hashes) in segments.chunks(SEGMENTS_AT_ONCE).enumerate() {
+        let mine = scope.segments(hashes)?;
+        for (i, segment) in mine.iter().enumerate() {
+            let stored: Vec<&Hash> = segment.hashes().iter().filter(|h| !h.is_zero()).collect();
+            info.zero_chunks = info.zero_chunks.saturating_sub(stored.len() as u64);
+            let Some(parent) = parent else { continue };
+            if same_place.get(batch * SEGMENTS_AT_ONCE + i) == Some(&hashes[i]) {
+                info.parent_chunks += stored.len() as u64;
+                continue;
+            }
+            for hash in stored {
+                if parent.pack_of(Kind::Chunk, hash, &mut walk)?.is_some() {
+                    info.parent_chunks += 1;
+                }
+            }
+        }
+    }
+    Ok(())
+}

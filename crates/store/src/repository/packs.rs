@@ -1,0 +1,266 @@
+//! Single packs: reading one, knowing its index, and taking in one that somebody sent.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use floe_image::{
+    FRAME_BYTES_MAX, FrameInfo, Hash, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex, PackRef,
+    check_pack_header, decompress_frame_into,
+};
+
+use super::Repository;
+use crate::{StoreError, durable};
+
+/// Parsed indices kept in memory: about 4 GiB of stored data in packs of 8 MiB.
+const INDEX_BYTES_MAX: usize = 64 << 20;
+/// Bytes copied at once.
+const COPY_BYTES: usize = 256 * 1024;
+
+/// An LRU of parsed indices by pack.
+#[derive(Default)]
+pub(super) struct Indices {
+    known: HashMap<Hash, (Arc<PackIndex>, u64)>,
+    bytes: usize,
+    clock: u64,
+}
+
+fn weight(index: &PackIndex) -> usize {
+    index.hashes().len() * 36 + index.frame_count() as usize * 24
+}
+
+impl Indices {
+    fn get(&mut self, id: &Hash) -> Option<Arc<PackIndex>> {
+        self.clock += 1;
+        let (index, used) = self.known.get_mut(id)?;
+        *used = self.clock;
+        Some(index.clone())
+    }
+
+    pub fn forget(&mut self, id: &Hash) {
+        if let Some((index, _)) = self.known.remove(id) {
+            self.bytes -= weight(&index);
+        }
+    }
+
+    fn insert(&mut self, id: Hash, index: Arc<PackIndex>) {
+        self.clock += 1;
+        self.bytes += weight(&index);
+        if let Some((old, _)) = self.known.insert(id, (index, self.clock)) {
+            self.bytes -= weight(&old);
+        }
+        while self.bytes > INDEX_BYTES_MAX && self.known.len() > 1 {
+            // A scan of some hundred entries, next to the read of an index from the disk.
+            let Some(oldest) = self
+                .known
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(id, _)| *id)
+            else {
+                break;
+            };
+            if let Some((index, _)) = self.known.remove(&oldest) {
+                self.bytes -= weight(&index);
+            }
+        }
+    }
+}
+
+/// Read the footer of a pack file.
+pub(super) fn read_ref(file: &File, path: &Path) -> Result<PackRef, StoreError> {
+    let bad = |source| StoreError::Format {
+        path: path.to_path_buf(),
+        source,
+    };
+    let io = |e| StoreError::io("read", path, e);
+    let file_bytes = file.metadata().map_err(io)?.len();
+    if file_bytes < PACK_HEADER_BYTES + PACK_FOOTER_BYTES {
+        return Err(StoreError::Invalid {
+            what: format!(
+                "{} has {file_bytes} bytes, which is too short for a pack; fetch it again",
+                path.display()
+            ),
+        });
+    }
+    let mut header = [0u8; PACK_HEADER_BYTES as usize];
+    file.read_exact_at(&mut header, 0).map_err(io)?;
+    check_pack_header(&header).map_err(bad)?;
+    let mut footer = [0u8; PACK_FOOTER_BYTES as usize];
+    file.read_exact_at(&mut footer, file_bytes - PACK_FOOTER_BYTES)
+        .map_err(io)?;
+    PackRef::from_footer(&footer, file_bytes).map_err(bad)
+}
+
+/// Read and check the index of a pack file.
+pub(super) fn read_index(
+    file: &File,
+    path: &Path,
+    pack: &PackRef,
+) -> Result<PackIndex, StoreError> {
+    let bad = |source| StoreError::Format {
+        path: path.to_path_buf(),
+        source,
+    };
+    pack.check().map_err(bad)?;
+    let file_bytes = file
+        .metadata()
+        .map_err(|e| StoreError::io("read", path, e))?
+        .len();
+    if file_bytes != pack.file_bytes {
+        return Err(StoreError::Invalid {
+            what: format!(
+                "{} has {file_bytes} bytes instead of {}; fetch it again",
+                path.display(),
+                pack.file_bytes
+            ),
+        });
+    }
+    let mut bytes = vec![0u8; pack.index_bytes as usize];
+    file.read_exact_at(&mut bytes, pack.index_offset)
+        .map_err(|e| StoreError::io("read", path, e))?;
+    PackIndex::decode(&bytes, pack).map_err(bad)
+}
+
+/// Check a frame's bytes item by item. Err tells what is wrong with the frame as a whole, Ok the numbers of the items whose
+/// content is not what the index says.
+pub(super) fn check_frame(
+    index: &PackIndex,
+    number: u32,
+    frame: &FrameInfo,
+    compressed: &[u8],
+    raw: &mut Vec<u8>,
+) -> Result<Vec<usize>, floe_image::FormatError> {
+    decompress_frame_into(frame.kind, compressed, frame.items.into(), raw)?;
+    let items = raw
+        .chunks_exact(frame.kind.raw_size())
+        .zip(index.frame_hashes(number));
+    Ok(items
+        .enumerate()
+        .filter(|(_, (item, hash))| frame.kind.verify(hash, item).is_err())
+        .map(|(i, _)| i)
+        .collect())
+}
+
+impl Repository {
+    /// The index of a pack, from memory or disk.
+    pub(super) fn index(&self, pack: &PackRef) -> Result<Arc<PackIndex>, StoreError> {
+        if let Some(index) = self.inner.indices.lock().get(&pack.id) {
+            return Ok(index);
+        }
+        let path = self.pack_path(&pack.id);
+        let file = File::open(&path).map_err(|e| StoreError::io("open", &path, e))?;
+        let index = Arc::new(read_index(&file, &path, pack)?);
+        self.inner.indices.lock().insert(pack.id, index.clone());
+        Ok(index)
+    }
+
+    /// Take in a pack from a file, verified frame by frame; the file stays where it is.
+    pub fn adopt_pack(&self, path: &Path) -> Result<PackRef, StoreError> {
+        let mut file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
+        let len = file
+            .metadata()
+            .map_err(|e| StoreError::io("read", path, e))?
+            .len();
+        self.adopt_pack_from(&mut file, len)
+    }
+
+    /// Take in a pack from a reader of at most `max_bytes`, verified frame by frame. A pack that is here already is
+    /// replaced: the new copy is known to be sound, the old one isn't.
+    pub fn adopt_pack_from(
+        &self,
+        from: &mut dyn Read,
+        max_bytes: u64,
+    ) -> Result<PackRef, StoreError> {
+        let tmp = self.tmp_dir();
+        let mut file = durable::temporary(&tmp)?;
+        copy(from, file.as_file_mut(), max_bytes, &tmp)?;
+        let pack = read_ref(file.as_file(), file.path())?;
+        let index = read_index(file.as_file(), file.path(), &pack)?;
+        let (mut compressed, mut raw) = (vec![0u8; FRAME_BYTES_MAX as usize], Vec::new());
+        for (number, frame) in index.frames().iter().enumerate() {
+            let bytes = &mut compressed[..frame.len as usize];
+            file.as_file()
+                .read_exact_at(bytes, frame.offset)
+                .map_err(|e| StoreError::io("read", file.path(), e))?;
+            let wrong =
+                check_frame(&index, number as u32, frame, bytes, &mut raw).map_err(|source| {
+                    StoreError::Format {
+                        path: file.path().to_path_buf(),
+                        source,
+                    }
+                })?;
+            if let Some(&item) = wrong.first() {
+                let size = frame.kind.raw_size();
+                return Err(StoreError::Corrupt {
+                    what: format!(
+                        "item {item} of frame {number} at {} of pack {}",
+                        frame.offset, pack.id
+                    ),
+                    expected: index.frame_hashes(number as u32)[item],
+                    found: floe_image::chunk_hash(&raw[item * size..(item + 1) * size]),
+                });
+            }
+        }
+        file.as_file()
+            .sync_all()
+            .map_err(|e| StoreError::io("sync", file.path(), e))?;
+        self.place_pack(file, &pack)?;
+        self.sync_packs(&[pack])?;
+        self.inner.indices.lock().insert(pack.id, Arc::new(index));
+        Ok(pack)
+    }
+
+    /// Give a verified, synced pack its name. [`Repository::sync_packs`] makes it durable.
+    pub(crate) fn place_pack(
+        &self,
+        file: tempfile::NamedTempFile,
+        pack: &PackRef,
+    ) -> Result<(), StoreError> {
+        let path = self.pack_path(&pack.id);
+        let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
+        durable::make_dir(path.parent().unwrap_or(self.dir()))?;
+        durable::rename(file, &path)
+    }
+
+    /// Make the names of packs durable: one sync a directory.
+    pub(crate) fn sync_packs(&self, packs: &[PackRef]) -> Result<(), StoreError> {
+        let mut dirs: Vec<_> = packs
+            .iter()
+            .filter_map(|pack| self.pack_path(&pack.id).parent().map(Path::to_path_buf))
+            .collect();
+        dirs.sort_unstable();
+        dirs.dedup();
+        dirs.iter().try_for_each(|dir| durable::sync_dir(dir))
+    }
+}
+
+/// Like `io::copy`, but it tells a sender's fault from a full disk, and stops at `max_bytes`.
+fn copy(from: &mut dyn Read, to: &mut File, max_bytes: u64, dir: &Path) -> Result<(), StoreError> {
+    let mut buffer = vec![0u8; COPY_BYTES];
+    let mut total = 0u64;
+    loop {
+        let n = match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => {
+                return Err(StoreError::Io {
+                    what: "receive a pack for",
+                    path: dir.to_path_buf(),
+                    source,
+                });
+            }
+        };
+        total += n as u64;
+        if total > max_bytes {
+            return Err(StoreError::Invalid {
+                what: format!("the pack has more than {max_bytes} bytes; send it in smaller packs"),
+            });
+        }
+        to.write_all(&buffer[..n])
+            .map_err(|e| StoreError::io("write to", dir, e))?;
+    }
+}

@@ -1,0 +1,350 @@
+//! Reading items by hash from the packs of one image.
+//!
+//! A scope holds 16 bytes for each item of its packs (0.4 % of their raw size): the first half of the hash, the pack and the
+//! frame, sorted. The packs' full indices come and go in an LRU. Asking each pack's index in turn would need no memory and
+//! make a look-up in an image of 200 packs 200 times dearer.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use floe_image::{
+    FrameInfo, Hash, Kind, Layout, PackIndex, PackRef, Segment, decompress_frame_into,
+};
+
+use super::Repository;
+use crate::StoreError;
+
+/// Compressed bytes read at once when wanted frames are neighbours.
+const READ_BYTES_MAX: u64 = 1 << 20;
+/// Unwanted bytes between two wanted frames that are read along: cheaper than another call.
+const GAP_BYTES_MAX: u64 = 64 * 1024;
+
+/// One image's packs, opened for reading items by hash. Cheap to clone.
+#[derive(Clone)]
+pub struct Scope {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    repository: Repository,
+    packs: Vec<PackRef>,
+    entries: Vec<Entry>,
+    /// Packs that could not be opened.
+    broken: Vec<(PackRef, String)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    prefix: u64,
+    pack: u32,
+    frame: u32,
+}
+
+fn prefix(hash: &Hash) -> u64 {
+    let b = hash.as_bytes();
+    u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
+}
+
+/// A wanted item at one of its places.
+struct Piece {
+    entry: Entry,
+    info: FrameInfo,
+    slot: usize,
+    kind: Kind,
+    hash: Hash,
+}
+
+/// The packs seen last, so that a walk in address order asks the LRU once a pack.
+#[derive(Default)]
+pub(crate) struct Walk {
+    last: Option<(u32, Arc<PackIndex>)>,
+}
+
+impl Scope {
+    pub(super) fn new(repository: Repository, layout: &Layout) -> Result<Scope, StoreError> {
+        let mut entries = Vec::new();
+        let mut broken = Vec::new();
+        for (number, pack) in layout.packs.iter().enumerate() {
+            match repository.index(pack) {
+                Ok(index) => {
+                    for frame in 0..index.frame_count() {
+                        let hashes = index.frame_hashes(frame).iter();
+                        entries.extend(hashes.map(|hash| Entry {
+                            prefix: prefix(hash),
+                            pack: number as u32,
+                            frame,
+                        }));
+                    }
+                }
+                Err(error) => broken.push((*pack, error.to_string())),
+            }
+        }
+        entries.sort_unstable();
+        entries.shrink_to_fit();
+        Ok(Scope {
+            inner: Arc::new(Inner {
+                repository,
+                packs: layout.packs.clone(),
+                entries,
+                broken,
+            }),
+        })
+    }
+
+    /// Could every pack be opened?
+    pub(super) fn is_sound(&self) -> bool {
+        self.inner.broken.is_empty()
+    }
+
+    /// Packs that could not be opened, and why.
+    pub(super) fn broken(&self) -> &[(PackRef, String)] {
+        &self.inner.broken
+    }
+
+    fn candidates(&self, hash: &Hash) -> &[Entry] {
+        let prefix = prefix(hash);
+        let entries = &self.inner.entries;
+        let from = entries.partition_point(|e| e.prefix < prefix);
+        let len = entries[from..]
+            .iter()
+            .take_while(|e| e.prefix == prefix)
+            .count();
+        &entries[from..from + len]
+    }
+
+    fn index(&self, number: u32, walk: &mut Walk) -> Result<Arc<PackIndex>, StoreError> {
+        if let Some((last, index)) = &walk.last
+            && *last == number
+        {
+            return Ok(index.clone());
+        }
+        let index = self
+            .inner
+            .repository
+            .index(&self.inner.packs[number as usize])?;
+        walk.last = Some((number, index.clone()));
+        Ok(index)
+    }
+
+    /// The `skip`th place of an item.
+    fn place(
+        &self,
+        kind: Kind,
+        hash: &Hash,
+        skip: usize,
+        walk: &mut Walk,
+    ) -> Result<Option<Piece>, StoreError> {
+        let mut skipped = 0;
+        for entry in self.candidates(hash) {
+            let index = self.index(entry.pack, walk)?;
+            let Some(info) = index.frame(entry.frame).filter(|info| info.kind == kind) else {
+                continue;
+            };
+            let Some(slot) = index
+                .frame_hashes(entry.frame)
+                .iter()
+                .position(|h| h == hash)
+            else {
+                continue;
+            };
+            if skipped == skip {
+                return Ok(Some(Piece {
+                    entry: *entry,
+                    info,
+                    slot,
+                    kind,
+                    hash: *hash,
+                }));
+            }
+            skipped += 1;
+        }
+        Ok(None)
+    }
+
+    /// The number of the pack that holds an item.
+    pub(crate) fn pack_of(
+        &self,
+        kind: Kind,
+        hash: &Hash,
+        walk: &mut Walk,
+    ) -> Result<Option<u32>, StoreError> {
+        Ok(self
+            .place(kind, hash, 0, walk)?
+            .map(|piece| piece.entry.pack))
+    }
+
+    /// Which of the items do the packs hold? (Zero items always.)
+    pub fn has(&self, items: &[(Kind, Hash)]) -> Result<Vec<bool>, StoreError> {
+        let mut walk = Walk::default();
+        items
+            .iter()
+            .map(|(kind, hash)| {
+                Ok(hash.is_zero() || self.pack_of(*kind, hash, &mut walk)?.is_some())
+            })
+            .collect()
+    }
+
+    /// Read items. `sink` gets each item once, verified, in pack order; zero items are passed over. Returns those that are
+    /// in none of the packs. A damaged item is read from another pack that has it, else it is an error, after all others
+    /// have been delivered.
+    pub fn read(
+        &self,
+        wants: &[(Kind, Hash)],
+        sink: &mut dyn FnMut(Kind, Hash, &[u8]),
+    ) -> Result<Vec<(Kind, Hash)>, StoreError> {
+        let mut wants: Vec<(Kind, Hash)> = wants
+            .iter()
+            .filter(|(_, hash)| !hash.is_zero())
+            .copied()
+            .collect();
+        wants.sort_unstable();
+        wants.dedup();
+        let mut walk = Walk::default();
+        let mut missing = Vec::new();
+        let mut damage = None;
+        let mut attempt = 0;
+        while !wants.is_empty() {
+            let mut pieces = Vec::with_capacity(wants.len());
+            for (kind, hash) in &wants {
+                match self.place(*kind, hash, attempt, &mut walk)? {
+                    Some(piece) => pieces.push(piece),
+                    None if attempt == 0 => missing.push((*kind, *hash)),
+                    None => return Err(damage.unwrap_or_else(|| self.lost(kind, hash))),
+                }
+            }
+            pieces.sort_unstable_by_key(|p| (p.entry.pack, p.entry.frame, p.slot));
+            wants.clear();
+            for of_pack in pieces.chunk_by(|a, b| a.entry.pack == b.entry.pack) {
+                if let Err(error) = self.read_pack(of_pack, sink, &mut wants) {
+                    damage = Some(error);
+                }
+            }
+            attempt += 1;
+        }
+        match (missing.is_empty(), self.inner.broken.first()) {
+            (false, Some((pack, why))) => Err(StoreError::Invalid {
+                what: format!(
+                    "{} items may be in pack {}, which cannot be opened: {why}",
+                    missing.len(),
+                    pack.id
+                ),
+            }),
+            _ => Ok(missing),
+        }
+    }
+
+    fn lost(&self, kind: &Kind, hash: &Hash) -> StoreError {
+        StoreError::Invalid {
+            what: format!(
+                "{} {hash} is damaged in every pack that holds it",
+                kind.name()
+            ),
+        }
+    }
+
+    /// Read pieces of one pack; those that fail go to `failed`, with the last reason as the error.
+    fn read_pack(
+        &self,
+        pieces: &[Piece],
+        sink: &mut dyn FnMut(Kind, Hash, &[u8]),
+        failed: &mut Vec<(Kind, Hash)>,
+    ) -> Result<(), StoreError> {
+        let path = self
+            .inner
+            .repository
+            .pack_path(&self.inner.packs[pieces[0].entry.pack as usize].id);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) => {
+                failed.extend(pieces.iter().map(|p| (p.kind, p.hash)));
+                return Err(StoreError::io("open", &path, e));
+            }
+        };
+        let mut result = Ok(());
+        let (mut bytes, mut raw) = (Vec::new(), Vec::new());
+        let mut rest = pieces;
+        while let Some(first) = rest.first() {
+            let start = first.info.offset;
+            let mut end = start;
+            let mut count = 0;
+            for piece in rest {
+                let piece_end = piece.info.offset + u64::from(piece.info.len);
+                if count > 0
+                    && (piece.info.offset > end + GAP_BYTES_MAX
+                        || piece_end - start > READ_BYTES_MAX)
+                {
+                    break;
+                }
+                end = piece_end;
+                count += 1;
+            }
+            let (run, after) = rest.split_at(count);
+            rest = after;
+            bytes.resize((end - start) as usize, 0);
+            if let Err(e) = file.read_exact_at(&mut bytes, start) {
+                failed.extend(run.iter().map(|p| (p.kind, p.hash)));
+                result = Err(StoreError::io("read", &path, e));
+                continue;
+            }
+            for of_frame in run.chunk_by(|a, b| a.entry.frame == b.entry.frame) {
+                let info = &of_frame[0].info;
+                let at = (info.offset - start) as usize;
+                let frame = &bytes[at..at + info.len as usize];
+                if let Err(source) =
+                    decompress_frame_into(info.kind, frame, info.items.into(), &mut raw)
+                {
+                    failed.extend(of_frame.iter().map(|p| (p.kind, p.hash)));
+                    result = Err(StoreError::Format {
+                        path: path.clone(),
+                        source,
+                    });
+                    continue;
+                }
+                let size = info.kind.raw_size();
+                for piece in of_frame {
+                    let item = &raw[piece.slot * size..(piece.slot + 1) * size];
+                    match piece.kind.verify(&piece.hash, item) {
+                        Ok(()) => sink(piece.kind, piece.hash, item),
+                        Err(source) => {
+                            failed.push((piece.kind, piece.hash));
+                            result = Err(StoreError::Format {
+                                path: path.clone(),
+                                source,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        result
+    }
+
+    /// Several segments, in the order asked for. [`Hash::ZERO`] is the empty one.
+    pub fn segments(&self, hashes: &[Hash]) -> Result<Vec<Segment>, StoreError> {
+        let wants: Vec<(Kind, Hash)> = hashes.iter().map(|hash| (Kind::Segment, *hash)).collect();
+        let mut found = std::collections::HashMap::new();
+        let missing = self.read(&wants, &mut |_, hash, bytes| {
+            if let Ok(segment) = Segment::decode(bytes) {
+                found.insert(hash, segment);
+            }
+        })?;
+        if let Some((_, hash)) = missing.first() {
+            return Err(StoreError::NotFound {
+                what: format!("segment {hash}"),
+                path: self.inner.repository.dir().to_path_buf(),
+                fix: "`floe image verify` tells what else is missing; pull the image again"
+                    .to_owned(),
+            });
+        }
+        Ok(hashes
+            .iter()
+            .map(|hash| found.get(hash).cloned().unwrap_or_default())
+            .collect())
+    }
+
+    /// A segment.
+    pub fn segment(&self, hash: &Hash) -> Result<Segment, StoreError> {
+        Ok(self.segments(&[*hash])?.pop().unwrap_or_default())
+    }
+}
