@@ -1,0 +1,140 @@
+//! A mount with everything local: what the experiments without a network stand on.
+use crate::workload;
+use anyhow::Context as _;
+use floe_image::{Hash, Layout, MachineConfig, Manifest};
+use floe_mount::{ImageHandle, ImageSpec, Mount, MountOptions};
+use floe_source::{Directory, FetchOptions, Fetcher};
+use floe_store::{Cache, Ingest, IngestOptions, Repository};
+use std::cell::Cell;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An image whose RAM is noise, wholly in the cache, and a mount that shows it.
+pub struct LocalRam {
+    /// The mount.
+    pub mount: Mount,
+    /// Where every chunk is.
+    pub cache: Arc<Cache>,
+    /// The RAM's chunks in order.
+    pub hashes: Arc<Vec<Hash>>,
+    /// The RAM as a plain file in memory.
+    pub tmpfs: tempfile::NamedTempFile,
+    fetcher: Arc<Fetcher>,
+    manifest: Manifest,
+    made: Cell<u64>,
+}
+
+/// A mount in `dir`, and its fetcher and cache over the repository there.
+pub struct LocalMount {
+    /// The mount.
+    pub mount: Mount,
+    /// Its cache.
+    pub cache: Arc<Cache>,
+    /// Its fetcher, from the repository.
+    pub fetcher: Arc<Fetcher>,
+    /// The repository.
+    pub repository: Repository,
+}
+
+impl LocalMount {
+    /// Mounts on `dir/mnt`, with `dir/repo` as the source.
+    pub fn new(dir: &Path, cache_bytes: u64) -> anyhow::Result<LocalMount> {
+        let repository = Repository::create(&dir.join("repo"))?;
+        let cache = Arc::new(Cache::open(&dir.join("cache"), cache_bytes)?);
+        let source = Arc::new(Directory::new(repository.clone()));
+        let fetcher = Arc::new(Fetcher::new(source, cache.clone(), FetchOptions::default()));
+        let mountpoint = dir.join("mnt");
+        std::fs::create_dir_all(&mountpoint)?;
+        let mount = Mount::start(&mountpoint, MountOptions::new(dir.join("run")))
+            .context("the mount needs root and /dev/fuse")?;
+        Ok(LocalMount {
+            mount,
+            cache,
+            fetcher,
+            repository,
+        })
+    }
+
+    /// Brings a whole image into the cache and shows it.
+    pub fn show(&self, id: &Hash) -> anyhow::Result<ImageHandle> {
+        let manifest = self.repository.manifest(id)?;
+        let image = self.mount.add_image(ImageSpec {
+            id: *id,
+            manifest,
+            fetcher: self.fetcher.clone(),
+            cache: self.cache.clone(),
+        })?;
+        Ok(image)
+    }
+}
+
+impl LocalRam {
+    /// With `bytes` of RAM.
+    pub fn new(dir: &Path, bytes: usize) -> anyhow::Result<LocalRam> {
+        let data = workload::noise(bytes, 1);
+        let mut tmpfs = tempfile::NamedTempFile::new_in("/dev/shm")?;
+        tmpfs.write_all(&data)?;
+        let LocalMount {
+            mount,
+            cache,
+            fetcher,
+            repository,
+        } = LocalMount::new(dir, 4 * bytes as u64)?;
+        let mut ingest = Ingest::new(&repository, IngestOptions::default())?;
+        ingest.region_bytes("ram", &data)?;
+        let id = ingest.finish(MachineConfig::default())?;
+        let manifest = repository.manifest(&id)?;
+        let mut hashes = Vec::new();
+        for page in data.chunks(toucher_page()) {
+            let hash = Hash::of(page);
+            cache.put(&hash, page, None)?;
+            hashes.push(hash);
+        }
+        let layout: Layout = repository.layout(&id)?;
+        let scope = repository.scope_of(&layout)?;
+        let region = manifest.region("ram").context("it was just made")?;
+        for segment in &region.segments {
+            cache.put_segment(segment, &scope.segment(segment)?.encode(), None)?;
+        }
+        Ok(LocalRam {
+            mount,
+            cache,
+            hashes: Arc::new(hashes),
+            tmpfs,
+            fetcher,
+            manifest,
+            made: Cell::new(0),
+        })
+    }
+
+    /// The same RAM under another name: an inode that nothing is known of.
+    pub fn fresh_image(&self) -> anyhow::Result<ImageHandle> {
+        self.made.set(self.made.get() + 1);
+        let manifest = Manifest {
+            created_unix_s: self.made.get(),
+            ..self.manifest.clone()
+        };
+        let spec = ImageSpec {
+            id: manifest.id(),
+            manifest,
+            fetcher: self.fetcher.clone(),
+            cache: self.cache.clone(),
+        };
+        Ok(self.mount.add_image(spec)?)
+    }
+}
+
+/// Pages and chunks are the same size; that is why a fault is one chunk.
+fn toucher_page() -> usize {
+    floe_image::CHUNK_SIZE
+}
+
+/// Where `command` is, or the package that has it.
+pub fn need(command: &str, package: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(command))
+        .find(|file| file.is_file())
+        .with_context(|| format!("{command} is missing; install the Debian package {package}"))
+}

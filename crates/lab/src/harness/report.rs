@@ -1,0 +1,241 @@
+//! Figures, as JSON for machines and as a table for people.
+use super::{MachineInfo, Samples};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+
+/// What a figure is compared with, measured in the same run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Against {
+    /// The alternative.
+    pub what: String,
+    /// Its own value.
+    pub value: f64,
+    /// The unit of its value.
+    pub unit: String,
+}
+
+/// One measured number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// The number: a median, unless the name tells another quantile.
+    pub value: f64,
+    /// What it counts; `x` for a ratio.
+    pub unit: String,
+    /// From how many measurements.
+    pub n: usize,
+    /// The range of the measurements' middle half, in the same unit.
+    pub spread: f64,
+    /// What it is to be compared with.
+    pub against: Option<Against>,
+}
+
+/// What an experiment found.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The experiment's name.
+    pub experiment: String,
+    /// Whether it was the short version, whose figures prove nothing.
+    pub quick: bool,
+    /// By name.
+    pub figures: BTreeMap<String, Figure>,
+    /// What a reader should know: what the numbers are made of, what could not be measured.
+    pub notes: Vec<String>,
+    /// Where it ran.
+    pub machine: MachineInfo,
+    /// When, in seconds since 1970.
+    pub finished_unix_s: u64,
+}
+
+impl Report {
+    /// An empty one.
+    pub fn new(experiment: &str, quick: bool) -> Report {
+        let machine = MachineInfo::here();
+        Report {
+            experiment: experiment.into(),
+            quick,
+            figures: BTreeMap::new(),
+            notes: Vec::new(),
+            machine,
+            finished_unix_s: 0,
+        }
+    }
+
+    /// The median of `samples`.
+    pub fn add(&mut self, name: &str, unit: &str, samples: &Samples) -> &mut Figure {
+        self.add_quantile(name, unit, samples, 0.5)
+    }
+
+    /// Another quantile of `samples`.
+    pub fn add_quantile(
+        &mut self,
+        name: &str,
+        unit: &str,
+        samples: &Samples,
+        q: f64,
+    ) -> &mut Figure {
+        self.put(
+            name,
+            unit,
+            samples.quantile(q),
+            samples.len(),
+            samples.spread(),
+        )
+    }
+
+    /// A number that is counted, not sampled.
+    pub fn add_value(&mut self, name: &str, unit: &str, value: f64) -> &mut Figure {
+        self.put(name, unit, value, 1, 0.0)
+    }
+
+    fn put(&mut self, name: &str, unit: &str, value: f64, n: usize, spread: f64) -> &mut Figure {
+        assert!(value.is_finite(), "{name} is {value}: nothing was measured");
+        let figure = Figure {
+            value,
+            unit: unit.into(),
+            n,
+            spread,
+            against: None,
+        };
+        self.figures.insert(name.into(), figure);
+        self.figures.get_mut(name).expect("it was just put there")
+    }
+
+    /// A remark for the reader.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+}
+
+impl Figure {
+    /// Says what it is to be compared with.
+    pub fn against(&mut self, what: &str, unit: &str, value: f64) -> &mut Figure {
+        self.against = Some(Against {
+            what: what.into(),
+            value,
+            unit: unit.into(),
+        });
+        self
+    }
+}
+
+/// Digits that a reader needs, no more.
+fn short(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let m = &self.machine;
+        let quick = if self.quick {
+            " (quick: a check, no figures to publish)"
+        } else {
+            ""
+        };
+        let build = if m.optimised {
+            ""
+        } else {
+            ", floe NOT optimised"
+        };
+        writeln!(f, "{}{quick}", self.experiment)?;
+        writeln!(
+            f,
+            "{} cores of {}, {} MiB, Linux {}, {}, {}{build}",
+            m.cores,
+            m.cpu,
+            m.memory_mib,
+            m.kernel,
+            m.qemu.as_deref().unwrap_or("no QEMU"),
+            m.accelerator
+        )?;
+        let rows: Vec<[String; 5]> = self
+            .figures
+            .iter()
+            .map(|(name, figure)| {
+                let against = figure.against.as_ref();
+                [
+                    name.clone(),
+                    format!("{} {}", short(figure.value), figure.unit),
+                    short(figure.spread),
+                    figure.n.to_string(),
+                    against.map_or(String::new(), |a| {
+                        format!("{}: {} {}", a.what, short(a.value), a.unit)
+                    }),
+                ]
+            })
+            .collect();
+        let head = ["figure", "value", "spread", "n", "against"].map(String::from);
+        let widths: Vec<usize> = (0..5)
+            .map(|column| {
+                rows.iter()
+                    .chain([&head])
+                    .map(|row| row[column].chars().count())
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        for row in [&head].into_iter().chain(&rows) {
+            let [name, value, spread, n, against] = row;
+            let line = format!(
+                "  {name:<0$}  {value:>1$}  {spread:>2$}  {n:>3$}  {against}",
+                widths[0], widths[1], widths[2], widths[3]
+            );
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        for note in &self.notes {
+            writeln!(f, "  - {note}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let mut report = Report::new("import", true);
+        let samples: Samples = [0.7, 0.8, 0.9].into_iter().collect();
+        report
+            .add("import_vs_zstd", "x", &samples)
+            .against("zstd -3 -T0", "MB/s", 350.0);
+        report.note("4 GB, 1 GB of it data");
+        report
+    }
+
+    #[test]
+    fn the_json_is_what_was_promised() {
+        let json: serde_json::Value = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["experiment"], "import");
+        let figure = &json["figures"]["import_vs_zstd"];
+        assert_eq!(figure["value"], 0.8);
+        assert_eq!((&figure["unit"], &figure["n"]), (&"x".into(), &3.into()));
+        assert!((figure["spread"].as_f64().unwrap() - 0.1).abs() < 1e-9);
+        assert_eq!(figure["against"]["what"], "zstd -3 -T0");
+        let back: Report = serde_json::from_value(json).unwrap();
+        assert_eq!(back.figures, report().figures);
+    }
+
+    #[test]
+    fn the_table_names_value_unit_and_alternative() {
+        let text = report().to_string();
+        assert!(
+            text.contains("import_vs_zstd")
+                && text.contains("0.800 x")
+                && text.contains("zstd -3 -T0: 350.0 MB/s"),
+            "{text}"
+        );
+        assert!(text.contains("quick"), "{text}");
+    }
+
+    #[test]
+    #[should_panic(expected = "nothing was measured")]
+    fn a_figure_without_measurements_is_a_fault() {
+        report().add("empty", "x", &Samples::default());
+    }
+}

@@ -1,0 +1,204 @@
+//! Two namespaces joined by a pair of TUN devices, with a [`Link`] in each direction.
+//!
+//! One thread a direction: it reads what its device sends, asks the link when each packet arrives, and writes it to the
+//! other device then. A packet's time is taken when it is read and the rate is kept in virtual time, so the thread's own
+//! lateness (tens of microseconds) adds to the delay only, never to the rate.
+use super::{Link, MTU, Namespace, Shape, Verdict, sys};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// The last stretch before a packet is due is spun, not slept: waking up takes about this long, in nanoseconds.
+const SPIN_NS: u64 = 30_000;
+
+/// How often a thread with nothing to do looks whether it should end, in nanoseconds.
+const STOP_CHECK_NS: u64 = 100_000_000;
+
+/// Packets read in one go before due ones are written again.
+const READ_BURST: usize = 64;
+
+/// Packets the kernel may hold for us while we are not scheduled; enough for 20 ms of 10 Gbit/s.
+const DEVICE_QUEUE_PACKETS: usize = 16_384;
+
+/// The name of the device in both namespaces.
+const DEVICE: &str = "floe0";
+
+/// Why two namespaces could not be joined.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the emulated link could not be set up: {0}; it needs root, /dev/net/tun and `ip` (Debian package iproute2)"
+)]
+pub struct BridgeError(#[from] io::Error);
+
+/// What went through one direction.
+#[derive(Debug, Default)]
+pub struct Counters {
+    bytes: AtomicU64,
+    packets: AtomicU64,
+    lost: AtomicU64,
+    no_room: AtomicU64,
+}
+
+/// A reading of [`Counters`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Traffic {
+    /// Bytes of IP packets that arrived.
+    pub bytes: u64,
+    /// Packets that arrived.
+    pub packets: u64,
+    /// Packets lost as promised.
+    pub lost: u64,
+    /// Packets that found the queue full.
+    pub no_room: u64,
+}
+
+impl Counters {
+    /// What went through so far.
+    pub fn read(&self) -> Traffic {
+        Traffic {
+            bytes: self.bytes.load(Relaxed),
+            packets: self.packets.load(Relaxed),
+            lost: self.lost.load(Relaxed),
+            no_room: self.no_room.load(Relaxed),
+        }
+    }
+}
+
+/// Two namespaces, their addresses, and the link between them. Dropping it takes all of it away.
+pub struct Bridge {
+    /// The two ends.
+    pub ends: Ends,
+    /// From `near` to `far`.
+    pub up: Arc<Counters>,
+    /// From `far` to `near`.
+    pub down: Arc<Counters>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The ends of a link.
+pub struct Ends {
+    /// Where the user is: `up` leaves here.
+    pub near: Namespace,
+    /// Where the server is: `down` leaves here.
+    pub far: Namespace,
+}
+
+impl Bridge {
+    /// The address of the near end.
+    pub const NEAR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+    /// The address of the far end.
+    pub const FAR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+    /// Makes two namespaces and joins them: `up` shapes what the near end sends, `down` what it receives.
+    pub fn new(up: Shape, down: Shape) -> Result<Bridge, BridgeError> {
+        let ends = Ends {
+            near: Namespace::new()?,
+            far: Namespace::new()?,
+        };
+        let near = attach(&ends.near, Bridge::NEAR)?;
+        let far = attach(&ends.far, Bridge::FAR)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut bridge = Bridge {
+            ends,
+            up: Arc::default(),
+            down: Arc::default(),
+            stop,
+            threads: Vec::new(),
+        };
+        let directions = [
+            ("link-up", &near, &far, up, bridge.up.clone(), 1),
+            ("link-down", &far, &near, down, bridge.down.clone(), 2),
+        ];
+        for (name, from, to, shape, counters, seed) in directions {
+            let direction = Direction {
+                from: from.try_clone()?,
+                to: to.try_clone()?,
+                link: Link::new(shape, seed),
+                counters,
+                stop: bridge.stop.clone(),
+            };
+            bridge.threads.push(
+                std::thread::Builder::new()
+                    .name(name.into())
+                    .spawn(move || direction.run())?,
+            );
+        }
+        Ok(bridge)
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A TUN device in `namespace`, up, with its address.
+fn attach(namespace: &Namespace, address: Ipv4Addr) -> io::Result<File> {
+    let tun = namespace.run(|| sys::open_tun(DEVICE))??;
+    namespace.ip(&format!(
+        "link set {DEVICE} mtu {MTU} txqueuelen {DEVICE_QUEUE_PACKETS}"
+    ))?;
+    namespace.ip(&format!("addr add {address}/30 dev {DEVICE}"))?;
+    namespace.ip(&format!("link set {DEVICE} up"))?;
+    Ok(tun)
+}
+
+/// One thread's work.
+struct Direction {
+    from: File,
+    to: File,
+    link: Link<Box<[u8]>>,
+    counters: Arc<Counters>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Direction {
+    fn run(mut self) {
+        sys::exact_timers();
+        let epoch = Instant::now();
+        let now = || epoch.elapsed().as_nanos() as u64;
+        let mut buffer = [0u8; 2 * MTU];
+        while !self.stop.load(Relaxed) {
+            self.take_in(&now, &mut buffer);
+            while let Some((_, packet)) = self.link.arrival(now()) {
+                // The device refuses while its end is down or its queue full; the packet is then lost as on a real wire.
+                if self.to.write(&packet).is_ok() {
+                    self.counters.bytes.fetch_add(packet.len() as u64, Relaxed);
+                    self.counters.packets.fetch_add(1, Relaxed);
+                }
+            }
+            let wait = self.link.next_arrival_ns().map_or(STOP_CHECK_NS, |due| {
+                due.saturating_sub(now()).min(STOP_CHECK_NS)
+            });
+            if wait > SPIN_NS
+                && sys::wait_readable(self.from.as_fd(), Some(wait - SPIN_NS)).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Reads what the device has to send.
+    fn take_in(&mut self, now: &impl Fn() -> u64, buffer: &mut [u8]) {
+        for _ in 0..READ_BURST {
+            let Ok(bytes) = self.from.read(buffer) else {
+                return;
+            };
+            match self.link.offer(now(), buffer[..bytes].into(), bytes) {
+                Verdict::Arrives { .. } => {}
+                Verdict::Lost => _ = self.counters.lost.fetch_add(1, Relaxed),
+                Verdict::NoRoom => _ = self.counters.no_room.fetch_add(1, Relaxed),
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! A slow link on one machine: two network namespaces joined by two TUN devices, and between them a process that lets
+//! each packet through when the link would have. The kernel here has no netem, and a link of our own can follow a
+//! recorded trace, count every byte, and be tested in virtual time.
+//!
+//! - [`Link`] is one direction, a state machine: `now` and a packet in, due packets out. It has no clock and no socket.
+//! - [`Shape`] says what the link promises: rate (or recorded [`Trace`]), delay, jitter, loss, queue.
+//! - [`Namespace`] is one end; [`Bridge`] joins two of them with a `Link` in each direction.
+//! - [`measure`] finds out whether the promise is kept.
+mod bridge;
+pub mod measure;
+mod namespace;
+mod parse;
+mod shape;
+mod state;
+mod sys;
+pub mod tool;
+mod trace;
+
+pub use bridge::{Bridge, BridgeError, Counters, Ends, Traffic};
+pub use namespace::Namespace;
+pub use parse::{parse_bytes, parse_duration_ns, parse_rate, parse_share};
+pub use shape::{MTU, Rate, Shape};
+pub use state::{Link, Verdict};
+pub use trace::{Trace, TraceError};

@@ -1,0 +1,124 @@
+//! One end of a link: a network namespace.
+//!
+//! It has no name unless [`Namespace::publish`] gives it one: held by a descriptor, it vanishes with the process, even one
+//! killed by SIGKILL, and nothing needs to be cleaned up. `ip netns add` leaves a mount behind in each of those cases.
+use super::sys;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where `ip netns` looks for names.
+const NAMED: &str = "/run/netns";
+
+/// A network namespace, with its loopback up.
+pub struct Namespace {
+    handle: File,
+    published: Option<PathBuf>,
+}
+
+impl Namespace {
+    /// A new, unnamed one. Needs root (CAP_SYS_ADMIN).
+    pub fn new() -> io::Result<Namespace> {
+        let handle = std::thread::spawn(|| {
+            sys::unshare_network()?;
+            File::open("/proc/thread-self/ns/net")
+        })
+        .join()
+        .expect("the thread only makes system calls")
+        .map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("no network namespace of our own ({error}); run as root"),
+            )
+        })?;
+        let namespace = Namespace {
+            handle,
+            published: None,
+        };
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Makes `ip netns exec NAME` and `nsenter --net=/run/netns/NAME` find it, until it is dropped.
+    pub fn publish(&mut self, name: &str) -> io::Result<PathBuf> {
+        fs::create_dir_all(NAMED)?;
+        let path = Path::new(NAMED).join(name);
+        File::create_new(&path).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "{}: {error}; `ip netns del {name}` removes an old one",
+                    path.display()
+                ),
+            )
+        })?;
+        let from = format!("/proc/self/fd/{}", self.handle.as_raw_fd());
+        if let Err(error) = rustix::mount::mount_bind(from, &path) {
+            let _ = fs::remove_file(&path);
+            return Err(error.into());
+        }
+        self.published = Some(path.clone());
+        Ok(path)
+    }
+
+    /// A command that will run inside. Only the network is another: files, mounts and processes are the same.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
+        let mut command = Command::new(program);
+        sys::run_in(&mut command, self.handle.try_clone()?, false);
+        Ok(command)
+    }
+
+    /// As [`Namespace::command`], killed when the thread that starts it ends.
+    pub fn command_that_dies_with_us(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
+        let mut command = Command::new(program);
+        sys::run_in(&mut command, self.handle.try_clone()?, true);
+        Ok(command)
+    }
+
+    /// Runs `work` on a thread inside; sockets and threads that it makes stay there.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                sys::enter_network(self.handle.as_fd())?;
+                Ok(work())
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Runs `ip ARGUMENTS` inside.
+    pub fn ip(&self, arguments: &str) -> io::Result<()> {
+        let output = self
+            .command("ip")?
+            .args(arguments.split_whitespace())
+            .output()
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => io::Error::new(
+                    error.kind(),
+                    "`ip` is missing; install the Debian package iproute2",
+                ),
+                _ => error,
+            })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Some(path) = &self.published {
+            let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What one direction of a link promises.
+use super::Trace;
+use std::sync::Arc;
+
+/// Bytes of the largest IP packet: Ethernet's, so that real stacks behave as on real links.
+pub const MTU: usize = 1500;
+
+/// Queue where none is given: 100 ms of the rate, but at least this many full packets. Mobile links and home routers
+/// hold about that much; a shorter queue starves a single TCP stream.
+const QUEUE_PACKETS_MIN: usize = 32;
+
+/// How fast bytes leave the queue.
+#[derive(Clone, Debug)]
+pub enum Rate {
+    /// Nothing waits.
+    Unlimited,
+    /// A constant bit rate, of IP packets (no Ethernet framing is counted).
+    BitsPerSecond(u64),
+    /// A recorded link: at each of its moments up to 1500 bytes may pass.
+    Recorded(Arc<Trace>),
+}
+
+/// One direction of a link. `Shape::default()` is a perfect wire.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// How fast bytes leave the queue.
+    pub rate: Rate,
+    /// Propagation: from a packet's last bit leaving the queue to its arrival, one way, in nanoseconds.
+    pub delay_ns: u64,
+    /// The delay varies evenly by this much to both sides, in nanoseconds. Packets never overtake each other.
+    pub jitter_ns: u64,
+    /// The share of packets that vanish, 0 to 1, each independently.
+    pub loss: f64,
+    /// Bytes that may wait; a packet that finds no room is dropped (drop-tail). None: a queue for 100 ms at the rate.
+    pub queue_bytes: Option<usize>,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape {
+            rate: Rate::Unlimited,
+            delay_ns: 0,
+            jitter_ns: 0,
+            loss: 0.0,
+            queue_bytes: None,
+        }
+    }
+}
+
+impl Shape {
+    /// The design's slow link: one direction of 7.2 Mbit/s with 120 ms round trip.
+    pub fn wan() -> Shape {
+        Shape {
+            rate: Rate::BitsPerSecond(7_200_000),
+            delay_ns: 60_000_000,
+            ..Shape::default()
+        }
+    }
+
+    /// The queue's limit in bytes.
+    pub fn queue_limit(&self) -> usize {
+        let least = QUEUE_PACKETS_MIN * MTU;
+        match (&self.queue_bytes, &self.rate) {
+            (Some(bytes), _) => *bytes,
+            (None, Rate::Unlimited) => usize::MAX,
+            (None, Rate::BitsPerSecond(rate)) => {
+                least.max((rate / 80).try_into().unwrap_or(usize::MAX))
+            }
+            (None, Rate::Recorded(trace)) => least.max((trace.mean_bits_per_s() / 80.0) as usize),
+        }
+    }
+
+    /// One line that a person understands.
+    pub fn describe(&self) -> String {
+        let mut text = match &self.rate {
+            Rate::Unlimited => "unlimited".to_string(),
+            Rate::BitsPerSecond(rate) => format!("{} Mbit/s", *rate as f64 / 1e6),
+            Rate::Recorded(trace) => format!(
+                "recorded, {:.1} Mbit/s on average",
+                trace.mean_bits_per_s() / 1e6
+            ),
+        };
+        if self.delay_ns > 0 {
+            text += &format!(", {} ms one way", self.delay_ns as f64 / 1e6);
+        }
+        if self.jitter_ns > 0 {
+            text += &format!(" +- {} ms", self.jitter_ns as f64 / 1e6);
+        }
+        if self.loss > 0.0 {
+            text += &format!(", {} % lost", self.loss * 100.0);
+        }
+        text
+    }
+}

@@ -1,0 +1,121 @@
+//! The `floe-lab` command.
+use anyhow::{Context as _, bail};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use floe_lab::experiments::{self, Experiment};
+use floe_lab::harness::Context;
+use floe_lab::link::tool;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Measures floe against its alternatives
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Example: floe-lab import --quick --json import.json"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What there is to measure
+    List,
+    Link(tool::Arguments),
+    #[command(hide = true)]
+    Toucher(experiments::touch::toucher::Arguments),
+}
+
+/// Options of every experiment.
+#[derive(clap::Args)]
+struct RunArguments {
+    /// Fewer runs and less data: shows that it works, proves no figure
+    #[arg(long)]
+    quick: bool,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where data may be written (default: a directory under the current one, or $FLOE_LAB_SCRATCH)
+    #[arg(long, value_name = "DIR", env = "FLOE_LAB_SCRATCH")]
+    scratch: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    let mut command = Cli::command();
+    for experiment in experiments::ALL {
+        let sub = clap::Command::new(experiment.name).about(experiment.about);
+        command = command.subcommand(<RunArguments as clap::Args>::augment_args(sub));
+    }
+    let matches = command.get_matches();
+    let (name, arguments) = matches.subcommand().expect("clap demands a subcommand");
+    let result = match experiments::ALL
+        .iter()
+        .find(|experiment| experiment.name == name)
+    {
+        Some(experiment) => RunArguments::from_arg_matches(arguments)
+            .map_err(Into::into)
+            .and_then(|arguments| run(experiment, &arguments)),
+        None => Cli::from_arg_matches(&matches)
+            .map_err(Into::into)
+            .and_then(|cli| other(cli.command)),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("floe-lab {name}: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn other(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::List => {
+            let mut out = std::io::stdout().lock();
+            for experiment in experiments::ALL {
+                writeln!(out, "{:<12} {}", experiment.name, experiment.about)?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Link(arguments) => arguments.run(),
+        Command::Toucher(arguments) => arguments.run(),
+    }
+}
+
+fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<ExitCode> {
+    let base = match &arguments.scratch {
+        Some(dir) => dir.clone(),
+        None => std::env::current_dir()?,
+    };
+    std::fs::create_dir_all(&base).with_context(|| format!("cannot make {}", base.display()))?;
+    if let Some(json) = arguments.json.as_deref().and_then(|path| path.parent())
+        && !json.as_os_str().is_empty()
+        && !json.is_dir()
+    {
+        bail!("{} is no directory; make it first", json.display());
+    }
+    // Before any thread: Ctrl-C raises a flag in a thread of its own, which then ends the process; what the experiments
+    // leave behind are namespaces without names and children that die with us.
+    let scratch = tempfile::Builder::new()
+        .prefix(".floe-lab-")
+        .tempdir_in(&base)?;
+    let context = Context {
+        quick: arguments.quick,
+        scratch: scratch.path().to_path_buf(),
+    };
+    let mut report = (experiment.run)(&context)?;
+    report.finished_unix_s = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_secs();
+    print!("{report}");
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

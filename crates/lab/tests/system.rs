@@ -1,0 +1,123 @@
+//! What needs root and the kernel's own devices: the emulated link with real packets, and an experiment from its command.
+use floe_lab::harness::Report;
+use floe_lab::link::{Bridge, Rate, Shape, measure};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn wanted(what: &str) -> bool {
+    let wanted = std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1");
+    if !wanted {
+        println!("skipped: needs {what}; set FLOE_TEST_SYSTEM=1 to run it");
+    }
+    wanted
+}
+
+#[test]
+fn the_emulated_link_keeps_rate_and_delay_within_3_percent() {
+    if !wanted("root, /dev/net/tun and iproute2") {
+        return;
+    }
+    let (bits, delay_ms) = (7_200_000, 60);
+    let shape = Shape {
+        rate: Rate::BitsPerSecond(bits),
+        delay_ns: delay_ms * 1_000_000,
+        ..Shape::default()
+    };
+    let bridge = Bridge::new(shape.clone(), shape).unwrap();
+    let promised =
+        (delay_ms * 1_000_000) as f64 + (measure::PROBE_BYTES * 8) as f64 * 1e9 / bits as f64;
+    let delay = measure::delay(&bridge, 300).unwrap();
+    assert!(
+        delay.len() > 280,
+        "only {} of 300 packets arrived",
+        delay.len()
+    );
+    let ratio = delay.median() / promised;
+    assert!(
+        (ratio - 1.0).abs() < 0.03,
+        "the delay is {ratio:.3} of the promised one"
+    );
+    let ratio = measure::rate(&bridge, bits as f64, Duration::from_secs(5)).unwrap() / bits as f64;
+    assert!(
+        (ratio - 1.0).abs() < 0.03,
+        "the rate is {ratio:.3} of the promised one"
+    );
+    let traffic = bridge.up.read();
+    assert!(
+        traffic.no_room > 0,
+        "more was offered than fits, so some of it must have been dropped"
+    );
+    assert_eq!(traffic.lost, 0, "a link without loss loses nothing");
+}
+
+#[test]
+fn an_ended_link_leaves_no_namespace_behind() {
+    if !wanted("root, /dev/net/tun and iproute2") {
+        return;
+    }
+    let name = format!("floe-test-{}", std::process::id());
+    let mut link = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
+        .args([
+            "link", "--rate", "7.2mbit", "--delay", "1ms", "--name", &name,
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(link.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "ready\n");
+    let near = Path::new("/run/netns").join(format!("{name}-near"));
+    assert!(near.exists());
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&link),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
+    assert_eq!(link.wait().unwrap().code(), Some(130));
+    assert!(!near.exists());
+}
+
+#[test]
+fn the_import_experiment_writes_its_figures() {
+    if !wanted("zstd") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("import.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
+        .args(["import", "--quick", "--scratch"])
+        .arg(dir.path())
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert!(report.quick);
+    for name in [
+        "import_vs_zstd",
+        "import_mb_per_s",
+        "import_data_vs_zstd",
+        "stored_mb",
+    ] {
+        assert!(report.figures[name].value > 0.0, "{name}");
+    }
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.contains("import_vs_zstd") && table.contains("zstd -3 -T0"),
+        "{table}"
+    );
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        1,
+        "the scratch directory was left behind"
+    );
+}
