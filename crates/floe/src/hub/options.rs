@@ -88,7 +88,9 @@ pub struct Limits {
     pub connections_per_address_max: usize,
     /// Wrong tokens from one address in a minute before it is answered 429.
     pub wrong_tokens_per_minute: u32,
-    /// Time for a TLS handshake or for a request's head.
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// Time for a request's head, and how long an idle connection is kept for the next one.
     pub head_timeout: Duration,
     /// Time without a byte of a request's body.
     pub body_idle_timeout: Duration,
@@ -110,7 +112,8 @@ impl Default for Limits {
             connections_max: 4096,
             connections_per_address_max: 512,
             wrong_tokens_per_minute: 30,
-            head_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(10),
+            head_timeout: Duration::from_secs(120),
             body_idle_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
         }
