@@ -519,7 +519,7 @@ fn move_tag(db: &Connection, owner: &str, name: &str, tag: &str, id: &Hash) -> R
 }
 
 fn hash(row: &Row<'_>, column: usize) -> Rows<Hash> {
-    Ok(Hash::from_bytes(row.get::<_, [u8; 32]>(column)?))
+    Ok(Hash(row.get::<_, [u8; 32]>(column)?))
 }
 
 fn pack_ref(row: &Row<'_>, from: usize) -> Rows<PackRef> {
