@@ -79,7 +79,7 @@ pub(crate) async fn run(
     loop {
         // A permit first: beyond the limit, connections wait in the kernel's backlog instead of costing us memory.
         let (permit, accepted) = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = ended(&mut stop) => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             both = async {
                 let permit = room.clone().acquire_owned().await;
@@ -115,6 +115,12 @@ pub(crate) async fn run(
     if drained.await.is_err() {
         tracing::warn!(left = connections.len(), "requests were still running when the drain time was over");
     }
+}
+
+/// Waits for the signal to stop (or for its sender to be gone). On its own, as the guard that `wait_for` returns must
+/// not live across an await.
+async fn ended(stop: &mut watch::Receiver<bool>) {
+    drop(stop.wait_for(|stop| *stop).await);
 }
 
 async fn connection(
@@ -166,7 +172,7 @@ async fn http<I>(
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
         served = connection.as_mut() => served,
-        _ = stop.wait_for(|stop| *stop) => {
+        () = ended(&mut stop) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

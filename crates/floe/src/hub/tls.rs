@@ -54,10 +54,10 @@ fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
     if !listen.ip().is_unspecified() {
         names.push(listen.ip().to_string());
     }
-    if let Ok(host) = rustix::system::uname().nodename().to_str()
-        && !host.is_empty()
+    if let Ok(host) = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        && !host.trim().is_empty()
     {
-        names.push(host.to_owned());
+        names.push(host.trim().to_owned());
     }
     names.extend(extra.iter().cloned());
     names.sort();

@@ -1,0 +1,257 @@
+//! From packs to a published image, and what changes it later.
+//!
+//! Nothing is shown before the Merkle tree was walked: the manifest's segments are read and hashed, and each chunk that
+//! they name must lie in a pack of the scope, every item of which was checked when it came. Then files are moved in,
+//! and one transaction in the catalogue shows the image.
+//!
+//! Packs that the public may read hold only what the public may know: one that also carries other chunks (of a private
+//! image that the owner built on) is written anew without them.
+
+use super::catalogue::Publication;
+use super::error::{ApiError, ApiResult};
+use super::shelf::{Place, Scope};
+use super::state::{Hub, sync_folder, write_durably};
+use floe_image::{
+    Hash, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment, compress_frame,
+};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// zstd level of frames that the hub writes itself.
+const LEVEL: i32 = 3;
+
+/// Which items of each frame of each pack an image uses.
+struct Used {
+    /// By pack and frame: one bit an item.
+    masks: Vec<Vec<u16>>,
+    /// Raw bytes of them.
+    bytes: u64,
+}
+
+impl Used {
+    fn new(scope: &Scope) -> Used {
+        Used { masks: scope.packs.iter().map(|pack| vec![0; pack.index.frame_count() as usize]).collect(), bytes: 0 }
+    }
+
+    /// Marks an item; tells whether it is the first time.
+    fn mark(&mut self, kind: Kind, place: Place) -> bool {
+        let mask = &mut self.masks[place.pack as usize][place.at.frame as usize];
+        let bit = 1 << place.at.slot;
+        let first = *mask & bit == 0;
+        *mask |= bit;
+        if first {
+            self.bytes += kind.raw_size() as u64;
+        }
+        first
+    }
+}
+
+/// Walks the tree from the manifest down.
+fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
+    let mut used = Used::new(scope);
+    let mut missing = 0u64;
+    let mut first_missing = None;
+    let mut miss = |kind: Kind, hash: &Hash, place: String| {
+        missing += 1;
+        first_missing.get_or_insert_with(|| format!("{} {hash} ({place})", kind.name()));
+    };
+    for region in &manifest.regions {
+        for (number, id) in region.segments.iter().enumerate() {
+            if id.is_zero() {
+                continue;
+            }
+            let place = || format!("region {}, bytes from {}", region.name, number as u64 * SEGMENT_SPAN);
+            let Some(found) = scope.find(Kind::Segment, id) else {
+                miss(Kind::Segment, id, place());
+                continue;
+            };
+            let seen = !used.mark(Kind::Segment, found);
+            let segment = read_segment(hub, scope, found, id)?;
+            let chunks = (region.chunks() - number as u64 * segment.hashes().len() as u64) as usize;
+            if segment.hashes().iter().skip(chunks).any(|hash| !hash.is_zero()) {
+                return Err(ApiError::invalid(format!("a segment has chunks beyond its region's end ({})", place())));
+            }
+            if seen {
+                continue;
+            }
+            for hash in segment.hashes().iter().filter(|hash| !hash.is_zero()) {
+                match scope.find(Kind::Chunk, hash) {
+                    Some(found) => {
+                        used.mark(Kind::Chunk, found);
+                    }
+                    None => miss(Kind::Chunk, hash, place()),
+                }
+            }
+            if used.bytes > hub.limits.image_bytes_max {
+                return Err(ApiError::too_large("the image's content", hub.limits.image_bytes_max));
+            }
+        }
+    }
+    match first_missing {
+        None => Ok(used),
+        Some(first) => Err(ApiError::new(
+            axum::http::StatusCode::CONFLICT,
+            "incomplete",
+            format!("{missing} items of the image are not here; the first is {first}"),
+            "ask with /have what is missing, send it, and commit again",
+        )),
+    }
+}
+
+/// A segment, read from its pack and checked against its name.
+pub(crate) fn read_segment(hub: &Hub, scope: &Scope, place: Place, id: &Hash) -> ApiResult<Segment> {
+    let pack = &scope.packs[place.pack as usize];
+    let frame = hub.shelf.frame_uncached(pack, place.at.frame, &mut None)?;
+    let damaged = |error| {
+        tracing::error!(pack = %pack.reference.id, %error, "a stored pack is damaged");
+        ApiError::invalid(format!("segment {id}: {error}"))
+    };
+    let bytes = frame.item(place.at.slot).map_err(damaged)?;
+    Kind::Segment.verify(id, bytes).map_err(damaged)?;
+    Segment::decode(bytes).map_err(damaged)
+}
+
+/// The packs of an image as they will be published, and where those lie that are new.
+struct Assembled {
+    packs: Vec<PackRef>,
+    raw_bytes: u64,
+}
+
+/// Proves that `scope` holds the image, and picks its packs, writing those anew into `folder` that the audience may
+/// not have whole.
+fn assemble(hub: &Hub, manifest: &Manifest, scope: &Scope, public: bool, folder: &Path) -> ApiResult<Assembled> {
+    let used = walk(hub, manifest, scope)?;
+    let mut packs = Vec::new();
+    for (pack, masks) in scope.packs.iter().zip(&used.masks) {
+        if masks.iter().all(|mask| *mask == 0) {
+            continue;
+        }
+        let whole = pack.index.frames().iter().zip(masks).all(|(frame, mask)| mask.count_ones() == u32::from(frame.items));
+        let kept = if !public || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
+            pack.reference
+        } else {
+            std::fs::create_dir_all(folder)?;
+            strip(hub, pack, masks, folder)?
+        };
+        if !packs.contains(&kept) {
+            packs.push(kept);
+        }
+    }
+    Ok(Assembled { packs, raw_bytes: used.bytes })
+}
+
+/// Writes a pack with the marked items of another.
+fn strip(hub: &Hub, pack: &super::shelf::Pack, masks: &[u16], folder: &Path) -> ApiResult<PackRef> {
+    let out = tempfile::NamedTempFile::new_in(folder)?;
+    let mut writer = PackWriter::new(io::BufWriter::new(out))?;
+    let mut file = None;
+    for (number, mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
+        let frame = hub.shelf.frame_uncached(pack, number as u32, &mut file)?;
+        let marked = |slot: &u16| mask & (1 << slot) != 0;
+        let slots: Vec<u16> = (0..frame.info.items).filter(marked).collect();
+        let all = pack.index.frame_hashes(number as u32);
+        let hashes: Vec<Hash> = slots.iter().map(|slot| all[usize::from(*slot)]).collect();
+        if slots.len() == usize::from(frame.info.items) {
+            writer.push_frame(frame.info.kind, &hashes, &frame.compressed)?;
+            continue;
+        }
+        let items = slots.iter().map(|slot| frame.item(*slot)).collect::<Result<Vec<_>, _>>();
+        let items = items.map_err(|e| ApiError::invalid(e.to_string()))?;
+        writer.push_frame(frame.info.kind, &hashes, &compress_frame(frame.info.kind, &items, LEVEL))?;
+    }
+    let (out, reference) = writer.finish()?;
+    let out = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    out.as_file().sync_all()?;
+    out.persist(folder.join(format!("{}.pack", reference.id))).map_err(|e| e.error)?;
+    Ok(reference)
+}
+
+/// What a commit asks for.
+pub(crate) struct Wish<'a> {
+    pub owner: &'a str,
+    pub public: bool,
+    pub name: Option<(&'a str, &'a str)>,
+    pub upload: Option<&'a str>,
+}
+
+/// Publishes an image whose packs are in `scope`. Fresh packs lie in `folder` or are made there.
+pub(crate) fn publish(
+    hub: &Hub,
+    id: &Hash,
+    manifest_bytes: &[u8],
+    scope: &Scope,
+    folder: &Path,
+    wish: &Wish<'_>,
+) -> ApiResult<u64> {
+    let manifest = Manifest::decode_verified(manifest_bytes, id).map_err(|e| ApiError::invalid(e.to_string()))?;
+    let publishing = hub.publishing.lock();
+    let assembled = assemble(hub, &manifest, scope, wish.public, folder)?;
+    for pack in &assembled.packs {
+        let (from, to) = (folder.join(format!("{}.pack", pack.id)), hub.shelf.pack_path(&pack.id));
+        if !to.exists() {
+            move_in(&from, &to)?;
+        }
+    }
+    let path = hub.manifest_path(id);
+    if !path.exists() {
+        write_durably(&path, manifest_bytes)?;
+    }
+    let layout = Layout { packs: assembled.packs.clone() };
+    write_durably(&path.with_extension("layout"), &layout.encode())?;
+    hub.catalogue.publish(&Publication {
+        id: *id,
+        owner: wish.owner,
+        public: wish.public,
+        created_unix_s: manifest.created_unix_s,
+        raw_bytes: assembled.raw_bytes,
+        packs: &assembled.packs,
+        name: wish.name,
+        upload: wish.upload,
+    })?;
+    hub.shelf.forget_scope(id, wish.owner);
+    drop(publishing);
+    Ok(assembled.raw_bytes)
+}
+
+fn move_in(from: &Path, to: &Path) -> io::Result<()> {
+    let folder: PathBuf = to.parent().map(Path::to_owned).unwrap_or_default();
+    if !folder.exists() {
+        std::fs::create_dir_all(&folder)?;
+        if let Some(above) = folder.parent() {
+            sync_folder(above)?;
+        }
+    }
+    std::fs::rename(from, to)?;
+    sync_folder(&folder)
+}
+
+/// Shows an image to everybody, or to its owner alone.
+pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) -> ApiResult<()> {
+    let scope = hub.scope_of(&hub.catalogue.packs(id, owner)?)?;
+    let bytes = std::fs::read(hub.manifest_path(id))?;
+    let work = tempfile::TempDir::new_in(hub.staging(""))?;
+    publish(hub, id, &bytes, &scope, work.path(), &Wish { owner, public, name: None, upload: None })?;
+    hub.forget_uploads();
+    hub.sweep()
+}
+
+/// Removes an owner's holding, and the files that nobody else needs; tells whether it was there.
+pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
+    let removed = hub.catalogue.remove(id, owner)?;
+    hub.shelf.forget_scope(id, owner);
+    hub.forget_uploads();
+    {
+        let _publishing = hub.publishing.lock();
+        if removed && !hub.catalogue.held(id) {
+            let path = hub.manifest_path(id);
+            for path in [path.with_extension("layout"), path] {
+                match std::fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                    _ => {}
+                }
+            }
+        }
+    }
+    hub.sweep()?;
+    Ok(removed)
+}

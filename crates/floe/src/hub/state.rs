@@ -1,0 +1,262 @@
+//! What all requests share, and the housekeeping that no request does.
+
+use super::access::Tokens;
+use super::catalogue::{Catalogue, Holding, now_unix_s};
+use super::error::{ApiError, ApiResult, HubError};
+use super::shelf::{Scope, Shelf};
+use super::{HubOptions, Limits};
+use floe_image::{Hash, PackRef};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Blocking threads that read packs at a time; the rest of the requests that need the disk wait.
+const DISK_READERS_MAX: usize = 64;
+/// Packs in memory that are being received or verified.
+const PACKS_RECEIVED_MAX: usize = 16;
+/// Time between two looks for stale uploads.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(600);
+/// Uploads whose candidates are kept in memory.
+const UPLOADS_REMEMBERED_MAX: usize = 8;
+
+/// The packs that an upload may build on, in memory.
+#[derive(Clone)]
+pub(crate) struct Remembered {
+    /// Packs of images that its owner may read.
+    pub visible: Arc<Scope>,
+    /// Packs that were sent, and how many there were when this was made.
+    pub staged: Option<(usize, Arc<Scope>)>,
+}
+
+/// See the module.
+pub(crate) struct Hub {
+    pub limits: Limits,
+    pub anonymous: super::Anonymous,
+    pub catalogue: Catalogue,
+    pub shelf: Shelf,
+    pub tokens: Tokens,
+    /// Held while files are moved in or out of the published folders, so that a sweep never meets a commit.
+    pub publishing: Mutex<()>,
+    pub disk_readers: Arc<Semaphore>,
+    pub packs_received: Semaphore,
+    remembered: Mutex<HashMap<String, Remembered>>,
+    dir: PathBuf,
+}
+
+impl Hub {
+    /// Opens the hub's folder and puts it in order after a crash.
+    pub fn open(options: &HubOptions) -> Result<Hub, HubError> {
+        let dir = options.dir.clone();
+        for folder in [dir.clone(), dir.join("staging"), dir.join("repo/images"), dir.join("repo/packs")] {
+            std::fs::create_dir_all(&folder).map_err(HubError::file("cannot create", &folder))?;
+        }
+        let catalogue = Catalogue::open(&super::catalogue_path(&dir))?;
+        let limits = options.limits.clone();
+        let hub = Hub {
+            shelf: Shelf::new(dir.join("repo/packs"), limits.cache_bytes, limits.index_items_max),
+            limits,
+            anonymous: options.anonymous.clone(),
+            catalogue,
+            tokens: Tokens::default(),
+            publishing: Mutex::new(()),
+            disk_readers: Arc::new(Semaphore::new(DISK_READERS_MAX)),
+            packs_received: Semaphore::new(PACKS_RECEIVED_MAX),
+            remembered: Mutex::default(),
+            dir,
+        };
+        if let super::Anonymous::User(user) = &hub.anonymous {
+            hub.catalogue.ensure_user(user)?;
+        }
+        hub.clear_litter()?;
+        Ok(hub)
+    }
+
+    /// Where a manifest lies.
+    pub fn manifest_path(&self, id: &Hash) -> PathBuf {
+        self.dir.join("repo/images").join(id.to_string())
+    }
+
+    /// Where an upload's files lie. Keys are made by the catalogue; no text of a client becomes a path.
+    pub fn staging(&self, key: &str) -> PathBuf {
+        self.dir.join("staging").join(key)
+    }
+
+    /// Where a staged pack lies: in the upload's folder, or published if a commit was cut off between its files and
+    /// its row.
+    pub fn staged_pack_path(&self, key: &str, pack: &Hash) -> PathBuf {
+        let staged = self.staging(key).join(format!("{pack}.pack"));
+        if staged.exists() { staged } else { self.shelf.pack_path(pack) }
+    }
+
+    /// The scope of a published set of packs.
+    pub fn scope_of(&self, packs: &[PackRef]) -> Result<Scope, HubError> {
+        let packs = packs.iter().map(|pack| self.shelf.pack(pack, self.shelf.pack_path(&pack.id)));
+        Ok(Scope::new(packs.collect::<Result<_, _>>()?))
+    }
+
+    /// The scope of a holding, loaded if it is not in memory. Blocks.
+    pub fn load_scope(&self, id: &Hash, holding: &Holding) -> ApiResult<Arc<Scope>> {
+        let _one = self.shelf.loading.lock();
+        if let Some(scope) = self.shelf.scope(id, &holding.owner) {
+            return Ok(scope);
+        }
+        let scope = Arc::new(self.scope_of(&self.catalogue.packs(id, &holding.owner)?)?);
+        self.shelf.keep_scope(id, &holding.owner, scope.clone());
+        Ok(scope)
+    }
+
+    /// What is remembered of an upload.
+    pub fn remembered(&self, key: &str) -> Option<Remembered> {
+        self.remembered.lock().get(key).cloned()
+    }
+
+    /// Remembers an upload's packs, forgetting another's if there are too many.
+    pub fn remember(&self, key: &str, packs: Remembered) {
+        let mut all = self.remembered.lock();
+        if all.len() >= UPLOADS_REMEMBERED_MAX
+            && !all.contains_key(key)
+            && let Some(other) = all.keys().next().cloned()
+        {
+            all.remove(&other);
+        }
+        all.insert(key.to_owned(), packs);
+    }
+
+    /// Forgets what was remembered of all uploads: packs have gone.
+    pub fn forget_uploads(&self) {
+        self.remembered.lock().clear();
+    }
+
+    /// Drops an upload with its files.
+    pub fn drop_upload(&self, key: &str) -> ApiResult<()> {
+        self.catalogue.drop_upload(key)?;
+        self.remembered.lock().remove(key);
+        remove_folder(&self.staging(key));
+        Ok(())
+    }
+
+    /// Removes the files of packs that nothing needs any more.
+    pub fn sweep(&self) -> ApiResult<()> {
+        let _publishing = self.publishing.lock();
+        let unused = self.catalogue.forget_unused_packs()?;
+        if !unused.is_empty() {
+            self.forget_uploads();
+        }
+        for pack in unused {
+            remove_file(&self.shelf.pack_path(&pack));
+        }
+        Ok(())
+    }
+
+    /// Refuses more bytes than the disk has room for beyond the reserve.
+    pub fn check_room(&self, bytes: u64) -> ApiResult<()> {
+        let disk = rustix::fs::statvfs(&self.dir).map_err(std::io::Error::from)?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free < bytes.saturating_add(self.limits.disk_reserve_bytes) { Err(ApiError::disk_full()) } else { Ok(()) }
+    }
+
+    /// Files without a row: what a killed process left.
+    fn clear_litter(&self) -> Result<(), HubError> {
+        let keys = self.catalogue.upload_keys()?;
+        for (name, path) in entries(&self.dir.join("staging"))? {
+            if !keys.contains(&name) {
+                remove_folder(&path);
+            }
+        }
+        for (_, folder) in entries(&self.dir.join("repo/packs"))? {
+            for (name, path) in entries(&folder)? {
+                let known = name.strip_suffix(".pack").and_then(|id| id.parse::<Hash>().ok());
+                if !known.map(|id| self.catalogue.knows_pack(&id)).transpose()?.unwrap_or(false) {
+                    remove_file(&path);
+                }
+            }
+        }
+        for (name, path) in entries(&self.dir.join("repo/images"))? {
+            let id = name.strip_suffix(".layout").unwrap_or(&name).parse::<Hash>().ok();
+            if !id.is_some_and(|id| self.catalogue.held(&id)) {
+                remove_file(&path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops uploads that nobody went on with.
+    pub fn expire_uploads(&self) -> ApiResult<usize> {
+        let before = now_unix_s().saturating_sub(self.limits.upload_expiry.as_secs());
+        let stale = self.catalogue.stale_uploads(before)?;
+        for upload in &stale {
+            tracing::info!(upload = upload.key, owner = upload.owner, "dropping a stale upload");
+            self.drop_upload(&upload.key)?;
+        }
+        if !stale.is_empty() {
+            self.sweep()?;
+        }
+        Ok(stale.len())
+    }
+}
+
+/// Runs blocking work on a thread that may block, and turns a panic into an answer.
+pub(crate) async fn blocking<T: Send + 'static>(
+    hub: &Arc<Hub>,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    let hub = hub.clone();
+    tokio::task::spawn_blocking(move || work(&hub)).await?
+}
+
+/// Looks for stale uploads now and then, until the runtime ends.
+pub(crate) async fn housekeeping(hub: Arc<Hub>) {
+    let mut interval = tokio::time::interval(HOUSEKEEPING_INTERVAL.min(hub.limits.upload_expiry));
+    loop {
+        interval.tick().await;
+        if let Err(error) = blocking(&hub, Hub::expire_uploads).await {
+            tracing::warn!(error = %error.body.message, "cannot drop stale uploads");
+        }
+    }
+}
+
+fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError> {
+    let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
+        std::fs::read_dir(folder)?
+            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
+            .collect()
+    };
+    read().map_err(HubError::file("cannot list", folder))
+}
+
+fn remove_file(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a file");
+        }
+        _ => {}
+    }
+}
+
+fn remove_folder(path: &Path) {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a folder");
+        }
+        _ => {}
+    }
+}
+
+/// Writes a file so that it is there whole or not at all, and survives a power cut.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    let folder = path.parent().ok_or_else(|| std::io::Error::other("a file without a folder"))?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|e| e.error)?;
+    sync_folder(folder)
+}
+
+/// Makes renames in a folder durable.
+pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    std::fs::File::open(folder)?.sync_all()
+}

@@ -1,0 +1,77 @@
+//! Reading requests: ids, names and bodies, all bounded.
+
+use super::Limits;
+use super::error::{ApiError, ApiResult};
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use floe_image::{Hash, ImageName};
+use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
+
+/// Bytes that are set aside before a body came, whatever its length claims to be.
+const BODY_FIRST_BYTES_MAX: u64 = 64 << 10;
+
+/// An image or pack id in a path. Anything else is answered like an id that is not here.
+pub(crate) fn parse_id(text: &str) -> ApiResult<Hash> {
+    text.parse().map_err(|error: floe_image::ParseHashError| {
+        ApiError::new(StatusCode::NOT_FOUND, "not-found", error.to_string(), "give the full id, or ask /v1/resolve for a name's")
+    })
+}
+
+/// An image name.
+pub(crate) fn parse_name(text: &str) -> ApiResult<ImageName> {
+    ImageName::parse(text).map_err(|error| ApiError::bad(error.to_string(), "use NAME or NAME:TAG"))
+}
+
+/// A whole body of at most `max` bytes, whose bytes keep coming.
+pub(crate) async fn collect_body(
+    mut body: Body,
+    headers: &HeaderMap,
+    what: &str,
+    max: u64,
+    limits: &Limits,
+) -> ApiResult<Bytes> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > max) {
+        return Err(ApiError::too_large(what, max));
+    }
+    let mut first: Option<Bytes> = None;
+    let mut whole = BytesMut::new();
+    loop {
+        let frame = tokio::time::timeout(limits.body_idle_timeout, body.frame()).await.map_err(|_| {
+            ApiError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                format!("no byte of {what} came for {:?}", limits.body_idle_timeout),
+                "check the connection and send it again",
+            )
+        })?;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|e| ApiError::bad(format!("{what} was cut off: {e}"), "send it again"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let so_far = first.as_ref().map_or(whole.len(), Bytes::len);
+        if (so_far + data.len()) as u64 > max {
+            return Err(ApiError::too_large(what, max));
+        }
+        match first.take() {
+            // A small body comes in one piece and is not copied.
+            None if whole.is_empty() => first = Some(data),
+            piece => {
+                if whole.is_empty() {
+                    whole.reserve(announced.unwrap_or(0).min(BODY_FIRST_BYTES_MAX) as usize);
+                }
+                whole.extend_from_slice(&piece.unwrap_or_default());
+                whole.extend_from_slice(&data);
+            }
+        }
+    }
+    Ok(first.unwrap_or_else(|| whole.freeze()))
+}
+
+/// A JSON body.
+pub(crate) async fn json<T: DeserializeOwned>(body: Body, headers: &HeaderMap, limits: &Limits) -> ApiResult<T> {
+    let bytes = collect_body(body, headers, "the JSON body", super::JSON_BYTES_MAX as u64, limits).await?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| ApiError::bad(format!("the body is not the JSON that is expected: {e}"), "see /v1/openapi.json"))
+}
