@@ -25,7 +25,11 @@ impl Directory {
     pub fn open(dir: &Path) -> Result<Directory, SourceError> {
         match Repository::open(dir) {
             Ok(repository) => Ok(Directory::new(repository)),
-            Err(error) => Err(translate(&dir.display().to_string(), "the repository", error)),
+            Err(error) => Err(translate(
+                &dir.display().to_string(),
+                "the repository",
+                error,
+            )),
         }
     }
 
@@ -41,7 +45,9 @@ fn translate(at: &str, what: &str, error: StoreError) -> SourceError {
         StoreError::Corrupt { .. } | StoreError::Format { .. } | StoreError::Incomplete { .. } => {
             SourceError::Invalid { at, what, reason }
         }
-        StoreError::Io { .. } | StoreError::Busy { .. } => SourceError::Unreachable { at, what, reason },
+        StoreError::Io { .. } | StoreError::Busy { .. } => {
+            SourceError::Unreachable { at, what, reason }
+        }
         StoreError::Full { .. } => SourceError::Local { what, reason },
         StoreError::Ambiguous { .. } | StoreError::Invalid { .. } | StoreError::Cancelled => {
             SourceError::Unsupported { at, reason }
@@ -55,23 +61,41 @@ impl Source for Directory {
     }
 
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        self.repository.resolve(name).map_err(|e| self.error(&format!("image {name}"), e))
+        self.repository
+            .resolve(name)
+            .map_err(|e| self.error(&format!("image {name}"), e))
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-        self.repository.manifest(id).map_err(|e| self.error(&format!("image {}", id.short()), e))
+        self.repository
+            .manifest(id)
+            .map_err(|e| self.error(&format!("image {}", id.short()), e))
     }
 
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-        self.repository.layout(id).map(Some).map_err(|e| self.error(&format!("image {}", id.short()), e))
+        self.repository
+            .layout(id)
+            .map(Some)
+            .map_err(|e| self.error(&format!("image {}", id.short()), e))
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], _: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        _: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         check_count(&self.at, wants)?;
         let missing = self
             .repository
             .read_items(image, wants, sink)
-            .map_err(|e| self.error(&format!("{} items of image {}", wants.len(), image.short()), e))?;
+            .map_err(|e| {
+                self.error(
+                    &format!("{} items of image {}", wants.len(), image.short()),
+                    e,
+                )
+            })?;
         match missing.first() {
             None => Ok(()),
             Some(first) => Err(missing_items(&self.at, missing.len(), first)),

@@ -17,7 +17,11 @@ impl Files {
     /// The repository whose files are below `base`, an http or https URL. Nothing is connected yet.
     pub fn new(base: &str, options: &Options) -> Result<Files, SourceError> {
         let web = Web(Http::new(base, options)?);
-        Ok(Files(Packed::new(web, timeout_of(options), options.index_dir.clone())))
+        Ok(Files(Packed::new(
+            web,
+            timeout_of(options),
+            options.index_dir.clone(),
+        )))
     }
 }
 
@@ -38,7 +42,13 @@ impl Source for Files {
         self.0.layout(id).map(|layout| Some((*layout).clone()))
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         self.0.read(image, wants, request, sink)
     }
 
@@ -54,26 +64,56 @@ impl Objects for Web {
         self.0.shown()
     }
 
-    fn get(&self, path: &str, limit: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError> {
+    fn get(
+        &self,
+        path: &str,
+        limit: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
         let path = format!("/{}", crate::http::escape_path(path));
         Ok(self.0.fetch(&Ask::get(&path, what, limit), request)?.1)
     }
 
-    fn get_range(&self, path: &str, start: u64, len: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError> {
+    fn get_range(
+        &self,
+        path: &str,
+        start: u64,
+        len: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
         let path = format!("/{}", crate::http::escape_path(path));
         let end = start + len.max(1) - 1;
         let headers = [("range", format!("bytes={start}-{end}"))];
-        let ask = Ask { headers: &headers, ..Ask::get(&path, what, len) };
+        let ask = Ask {
+            headers: &headers,
+            ..Ask::get(&path, what, len)
+        };
         let mut body = Vec::with_capacity(len as usize);
         self.0.call(&ask, request, &mut |parts, data| {
-            let told = parts.headers.get("content-range").and_then(|v| v.to_str().ok()).unwrap_or_default();
+            let told = parts
+                .headers
+                .get("content-range")
+                .and_then(|v| v.to_str().ok())
+                .unwrap_or_default();
             if parts.status != StatusCode::PARTIAL_CONTENT {
-                let reason = format!("ignored a range request for {what} ({}); use a server that supports ranges", parts.status);
-                return Err(SourceError::Unsupported { at: self.at().into(), reason });
+                let reason = format!(
+                    "ignored a range request for {what} ({}); use a server that supports ranges",
+                    parts.status
+                );
+                return Err(SourceError::Unsupported {
+                    at: self.at().into(),
+                    reason,
+                });
             }
             if !told.starts_with(&format!("bytes {start}-{end}/")) {
                 let reason = format!("bytes {start}-{end} were asked for, the answer is {told:?}");
-                return Err(SourceError::Invalid { at: self.at().into(), what: what.into(), reason });
+                return Err(SourceError::Invalid {
+                    at: self.at().into(),
+                    what: what.into(),
+                    reason,
+                });
             }
             body.extend_from_slice(data);
             Ok(())

@@ -78,7 +78,15 @@ pub(crate) struct Ask<'a> {
 impl<'a> Ask<'a> {
     /// A plain GET.
     pub fn get(path: &'a str, what: &'a str, limit: u64) -> Ask<'a> {
-        Ask { method: Method::GET, path, headers: &[], body: Bytes::new(), limit, what, any_status: false }
+        Ask {
+            method: Method::GET,
+            path,
+            headers: &[],
+            body: Bytes::new(),
+            limit,
+            what,
+            any_status: false,
+        }
     }
 }
 

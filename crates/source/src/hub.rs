@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use floe_image::{
-    Encoding, FRAME_BYTES_MAX, Hash, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX, Manifest, ReadRequest, Record,
-    ResponseDecoder,
+    Encoding, FRAME_BYTES_MAX, Hash, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX, Manifest,
+    ReadRequest, Record, ResponseDecoder,
 };
 use hyper::Method;
 use serde::Deserialize;
@@ -44,19 +44,34 @@ struct Resolved {
 impl Hub {
     /// The hub at `base`, an http or https URL. Nothing is connected yet.
     pub fn new(base: &str, options: &Options) -> Result<Hub, SourceError> {
-        Ok(Hub { http: Http::new(base, options)?, timeout: timeout_of(options) })
+        Ok(Hub {
+            http: Http::new(base, options)?,
+            timeout: timeout_of(options),
+        })
     }
 
     /// Whether a hub answers here: it answers its interface in JSON, whatever it thinks of the question.
     pub(crate) fn answers(&self) -> Result<bool, SourceError> {
         let request = Request::demand(self.timeout);
-        let ask = Ask { any_status: true, ..Ask::get("/v1/resolve?name=floe", "its interface", JSON_BYTES_MAX) };
+        let ask = Ask {
+            any_status: true,
+            ..Ask::get("/v1/resolve?name=floe", "its interface", JSON_BYTES_MAX)
+        };
         let (parts, _) = self.http.fetch(&ask, &request)?;
-        let media = parts.headers.get("content-type").and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let json = media.starts_with("application/json") || media.starts_with("application/problem+json");
+        let media = parts
+            .headers
+            .get("content-type")
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default();
+        let json =
+            media.starts_with("application/json") || media.starts_with("application/problem+json");
         if parts.status.is_server_error() && !json {
             let reason = format!("it answered {}", parts.status);
-            return Err(SourceError::Unreachable { at: self.describe(), what: ask.what.into(), reason });
+            return Err(SourceError::Unreachable {
+                at: self.describe(),
+                what: ask.what.into(),
+                reason,
+            });
         }
         Ok(json)
     }
@@ -72,7 +87,11 @@ impl Hub {
     }
 
     fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
-        SourceError::Invalid { at: self.describe(), what: what.into(), reason: reason.to_string() }
+        SourceError::Invalid {
+            at: self.describe(),
+            what: what.into(),
+            reason: reason.to_string(),
+        }
     }
 }
 
@@ -84,8 +103,13 @@ impl Source for Hub {
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
         let what = format!("image {name}");
         let path = format!("/v1/resolve?name={}", escape(name));
-        let (_, body) = self.http.fetch(&Ask::get(&path, &what, JSON_BYTES_MAX), &Request::demand(self.timeout))?;
-        serde_json::from_slice::<Resolved>(&body).map(|answer| answer.id).map_err(|e| self.invalid(&what, &e))
+        let (_, body) = self.http.fetch(
+            &Ask::get(&path, &what, JSON_BYTES_MAX),
+            &Request::demand(self.timeout),
+        )?;
+        serde_json::from_slice::<Resolved>(&body)
+            .map(|answer| answer.id)
+            .map_err(|e| self.invalid(&what, &e))
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
@@ -101,12 +125,22 @@ impl Source for Hub {
         let path = format!("/v1/images/{id}/layout");
         let ask = Ask::get(&path, &what, LAYOUT_BYTES_MAX as u64);
         let (_, body) = self.http.fetch(&ask, &Request::demand(self.timeout))?;
-        Layout::decode(&body).map(Some).map_err(|e| self.invalid(&what, &e))
+        Layout::decode(&body)
+            .map(Some)
+            .map_err(|e| self.invalid(&what, &e))
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         check_count(self.http.shown(), wants)?;
-        let Some(first) = wants.first() else { return Ok(()) };
+        let Some(first) = wants.first() else {
+            return Ok(());
+        };
         let what = match wants.len() {
             1 => item_name(first),
             n => format!("{n} items from {}", item_name(first)),
@@ -118,7 +152,12 @@ impl Source for Hub {
             method: Method::POST,
             path: &path,
             headers: &headers,
-            body: Bytes::from(ReadRequest { wants: wants.to_vec() }.encode()),
+            body: Bytes::from(
+                ReadRequest {
+                    wants: wants.to_vec(),
+                }
+                .encode(),
+            ),
             limit: records * (u64::from(FRAME_BYTES_MAX) + RECORD_OVERHEAD),
             what: &what,
             any_status: false,
@@ -151,8 +190,16 @@ impl Source for Hub {
         }
         match (wrong, open.is_empty(), missing.first()) {
             (Some(error), ..) => Err(error),
-            (None, false, _) => Err(self.invalid(&what, &format!("{} items are neither there nor said to be missing", open.len()))),
-            (None, true, Some(first)) => Err(missing_items(self.http.shown(), missing.len(), first)),
+            (None, false, _) => Err(self.invalid(
+                &what,
+                &format!(
+                    "{} items are neither there nor said to be missing",
+                    open.len()
+                ),
+            )),
+            (None, true, Some(first)) => {
+                Err(missing_items(self.http.shown(), missing.len(), first))
+            }
             (None, true, None) => Ok(()),
         }
     }

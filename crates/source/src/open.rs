@@ -64,11 +64,17 @@ pub fn open(url: &str, options: &Options) -> Result<Arc<dyn Source>, SourceError
         Some(("floe+http", rest)) => Ok(Arc::new(Hub::new(&format!("http://{rest}"), options)?)),
         Some(("http" | "https", _)) => {
             let (hub, files) = (Hub::new(url, options)?, Files::new(url, options)?);
-            Ok(Arc::new(Web { hub, files, is_hub: OnceLock::new() }))
+            Ok(Arc::new(Web {
+                hub,
+                files,
+                is_hub: OnceLock::new(),
+            }))
         }
         Some((scheme, _)) => Err(SourceError::Unsupported {
             at: shown_url(url),
-            reason: format!("unknown scheme {scheme:?}; use a path, file://, http://, https://, floe://, floe+http:// or s3://"),
+            reason: format!(
+                "unknown scheme {scheme:?}; use a path, file://, http://, https://, floe://, floe+http:// or s3://"
+            ),
         }),
     }
 }
@@ -115,7 +121,13 @@ impl Source for Web {
         self.source()?.layout(id)
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         self.source()?.read(image, wants, request, sink)
     }
 

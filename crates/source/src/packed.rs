@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use floe_image::{
-    FormatError, FrameInfo, Hash, ImageName, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX, Manifest, PackIndex, PackRef,
-    decompress_frame,
+    FormatError, FrameInfo, Hash, ImageName, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX,
+    Manifest, PackIndex, PackRef, decompress_frame,
 };
 use parking_lot::Mutex;
 
@@ -32,9 +32,22 @@ pub(crate) trait Objects: Send + Sync {
     /// Where it is, for messages.
     fn at(&self) -> &str;
     /// The whole object, of at most `limit` bytes.
-    fn get(&self, path: &str, limit: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError>;
+    fn get(
+        &self,
+        path: &str,
+        limit: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError>;
     /// Exactly `len` bytes from offset `start`.
-    fn get_range(&self, path: &str, start: u64, len: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError>;
+    fn get_range(
+        &self,
+        path: &str,
+        start: u64,
+        len: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError>;
     /// The link's state.
     fn link(&self) -> LinkEstimate;
 }
@@ -61,7 +74,13 @@ struct Piece {
 
 impl<O: Objects> Packed<O> {
     pub fn new(objects: O, timeout: Duration, index_dir: Option<PathBuf>) -> Packed<O> {
-        Packed { objects, timeout, index_dir, layouts: Mutex::default(), indices: Mutex::default() }
+        Packed {
+            objects,
+            timeout,
+            index_dir,
+            layouts: Mutex::default(),
+            indices: Mutex::default(),
+        }
     }
 
     pub fn objects(&self) -> &O {
@@ -72,19 +91,35 @@ impl<O: Objects> Packed<O> {
         if let Ok(id) = name.parse() {
             return Ok(id);
         }
-        let parsed = ImageName::parse(name)
-            .map_err(|e| SourceError::Unsupported { at: self.objects.at().into(), reason: e.to_string() })?;
+        let parsed = ImageName::parse(name).map_err(|e| SourceError::Unsupported {
+            at: self.objects.at().into(),
+            reason: e.to_string(),
+        })?;
         let what = format!("image {parsed}");
         let path = format!("tags/{}", crate::http::escape(&parsed.to_string()));
-        let bytes = self.objects.get(&path, TAG_FILE_BYTES_MAX, &what, &Request::demand(self.timeout))?;
+        let bytes = self.objects.get(
+            &path,
+            TAG_FILE_BYTES_MAX,
+            &what,
+            &Request::demand(self.timeout),
+        )?;
         let text = String::from_utf8_lossy(&bytes);
-        text.split_whitespace().next().unwrap_or_default().parse().map_err(|e| self.invalid(&what, &e))
+        text.split_whitespace()
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .map_err(|e| self.invalid(&what, &e))
     }
 
     pub fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
         let what = format!("the manifest of image {}", id.short());
         let request = Request::demand(self.timeout);
-        let bytes = self.objects.get(&format!("images/{id}"), MANIFEST_BYTES_MAX as u64, &what, &request)?;
+        let bytes = self.objects.get(
+            &format!("images/{id}"),
+            MANIFEST_BYTES_MAX as u64,
+            &what,
+            &request,
+        )?;
         Manifest::decode_verified(&bytes, id).map_err(|e| self.invalid(&what, &e))
     }
 
@@ -97,20 +132,35 @@ impl<O: Objects> Packed<O> {
             return Ok(layout.clone());
         }
         let what = format!("the layout of image {}", id.short());
-        let bytes = self.objects.get(&format!("images/{id}.layout"), LAYOUT_BYTES_MAX as u64, &what, request)?;
+        let bytes = self.objects.get(
+            &format!("images/{id}.layout"),
+            LAYOUT_BYTES_MAX as u64,
+            &what,
+            request,
+        )?;
         let layout = Arc::new(Layout::decode(&bytes).map_err(|e| self.invalid(&what, &e))?);
         self.layouts.lock().insert(*id, layout.clone());
         Ok(layout)
     }
 
-    pub fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    pub fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         check_count(self.objects.at(), wants)?;
         let clock = Deadline::new(request);
         let mut given = HashSet::new();
         match self.read_once(image, wants, &clock, &mut given, sink) {
             // An image that was published again has a new layout, and its old packs may be gone.
             Err(SourceError::Missing { .. }) if self.forget_layout(image) => {
-                let rest: Vec<_> = wants.iter().filter(|(_, hash)| !given.contains(hash)).copied().collect();
+                let rest: Vec<_> = wants
+                    .iter()
+                    .filter(|(_, hash)| !given.contains(hash))
+                    .copied()
+                    .collect();
                 self.read_once(image, &rest, &clock, &mut given, sink)
             }
             other => other,
@@ -138,14 +188,28 @@ impl<O: Objects> Packed<O> {
             let start = first.frame.offset;
             let len = last.frame.offset + u64::from(last.frame.len) - start;
             let what = format!("pack {} at {start}+{len}", first.pack.short());
-            let bytes = self.objects.get_range(&pack_path(&first.pack), start, len, &what, &clock.request())?;
+            let bytes = self.objects.get_range(
+                &pack_path(&first.pack),
+                start,
+                len,
+                &what,
+                &clock.request(),
+            )?;
             if bytes.len() as u64 != len {
                 return Err(self.invalid(&what, &format!("{} bytes came", bytes.len())));
             }
             for piece in run {
                 let at = (piece.frame.offset - start) as usize;
-                if let Err(e) = unpack(piece, &bytes[at..at + piece.frame.len as usize], given, sink) {
-                    wrong = Some(self.invalid(&format!("frame {} of pack {}", piece.number, piece.pack), &e));
+                if let Err(e) = unpack(
+                    piece,
+                    &bytes[at..at + piece.frame.len as usize],
+                    given,
+                    sink,
+                ) {
+                    wrong = Some(self.invalid(
+                        &format!("frame {} of pack {}", piece.number, piece.pack),
+                        &e,
+                    ));
                 }
             }
         }
@@ -166,7 +230,11 @@ impl<O: Objects> Packed<O> {
     ) -> Result<(Vec<Piece>, Vec<(Kind, Hash)>), SourceError> {
         let slots: Vec<(&PackRef, Arc<IndexSlot>)> = {
             let mut indices = self.indices.lock();
-            layout.packs.iter().map(|pack| (pack, indices.entry(pack.id).or_default().clone())).collect()
+            layout
+                .packs
+                .iter()
+                .map(|pack| (pack, indices.entry(pack.id).or_default().clone()))
+                .collect()
         };
         let mut pieces = Vec::new();
         let mut seen = BTreeSet::new();
@@ -182,10 +250,20 @@ impl<O: Objects> Packed<O> {
                     (true, None) => self.index(pack, slot, clock)?,
                 };
                 rest.retain(|(kind, hash)| {
-                    let Some(place) = index.lookup(hash) else { return true };
-                    let Some(frame) = index.frame(place.frame).filter(|frame| frame.kind == *kind) else { return true };
+                    let Some(place) = index.lookup(hash) else {
+                        return true;
+                    };
+                    let Some(frame) = index.frame(place.frame).filter(|frame| frame.kind == *kind)
+                    else {
+                        return true;
+                    };
                     if seen.insert((number, place.frame)) {
-                        let piece = Piece { pack: pack.id, index: index.clone(), number: place.frame, frame };
+                        let piece = Piece {
+                            pack: pack.id,
+                            index: index.clone(),
+                            number: place.frame,
+                            frame,
+                        };
                         pieces.push((number, piece));
                     }
                     false
@@ -196,20 +274,37 @@ impl<O: Objects> Packed<O> {
         Ok((pieces.into_iter().map(|(_, piece)| piece).collect(), rest))
     }
 
-    fn index(&self, pack: &PackRef, slot: &IndexSlot, clock: &Deadline) -> Result<Arc<PackIndex>, SourceError> {
+    fn index(
+        &self,
+        pack: &PackRef,
+        slot: &IndexSlot,
+        clock: &Deadline,
+    ) -> Result<Arc<PackIndex>, SourceError> {
         let mut here = slot.lock();
         if let Some(index) = &*here {
             return Ok(index.clone());
         }
         let what = format!("the index of pack {}", pack.id.short());
-        let kept = self.index_dir.as_ref().map(|dir| dir.join(format!("{}.index", pack.id)));
-        let from_disk = kept.as_deref().and_then(|path| std::fs::read(path).ok()).and_then(|b| PackIndex::decode(&b, pack).ok());
+        let kept = self
+            .index_dir
+            .as_ref()
+            .map(|dir| dir.join(format!("{}.index", pack.id)));
+        let from_disk = kept
+            .as_deref()
+            .and_then(|path| std::fs::read(path).ok())
+            .and_then(|b| PackIndex::decode(&b, pack).ok());
         let index = match from_disk {
             Some(index) => index,
             None => {
                 pack.check().map_err(|e| self.invalid(&what, &e))?;
                 let len = u64::from(pack.index_bytes);
-                let bytes = self.objects.get_range(&pack_path(&pack.id), pack.index_offset, len, &what, &clock.request())?;
+                let bytes = self.objects.get_range(
+                    &pack_path(&pack.id),
+                    pack.index_offset,
+                    len,
+                    &what,
+                    &clock.request(),
+                )?;
                 let index = PackIndex::decode(&bytes, pack).map_err(|e| self.invalid(&what, &e))?;
                 if let Some(path) = kept
                     && let Err(error) = keep(&path, &bytes)
@@ -225,7 +320,11 @@ impl<O: Objects> Packed<O> {
     }
 
     fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
-        SourceError::Invalid { at: self.objects.at().into(), what: what.into(), reason: reason.to_string() }
+        SourceError::Invalid {
+            at: self.objects.at().into(),
+            what: what.into(),
+            reason: reason.to_string(),
+        }
     }
 }
 
@@ -235,7 +334,9 @@ fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     pieces.chunk_by(move |a, b| {
         let end = a.frame.offset + u64::from(a.frame.len);
         let whole = (b.frame.offset + u64::from(b.frame.len)).saturating_sub(start);
-        let together = a.pack == b.pack && b.frame.offset.saturating_sub(end) <= GAP_BYTES_MAX && whole <= RANGE_BYTES_MAX;
+        let together = a.pack == b.pack
+            && b.frame.offset.saturating_sub(end) <= GAP_BYTES_MAX
+            && whole <= RANGE_BYTES_MAX;
         if !together {
             start = b.frame.offset;
         }
@@ -243,11 +344,21 @@ fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     })
 }
 
-fn unpack(piece: &Piece, bytes: &[u8], given: &mut HashSet<Hash>, sink: &mut Sink<'_>) -> Result<(), FormatError> {
+fn unpack(
+    piece: &Piece,
+    bytes: &[u8],
+    given: &mut HashSet<Hash>,
+    sink: &mut Sink<'_>,
+) -> Result<(), FormatError> {
     let kind = piece.frame.kind;
     let data = decompress_frame(kind, bytes, usize::from(piece.frame.items))?;
     let mut result = Ok(());
-    for (hash, item) in piece.index.frame_hashes(piece.number).iter().zip(data.chunks_exact(kind.raw_size())) {
+    for (hash, item) in piece
+        .index
+        .frame_hashes(piece.number)
+        .iter()
+        .zip(data.chunks_exact(kind.raw_size()))
+    {
         match kind.verify(hash, item) {
             Ok(()) if given.insert(*hash) => sink(kind, *hash, item),
             Ok(()) => {}
@@ -276,14 +387,27 @@ pub(crate) fn check_count(at: &str, wants: &[(Kind, Hash)]) -> Result<(), Source
     if wants.len() <= READ_ITEMS_MAX {
         return Ok(());
     }
-    let reason = format!("{} items in one read; at most {READ_ITEMS_MAX} are allowed, ask in parts", wants.len());
-    Err(SourceError::Unsupported { at: at.into(), reason })
+    let reason = format!(
+        "{} items in one read; at most {READ_ITEMS_MAX} are allowed, ask in parts",
+        wants.len()
+    );
+    Err(SourceError::Unsupported {
+        at: at.into(),
+        reason,
+    })
 }
 
 /// The error for `count` items that are not there, `first` among them.
 pub(crate) fn missing_items(at: &str, count: usize, first: &(Kind, Hash)) -> SourceError {
-    let more = if count > 1 { format!(" and {} more items", count - 1) } else { String::new() };
-    SourceError::Missing { at: at.into(), what: format!("{}{more}", item_name(first)) }
+    let more = if count > 1 {
+        format!(" and {} more items", count - 1)
+    } else {
+        String::new()
+    };
+    SourceError::Missing {
+        at: at.into(),
+        what: format!("{}{more}", item_name(first)),
+    }
 }
 
 /// An item, for messages.
@@ -299,7 +423,10 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     pub fn new(request: &Request) -> Deadline {
-        Deadline { request: *request, until: Instant::now() + request.deadline }
+        Deadline {
+            request: *request,
+            until: Instant::now() + request.deadline,
+        }
     }
 
     /// When it ends.
@@ -309,6 +436,9 @@ impl Deadline {
 
     /// The same request with what is left of its time.
     pub fn request(&self) -> Request {
-        Request { deadline: self.until.saturating_duration_since(Instant::now()), ..self.request }
+        Request {
+            deadline: self.until.saturating_duration_since(Instant::now()),
+            ..self.request
+        }
     }
 }

@@ -24,29 +24,49 @@ pub struct S3(Packed<Bucket>);
 impl S3 {
     /// The repository below `url`, `s3://bucket` or `s3://bucket/prefix`. Nothing is connected yet.
     pub fn new(url: &str, options: &Options) -> Result<S3, SourceError> {
-        let bad = |reason: String| SourceError::Unsupported { at: url.to_string(), reason };
-        let rest = url.strip_prefix("s3://").ok_or_else(|| bad("write s3://bucket/prefix".into()))?;
+        let bad = |reason: String| SourceError::Unsupported {
+            at: url.to_string(),
+            reason,
+        };
+        let rest = url
+            .strip_prefix("s3://")
+            .ok_or_else(|| bad("write s3://bucket/prefix".into()))?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
             return Err(bad("has no bucket; write s3://bucket/prefix".into()));
         }
         let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|e| bad(e.to_string()))?;
-        let mut client = ClientOptions::new().with_connect_timeout(timeout_of(options)).with_timeout_disabled();
+        let mut client = ClientOptions::new()
+            .with_connect_timeout(timeout_of(options))
+            .with_timeout_disabled();
         if let Some(ca) = &options.ca {
-            let pem = std::fs::read(ca).map_err(|e| bad(format!("cannot read certificates from {}: {e}", ca.display())))?;
-            let certificates = Certificate::from_pem_bundle(&pem).map_err(|e| bad(format!("{}: {e}", ca.display())))?;
+            let pem = std::fs::read(ca).map_err(|e| {
+                bad(format!(
+                    "cannot read certificates from {}: {e}",
+                    ca.display()
+                ))
+            })?;
+            let certificates = Certificate::from_pem_bundle(&pem)
+                .map_err(|e| bad(format!("{}: {e}", ca.display())))?;
             for certificate in certificates {
                 client = client.with_root_certificate(certificate);
             }
         }
         // Retrying is this crate's own business: two layers of it multiply.
-        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+        let retry = RetryConfig {
+            max_retries: 0,
+            ..RetryConfig::default()
+        };
+        let mut builder = AmazonS3Builder::from_env()
+            .with_bucket_name(bucket)
+            .with_retry(retry);
         if let Some(region) = &options.s3_region {
             builder = builder.with_region(region);
         }
         if let Some((id, secret)) = &options.s3_keys {
-            builder = builder.with_access_key_id(id).with_secret_access_key(secret);
+            builder = builder
+                .with_access_key_id(id)
+                .with_secret_access_key(secret);
         }
         if let Some(endpoint) = &options.s3_endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -54,7 +74,10 @@ impl S3 {
         if let Some(endpoint) = builder.get_config_value(&AmazonS3ConfigKey::Endpoint) {
             client = client.with_allow_http(endpoint.starts_with("http://"));
         }
-        let store = builder.with_client_options(client).build().map_err(|e| bad(e.to_string()))?;
+        let store = builder
+            .with_client_options(client)
+            .build()
+            .map_err(|e| bad(e.to_string()))?;
         // Connections are shared between the callers' threads, so they are driven by a thread of their own.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -69,7 +92,11 @@ impl S3 {
             runtime: Some(runtime),
             meter: LinkMeter::default(),
         };
-        Ok(S3(Packed::new(bucket, timeout_of(options), options.index_dir.clone())))
+        Ok(S3(Packed::new(
+            bucket,
+            timeout_of(options),
+            options.index_dir.clone(),
+        )))
     }
 }
 
@@ -90,7 +117,13 @@ impl Source for S3 {
         self.0.layout(id).map(|layout| Some((*layout).clone()))
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         self.0.read(image, wants, request, sink)
     }
 
@@ -126,21 +159,44 @@ impl Bucket {
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
         let key = format!("{}/{path}", self.prefix);
-        let object = Path::parse(key.trim_start_matches('/'))
-            .map_err(|e| SourceError::Unsupported { at: self.at.clone(), reason: e.to_string() })?;
-        let runtime = self.runtime.as_ref().ok_or_else(|| SourceError::Stopped { what: what.into() })?;
+        let object =
+            Path::parse(key.trim_start_matches('/')).map_err(|e| SourceError::Unsupported {
+                at: self.at.clone(),
+                reason: e.to_string(),
+            })?;
+        let runtime = self
+            .runtime
+            .as_ref()
+            .ok_or_else(|| SourceError::Stopped { what: what.into() })?;
         runtime.block_on(async {
             match timeout(request.deadline, self.stream(&object, range, limit, what)).await {
                 Ok(outcome) => outcome,
-                Err(_) => Err(SourceError::Timeout { at: self.at.clone(), what: what.into(), after: request.deadline }),
+                Err(_) => Err(SourceError::Timeout {
+                    at: self.at.clone(),
+                    what: what.into(),
+                    after: request.deadline,
+                }),
             }
         })
     }
 
-    async fn stream(&self, object: &Path, range: Option<GetRange>, limit: u64, what: &str) -> Result<Vec<u8>, SourceError> {
+    async fn stream(
+        &self,
+        object: &Path,
+        range: Option<GetRange>,
+        limit: u64,
+        what: &str,
+    ) -> Result<Vec<u8>, SourceError> {
         let mut answer = self.meter.request(Instant::now());
-        let options = GetOptions { range, ..GetOptions::default() };
-        let got = self.store.get_opts(object, options).await.map_err(|e| self.error(what, &e))?;
+        let options = GetOptions {
+            range,
+            ..GetOptions::default()
+        };
+        let got = self
+            .store
+            .get_opts(object, options)
+            .await
+            .map_err(|e| self.error(what, &e))?;
         let mut stream = got.into_stream();
         let mut body = Vec::new();
         while let Some(data) = stream.next().await {
@@ -148,7 +204,11 @@ impl Bucket {
             self.meter.received(&mut answer, data.len(), Instant::now());
             if (body.len() + data.len()) as u64 > limit {
                 let reason = format!("the answer is longer than {limit} bytes");
-                return Err(SourceError::Invalid { at: self.at.clone(), what: what.into(), reason });
+                return Err(SourceError::Invalid {
+                    at: self.at.clone(),
+                    what: what.into(),
+                    reason,
+                });
             }
             body.extend_from_slice(&data);
         }
@@ -160,13 +220,14 @@ impl Bucket {
         let (at, what, reason) = (self.at.clone(), what.to_string(), error.to_string());
         match error {
             object_store::Error::NotFound { .. } => SourceError::Missing { at, what },
-            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-                SourceError::Denied { at, what }
-            }
+            object_store::Error::PermissionDenied { .. }
+            | object_store::Error::Unauthenticated { .. } => SourceError::Denied { at, what },
             object_store::Error::NotSupported { .. }
             | object_store::Error::NotImplemented
             | object_store::Error::InvalidPath { .. }
-            | object_store::Error::UnknownConfigurationKey { .. } => SourceError::Unsupported { at, reason },
+            | object_store::Error::UnknownConfigurationKey { .. } => {
+                SourceError::Unsupported { at, reason }
+            }
             _ => SourceError::Unreachable { at, what, reason },
         }
     }
@@ -177,12 +238,31 @@ impl Objects for Bucket {
         &self.at
     }
 
-    fn get(&self, path: &str, limit: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError> {
+    fn get(
+        &self,
+        path: &str,
+        limit: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
         self.load(path, None, limit, what, request)
     }
 
-    fn get_range(&self, path: &str, start: u64, len: u64, what: &str, request: &Request) -> Result<Vec<u8>, SourceError> {
-        self.load(path, Some(GetRange::Bounded(start..start + len)), len, what, request)
+    fn get_range(
+        &self,
+        path: &str,
+        start: u64,
+        len: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
+        self.load(
+            path,
+            Some(GetRange::Bounded(start..start + len)),
+            len,
+            what,
+            request,
+        )
     }
 
     fn link(&self) -> LinkEstimate {

@@ -1,15 +1,24 @@
 //! Bringing chunks and segments into the node's cache: demand first, each hash once, until they are there.
+//!
+//! `queue` knows what is wanted by whom, `budget` how much prefetch a link bears; neither does I/O. `engine` is the threads
+//! that ask them what to do and do it.
+
+mod budget;
+mod engine;
+mod queue;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use floe_image::{Hash, Kind};
 use floe_store::Cache;
 
 use crate::{LinkEstimate, Source, SourceError};
+use engine::Engine;
 
 /// How a [`Fetcher`] works. The defaults suit a node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOptions {
     /// Threads for demand, started when needed: the number of faults that are fetched at the same time.
     pub demand_threads: usize,
@@ -42,8 +51,8 @@ impl Default for FetchOptions {
 /// or its deadline has passed. It runs on a thread of the fetcher, or on the caller's: hold no lock that it takes.
 pub type Done = Box<dyn FnOnce(Result<&[u8], SourceError>) + Send>;
 
-/// Told for each item of a prefetch, once: it is in the cache now (its bytes are at hand), or it was given up.
-pub type Each = Arc<dyn Fn(Kind, &Hash, Result<&[u8], &SourceError>) + Send + Sync>;
+/// Told for each item of a prefetch, once: it is in the cache now, or it was given up.
+pub type Each = Arc<dyn Fn(Kind, &Hash, Result<(), &SourceError>) + Send + Sync>;
 
 /// What a [`Fetcher`] has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,19 +81,25 @@ pub struct FetchStats {
     pub prefetch_in_flight_bytes: u64,
 }
 
-/// The mount's fetch engine.
-pub struct Fetcher {}
+/// Brings what is wanted from a source into the cache.
+///
+/// Cost: a thread for each concurrent read, started when first needed; some 200 bytes for each item that is wanted and not
+/// here. Dropping it tells everybody who waits [`SourceError::Stopped`]; a read that is under way then ends on its own.
+pub struct Fetcher {
+    engine: Arc<Engine>,
+}
 
-#[allow(unused_variables, clippy::unimplemented, missing_docs)]
 impl Fetcher {
     /// Fetches from `source` into `cache`.
     pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Fetcher {
-        unimplemented!()
+        Fetcher {
+            engine: Arc::new(Engine::new(source, cache, options)),
+        }
     }
 
-    /// Get an item that a guest waits for; never blocks. It overtakes all prefetch; if it is queued there it is taken
+    /// Get an item that a guest waits for; never blocks. It overtakes all prefetch: if it is queued there it is taken
     /// out, if it is on its way it is waited for. Errors that may pass are retried with backoff until
-    /// [`FetchOptions::demand_deadline`]; missing and denied items fail at once.
+    /// [`FetchOptions::demand_deadline`]; missing and denied items fail at once. What is cached is answered on this thread.
     pub fn demand(
         &self,
         image: &Hash,
@@ -92,11 +107,12 @@ impl Fetcher {
         hash: &Hash,
         done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
     ) {
-        unimplemented!()
+        self.engine.demand(image, kind, hash, Box::new(done));
     }
 
-    /// As [`Fetcher::demand`], but where the link is fast (or unknown) and few others do so, the calling thread itself
-    /// makes the request, which saves two thread switches. It may block for about 50 ms then; a failed attempt goes to the fetcher's threads.
+    /// As [`Fetcher::demand`], but where the link is fast (or still unknown) and fewer than [`FetchOptions::here_max`]
+    /// others do so, the calling thread itself makes the request, which saves two thread switches. It blocks for 50 ms at
+    /// most; a failed attempt goes to the fetcher's threads. `done` may run on this thread before it returns.
     pub fn demand_here(
         &self,
         image: &Hash,
@@ -104,52 +120,75 @@ impl Fetcher {
         hash: &Hash,
         done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
     ) {
-        unimplemented!()
+        self.engine.demand_here(image, kind, hash, Box::new(done));
     }
 
-    /// Get an item and wait for it.
+    /// Get an item and wait for it, as long as [`FetchOptions::demand_deadline`] says.
     pub fn demand_wait(
         &self,
         image: &Hash,
         kind: Kind,
         hash: &Hash,
     ) -> Result<Vec<u8>, SourceError> {
-        unimplemented!()
+        let (tell, told) = mpsc::sync_channel(1);
+        self.demand_here(image, kind, hash, move |outcome| {
+            // The receiver waits below for exactly this.
+            let _ = tell.send(outcome.map(<[u8]>::to_vec));
+        });
+        told.recv().unwrap_or_else(|_| {
+            Err(SourceError::Stopped {
+                what: crate::packed::item_name(&(kind, *hash)),
+            })
+        })
     }
 
     /// Get items ahead of need, in this order, as the link allows. What is cached or on its way is skipped.
     pub fn prefetch(&self, image: &Hash, items: Vec<(Kind, Hash)>) {
-        unimplemented!()
+        self.engine.prefetch(image, &items, None);
     }
 
-    /// As [`Fetcher::prefetch`], and tell `each` what became of every item (at once for what is cached).
+    /// As [`Fetcher::prefetch`], and tell `each` what became of every item: on this thread for what is cached, later
+    /// and on another for the rest.
     pub fn prefetch_with(&self, image: &Hash, items: Vec<(Kind, Hash)>, each: Each) {
-        unimplemented!()
+        self.engine.prefetch(image, &items, Some(&each));
     }
 
-    /// Forget the queued prefetch of an image; what is on its way still comes. Those that wait for it are told
+    /// Forget the queued prefetch of an image; what is on its way still comes. Those who were to be told get
     /// [`SourceError::Stopped`].
     pub fn cancel_prefetch(&self, image: &Hash) {
-        unimplemented!()
+        self.engine.cancel_prefetch(image);
     }
 
     /// What it has done so far.
     pub fn stats(&self) -> FetchStats {
-        unimplemented!()
+        self.engine.stats()
     }
 
     /// The link as it seems now: traffic, bandwidth, round-trip time.
     pub fn link(&self) -> LinkEstimate {
-        unimplemented!()
+        self.engine.source.link()
     }
 
     /// The cache that it fills.
     pub fn cache(&self) -> &Arc<Cache> {
-        unimplemented!()
+        &self.engine.cache
     }
 
     /// The source that it reads.
     pub fn source(&self) -> &Arc<dyn Source> {
-        unimplemented!()
+        &self.engine.source
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        self.engine.stop();
+    }
+}
+
+impl FetchOptions {
+    /// When a demand of now ends.
+    fn until(&self) -> Option<Instant> {
+        self.demand_deadline.map(|limit| Instant::now() + limit)
     }
 }

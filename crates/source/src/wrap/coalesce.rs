@@ -59,14 +59,19 @@ impl Own<'_> {
 
 impl Drop for Own<'_> {
     fn drop(&mut self) {
-        self.land_rest(&SourceError::Stopped { what: "an item that another thread was reading".into() });
+        self.land_rest(&SourceError::Stopped {
+            what: "an item that another thread was reading".into(),
+        });
     }
 }
 
 impl Coalesce {
     /// Around `inner`.
     pub fn new(inner: Arc<dyn Source>) -> Coalesce {
-        Coalesce { inner, flights: Mutex::default() }
+        Coalesce {
+            inner,
+            flights: Mutex::default(),
+        }
     }
 }
 
@@ -87,9 +92,19 @@ impl Source for Coalesce {
         self.inner.layout(id)
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         let until = Instant::now() + request.deadline;
-        let mut own = Own { coalesce: self, image: *image, flights: HashMap::new() };
+        let mut own = Own {
+            coalesce: self,
+            image: *image,
+            flights: HashMap::new(),
+        };
         let (mut mine, mut joined) = (Vec::new(), Vec::new());
         {
             let mut flights = self.flights.lock();
@@ -109,10 +124,12 @@ impl Source for Coalesce {
         }
         let mut outcome = Ok(());
         if !mine.is_empty() {
-            outcome = self.inner.read(image, &mine, request, &mut |kind, hash, bytes| {
-                own.land(&hash, Ok(bytes.into()));
-                sink(kind, hash, bytes);
-            });
+            outcome = self
+                .inner
+                .read(image, &mine, request, &mut |kind, hash, bytes| {
+                    own.land(&hash, Ok(bytes.into()));
+                    sink(kind, hash, bytes);
+                });
             let undelivered = || SourceError::Unreachable {
                 at: self.describe(),
                 what: "an item that another thread was reading".into(),
@@ -132,7 +149,11 @@ impl Source for Coalesce {
                 Some(Err(error)) => outcome = Err(error),
                 None => {
                     let what = item_name(&(kind, hash));
-                    outcome = Err(SourceError::Timeout { at: self.describe(), what, after: request.deadline });
+                    outcome = Err(SourceError::Timeout {
+                        at: self.describe(),
+                        what,
+                        after: request.deadline,
+                    });
                 }
             }
         }

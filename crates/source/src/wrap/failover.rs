@@ -40,7 +40,9 @@ impl Member {
         let mut health = self.health.lock();
         match outcome {
             Some(error) if error.is_retryable() => {
-                let sick = SICK_FIRST.saturating_mul(1 << health.failures.min(10)).min(SICK_LONGEST);
+                let sick = SICK_FIRST
+                    .saturating_mul(1 << health.failures.min(10))
+                    .min(SICK_LONGEST);
                 health.failures += 1;
                 health.sick_until = Some(Instant::now() + sick);
                 tracing::warn!(%error, source = self.source.describe(), ?sick, "source failed, others come first for a while");
@@ -58,20 +60,34 @@ impl Member {
 impl Failover {
     /// Over `sources`, the preferred first.
     pub fn new(sources: Vec<Arc<dyn Source>>) -> Failover {
-        let sources = sources.into_iter().map(|source| Member { source, health: Mutex::default() }).collect();
+        let sources = sources
+            .into_iter()
+            .map(|source| Member {
+                source,
+                health: Mutex::default(),
+            })
+            .collect();
         Failover { sources }
     }
 
     /// The healthy in order of preference, then the sick, the soonest to recover first.
     fn order(&self) -> Vec<&Member> {
         let now = Instant::now();
-        let mut members: Vec<_> = self.sources.iter().map(|member| (member.sick_until(now), member)).collect();
+        let mut members: Vec<_> = self
+            .sources
+            .iter()
+            .map(|member| (member.sick_until(now), member))
+            .collect();
         members.sort_by_key(|(sick, _)| sick.map(|until| until - now));
         members.into_iter().map(|(_, member)| member).collect()
     }
 
     /// Ask one after the other, telling each how many are left, it included.
-    fn first<T>(&self, what: &str, mut call: impl FnMut(&dyn Source, u32) -> Result<T, SourceError>) -> Result<T, SourceError> {
+    fn first<T>(
+        &self,
+        what: &str,
+        mut call: impl FnMut(&dyn Source, u32) -> Result<T, SourceError>,
+    ) -> Result<T, SourceError> {
         let order = self.order();
         let mut errors = Vec::new();
         for (asked, member) in order.iter().enumerate() {
@@ -85,16 +101,26 @@ impl Failover {
         // Whoever could not answer may have it: then trying again makes sense, and "missing" would be a lie.
         errors.sort_by_key(|error| Reverse(error.is_retryable()));
         Err(match errors.into_iter().next() {
-            Some(SourceError::Missing { what, .. }) => SourceError::Missing { at: self.describe(), what },
+            Some(SourceError::Missing { what, .. }) => SourceError::Missing {
+                at: self.describe(),
+                what,
+            },
             Some(error) => error,
-            None => SourceError::Missing { at: "an empty list of sources".into(), what: what.into() },
+            None => SourceError::Missing {
+                at: "an empty list of sources".into(),
+                what: what.into(),
+            },
         })
     }
 }
 
 impl Source for Failover {
     fn describe(&self) -> String {
-        self.sources.iter().map(|member| member.source.describe()).collect::<Vec<_>>().join(", ")
+        self.sources
+            .iter()
+            .map(|member| member.source.describe())
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
@@ -109,13 +135,22 @@ impl Source for Failover {
         self.first("the layout", |source, _| source.layout(id))
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         let clock = Deadline::new(request);
         let mut progress = Progress::new(wants);
         self.first("the items", |source, left| {
             // A source that hangs must leave time for those after it.
             let rest = clock.request();
-            let share = Request { deadline: rest.deadline / left, ..rest };
+            let share = Request {
+                deadline: rest.deadline / left,
+                ..rest
+            };
             progress.attempt(source, image, &share, sink)
         })
     }

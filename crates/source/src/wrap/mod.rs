@@ -19,7 +19,10 @@ struct Progress {
 
 impl Progress {
     fn new(wants: &[(Kind, Hash)]) -> Progress {
-        Progress { rest: wants.to_vec(), given: HashSet::new() }
+        Progress {
+            rest: wants.to_vec(),
+            given: HashSet::new(),
+        }
     }
 
     /// Ask `source` for what is not there yet; no item reaches `sink` twice.

@@ -23,7 +23,11 @@ pub struct RetryOptions {
 
 impl Default for RetryOptions {
     fn default() -> RetryOptions {
-        RetryOptions { attempts: 5, first_pause: Duration::from_millis(50), longest_pause: Duration::from_secs(5) }
+        RetryOptions {
+            attempts: 5,
+            first_pause: Duration::from_millis(50),
+            longest_pause: Duration::from_secs(5),
+        }
     }
 }
 
@@ -31,7 +35,10 @@ impl Default for RetryOptions {
 /// the same server do not come back in step.
 pub(crate) fn pause(options: &RetryOptions, failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(20);
-    let whole = options.first_pause.saturating_mul(1 << doublings).min(options.longest_pause);
+    let whole = options
+        .first_pause
+        .saturating_mul(1 << doublings)
+        .min(options.longest_pause);
     whole.mul_f64(rand::rng().random_range(0.5..=1.0))
 }
 
@@ -47,7 +54,11 @@ impl Retry {
         Retry { inner, options }
     }
 
-    fn again<T>(&self, until: Option<Instant>, mut call: impl FnMut() -> Result<T, SourceError>) -> Result<T, SourceError> {
+    fn again<T>(
+        &self,
+        until: Option<Instant>,
+        mut call: impl FnMut() -> Result<T, SourceError>,
+    ) -> Result<T, SourceError> {
         let mut failures = 0;
         loop {
             let error = match call() {
@@ -83,10 +94,18 @@ impl Source for Retry {
         self.again(None, || self.inner.layout(id))
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         let clock = Deadline::new(request);
         let mut progress = Progress::new(wants);
-        self.again(Some(clock.until()), || progress.attempt(&*self.inner, image, &clock.request(), sink))
+        self.again(Some(clock.until()), || {
+            progress.attempt(&*self.inner, image, &clock.request(), sink)
+        })
     }
 
     fn link(&self) -> LinkEstimate {

@@ -23,7 +23,11 @@ impl Verified {
     }
 
     fn invalid(&self, what: String, reason: String) -> SourceError {
-        SourceError::Invalid { at: self.describe(), what, reason }
+        SourceError::Invalid {
+            at: self.describe(),
+            what,
+            reason,
+        }
     }
 }
 
@@ -42,7 +46,10 @@ impl Source for Verified {
         if found == *id {
             Ok(manifest)
         } else {
-            Err(self.invalid(format!("the manifest of image {}", id.short()), format!("it hashes to {found}")))
+            Err(self.invalid(
+                format!("the manifest of image {}", id.short()),
+                format!("it hashes to {found}"),
+            ))
         }
     }
 
@@ -50,19 +57,34 @@ impl Source for Verified {
         self.inner.layout(id)
     }
 
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         let mut given = HashSet::new();
         let mut wrong = None;
-        let outcome = self.inner.read(image, wants, request, &mut |kind, hash, bytes| match kind.verify(&hash, bytes) {
-            Ok(()) if given.insert(hash) => sink(kind, hash, bytes),
-            Ok(()) => {}
-            Err(error) => wrong = Some(self.invalid(item_name(&(kind, hash)), error.to_string())),
-        });
+        let outcome =
+            self.inner
+                .read(image, wants, request, &mut |kind, hash, bytes| match kind
+                    .verify(&hash, bytes)
+                {
+                    Ok(()) if given.insert(hash) => sink(kind, hash, bytes),
+                    Ok(()) => {}
+                    Err(error) => {
+                        wrong = Some(self.invalid(item_name(&(kind, hash)), error.to_string()))
+                    }
+                });
         let open = wants.iter().find(|(_, hash)| !given.contains(hash));
         match (outcome, wrong, open) {
             (Err(error), None, _) => Err(error),
             (_, Some(error), _) => Err(error),
-            (Ok(()), None, Some(item)) => Err(self.invalid(item_name(item), "it was not delivered, without a reason".into())),
+            (Ok(()), None, Some(item)) => Err(self.invalid(
+                item_name(item),
+                "it was not delivered, without a reason".into(),
+            )),
             (Ok(()), None, None) => Ok(()),
         }
     }

@@ -1,0 +1,432 @@
+//! The fetcher's threads: they ask the queue what to read, read it, store it and tell those who wait.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use floe_image::{Hash, Kind};
+use floe_store::{Cache, StoreError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::budget::budget;
+use super::queue::{Batch, Budget, Calls, Next, Queue};
+use super::{Done, Each, FetchOptions, FetchStats};
+use crate::{Purpose, Request, Source, SourceError};
+
+/// Longest that [`super::Fetcher::demand_here`] holds its caller, a thread that other guests may need.
+const HERE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// A link slower than this is not worth a caller's thread: the two switches saved are 1 % of it.
+const HERE_RTT_US_MAX: u64 = 2_000;
+
+/// Longest time for a prefetch read: a batch is made to take a quarter of a second, so this is a hang.
+const PREFETCH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long to leave prefetching when the cache is full: evicting or a person must help.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
+
+static ZEROS: [u8; floe_image::SEGMENT_BYTES] = [0; floe_image::SEGMENT_BYTES];
+
+/// What the threads of a fetcher share.
+pub(super) struct Engine {
+    pub source: Arc<dyn Source>,
+    pub cache: Arc<Cache>,
+    options: FetchOptions,
+    state: Mutex<State>,
+    demand_added: Condvar,
+    prefetch_added: Condvar,
+    here: AtomicUsize,
+    full: AtomicBool,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Queue,
+    demand: Crew,
+    prefetch: Crew,
+    stopped: bool,
+}
+
+/// Threads of one kind.
+#[derive(Default)]
+struct Crew {
+    all: usize,
+    idle: usize,
+}
+
+#[derive(Default)]
+struct Counts {
+    demand_items: AtomicU64,
+    prefetch_items: AtomicU64,
+    neighbour_items: AtomicU64,
+    raw_bytes: AtomicU64,
+    reads: AtomicU64,
+    failures: AtomicU64,
+    joined: AtomicU64,
+    not_cached: AtomicU64,
+}
+
+impl Engine {
+    pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Engine {
+        Engine {
+            source,
+            cache,
+            options,
+            state: Mutex::default(),
+            demand_added: Condvar::new(),
+            prefetch_added: Condvar::new(),
+            here: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
+            counts: Counts::default(),
+        }
+    }
+
+    pub fn demand(self: &Arc<Self>, image: &Hash, kind: Kind, hash: &Hash, done: Done) {
+        let Some(done) = self.answer_from_cache(kind, hash, done) else {
+            return;
+        };
+        let until = self.options.until();
+        let mut state = self.state.lock();
+        if state.stopped {
+            drop(state);
+            return done(Err(SourceError::Stopped {
+                what: crate::packed::item_name(&(kind, *hash)),
+            }));
+        }
+        if state.queue.add_demand(image, kind, hash, until, done) {
+            self.counts.joined.fetch_add(1, Relaxed);
+        }
+        self.staff_demand(&mut state);
+    }
+
+    pub fn demand_here(self: &Arc<Self>, image: &Hash, kind: Kind, hash: &Hash, done: Done) {
+        let Some(_place) = self.place_here() else {
+            return self.demand(image, kind, hash, done);
+        };
+        let Some(done) = self.answer_from_cache(kind, hash, done) else {
+            return;
+        };
+        let mut state = self.state.lock();
+        if state.stopped || state.queue.knows(hash) {
+            drop(state);
+            return self.demand(image, kind, hash, done);
+        }
+        let batch = state
+            .queue
+            .add_flying(image, kind, hash, self.options.until(), done);
+        drop(state);
+        let limit = HERE_TIMEOUT.min(self.options.attempt_timeout);
+        self.read(&batch, Purpose::Demand, limit, true);
+    }
+
+    pub fn prefetch(self: &Arc<Self>, image: &Hash, items: &[(Kind, Hash)], each: Option<&Each>) {
+        let (here, wanted): (Vec<_>, Vec<_>) = items
+            .iter()
+            .partition(|(kind, hash)| hash.is_zero() || self.cache.contains(*kind, hash));
+        if !wanted.is_empty() {
+            let mut state = self.state.lock();
+            if !state.stopped {
+                for (kind, hash) in &wanted {
+                    state.queue.add_prefetch(image, *kind, hash, each);
+                }
+                // All at once: a batch comes for each as soon as the link's budget allows it.
+                while state.prefetch.all < self.options.prefetch_threads.max(1)
+                    && self.start("floe-prefetch", Engine::work_on_prefetch)
+                {
+                    state.prefetch.all += 1;
+                }
+                self.prefetch_added.notify_all();
+            }
+        }
+        if let Some(each) = each {
+            here.iter()
+                .for_each(|(kind, hash)| each(*kind, hash, Ok(())));
+        }
+    }
+
+    pub fn cancel_prefetch(&self, image: &Hash) {
+        let mut calls = Calls::default();
+        self.state.lock().queue.cancel_prefetch(image, &mut calls);
+        calls.make();
+    }
+
+    pub fn stop(&self) {
+        let mut calls = Calls::default();
+        {
+            let mut state = self.state.lock();
+            state.stopped = true;
+            state.queue.stop(&mut calls);
+        }
+        self.demand_added.notify_all();
+        self.prefetch_added.notify_all();
+        calls.make();
+    }
+
+    pub fn stats(&self) -> FetchStats {
+        let counts = &self.counts;
+        let state = self.state.lock();
+        FetchStats {
+            demand_items: counts.demand_items.load(Relaxed),
+            prefetch_items: counts.prefetch_items.load(Relaxed),
+            neighbour_items: counts.neighbour_items.load(Relaxed),
+            raw_bytes: counts.raw_bytes.load(Relaxed),
+            reads: counts.reads.load(Relaxed),
+            failures: counts.failures.load(Relaxed),
+            joined: counts.joined.load(Relaxed),
+            not_cached: counts.not_cached.load(Relaxed),
+            waiting: state.queue.waiting(),
+            prefetch_queued: state.queue.prefetch_queued(),
+            prefetch_in_flight_bytes: state.queue.in_flight(),
+        }
+    }
+
+    /// Answers from the cache, or gives `done` back.
+    fn answer_from_cache(&self, kind: Kind, hash: &Hash, done: Done) -> Option<Done> {
+        if hash.is_zero() {
+            done(Ok(&ZEROS[..kind.raw_size()]));
+            return None;
+        }
+        if !self.cache.contains(kind, hash) {
+            return Some(done);
+        }
+        match kind {
+            Kind::Chunk => {
+                let mut chunk = [0; floe_image::CHUNK_SIZE];
+                // A chunk that can't be read back is fetched again.
+                if !self.cache.get(hash, &mut chunk, None).unwrap_or(false) {
+                    return Some(done);
+                }
+                done(Ok(&chunk));
+            }
+            Kind::Segment => match self.cache.get_segment(hash, None) {
+                Some(segment) => done(Ok(&segment.encode())),
+                None => return Some(done),
+            },
+        }
+        None
+    }
+
+    /// One more thread for demand, if more waits than idle threads can take.
+    fn staff_demand(self: &Arc<Self>, state: &mut State) {
+        let crew = &mut state.demand;
+        if crew.idle < state.queue.demand_len() && crew.all < self.options.demand_threads.max(1) {
+            crew.all += usize::from(self.start("floe-demand", Engine::work_on_demand));
+        }
+        self.demand_added.notify_one();
+    }
+
+    /// Whether the thread runs. If not, those that do go on, and the next request tries again.
+    fn start(self: &Arc<Self>, name: &str, work: fn(&Arc<Engine>)) -> bool {
+        let engine = self.clone();
+        let started = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || work(&engine));
+        if let Err(error) = &started {
+            tracing::error!(%error, name, "cannot start a thread; raise the limit on processes");
+        }
+        started.is_ok()
+    }
+
+    fn work_on_demand(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            let mut calls = Calls::default();
+            let free =
+                (self.options.demand_threads.max(1) - state.demand.all) + state.demand.idle + 1;
+            match state.queue.next_demand(Instant::now(), free, &mut calls) {
+                Next::Read(batch) => {
+                    let held_back = state.queue.prefetch_queued() > 0;
+                    drop(state);
+                    if held_back {
+                        self.prefetch_added.notify_one();
+                    }
+                    calls.make();
+                    self.read(&batch, Purpose::Demand, self.options.attempt_timeout, false);
+                    state = self.state.lock();
+                }
+                Next::Wait(until) if calls.is_empty() => {
+                    state.demand.idle += 1;
+                    wait(&self.demand_added, &mut state, until);
+                    state.demand.idle -= 1;
+                }
+                Next::Wait(_) => {
+                    drop(state);
+                    calls.make();
+                    state = self.state.lock();
+                }
+            }
+        }
+    }
+
+    fn work_on_prefetch(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            let budget = MutexGuard::unlocked(&mut state, || self.budget());
+            if state.stopped {
+                break;
+            }
+            match state.queue.next_prefetch(Instant::now(), budget) {
+                Next::Read(batch) => {
+                    drop(state);
+                    self.read(&batch, Purpose::Prefetch, PREFETCH_TIMEOUT, false);
+                    state = self.state.lock();
+                }
+                Next::Wait(until) => {
+                    state.prefetch.idle += 1;
+                    wait(&self.prefetch_added, &mut state, until);
+                    state.prefetch.idle -= 1;
+                }
+            }
+        }
+    }
+
+    fn budget(&self) -> Budget {
+        let link = self.source.link();
+        let raw_bytes = self.counts.raw_bytes.load(Relaxed);
+        let known = raw_bytes > 0 && link.wire_bytes > 0;
+        let wire_per_raw = if known {
+            link.wire_bytes as f64 / raw_bytes as f64
+        } else {
+            1.0
+        };
+        budget(&link, wire_per_raw, self.options.prefetch_bytes_max)
+    }
+
+    /// Read a batch and bring about whatever follows from it. After a failed attempt on a caller's own thread (`here`)
+    /// there is no pause: that attempt was a short one.
+    fn read(self: &Arc<Self>, batch: &Batch, purpose: Purpose, deadline: Duration, here: bool) {
+        self.counts.reads.fetch_add(1, Relaxed);
+        let request = Request { purpose, deadline };
+        // A source or a callback that panics must not leave others waiting for ever.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            self.source.read(
+                &batch.image,
+                &batch.wants,
+                &request,
+                &mut |kind, hash, bytes| {
+                    self.land(purpose, kind, &hash, bytes);
+                },
+            )
+        }));
+        let mut calls = Calls::default();
+        {
+            let mut state = self.state.lock();
+            let left = state.queue.undelivered(batch);
+            let error = match outcome {
+                Ok(Ok(())) if left == 0 => None,
+                Ok(Err(error)) => Some(error),
+                Ok(Ok(())) => Some(self.odd(left, "they were not delivered, without a reason")),
+                Err(_) => Some(self.odd(
+                    left,
+                    "reading failed in an unforeseen way (a panic, see the log)",
+                )),
+            };
+            if let Some(error) = error {
+                self.counts.failures.fetch_add(1, Relaxed);
+                tracing::debug!(%error, items = left, ?purpose, "a read failed");
+                state
+                    .queue
+                    .failed(Instant::now(), batch, &error, here, &mut calls);
+                if state.queue.demand_len() > 0 {
+                    self.staff_demand(&mut state);
+                }
+            }
+        }
+        calls.make();
+        if purpose != Purpose::Demand {
+            // Its bytes are no longer in flight: others may go on.
+            self.prefetch_added.notify_all();
+        }
+    }
+
+    fn odd(&self, items: usize, reason: &str) -> SourceError {
+        SourceError::Invalid {
+            at: self.source.describe(),
+            what: format!("{items} items"),
+            reason: reason.into(),
+        }
+    }
+
+    /// An item has come: store it, then tell those who want it.
+    fn land(&self, purpose: Purpose, kind: Kind, hash: &Hash, bytes: &[u8]) {
+        let stored = if self.cache.contains(kind, hash) {
+            Ok(())
+        } else {
+            self.cache.put_item(kind, hash, bytes, None)
+        };
+        if let Err(StoreError::Corrupt { .. }) = &stored {
+            // The source broke its promise; the item counts as not delivered.
+            tracing::error!(source = self.source.describe(), %hash, "unverified data was dropped");
+            return;
+        }
+        let stored = stored.map_err(|error| SourceError::Local {
+            what: hash.short(),
+            reason: error.to_string(),
+        });
+        self.note_room(stored.as_ref().err());
+        let landed = self.state.lock().queue.landed(hash);
+        let counter = match (landed.wanted, purpose) {
+            (false, _) => &self.counts.neighbour_items,
+            (true, _) if !landed.done.is_empty() => &self.counts.demand_items,
+            (true, Purpose::Demand) if landed.each.is_empty() => &self.counts.neighbour_items,
+            (true, _) => &self.counts.prefetch_items,
+        };
+        counter.fetch_add(1, Relaxed);
+        self.counts.raw_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        // A guest gets its bytes even when they could not be kept.
+        for done in landed.done {
+            done(Ok(bytes));
+        }
+        for each in landed.each {
+            each(kind, hash, stored.as_ref().copied());
+        }
+    }
+
+    /// Hold back prefetch while the cache has no room, and say so once.
+    fn note_room(&self, error: Option<&SourceError>) {
+        match error {
+            Some(error) => {
+                self.counts.not_cached.fetch_add(1, Relaxed);
+                if !self.full.swap(true, Relaxed) {
+                    tracing::warn!(%error, "the cache takes nothing more; guests are served without it, prefetch waits");
+                }
+                self.state
+                    .lock()
+                    .queue
+                    .hold_prefetch(Instant::now() + FULL_PAUSE);
+            }
+            None => self.full.store(false, Relaxed),
+        }
+    }
+
+    /// Permission for the calling thread to make a request itself, if the link is fast enough for that.
+    fn place_here(&self) -> Option<Here<'_>> {
+        let fast = self
+            .source
+            .link()
+            .rtt_us
+            .is_none_or(|rtt| rtt < HERE_RTT_US_MAX);
+        let place = Here(&self.here);
+        let taken = place.0.fetch_add(1, Relaxed);
+        (fast && taken < self.options.here_max).then_some(place)
+    }
+}
+
+struct Here<'a>(&'a AtomicUsize);
+
+impl Drop for Here<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+fn wait(added: &Condvar, state: &mut MutexGuard<'_, State>, until: Option<Instant>) {
+    match until {
+        Some(until) => {
+            added.wait_until(state, until);
+        }
+        None => added.wait(state),
+    }
+}
