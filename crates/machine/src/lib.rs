@@ -1,1 +1,63 @@
-//! floe-machine
+//! A machine's life: start, capture, restore, adopt.
+//!
+//! A [`Spec`] says what a machine is to be; [`Machine`] is one QEMU process that runs it, driven over QMP; a [`Capture`] is
+//! its state, taken in a pause of some tens of milliseconds; a [`Standby`] is a machine with a captured state loaded,
+//! waiting to be let go.
+//!
+//! ```no_run
+//! # use floe_machine::*;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut spec = Spec::new("web", "/var/lib/floe/machines/web", accel::detect(), Programs::of_this_host()?);
+//! spec.boot = Some(Boot { kernel: "/boot/vmlinuz".into(), initrd: Some("/boot/initrd.img".into()) });
+//! let machine = Machine::start(spec)?;
+//! let capture = machine.capture(CaptureOptions::default(), || Ok::<_, std::io::Error>(()))?;
+//! println!("paused for {:?}, {} pages", capture.pause.total(), capture.ram.len());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A machine is confined: a user of its own where the caller is root, QEMU's own seccomp sandbox, Unix sockets only. It
+//! outlives the process that started it; [`Machine::adopt`] takes it over again. An image's configuration comes from
+//! anyone, so that nothing in it reaches QEMU's command line unchecked.
+//!
+//! What this crate is not for: it stores, hashes and fetches nothing (`floe-store`, `floe-mount`); RAM and disks are paths to
+//! it. Networks between machines, placement and names are the node's. It has no asynchronous runtime: its calls block.
+
+pub mod accel;
+mod capture;
+mod clock;
+mod command;
+mod devices;
+mod error;
+pub mod exec;
+mod host;
+mod launch;
+mod machine;
+mod memory;
+mod process;
+pub mod qga;
+pub mod qmp;
+mod record;
+mod restore;
+mod screen;
+mod spec;
+
+pub use accel::Accel;
+pub use capture::{Capture, CaptureOptions, Pause};
+pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
+pub use command::RamBacking;
+pub use devices::VGA_MEMORY_MIB;
+pub use error::MachineError;
+pub use exec::User;
+pub use host::{CPU_MODEL_DEFAULT, Host, Incompatible, QEMU_OLDEST};
+pub use launch::START_TIMEOUT;
+pub use machine::{End, Machine, Status};
+pub use memory::{Pages, Rest};
+pub use process::ProcessId;
+pub use record::Record;
+pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
+pub use screen::parse_ppm;
+pub use spec::{
+    Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
+    MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec,
+};

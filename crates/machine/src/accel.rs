@@ -1,0 +1,118 @@
+//! Which accelerator this host really has.
+//!
+//! That `/dev/kvm` opens, and even that a VM and a vCPU can be created, proves nothing: under nested PVM all of that
+//! works and an ordinary guest kernel then spins for ever. So the known impostor is recognised by its module.
+
+use std::fmt;
+use std::os::fd::AsRawFd;
+
+use serde::{Deserialize, Serialize};
+
+/// How QEMU runs the guest's instructions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accel {
+    /// By the processor.
+    Kvm,
+    /// By translation, some 10 to 50 times slower.
+    Tcg {
+        /// Why KVM is not used, for `floe doctor` and the run's first line.
+        reason: String,
+    },
+}
+
+impl Accel {
+    /// QEMU's name of it, as recorded in an image's configuration.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Accel::Kvm => "kvm",
+            Accel::Tcg { .. } => "tcg",
+        }
+    }
+}
+
+impl fmt::Display for Accel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Accel::Kvm => f.write_str("KVM"),
+            Accel::Tcg { reason } => write!(f, "TCG, slow: {reason}"),
+        }
+    }
+}
+
+const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;
+const KVM_CREATE_VM: libc::c_ulong = 0xae01;
+/// The only version of the KVM API since Linux 2.6.22.
+const KVM_API_VERSION: libc::c_int = 12;
+
+/// Find the best accelerator that can run an unmodified guest here.
+pub fn detect() -> Accel {
+    match kvm_trouble() {
+        None => Accel::Kvm,
+        Some(reason) => Accel::Tcg { reason },
+    }
+}
+
+fn kvm_trouble() -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Some("this processor is not x86-64".into());
+    }
+    if std::path::Path::new("/sys/module/kvm_pvm").exists() {
+        return Some(
+            "KVM on this host is nested PVM, which can't run unmodified guest kernels".into(),
+        );
+    }
+    let kvm = match std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+    {
+        Ok(kvm) => kvm,
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Some(
+                "/dev/kvm is there but this user may not open it: add the user to group kvm".into(),
+            );
+        }
+        Err(e) => return Some(format!("/dev/kvm can't be opened ({e})")),
+    };
+    // SAFETY: both requests take no pointer; the descriptor is open for the length of the calls.
+    let version = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_API_VERSION, 0) };
+    if version != KVM_API_VERSION {
+        return Some(format!(
+            "/dev/kvm speaks version {version} of its interface, not {KVM_API_VERSION}"
+        ));
+    }
+    // SAFETY: as above; the returned descriptor is ours alone.
+    let vm = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CREATE_VM, 0) };
+    if vm < 0 {
+        return Some(format!(
+            "KVM can't create a VM ({})",
+            std::io::Error::last_os_error()
+        ));
+    }
+    // SAFETY: `vm` is the descriptor that was just created and is owned by nobody else.
+    drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(vm) });
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_pvm_is_never_taken_for_kvm() {
+        let accel = detect();
+        if std::path::Path::new("/sys/module/kvm_pvm").exists() {
+            assert_eq!(accel.name(), "tcg");
+            assert!(
+                accel.to_string().contains("PVM"),
+                "the reason is told: {accel}"
+            );
+        } else if !std::path::Path::new("/dev/kvm").exists() {
+            assert!(
+                accel.to_string().contains("/dev/kvm"),
+                "the reason is told: {accel}"
+            );
+        }
+    }
+}

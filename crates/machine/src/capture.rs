@@ -1,0 +1,406 @@
+//! The state of a running machine, taken in a pause of some tens of milliseconds.
+//!
+//! Before the pause: find the guest's memory, estimate what is to be kept, fault in the buffers. In the pause: QMP `stop`
+//! (which also completes the disks' requests), `xen-save-devices-state` into a descriptor, the caller's freeze of the disks,
+//! the pages that are not zero, and `cont`. After it the caller hashes and compresses. Whatever fails after `stop`, the
+//! machine is continued. The state exists in memory only, so that a QEMU or a node that dies leaves no file behind.
+//!
+//! `xen-save-devices-state` works with every accelerator and machine type; it is the only command that writes the devices
+//! without RAM. Rejected: the migration stream with RAM in it (a GiB to write and to parse in the pause) and
+//! `background-snapshot` (userfaultfd inside of QEMU, which its sandbox and shared memory rule out).
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use floe_image::MachineConfig;
+use serde_json::json;
+
+use crate::command::RamBacking;
+use crate::error::MachineError;
+use crate::machine::{Machine, Status, memfd};
+use crate::memory::{Buffers, CopyError, Memory, Pages, Rest, Span};
+use crate::process::is_mapping_of;
+use crate::qmp::QmpError;
+use crate::spec::MEMORY_BYTES_DEFAULT;
+
+/// How long the disks' outstanding requests may take when the machine is stopped.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Largest device state that is read: 100 times that of a machine with every device.
+const DEVICE_BYTES_MAX: u64 = 64 << 20;
+/// Memory of the host that a capture leaves alone.
+const HOST_RESERVE_BYTES: u64 = 128 << 20;
+
+/// What the caller decides about a capture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CaptureOptions {
+    /// Leave the machine paused after a successful capture, to be ended: nothing that it did is then missing in the image.
+    pub stay_paused: bool,
+    /// Most bytes of pages to keep; by default what the host has free.
+    pub bytes_max: Option<u64>,
+}
+
+/// Where the time of the pause went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// Stopping the vCPUs and completing the disks' requests.
+    pub stop: Duration,
+    /// Writing the device state.
+    pub device: Duration,
+    /// The caller's freeze.
+    pub freeze: Duration,
+    /// Scanning and copying RAM and video memory.
+    pub memory: Duration,
+    /// Continuing; zero if the machine stays paused.
+    pub cont: Duration,
+}
+
+impl Pause {
+    /// From the command to stop until the guest runs again.
+    pub fn total(&self) -> Duration {
+        self.stop + self.device + self.freeze + self.memory + self.cont
+    }
+}
+
+/// A captured machine.
+pub struct Capture<F> {
+    /// What a restore must repeat.
+    pub config: MachineConfig,
+    /// The `device` region.
+    pub device: Vec<u8>,
+    /// The `ram` region: what is not zero (cold start), or what differs from the image that the machine was restored from.
+    pub ram: Pages,
+    /// The `vram` region; empty without a video device.
+    pub vram: Pages,
+    /// What the caller's freeze returned.
+    pub frozen: F,
+    /// Where the time of the pause went.
+    pub pause: Pause,
+    /// The time before the pause, while the guest ran.
+    pub prepare: Duration,
+}
+
+impl Machine {
+    /// Capture the machine. `freeze` is called in the pause, once the disks are quiet; it should take no time.
+    pub fn capture<F, E: std::fmt::Display>(
+        &self,
+        options: CaptureOptions,
+        freeze: impl FnOnce() -> Result<F, E>,
+    ) -> Result<Capture<F>, MachineError> {
+        if self.capturing.swap(true, Ordering::Acquire) {
+            return Err(MachineError::CaptureRunning { name: self.name() });
+        }
+        let _busy = Busy(self);
+        self.capture_alone(options, freeze).map_err(|e| {
+            if self.process().is_alive() {
+                e
+            } else {
+                self.dead_in_capture(e)
+            }
+        })
+    }
+
+    fn capture_alone<F, E: std::fmt::Display>(
+        &self,
+        options: CaptureOptions,
+        freeze: impl FnOnce() -> Result<F, E>,
+    ) -> Result<Capture<F>, MachineError> {
+        let began = Instant::now();
+        let status = self.status()?;
+        if let Status::Ended(_) = status {
+            return Err(self.dead());
+        }
+        let failed = |step: &'static str, e: CopyError| match e {
+            CopyError::TooLarge(limit_bytes) => MachineError::CaptureTooLarge {
+                name: self.name(),
+                limit_bytes,
+            },
+            CopyError::Io(e) => MachineError::Capture {
+                name: self.name(),
+                step,
+                reason: e.to_string(),
+            },
+        };
+        const FIND: &str = "finding its memory";
+        const COPY: &str = "copying its memory";
+        let limit = options.bytes_max.unwrap_or_else(free_bytes);
+        let ram = self.ram_memory().map_err(|e| failed(FIND, e.into()))?;
+        let vram = match vram_span(self)? {
+            Some(span) => Some(
+                Memory::private(self.pid(), vec![span], span.len, Rest::Zero)
+                    .map_err(|e| failed(FIND, e.into()))?,
+            ),
+            None => None,
+        };
+        let expected = ram.count().map_err(|e| failed(COPY, e))?;
+        if expected > limit {
+            return Err(failed(COPY, CopyError::TooLarge(limit)));
+        }
+        let ram_buffers =
+            Buffers::new(ram.size(), expected, limit).map_err(|e| failed(COPY, e.into()))?;
+        let vram_buffers = vram
+            .as_ref()
+            .map(|m| Buffers::new(m.size(), 0, limit))
+            .transpose();
+        let vram_buffers = vram_buffers.map_err(|e| failed(COPY, e.into()))?;
+        let state = memfd("floe-device-state")
+            .map_err(MachineError::io("make a buffer for the device state"))?;
+        let prepare = began.elapsed();
+
+        let mut pause = Pause::default();
+        let mut last = Instant::now();
+        let mut lap = || {
+            let now = Instant::now();
+            now - std::mem::replace(&mut last, now)
+        };
+        let mut paused = Paused {
+            machine: self,
+            go_on: status == Status::Running,
+        };
+        self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
+        pause.stop = lap();
+        self.with_fdset(state.as_fd(), |file| {
+            // live: true would also hand the disks over to a migration's other side.
+            self.qmp.execute(
+                "xen-save-devices-state",
+                json!({"filename": file, "live": false}),
+            )
+        })
+        .map_err(|e| self.device_error(e))?;
+        pause.device = lap();
+        let frozen = freeze().map_err(|e| MachineError::Freeze {
+            name: self.name(),
+            reason: e.to_string(),
+        })?;
+        pause.freeze = lap();
+        let mut ram = ram.copy(ram_buffers).map_err(|e| failed(COPY, e))?;
+        let mut vram = match vram.zip(vram_buffers) {
+            Some((memory, buffers)) => memory.copy(buffers).map_err(|e| failed(COPY, e))?,
+            None => Pages::empty(0),
+        };
+        pause.memory = lap();
+        if options.stay_paused {
+            paused.go_on = false;
+        } else if paused.go_on {
+            self.cont()?;
+            paused.go_on = false;
+            pause.cont = lap();
+        }
+        ram.sort();
+        vram.sort();
+        let device = read_state(&state).map_err(MachineError::io("read the device state"))?;
+        tracing::info!(
+            machine = self.name(),
+            pause_ms = pause.total().as_secs_f64() * 1e3,
+            pages = ram.len(),
+            "captured"
+        );
+        Ok(Capture {
+            config: self.config(),
+            device,
+            ram,
+            vram,
+            frozen,
+            pause,
+            prepare,
+        })
+    }
+
+    fn device_error(&self, e: MachineError) -> MachineError {
+        let reason = match &e {
+            MachineError::Qmp(q) if q.is_unknown_command() => {
+                "this QEMU was built without xen-save-devices-state; use your distribution's qemu-system-x86".to_string()
+            }
+            e => e.to_string(),
+        };
+        MachineError::Capture {
+            name: self.name(),
+            step: "saving the device state",
+            reason,
+        }
+    }
+
+    fn dead_in_capture(&self, e: MachineError) -> MachineError {
+        match e {
+            MachineError::Dead { .. } | MachineError::CaptureRunning { .. } => e,
+            e => MachineError::Capture {
+                name: self.name(),
+                step: "waiting for QEMU",
+                reason: format!(
+                    "QEMU ended in the middle ({e}); nothing was captured, start the machine again"
+                ),
+            },
+        }
+    }
+
+    fn ram_memory(&self) -> std::io::Result<Memory> {
+        let pid = self.pid();
+        let record = self.record();
+        match &record.ram {
+            RamBacking::Anonymous => {
+                for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+                    let link = entry?.path();
+                    if std::fs::read_link(&link)
+                        .is_ok_and(|to| to.starts_with("/memfd:memory-backend-memfd (deleted)"))
+                    {
+                        return Memory::shared(File::open(&link)?);
+                    }
+                }
+                Err(std::io::Error::other("QEMU holds no memfd with its RAM"))
+            }
+            RamBacking::File(path) => {
+                let spans = ram_spans(self, path)?;
+                Memory::private(
+                    pid,
+                    spans,
+                    record.config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT),
+                    Rest::Base,
+                )
+            }
+        }
+    }
+}
+
+/// The mappings of the RAM file; the kernel may have split one into several.
+fn ram_spans(machine: &Machine, file: &Path) -> std::io::Result<Vec<Span>> {
+    let mappings = machine.process().mappings()?;
+    let ours = mappings
+        .iter()
+        .filter(|m| is_mapping_of(m, file) && m.permissions.ends_with('p'));
+    let spans: Vec<Span> = ours
+        .map(|m| Span {
+            address: m.start,
+            len: m.end - m.start,
+            offset: m.offset,
+        })
+        .collect();
+    let size = machine
+        .config()
+        .memory_bytes
+        .unwrap_or(MEMORY_BYTES_DEFAULT);
+    let mapped: u64 = spans.iter().map(|s| s.len).sum();
+    if mapped != size {
+        let file = file.display();
+        return Err(std::io::Error::other(format!(
+            "{mapped} of {size} bytes of RAM are mapped from {file}"
+        )));
+    }
+    Ok(spans)
+}
+
+/// Where the video memory is, if there is any.
+///
+/// QEMU tells a block's size, not its address. Its own mappings of device memory are anonymous, apart from their neighbours
+/// (guard pages, and a flag that keeps them out of forks), and none but this has that size; two candidates are an error.
+pub(crate) fn vram_span(machine: &Machine) -> Result<Option<Span>, MachineError> {
+    let blocks = machine.qmp.human("info ramblock")?;
+    let Some(size) = vram_size(&blocks) else {
+        return Ok(None);
+    };
+    let mappings = machine
+        .process()
+        .mappings()
+        .map_err(MachineError::io("read QEMU's mappings"))?;
+    let mut found = mappings
+        .iter()
+        .filter(|m| m.path.is_empty() && m.permissions == "rw-p" && m.end - m.start == size);
+    match (found.next(), found.next()) {
+        (Some(m), None) => Ok(Some(Span {
+            address: m.start,
+            len: size,
+            offset: 0,
+        })),
+        (one, _) => Err(MachineError::Capture {
+            name: machine.name(),
+            step: "finding its video memory",
+            reason: format!(
+                "QEMU has {} mappings of {size} bytes",
+                if one.is_some() { "several" } else { "no" }
+            ),
+        }),
+    }
+}
+
+/// The used length of the video memory in the table of `info ramblock`.
+fn vram_size(blocks: &str) -> Option<u64> {
+    let line = blocks.lines().find(|l| l.contains("vga.vram"))?;
+    // Name, page size, unit, offset, used, total.
+    let mut numbers = line
+        .split_ascii_whitespace()
+        .filter_map(|w| w.strip_prefix("0x"));
+    u64::from_str_radix(numbers.nth(1)?, 16).ok()
+}
+
+fn read_state(state: &File) -> std::io::Result<Vec<u8>> {
+    // The writer had an offset of its own.
+    let mut device = Vec::new();
+    state.take(DEVICE_BYTES_MAX).read_to_end(&mut device)?;
+    if device.is_empty() {
+        Err(std::io::Error::other("QEMU wrote nothing"))
+    } else {
+        Ok(device)
+    }
+}
+
+/// What the host can spare.
+fn free_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| {
+        (kib * 1024).saturating_sub(HOST_RESERVE_BYTES)
+    })
+}
+
+/// Ends the claim on a capture.
+struct Busy<'a>(&'a Machine);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.capturing.store(false, Ordering::Release);
+    }
+}
+
+/// Continues the machine whatever happens.
+struct Paused<'a> {
+    machine: &'a Machine,
+    go_on: bool,
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        if !self.go_on {
+            return;
+        }
+        match self.machine.cont() {
+            Ok(())
+            | Err(MachineError::Dead { .. })
+            | Err(MachineError::Qmp(QmpError::Closed { .. })) => {}
+            Err(e) => tracing::error!(
+                machine = self.machine.name(),
+                "the machine stays paused after a failed capture: {e}"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_video_memory_is_found_in_qemus_table() {
+        let old = "              Block Name    PSize              Offset               Used              Total\r\n\
+                                       ram0    4 KiB  0x0000000000000000 0x0000000004000000 0x0000000004000000\r\n\
+                       0000:00:01.0/vga.vram    4 KiB  0x0000000004080000 0x0000000001000000 0x0000000001000000\r\n";
+        assert_eq!(vram_size(old), Some(16 << 20));
+        // QEMU 9 tells more columns.
+        let new = "0000:00:01.0/vga.vram    4 KiB  0x0000000004080000 0x0000000000800000 0x0000000000800000 0x00007f 0 rw\n";
+        assert_eq!(vram_size(new), Some(8 << 20));
+        assert_eq!(vram_size("vga.vram 4 KiB"), None);
+        assert_eq!(vram_size(""), None);
+    }
+}

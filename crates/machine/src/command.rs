@@ -1,0 +1,343 @@
+//! QEMU's command line.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use floe_image::MachineConfig;
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::devices;
+use crate::error::MachineError;
+use crate::host::{CPU_MODEL_DEFAULT, Host};
+use crate::spec::{
+    CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
+    MEMORY_BYTES_MIN, Spec,
+};
+
+/// Names of the machine's files, all in its `run` directory, which is QEMU's working directory.
+pub mod files {
+    /// The node's QMP socket.
+    pub const QMP: &str = "qmp.sock";
+    /// A second one, for people and tools.
+    pub const QMP_SPARE: &str = "qmp-spare.sock";
+    /// The serial console.
+    pub const CONSOLE: &str = "console.sock";
+    /// All that the serial console ever said.
+    pub const CONSOLE_LOG: &str = "console.log";
+    /// The guest agent.
+    pub const AGENT: &str = "qga.sock";
+    /// The screen.
+    pub const VNC: &str = "vnc.sock";
+}
+
+/// What QEMU may not do: old system calls, gaining privileges, starting processes, changing its own priority.
+pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// Where the guest's RAM is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RamBacking {
+    /// Zeros at first, in a memfd that a capture maps and scans in place (60 ms a GiB on one core; copying anonymous memory
+    /// out of another process takes three times that).
+    Anonymous,
+    /// A private mapping of this file: an image's `ram` region on the mount.
+    File(PathBuf),
+}
+
+/// Give every open field of the configuration its value for a cold start on this host.
+pub fn complete(config: &MachineConfig, host: &Host) -> Result<MachineConfig, MachineError> {
+    let mut config = config.clone();
+    if config.machine_type.is_none() {
+        config.machine_type = host.newest_machine_type().map(str::to_string);
+    }
+    config
+        .cpu_model
+        .get_or_insert_with(|| CPU_MODEL_DEFAULT.into());
+    config.cpus.get_or_insert(1);
+    config.memory_bytes.get_or_insert(MEMORY_BYTES_DEFAULT);
+    config.nic_mac.get_or_insert_with(random_mac);
+    config.qemu_version = Some(host.qemu_version.clone());
+    config.accel = Some(host.accel.name().into());
+    config.cpu_flags = host.cpu.1.iter().cloned().collect();
+    config.devices = devices::canonical(
+        config.disks.len(),
+        config.nic_mac.as_deref().unwrap_or_default(),
+    );
+    Ok(config)
+}
+
+/// A locally administered address with QEMU's prefix.
+fn random_mac() -> String {
+    let [a, b, c]: [u8; 3] = rand::rng().random();
+    format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
+}
+
+/// Refuse a configuration that floe would not have written: it may come from anyone's image, and becomes command line.
+pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
+    let untrusted = |what: String| Err(MachineError::Untrusted { what });
+    if let Some(name) = &config.machine_type
+        && !(name.starts_with("pc-q35-")
+            && name[7..].bytes().all(|b| b.is_ascii_digit() || b == b'.'))
+    {
+        return untrusted(format!(
+            "machine type {name:?} is not of the form pc-q35-7.2"
+        ));
+    }
+    if let Some(model) = &config.cpu_model {
+        if !model
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
+        {
+            return untrusted(format!("CPU model {model:?} is not a plain name"));
+        }
+        if model == "host" || model == "max" {
+            return untrusted(format!(
+                "CPU model {model:?} is another one on every host; use a named model such as {CPU_MODEL_DEFAULT}"
+            ));
+        }
+    }
+    if let Some(mac) = &config.nic_mac
+        && !(mac.len() == 17
+            && mac.split(':').count() == 6
+            && mac
+                .split(':')
+                .all(|p| p.len() == 2 && u8::from_str_radix(p, 16).is_ok()))
+    {
+        return untrusted(format!(
+            "network address {mac:?} is not of the form 52:54:00:12:34:56"
+        ));
+    }
+    if let Some(bytes) = config.memory_bytes
+        && (!(MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&bytes) || bytes % (1 << 20) != 0)
+    {
+        return untrusted(format!(
+            "{bytes} bytes of memory: must be whole MiB from {MEMORY_BYTES_MIN} to {MEMORY_BYTES_MAX}"
+        ));
+    }
+    if let Some(cpus) = config.cpus
+        && !(1..=CPUS_MAX).contains(&cpus)
+    {
+        return untrusted(format!("{cpus} vCPUs: must be 1 to {CPUS_MAX}"));
+    }
+    if config.disks.len() > DISKS_MAX {
+        return untrusted(format!("{} disks: at most {DISKS_MAX}", config.disks.len()));
+    }
+    if let Some(cmdline) = &config.cmdline
+        && (cmdline.len() > CMDLINE_BYTES_MAX || cmdline.contains('\0'))
+    {
+        return untrusted(format!(
+            "the kernel's command line is longer than {CMDLINE_BYTES_MAX} bytes or has a zero byte"
+        ));
+    }
+    devices::check(&config.devices)
+}
+
+/// The arguments for a complete configuration. `incoming` waits for a state and starts paused.
+pub fn arguments(
+    spec: &Spec,
+    config: &MachineConfig,
+    ram: &RamBacking,
+    incoming: bool,
+) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    let mut arg = |name: &str, value: OsString| args.extend([OsString::from(name), value]);
+    let bytes = config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT);
+    let machine_type = config.machine_type.as_deref().unwrap_or("q35");
+    arg(
+        "-name",
+        format!("guest={},debug-threads=on", spec.name).into(),
+    );
+    arg(
+        "-machine",
+        format!("{machine_type},memory-backend=ram0,suppress-vmdesc=on,dump-guest-core=off").into(),
+    );
+    arg(
+        "-accel",
+        if spec.accel.name() == "tcg" {
+            "tcg,thread=multi"
+        } else {
+            "kvm"
+        }
+        .into(),
+    );
+    arg(
+        "-cpu",
+        format!(
+            "{},enforce",
+            config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT)
+        )
+        .into(),
+    );
+    arg("-smp", config.cpus.unwrap_or(1).to_string().into());
+    arg("-m", format!("{}M", bytes >> 20).into());
+    match ram {
+        RamBacking::Anonymous => arg(
+            "-object",
+            format!("memory-backend-memfd,id=ram0,size={bytes},share=on").into(),
+        ),
+        RamBacking::File(path) => {
+            let mut value = OsString::from(format!(
+                "memory-backend-file,id=ram0,size={bytes},share=off,mem-path="
+            ));
+            value.push(escape(path));
+            arg("-object", value);
+        }
+    }
+    // The clock on the mainboard follows the host's clock rather than the guest's, so that it is right at once after a
+    // restore, however long the state was at rest (see `clock`).
+    arg("-rtc", "base=utc,clock=host".into());
+    arg("-sandbox", SANDBOX.into());
+    arg("-display", "none".into());
+    arg("-vnc", format!("unix:{}", files::VNC).into());
+    for (id, file) in [("qmp0", files::QMP), ("qmp1", files::QMP_SPARE)] {
+        arg(
+            "-chardev",
+            format!("socket,id={id},path={file},server=on,wait=off").into(),
+        );
+        arg("-mon", format!("chardev={id},mode=control").into());
+    }
+    let log = files::CONSOLE_LOG;
+    arg(
+        "-chardev",
+        format!(
+            "socket,id=console0,path={},server=on,wait=off,logfile={log},logappend=on",
+            files::CONSOLE
+        )
+        .into(),
+    );
+    arg("-serial", "chardev:console0".into());
+    arg(
+        "-chardev",
+        format!("socket,id=qga0,path={},server=on,wait=off", files::AGENT).into(),
+    );
+    if devices::has(&config.devices, "virtio-rng-pci") {
+        arg("-object", "rng-builtin,id=entropy0".into());
+    }
+    if devices::has(&config.devices, "virtio-net-pci") {
+        let forwards: String = spec
+            .forwards
+            .iter()
+            .map(|f| format!(",hostfwd={f}"))
+            .collect();
+        arg("-netdev", format!("user,id=net0{forwards}").into());
+    }
+    for (i, path) in spec.disks.iter().enumerate() {
+        let mut value = OsString::from(format!(
+            "driver=raw,node-name=disk{i},discard=unmap,detect-zeroes=off,cache.direct=on,\
+             file.driver=file,file.cache.direct=on,file.discard=unmap,file.aio=threads,file.filename="
+        ));
+        value.push(escape(path));
+        arg("-blockdev", value);
+    }
+    for device in &config.devices {
+        arg("-device", device.into());
+    }
+    if let Some(boot) = &spec.boot
+        && !incoming
+    {
+        arg("-kernel", boot.kernel.clone().into());
+        if let Some(initrd) = &boot.initrd {
+            arg("-initrd", initrd.clone().into());
+        }
+        if let Some(cmdline) = &config.cmdline {
+            arg("-append", cmdline.into());
+        }
+    }
+    if incoming {
+        arg("-global", "migration.send-configuration=off".into());
+        arg("-incoming", "defer".into());
+        // Firmware, ROMs and kernel of a reset are those of a cold start: the caller does one, with the same disks.
+        arg("-action", "reboot=shutdown".into());
+        args.push("-S".into());
+    }
+    args.extend([
+        "-nodefaults".into(),
+        "-no-user-config".into(),
+        "-msg".into(),
+        "timestamp=on".into(),
+    ]);
+    args
+}
+
+/// A comma in a value is written twice.
+fn escape(path: &Path) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let bytes = path.as_os_str().as_bytes().iter();
+    OsString::from_vec(
+        bytes
+            .flat_map(|&b| std::iter::repeat_n(b, if b == b',' { 2 } else { 1 }))
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_configuration_cannot_add_arguments() {
+        let bad = [
+            MachineConfig {
+                machine_type: Some("pc-q35-7.2,dumpdtb=/etc/x".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                machine_type: Some("pc-q35-7.2\u{e9}".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                machine_type: Some("microvm".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                cpu_model: Some("host".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                cpu_model: Some("Nehalem,-nx".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                nic_mac: Some("52:54:00:12:34:5,".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                memory_bytes: Some(u64::MAX),
+                ..Default::default()
+            },
+            MachineConfig {
+                memory_bytes: Some((64 << 20) + 1),
+                ..Default::default()
+            },
+            MachineConfig {
+                cpus: Some(0),
+                ..Default::default()
+            },
+            MachineConfig {
+                disks: vec![String::new(); DISKS_MAX + 1],
+                ..Default::default()
+            },
+            MachineConfig {
+                cmdline: Some("a\0b".into()),
+                ..Default::default()
+            },
+            MachineConfig {
+                devices: vec!["loader,file=/etc/shadow".into()],
+                ..Default::default()
+            },
+        ];
+        for config in bad {
+            assert!(
+                matches!(check(&config), Err(MachineError::Untrusted { .. })),
+                "{config:?}"
+            );
+        }
+        check(&MachineConfig::default()).unwrap();
+    }
+
+    #[test]
+    fn a_comma_in_a_path_stays_in_the_path() {
+        assert_eq!(escape(Path::new("/a,b=c")), OsString::from("/a,,b=c"));
+    }
+}

@@ -1,0 +1,150 @@
+//! What can go wrong with a machine, by what the caller can do about it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::qga::QgaError;
+use crate::qmp::QmpError;
+
+/// Why a machine could not be started, restored, captured or controlled.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// The spec itself can't be carried out; nothing was started.
+    #[error("the machine can't be described to QEMU: {what}")]
+    Spec {
+        /// What is wrong with which field, and what would be right.
+        what: String,
+    },
+    /// An image's recorded configuration contains something that floe never writes.
+    #[error("the image's configuration is refused: {what}")]
+    Untrusted {
+        /// The offending value and the rule that it breaks.
+        what: String,
+    },
+    /// No QEMU at the given path.
+    #[error("QEMU was not found at {program}: {source}; install the package qemu-system-x86")]
+    QemuMissing {
+        /// The program that was tried.
+        program: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// QEMU ended, or did not answer, before the machine was up.
+    #[error("QEMU did not start machine {name}: {reason}{}", log_suffix(.log))]
+    Start {
+        /// The machine's name.
+        name: String,
+        /// What was seen from outside.
+        reason: String,
+        /// The last lines that QEMU itself wrote.
+        log: String,
+    },
+    /// The captured state was refused by QEMU.
+    #[error("QEMU refused the captured state of machine {name}: {reason}{}; start it cold from its disks instead", log_suffix(.log))]
+    Restore {
+        /// The machine's name.
+        name: String,
+        /// What was seen from outside.
+        reason: String,
+        /// The last lines that QEMU itself wrote.
+        log: String,
+    },
+    /// This host can't go on where the captured machine was.
+    #[error(transparent)]
+    Incompatible(#[from] crate::host::Incompatible),
+    /// The machine's QEMU is no longer there.
+    #[error(
+        "machine {name} is not running (its QEMU, process {pid}, has ended); start it again to go on"
+    )]
+    Dead {
+        /// The machine's name.
+        name: String,
+        /// The process that it was.
+        pid: u32,
+    },
+    /// One capture at a time.
+    #[error("machine {name} is being captured already; wait until that capture is done")]
+    CaptureRunning {
+        /// The machine's name.
+        name: String,
+    },
+    /// The pages to be kept during the pause don't fit into memory.
+    #[error(
+        "capturing machine {name} needs more than the {limit_bytes} bytes of memory that are free on this host; \
+         shrink the guest with its balloon, or free memory, and capture again (the machine goes on)"
+    )]
+    CaptureTooLarge {
+        /// The machine's name.
+        name: String,
+        /// The bytes that the capture was allowed to keep.
+        limit_bytes: u64,
+    },
+    /// The capture failed; the machine was continued if it still exists.
+    #[error("capturing machine {name} failed at {step}: {reason}")]
+    Capture {
+        /// The machine's name.
+        name: String,
+        /// The step that failed.
+        step: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The caller's freeze of the disks failed; the machine was continued.
+    #[error(
+        "freezing the disks of machine {name} failed: {reason}; the machine goes on, nothing was captured"
+    )]
+    Freeze {
+        /// The machine's name.
+        name: String,
+        /// What the caller's closure said.
+        reason: String,
+    },
+    /// No state of a running machine in the directory.
+    #[error("{dir} holds no running machine: {reason}")]
+    NotAdoptable {
+        /// The machine's directory.
+        dir: PathBuf,
+        /// What is missing or does not match.
+        reason: String,
+    },
+    /// QEMU did not do something in time.
+    #[error("machine {name}: {what} took longer than {limit:?}")]
+    Timeout {
+        /// The machine's name.
+        name: String,
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        limit: Duration,
+    },
+    /// QMP failed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The guest agent failed.
+    #[error(transparent)]
+    Agent(#[from] QgaError),
+    /// A file or a system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done, with the path.
+        what: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+impl MachineError {
+    /// Wrap an I/O error with what was being done.
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> MachineError {
+        let what = what.into();
+        move |source| MachineError::Io { what, source }
+    }
+}
+
+fn log_suffix(log: &str) -> String {
+    if log.is_empty() {
+        String::new()
+    } else {
+        format!(" (QEMU said: {})", log.trim_end().replace('\n', "; "))
+    }
+}

@@ -1,0 +1,258 @@
+//! The exec wrapper: what must happen in QEMU's process before QEMU is there.
+//!
+//! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU: a session of
+//! its own (so that QEMU outlives the node), the machine's directory as working directory (so that sockets have short
+//! names), the machine's own user, and a seccomp filter. The alternative, `pre_exec` in the node, would run in a fork of a
+//! large threaded process, where almost nothing may be called.
+//!
+//! The filter answers `madvise(.., MADV_HUGEPAGE)` with EINVAL. QEMU calls it on all of its RAM, and on a mapping of the
+//! FUSE mount that makes every cold fault read 4 MiB instead of 4 KiB. QEMU ignores the error. `PR_SET_THP_DISABLE` does
+//! not help.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A numeric user and group: machines need no entry in `/etc/passwd`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// The user id.
+    pub uid: u32,
+    /// The group id.
+    pub gid: u32,
+}
+
+/// First id of the range from which machines get their own user: above what Debian, systemd's DynamicUser and
+/// containers' subordinate ranges (from 100000, and 524288 up) use by default.
+pub const UID_FIRST: u32 = 90_000;
+/// Length of that range: more machines than a host can run.
+pub const UID_COUNT: u32 = 8192;
+
+impl User {
+    /// The user of machine number `n`, if this process may change users at all.
+    ///
+    /// `n` is the caller's to choose so that no two live machines share it; it wraps at [`UID_COUNT`].
+    pub fn for_machine(n: u32) -> Option<User> {
+        let id = UID_FIRST + n % UID_COUNT;
+        rustix::process::geteuid()
+            .is_root()
+            .then_some(User { uid: id, gid: id })
+    }
+}
+
+/// What the wrapper does before it becomes QEMU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecPlan {
+    /// The working directory, owned by the machine's user.
+    pub dir: PathBuf,
+    /// The user to become; needs root.
+    pub user: Option<User>,
+    /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
+    pub refuse_huge_pages: bool,
+    /// QEMU.
+    pub program: PathBuf,
+    /// QEMU's arguments, without its name.
+    pub args: Vec<OsString>,
+}
+
+const MADV_HUGEPAGE: u64 = 14;
+
+impl ExecPlan {
+    /// The wrapper's own arguments, to be understood by [`run`].
+    pub fn to_args(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["--dir".into(), self.dir.clone().into()];
+        if let Some(User { uid, gid }) = self.user {
+            args.extend(["--user".into(), format!("{uid}:{gid}").into()]);
+        }
+        if self.refuse_huge_pages {
+            args.push("--refuse-huge-pages".into());
+        }
+        args.extend(["--".into(), self.program.clone().into()]);
+        args.extend(self.args.iter().cloned());
+        args
+    }
+
+    /// The opposite of [`ExecPlan::to_args`].
+    pub fn parse(args: &[OsString]) -> Result<ExecPlan, String> {
+        let mut plan = ExecPlan {
+            dir: PathBuf::new(),
+            user: None,
+            refuse_huge_pages: false,
+            program: PathBuf::new(),
+            args: Vec::new(),
+        };
+        let mut rest = args.iter();
+        let value =
+            |name: &str, v: Option<&OsString>| v.cloned().ok_or(format!("{name} needs a value"));
+        loop {
+            let Some(arg) = rest.next() else {
+                return Err("expected -- and a program after the options".into());
+            };
+            match arg.as_bytes() {
+                b"--dir" => plan.dir = value("--dir", rest.next())?.into(),
+                b"--refuse-huge-pages" => plan.refuse_huge_pages = true,
+                b"--user" => {
+                    let text = value("--user", rest.next())?;
+                    let ids = text.to_str().and_then(|t| t.split_once(':'));
+                    let user = ids.and_then(|(u, g)| {
+                        Some(User {
+                            uid: u.parse().ok()?,
+                            gid: g.parse().ok()?,
+                        })
+                    });
+                    plan.user = Some(user.ok_or(format!("--user {text:?}: expected UID:GID"))?);
+                }
+                b"--" => break,
+                _ => return Err(format!("unknown option {arg:?}")),
+            }
+        }
+        plan.program = value("--", rest.next())?.into();
+        plan.args = rest.cloned().collect();
+        if plan.dir.as_os_str().is_empty() {
+            return Err("--dir is needed".into());
+        }
+        Ok(plan)
+    }
+}
+
+/// Become QEMU. Returns only if that failed, with the exit code for the process (126: could not become it).
+///
+/// Meant to be the whole of the hidden subcommand `floe exec-qemu`: single-threaded, right after the start of the process.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let plan = match ExecPlan::parse(&args) {
+        Ok(plan) => plan,
+        Err(why) => {
+            eprintln!("exec-qemu: {why}");
+            return 2;
+        }
+    };
+    let Err((step, e)) = become_qemu(&plan);
+    eprintln!("exec-qemu: {step}: {e}");
+    126
+}
+
+fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io::Error)> {
+    let failed = |step: &str| {
+        let step = step.to_string();
+        move |e: io::Error| (step, e)
+    };
+    // EPERM: already a session leader, when started by hand.
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir(&plan.dir)
+        .map_err(failed(&format!("enter {}", plan.dir.display())))?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    close_inherited().map_err(failed("close inherited descriptors"))?;
+    if let Some(user) = plan.user {
+        become_user(user).map_err(failed(&format!("become user {}", user.uid)))?;
+    }
+    // A node that is not root reads the guest's memory for a capture; under Yama only a parent may, unless it is allowed.
+    // Where there is no Yama the call fails, and nothing was needed.
+    // SAFETY: this prctl takes only integers.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+    // SAFETY: as above.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return Err(failed("forbid new privileges")(io::Error::last_os_error()));
+    }
+    if plan.refuse_huge_pages {
+        refuse_huge_pages().map_err(failed("install the seccomp filter"))?;
+    }
+    Err(exec(&plan.program, &plan.args)
+        .map_err(failed(&format!("start {}", plan.program.display())))
+        .unwrap_err())
+}
+
+/// QEMU gets standard input, output and error and nothing else of the node's.
+fn close_inherited() -> io::Result<()> {
+    // SAFETY: no object in this single-threaded process owns a descriptor above 2 that is used afterwards.
+    let r = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
+    if r == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn become_user(user: User) -> io::Result<()> {
+    // SAFETY: the calls take integers and an empty list; the process has one thread, so that all of it changes.
+    let ok = unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setresgid(user.gid, user.gid, user.gid) == 0
+            && libc::setresuid(user.uid, user.uid, user.uid) == 0
+    };
+    if ok {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn refuse_huge_pages() -> io::Result<()> {
+    use seccompiler::{
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule,
+    };
+    let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
+        let huge =
+            SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, MADV_HUGEPAGE)?;
+        SeccompFilter::new(
+            [(libc::SYS_madvise, vec![SeccompRule::new(vec![huge])?])].into(),
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::EINVAL as u32),
+            std::env::consts::ARCH.try_into()?,
+        )?
+        .try_into()
+    };
+    let filter = filter().map_err(io::Error::other)?;
+    seccompiler::apply_filter(&filter).map_err(io::Error::other)
+}
+
+fn exec(program: &Path, args: &[OsString]) -> io::Result<std::convert::Infallible> {
+    let c = |s: &OsStr| CString::new(s.to_os_string().into_vec()).map_err(io::Error::other);
+    let mut argv = vec![c(program.as_os_str())?];
+    for arg in args {
+        argv.push(c(arg)?);
+    }
+    let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // SAFETY: `pointers` is a null-terminated list of C strings that live in `argv` until the call replaces the process.
+    unsafe { libc::execv(argv[0].as_ptr(), pointers.as_ptr()) };
+    Err(io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_survives_the_command_line() {
+        let plan = ExecPlan {
+            dir: "/var/lib/floe/machines/web".into(),
+            user: Some(User {
+                uid: 90_001,
+                gid: 90_001,
+            }),
+            refuse_huge_pages: true,
+            program: "/usr/bin/qemu-system-x86_64".into(),
+            args: vec!["-name".into(), "web".into(), "--".into()],
+        };
+        assert_eq!(ExecPlan::parse(&plan.to_args()), Ok(plan));
+    }
+
+    #[test]
+    fn an_incomplete_command_line_is_refused_in_words() {
+        for bad in [
+            &["--dir"][..],
+            &["--user", "x:1", "--", "q"],
+            &["--dir", "/", "--"],
+            &["--dir", "/"],
+            &["-z"],
+        ] {
+            let args: Vec<OsString> = bad.iter().map(Into::into).collect();
+            assert!(!ExecPlan::parse(&args).unwrap_err().is_empty(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! What QEMU on this host can be, and whether an image can go on here.
+//!
+//! Device state is only understood by the same machine type; ROMs and ACPI tables are not in it but made anew by QEMU, so
+//! that the version must match too; and a guest that has seen a CPU flag will use it. All of that is asked of QEMU once
+//! and compared before anything is started, so that the refusal can name the way out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use floe_image::MachineConfig;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::accel::Accel;
+use crate::error::MachineError;
+use crate::qmp::wire;
+
+/// The CPU model of a machine that names none: old enough for every host that runs KVM today, known to TCG whole.
+/// Never `host`: such an image could go on nowhere else.
+pub const CPU_MODEL_DEFAULT: &str = "Nehalem";
+/// The oldest QEMU that floe drives.
+pub const QEMU_OLDEST: (u32, u32) = (7, 2);
+
+/// What one QEMU with one accelerator on this host offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// `7.2.22`.
+    pub qemu_version: String,
+    /// Names such as `pc-q35-7.2`.
+    pub machine_types: BTreeSet<String>,
+    /// Named CPU models, with the flags that this host lacks for each.
+    pub cpu_models: BTreeMap<String, Vec<String>>,
+    /// The model that was asked about, and its flags here.
+    pub cpu: (String, BTreeSet<String>),
+    /// `kvm` or `tcg`, with the reason for the latter.
+    pub accel: Accel,
+}
+
+/// Why an image can't go on here, with the way out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Incompatible {
+    /// Another QEMU would make other ROMs and ACPI tables under the guest's feet.
+    #[error(
+        "the image was captured under QEMU {image} and this host has {host}: the running state can't be loaded; \
+         install QEMU {image} here, run it on a host that has it, or start it cold from its disks (--cold)"
+    )]
+    QemuVersion {
+        /// The version in the image.
+        image: String,
+        /// The version here.
+        host: String,
+    },
+    /// QEMU here is too old for floe.
+    #[error("QEMU {host} is too old: floe needs {}.{} or newer", QEMU_OLDEST.0, QEMU_OLDEST.1)]
+    QemuTooOld {
+        /// The version here.
+        host: String,
+    },
+    /// QEMU here does not know the machine type.
+    #[error(
+        "the image needs machine type {image} and QEMU {qemu} on this host does not have it; \
+         run it on a host whose QEMU has it, or start it cold from its disks (--cold)"
+    )]
+    MachineType {
+        /// The machine type in the image.
+        image: String,
+        /// The version of QEMU here.
+        qemu: String,
+    },
+    /// The CPU model is unknown here.
+    #[error(
+        "the image needs CPU model {model} and QEMU here does not know it; \
+         run it on a host whose QEMU does, or start it cold from its disks with another model (--cold --cpu {CPU_MODEL_DEFAULT})"
+    )]
+    CpuModel {
+        /// The model in the image.
+        model: String,
+    },
+    /// The guest has seen flags that the processor here lacks.
+    #[error(
+        "the guest uses CPU model {model} and this host lacks {}; run it on a host that has them, \
+         or start it cold from its disks with a model that this host has (--cold --cpu {CPU_MODEL_DEFAULT})",
+        .missing.join(", ")
+    )]
+    CpuFlags {
+        /// The model in the image.
+        model: String,
+        /// The flags that are missing here.
+        missing: Vec<String>,
+    },
+    /// State of a processor under KVM is not state of one under TCG.
+    #[error(
+        "the image was captured under {image} and this host has {host}; \
+         run it on a host that has {image}, or start it cold from its disks (--cold)"
+    )]
+    Accel {
+        /// The accelerator in the image.
+        image: String,
+        /// The one here, with the reason.
+        host: Accel,
+    },
+}
+
+impl Host {
+    /// Ask QEMU, once for each program, accelerator and model; later calls are answered from memory while the program's
+    /// file does not change. The first costs about 100 ms.
+    pub fn probe(qemu: &Path, accel: &Accel, model: &str) -> Result<Arc<Host>, MachineError> {
+        type Key = (PathBuf, Option<SystemTime>, &'static str, String);
+        static PROBED: Mutex<BTreeMap<Key, Arc<Host>>> = Mutex::new(BTreeMap::new());
+        let modified = std::fs::metadata(qemu)
+            .map_err(|source| MachineError::QemuMissing {
+                program: qemu.into(),
+                source,
+            })?
+            .modified()
+            .ok();
+        let key = (
+            qemu.to_path_buf(),
+            modified,
+            accel.name(),
+            model.to_string(),
+        );
+        if let Some(host) = PROBED.lock().get(&key) {
+            return Ok(host.clone());
+        }
+        let host = Arc::new(ask(qemu, accel, model)?);
+        PROBED.lock().insert(key, host.clone());
+        Ok(host)
+    }
+
+    /// The newest versioned q35 machine type here.
+    pub fn newest_machine_type(&self) -> Option<&str> {
+        self.machine_types
+            .iter()
+            .filter_map(|name| {
+                let version = name.strip_prefix("pc-q35-")?;
+                Some((version_of(version)?, name.as_str()))
+            })
+            .max()
+            .map(|(_, name)| name)
+    }
+
+    /// Can this configuration start cold here?
+    pub fn check_start(&self, config: &MachineConfig) -> Result<(), Incompatible> {
+        if version_of(&self.qemu_version).is_none_or(|v| v < QEMU_OLDEST) {
+            return Err(Incompatible::QemuTooOld {
+                host: self.qemu_version.clone(),
+            });
+        }
+        if let Some(image) = &config.machine_type
+            && !self.machine_types.contains(image)
+        {
+            return Err(Incompatible::MachineType {
+                image: image.clone(),
+                qemu: self.qemu_version.clone(),
+            });
+        }
+        let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
+        let Some(unavailable) = self.cpu_models.get(model) else {
+            return Err(Incompatible::CpuModel {
+                model: model.into(),
+            });
+        };
+        if !unavailable.is_empty() {
+            return Err(Incompatible::CpuFlags {
+                model: model.into(),
+                missing: unavailable.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Can a state captured with this configuration go on here?
+    pub fn check_restore(&self, config: &MachineConfig) -> Result<(), Incompatible> {
+        if let Some(image) = &config.qemu_version
+            && version_of(image) != version_of(&self.qemu_version)
+        {
+            return Err(Incompatible::QemuVersion {
+                image: image.clone(),
+                host: self.qemu_version.clone(),
+            });
+        }
+        if let Some(image) = &config.accel
+            && image != self.accel.name()
+        {
+            return Err(Incompatible::Accel {
+                image: image.clone(),
+                host: self.accel.clone(),
+            });
+        }
+        self.check_start(config)?;
+        let (model, flags) = &self.cpu;
+        let missing: Vec<String> = config
+            .cpu_flags
+            .iter()
+            .filter(|f| !flags.contains(*f))
+            .cloned()
+            .collect();
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(Incompatible::CpuFlags {
+                model: model.clone(),
+                missing,
+            })
+        }
+    }
+}
+
+/// `(major, minor)`: a stable update of a distribution changes the third number and no state.
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// One spelling for a CPU flag of QEMU's several (`sse4.1`, `sse4_1`); `None` for what is a setting of the model and no flag.
+fn flag_name(property: &str) -> Option<String> {
+    const SETTINGS: &[&str] = &[
+        "check",
+        "cpuid-0xb",
+        "enforce",
+        "fill-mtrr-mask",
+        "full-cpuid-auto-level",
+        "host-cache-info",
+        "hypervisor",
+        "kvm",
+        "l3-cache",
+        "legacy-cache",
+        "migratable",
+        "tcg-cpuid",
+        "vmware-cpuid-freq",
+    ];
+    let setting = property.starts_with("x-") || SETTINGS.contains(&property);
+    (!setting).then(|| property.replace(['.', '_'], "-"))
+}
+
+/// Run an empty QEMU and ask it over its standard input. No guest, no devices, no machine.
+fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
+    let trouble = |reason: String| MachineError::Start {
+        name: "(probe)".into(),
+        reason,
+        log: String::new(),
+    };
+    let mut child = Command::new(qemu)
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            "none",
+            "-qmp",
+            "stdio",
+            "-accel",
+            accel.name(),
+        ])
+        .args([
+            "-sandbox",
+            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|source| MachineError::QemuMissing {
+            program: qemu.into(),
+            source,
+        })?;
+    let expand = json!({"execute": "query-cpu-model-expansion", "arguments": {"type": "full", "model": {"name": model}}});
+    let commands = [
+        json!({"execute": "qmp_capabilities"}),
+        json!({"execute": "query-version"}),
+        json!({"execute": "query-machines"}),
+        json!({"execute": "query-cpu-definitions"}),
+        expand,
+        json!({"execute": "quit"}),
+    ];
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    let text: String = commands.iter().map(|c| format!("{c}\n")).collect();
+    let written = stdin.write_all(text.as_bytes());
+    let mut replies = Vec::new();
+    let mut out = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+    let mut line = Vec::new();
+    while replies.len() < commands.len() {
+        line.clear();
+        if out.read_until(b'\n', &mut line).unwrap_or(0) == 0 {
+            break;
+        }
+        match wire::parse(&line) {
+            Ok(wire::Message::Return { value, .. }) => replies.push(value),
+            // An unknown model has no expansion; it is refused by name later.
+            Ok(wire::Message::Error { .. }) => replies.push(Value::Null),
+            Ok(_) => {}
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(trouble(format!(
+                    "{} does not speak QMP: {e}",
+                    qemu.display()
+                )));
+            }
+        }
+    }
+    drop(stdin);
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let _ = std::io::Read::read_to_string(&mut stderr, &mut said);
+    }
+    let _ = child.wait();
+    if replies.len() < commands.len() || written.is_err() {
+        return Err(trouble(format!(
+            "{} with {} ended early: {}",
+            qemu.display(),
+            accel.name(),
+            said.trim()
+        )));
+    }
+    let version = &replies[1]["qemu"];
+    let number = |v: &Value| v.as_u64().unwrap_or(0);
+    let names = |list: &Value, key: &str| -> Vec<String> {
+        list.as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|m| m[key].as_str().map(str::to_string))
+            .collect()
+    };
+    let cpu_models = replies[3].as_array().into_iter().flatten().filter_map(|m| {
+        let unavailable = m["unavailable-features"].as_array().into_iter().flatten();
+        Some((
+            m["name"].as_str()?.to_string(),
+            unavailable
+                .filter_map(|f| f.as_str().map(str::to_string))
+                .collect(),
+        ))
+    });
+    let props = replies[4]["model"]["props"].as_object();
+    let flags = props
+        .into_iter()
+        .flatten()
+        .filter(|(_, on)| **on == Value::Bool(true));
+    let flags = flags.filter_map(|(name, _)| flag_name(name));
+    Ok(Host {
+        qemu_version: format!(
+            "{}.{}.{}",
+            number(&version["major"]),
+            number(&version["minor"]),
+            number(&version["micro"])
+        ),
+        machine_types: names(&replies[2], "name").into_iter().collect(),
+        cpu_models: cpu_models.collect(),
+        cpu: (model.to_string(), flags.collect()),
+        accel: accel.clone(),
+    })
+}

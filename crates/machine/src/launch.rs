@@ -1,0 +1,188 @@
+//! From a spec to a QEMU that answers.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use floe_image::MachineConfig;
+
+use crate::command::{self, RamBacking, files};
+use crate::error::MachineError;
+use crate::exec::{ExecPlan, User};
+use crate::machine::{EventLog, Machine};
+use crate::process::Process;
+use crate::qmp::{Qmp, QmpError};
+use crate::record::{self, Record};
+use crate::spec::Spec;
+
+/// How long QEMU may take until it answers: firmware, kernel and initrd are read first, perhaps over a slow link.
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often its socket is tried: a hundredth of QEMU's own start.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
+/// The directory of sockets and logs that belongs to the machine's user.
+pub(crate) const RUN_DIR: &str = "run";
+/// What QEMU itself says.
+pub(crate) const LOG: &str = "qemu.log";
+/// Last bytes of it that an error repeats.
+const LOG_TAIL_BYTES: u64 = 2048;
+
+/// Start QEMU and connect to it. It is killed if that fails.
+pub(crate) fn launch(
+    spec: &Spec,
+    config: MachineConfig,
+    ram: RamBacking,
+    incoming: bool,
+) -> Result<Machine, MachineError> {
+    let run = make_dirs(spec)?;
+    let log_path = spec.dir.join(LOG);
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log_path);
+    let mut log = log.map_err(MachineError::io(format!("open {}", log_path.display())))?;
+    let log_start = log.seek(SeekFrom::End(0)).unwrap_or(0);
+    let plan = ExecPlan {
+        dir: run.clone(),
+        user: spec.user,
+        refuse_huge_pages: matches!(ram, RamBacking::File(_)),
+        program: spec.programs.qemu.clone(),
+        args: command::arguments(spec, &config, &ram, incoming),
+    };
+    let wrapper = spec.programs.wrapper.first();
+    let wrapper = wrapper.ok_or_else(|| MachineError::Spec {
+        what: "no exec wrapper is given".into(),
+    })?;
+    let stdio = |f: &File| {
+        f.try_clone()
+            .map(Stdio::from)
+            .map_err(MachineError::io("share the log"))
+    };
+    let mut child = Command::new(wrapper)
+        .args(&spec.programs.wrapper[1..])
+        .args(plan.to_args())
+        .stdin(Stdio::null())
+        .stdout(stdio(&log)?)
+        .stderr(stdio(&log)?)
+        .spawn()
+        .map_err(MachineError::io(format!("start {}", wrapper.display())))?;
+    let pid = child.id();
+    let process = Process::hold(pid);
+    // Somebody must take the child's exit status, or it stays a zombie as long as this process lives.
+    let reaper = std::thread::Builder::new()
+        .name("qemu-reaper".into())
+        .spawn(move || child.wait());
+    reaper.map_err(MachineError::io("watch QEMU"))?;
+    let process = process.map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;
+    tracing::debug!(machine = spec.name, pid, "QEMU started");
+
+    let finish = || -> Result<Machine, MachineError> {
+        let events = Arc::new(EventLog::default());
+        let qmp = connect(spec, &run, &process, &events)?;
+        let record = Record::new(spec, config, ram, process.id());
+        record.save(&spec.dir)?;
+        let held = Process::find(process.id())
+            .map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;
+        Ok(Machine::assemble(
+            spec.dir.clone(),
+            record,
+            held,
+            qmp,
+            events,
+        ))
+    };
+    finish().map_err(|e| {
+        process.kill();
+        let _ = std::fs::remove_file(spec.dir.join(record::FILE));
+        match e {
+            MachineError::Start { name, reason, .. } => MachineError::Start {
+                name,
+                reason,
+                log: tail(&spec.dir, log_start),
+            },
+            e => e,
+        }
+    })
+}
+
+fn connect(
+    spec: &Spec,
+    run: &Path,
+    process: &Process,
+    events: &Arc<EventLog>,
+) -> Result<Qmp, MachineError> {
+    let failed = |reason: String| MachineError::Start {
+        name: spec.name.clone(),
+        reason,
+        log: String::new(),
+    };
+    let deadline = Instant::now() + START_TIMEOUT;
+    loop {
+        let events = events.clone();
+        match Qmp::connect(&run.join(files::QMP), Some(process.id().pid), move |e| {
+            events.take(e)
+        }) {
+            Ok(qmp) => return Ok(qmp),
+            Err(QmpError::Closed { .. }) if process.is_alive() && Instant::now() < deadline => {
+                process.wait(CONNECT_INTERVAL);
+            }
+            Err(e) if process.is_alive() => {
+                return Err(failed(format!("no answer within {START_TIMEOUT:?}: {e}")));
+            }
+            Err(_) => return Err(failed("QEMU ended".into())),
+        }
+    }
+}
+
+/// The machine's directory and the one in it that belongs to the machine's user, with nothing of an earlier life but the
+/// console's history.
+fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
+    let run = spec.dir.join(RUN_DIR);
+    let make = || -> io::Result<()> {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&run)?;
+        for file in [
+            files::QMP,
+            files::QMP_SPARE,
+            files::CONSOLE,
+            files::AGENT,
+            files::VNC,
+        ] {
+            match std::fs::remove_file(run.join(file)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        if let Some(User { uid, gid }) = spec.user {
+            std::os::unix::fs::lchown(&run, Some(uid), Some(gid))?;
+            match std::os::unix::fs::lchown(run.join(files::CONSOLE_LOG), Some(uid), Some(gid)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    make().map_err(MachineError::io(format!("prepare {}", run.display())))?;
+    Ok(run)
+}
+
+/// The last lines that QEMU wrote after `from`.
+pub(crate) fn tail(dir: &Path, from: u64) -> String {
+    let read = || -> io::Result<String> {
+        let mut file = File::open(dir.join(LOG))?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(
+            from.max(len.saturating_sub(LOG_TAIL_BYTES)),
+        ))?;
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read().unwrap_or_default()
+}

@@ -1,0 +1,465 @@
+//! A running machine: its QEMU, and what can be asked of it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use floe_image::MachineConfig;
+use parking_lot::Mutex;
+use serde_json::json;
+
+use crate::command::{self, RamBacking, files};
+use crate::error::MachineError;
+use crate::exec::User;
+use crate::host::{CPU_MODEL_DEFAULT, Host};
+use crate::launch::{self, RUN_DIR, launch};
+use crate::process::Process;
+use crate::qga::Agent;
+use crate::qmp::{Event, Qmp, QmpError};
+use crate::record::{self, Record};
+use crate::screen;
+use crate::spec::{PortForward, Spec};
+
+/// What a machine is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Status {
+    /// The guest runs.
+    Running,
+    /// The guest is paused: by [`Machine::stop`], before its first instruction, or in a capture.
+    Paused,
+    /// Paused by a disk that could not be written; [`Machine::cont`] tries again.
+    IoError {
+        /// The disk, such as `disk0`.
+        disk: String,
+        /// Whether the reason is a full disk.
+        no_space: bool,
+    },
+    /// QEMU has ended.
+    Ended(End),
+}
+
+/// How a machine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The guest of a restored machine wants to start again: start it cold from its disks.
+    GuestReset,
+    /// The guest switched itself off.
+    GuestShutdown,
+    /// It was asked for: [`Machine::quit`], or a signal.
+    Asked,
+    /// QEMU crashed or was killed, or ended while nobody was watching.
+    Lost,
+}
+
+/// What QEMU's events told.
+#[derive(Default)]
+pub(crate) struct EventLog {
+    state: Mutex<Events>,
+}
+
+#[derive(Default, Clone)]
+struct Events {
+    end: Option<End>,
+    io_error: Option<(String, bool)>,
+}
+
+impl EventLog {
+    pub(crate) fn take(&self, event: Event) {
+        let mut state = self.state.lock();
+        match event.name.as_str() {
+            "SHUTDOWN" => {
+                let reason = event.data["reason"].as_str().unwrap_or_default();
+                state.end = Some(match reason {
+                    "guest-reset" => End::GuestReset,
+                    "guest-shutdown" => End::GuestShutdown,
+                    reason if reason.starts_with("host-") => End::Asked,
+                    _ => End::Lost,
+                });
+            }
+            "BLOCK_IO_ERROR" if event.data["action"] == "stop" => {
+                let node = event.data["node-name"].as_str().filter(|n| !n.is_empty());
+                let disk = node.or(event.data["device"].as_str()).unwrap_or_default();
+                let no_space = event.data["nospace"] == true;
+                state.io_error = Some((disk.to_string(), no_space));
+                tracing::warn!(
+                    disk,
+                    no_space,
+                    "the machine is paused: a disk can't be written"
+                );
+            }
+            "RESUME" => state.io_error = None,
+            _ => {}
+        }
+    }
+}
+
+/// One machine. Dropping it leaves its QEMU running; [`Machine::adopt`] takes it over again, from any process.
+pub struct Machine {
+    dir: PathBuf,
+    pub(crate) record: Mutex<Record>,
+    process: Process,
+    pub(crate) qmp: Qmp,
+    events: Arc<EventLog>,
+    pub(crate) capturing: AtomicBool,
+    /// Conversations with the agent, one at a time.
+    agent: Mutex<()>,
+}
+
+impl Machine {
+    pub(crate) fn assemble(
+        dir: PathBuf,
+        record: Record,
+        process: Process,
+        qmp: Qmp,
+        events: Arc<EventLog>,
+    ) -> Machine {
+        Machine {
+            dir,
+            record: Mutex::new(record),
+            process,
+            qmp,
+            events,
+            capturing: AtomicBool::new(false),
+            agent: Mutex::new(()),
+        }
+    }
+
+    /// Start a machine cold: firmware, then its kernel or first disk.
+    pub fn start(spec: Spec) -> Result<Machine, MachineError> {
+        spec.check()?;
+        command::check(&spec.config)?;
+        let model = spec
+            .config
+            .cpu_model
+            .as_deref()
+            .unwrap_or(CPU_MODEL_DEFAULT);
+        let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
+        host.check_start(&spec.config)?;
+        let config = command::complete(&spec.config, &host)?;
+        launch(&spec, config, RamBacking::Anonymous, false)
+    }
+
+    /// Take over a machine that an earlier process started.
+    pub fn adopt(dir: impl Into<PathBuf>) -> Result<Machine, MachineError> {
+        let dir = dir.into();
+        let record = Record::load(&dir)?;
+        let not = |reason: String| MachineError::NotAdoptable {
+            dir: dir.clone(),
+            reason,
+        };
+        let ended = |e: io::Error| match e.kind() {
+            io::ErrorKind::NotFound => not(format!(
+                "its QEMU, process {}, has ended; start it again",
+                record.process.pid
+            )),
+            _ => not(e.to_string()),
+        };
+        let process = Process::find(record.process).map_err(ended)?;
+        let events = Arc::new(EventLog::default());
+        let shared = events.clone();
+        let socket = dir.join(RUN_DIR).join(files::QMP);
+        let qmp = Qmp::connect(&socket, Some(record.process.pid), move |e| shared.take(e));
+        let qmp = qmp.map_err(|e| not(format!("{e}; is another floe node using it?")))?;
+        Ok(Machine::assemble(dir, record, process, qmp, events))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        self.record.lock().name.clone()
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What its guest sees, complete: to be written into the image of a capture.
+    pub fn config(&self) -> MachineConfig {
+        self.record.lock().config.clone()
+    }
+
+    /// What is written down of it.
+    pub fn record(&self) -> Record {
+        self.record.lock().clone()
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.process.id().pid
+    }
+
+    /// The user that QEMU runs as, if it is one of its own.
+    pub fn user(&self) -> Option<User> {
+        self.record.lock().user
+    }
+
+    /// What it is doing.
+    pub fn status(&self) -> Result<Status, MachineError> {
+        let answer = self.qmp.execute("query-status", json!({}));
+        if !self.process.is_alive() || matches!(answer, Err(QmpError::Closed { .. })) {
+            // The last event stands in the socket before its end.
+            self.process.wait(Duration::from_secs(1));
+            return Ok(Status::Ended(
+                self.events.state.lock().end.unwrap_or(End::Lost),
+            ));
+        }
+        let answer = answer?;
+        let io_error = || self.events.state.lock().io_error.clone();
+        Ok(match answer["status"].as_str().unwrap_or_default() {
+            "running" => Status::Running,
+            "io-error" => {
+                let (disk, no_space) = io_error().unwrap_or_default();
+                Status::IoError { disk, no_space }
+            }
+            _ => Status::Paused,
+        })
+    }
+
+    /// Pause the guest.
+    pub fn stop(&self) -> Result<(), MachineError> {
+        self.command("stop")
+    }
+
+    /// Let the guest go on.
+    pub fn cont(&self) -> Result<(), MachineError> {
+        self.command("cont")
+    }
+
+    /// Ask the guest to switch itself off, as by its power button. Whether it does is its own affair.
+    pub fn powerdown(&self) -> Result<(), MachineError> {
+        self.command("system_powerdown")
+    }
+
+    /// End QEMU now: what the guest has not written to its disks is lost, what it has is kept. After `limit` it is killed.
+    pub fn quit(&self, limit: Duration) -> Result<(), MachineError> {
+        // A QEMU that can't answer is killed below.
+        let _ = self.qmp.execute_within("quit", json!({}), limit);
+        if !self.process.wait(limit) {
+            tracing::warn!(
+                machine = self.name(),
+                pid = self.pid(),
+                "QEMU did not quit and is killed"
+            );
+            self.process.kill();
+            if !self.process.wait(limit) {
+                return Err(MachineError::Timeout {
+                    name: self.name(),
+                    what: "ending QEMU",
+                    limit,
+                });
+            }
+        }
+        let _ = std::fs::remove_file(self.dir.join(record::FILE));
+        Ok(())
+    }
+
+    /// Wait until QEMU has ended; false if it lives on after `limit`.
+    pub fn wait_end(&self, limit: Duration) -> bool {
+        self.process.wait(limit)
+    }
+
+    /// The screen, as PNG in a new file at `path`.
+    pub fn screenshot(&self, path: &Path) -> Result<(), MachineError> {
+        let picture =
+            memfd("floe-screen").map_err(MachineError::io("make a buffer for the screen"))?;
+        let shoot = |format: &str| {
+            self.with_fdset(picture.as_fd(), |file| {
+                self.qmp
+                    .execute("screendump", json!({"filename": file, "format": format}))
+            })
+        };
+        let png = shoot("png");
+        let mut out =
+            File::create(path).map_err(MachineError::io(format!("write {}", path.display())))?;
+        match png {
+            Ok(_) => {
+                let copied = (&picture)
+                    .rewind()
+                    .and_then(|()| io::copy(&mut (&picture), &mut out));
+                copied.map_err(MachineError::io(format!("write {}", path.display())))?;
+            }
+            // Built without libpng.
+            Err(MachineError::Qmp(QmpError::Refused { .. })) => {
+                picture
+                    .set_len(0)
+                    .map_err(MachineError::io("empty the buffer for the screen"))?;
+                shoot("ppm")?;
+                screen::png_from_ppm(picture, &mut out)?;
+            }
+            Err(e) => return Err(e),
+        }
+        out.flush()
+            .map_err(MachineError::io(format!("write {}", path.display())))
+    }
+
+    /// The socket of the serial console: bytes in both directions, one client at a time.
+    pub fn console_socket(&self) -> PathBuf {
+        self.run_file(files::CONSOLE)
+    }
+
+    /// The socket of the screen, for a VNC client.
+    pub fn vnc_socket(&self) -> PathBuf {
+        self.run_file(files::VNC)
+    }
+
+    /// The socket of the guest agent.
+    pub fn agent_socket(&self) -> PathBuf {
+        self.run_file(files::AGENT)
+    }
+
+    /// A second QMP socket, for people and tools.
+    pub fn spare_qmp_socket(&self) -> PathBuf {
+        self.run_file(files::QMP_SPARE)
+    }
+
+    /// The last bytes, at most `bytes_max`, that the serial console ever said.
+    pub fn console_history(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
+        // The directory belongs to the machine's user: a link there could lead the reader anywhere.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(self.run_file(files::CONSOLE_LOG));
+        let mut file = match file {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(e),
+        };
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(bytes_max)))?;
+        let mut bytes = Vec::new();
+        file.take(bytes_max).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The last lines that QEMU itself said, for error messages.
+    pub fn qemu_log(&self) -> String {
+        launch::tail(&self.dir, 0)
+    }
+
+    /// The forwards in effect.
+    pub fn forwards(&self) -> Vec<PortForward> {
+        self.record.lock().forwards.clone()
+    }
+
+    /// Forward one more port.
+    pub fn add_forward(&self, forward: PortForward) -> Result<(), MachineError> {
+        if !forward.host_address.is_ipv4() {
+            return Err(MachineError::Spec {
+                what: format!("forward {forward}: use an IPv4 address such as 127.0.0.1"),
+            });
+        }
+        let said = self.qmp.human(&format!("hostfwd_add net0 {forward}"))?;
+        self.forward_result(&forward, &said, "")?;
+        let mut record = self.record.lock();
+        record.forwards.push(forward);
+        record.save(&self.dir)
+    }
+
+    /// End a forward. Connections through it go on.
+    pub fn remove_forward(&self, forward: &PortForward) -> Result<(), MachineError> {
+        let said = self
+            .qmp
+            .human(&format!("hostfwd_remove net0 {}", forward.host_side()))?;
+        self.forward_result(forward, &said, "removed")?;
+        let mut record = self.record.lock();
+        record.forwards.retain(|f| f != forward);
+        record.save(&self.dir)
+    }
+
+    /// The human monitor tells success and failure in words: nothing after an addition, "... removed" after a removal.
+    fn forward_result(
+        &self,
+        forward: &PortForward,
+        said: &str,
+        good: &str,
+    ) -> Result<(), MachineError> {
+        let said = said.trim();
+        if (good.is_empty() && said.is_empty()) || (!good.is_empty() && said.contains(good)) {
+            return Ok(());
+        }
+        Err(MachineError::Spec {
+            what: format!("forward {forward}: {said}; is the host's port free and yours to use?"),
+        })
+    }
+
+    /// Whether the guest agent answers within `limit`.
+    pub fn agent_ping(&self, limit: Duration) -> Result<(), MachineError> {
+        Ok(self.with_agent(limit, |agent| agent.ping())?)
+    }
+
+    /// Set the guest's clock to the host's, through its agent.
+    pub fn set_guest_time(&self, limit: Duration) -> Result<(), MachineError> {
+        Ok(self.with_agent(limit, |agent| agent.set_time())?)
+    }
+
+    fn with_agent<T>(
+        &self,
+        limit: Duration,
+        f: impl FnOnce(&mut Agent) -> Result<T, crate::qga::QgaError>,
+    ) -> Result<T, crate::qga::QgaError> {
+        let _one_at_a_time = self.agent.lock();
+        f(&mut Agent::connect(&self.agent_socket(), limit)?)
+    }
+
+    /// The id that tells the guest's kernel which generation of the machine it is; new after each restore.
+    pub fn generation_id(&self) -> Result<String, MachineError> {
+        let answer = self.qmp.execute("query-vm-generation-id", json!({}))?;
+        Ok(answer["guid"].as_str().unwrap_or_default().to_string())
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    pub(crate) fn dead(&self) -> MachineError {
+        MachineError::Dead {
+            name: self.name(),
+            pid: self.pid(),
+        }
+    }
+
+    /// Give QEMU a descriptor for as long as `f` takes, under a name that its file arguments understand. So QEMU needs no
+    /// right to any directory, and no file is left when it dies.
+    pub(crate) fn with_fdset<T>(
+        &self,
+        fd: BorrowedFd<'_>,
+        f: impl FnOnce(&str) -> Result<T, QmpError>,
+    ) -> Result<T, MachineError> {
+        // QEMU takes a descriptor from a set by its access mode, and writes files through write-only ones.
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+        let file = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .map_err(MachineError::io(format!("open {path}")))?;
+        let set = self
+            .qmp
+            .execute_with_fd("add-fd", json!({}), file.as_fd())?["fdset-id"]
+            .as_u64()
+            .unwrap_or_default();
+        let result = f(&format!("/dev/fdset/{set}"));
+        let _ = self.qmp.execute("remove-fd", json!({"fdset-id": set}));
+        Ok(result?)
+    }
+
+    fn command(&self, name: &str) -> Result<(), MachineError> {
+        match self.qmp.execute(name, json!({})) {
+            Ok(_) => Ok(()),
+            Err(QmpError::Closed { .. }) if !self.process.is_alive() => Err(self.dead()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn run_file(&self, name: &str) -> PathBuf {
+        self.dir.join(RUN_DIR).join(name)
+    }
+}
+
+/// An anonymous file, gone with its last descriptor.
+pub(crate) fn memfd(name: &str) -> io::Result<File> {
+    Ok(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?.into())
+}

@@ -1,0 +1,205 @@
+//! One process, told apart from a later one with the same number, and its address space.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+/// Number and start time: together they name a process for the life of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// The number.
+    pub pid: u32,
+    /// Clock ticks from the host's boot to the process's start (`/proc/PID/stat`, field 22).
+    pub start_ticks: u64,
+}
+
+/// A process that is held by descriptor, so that its number can't pass to another while we look.
+#[derive(Debug)]
+pub struct Process {
+    id: ProcessId,
+    pidfd: OwnedFd,
+}
+
+/// A mapping of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// First address.
+    pub start: u64,
+    /// Address after the last.
+    pub end: u64,
+    /// `rw-p`.
+    pub permissions: String,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// The file, with ` (deleted)` if so; empty for anonymous memory.
+    pub path: String,
+}
+
+impl Process {
+    /// Hold the process with this number, whichever it is now.
+    pub fn hold(pid: u32) -> io::Result<Process> {
+        let raw = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = pidfd_open(raw, PidfdFlags::empty())?;
+        // Read after the descriptor was opened: from now on the number is this process's.
+        let start_ticks = start_ticks(&std::fs::read(format!("/proc/{pid}/stat"))?)
+            .ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat can't be understood")))?;
+        Ok(Process {
+            id: ProcessId { pid, start_ticks },
+            pidfd,
+        })
+    }
+
+    /// Hold this very process; `NotFound` if it has ended, also if its number has passed to another.
+    pub fn find(id: ProcessId) -> io::Result<Process> {
+        let process = Process::hold(id.pid).map_err(|e| match e.raw_os_error() {
+            Some(libc::ESRCH) => io::ErrorKind::NotFound.into(),
+            _ => e,
+        })?;
+        if process.id == id && process.is_alive() {
+            Ok(process)
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    /// Its number and start time.
+    pub fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// Whether it has not ended; a zombie has.
+    pub fn is_alive(&self) -> bool {
+        !self.wait(Duration::ZERO)
+    }
+
+    /// Wait for its end; false if it lives on after `limit`.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let timeout = left.try_into().unwrap_or(rustix::event::Timespec {
+                tv_sec: 3600,
+                tv_nsec: 0,
+            });
+            match poll(
+                &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
+                Some(&timeout),
+            ) {
+                Ok(0) => return false,
+                Ok(_) => return true,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// End it at once.
+    pub fn kill(&self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Its mappings, in the order of addresses.
+    pub fn mappings(&self) -> io::Result<Vec<Mapping>> {
+        let text = std::fs::read(format!("/proc/{}/maps", self.id.pid))?;
+        Ok(String::from_utf8_lossy(&text)
+            .lines()
+            .filter_map(parse_mapping)
+            .collect())
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`. The second field is a name that may hold spaces and parentheses.
+fn start_ticks(stat: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(stat);
+    let (_, rest) = text.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut parts = line.splitn(6, ' ');
+    let (start, end) = parts.next()?.split_once('-')?;
+    let permissions = parts.next()?.to_string();
+    let offset = u64::from_str_radix(parts.next()?, 16).ok()?;
+    let path = parts.nth(2).unwrap_or_default().trim_start();
+    Some(Mapping {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        permissions,
+        offset,
+        path: unescape(path),
+    })
+}
+
+/// `/proc/PID/maps` writes a line end in a path as `\012`.
+fn unescape(path: &str) -> String {
+    path.replace("\\012", "\n")
+}
+
+/// The path that a mapping of `file` shows.
+pub fn is_mapping_of(mapping: &Mapping, file: &Path) -> bool {
+    Path::new(
+        mapping
+            .path
+            .strip_suffix(" (deleted)")
+            .unwrap_or(&mapping.path),
+    ) == file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_apart_from_a_later_one_with_its_number() {
+        let me = Process::hold(std::process::id()).unwrap();
+        assert!(me.is_alive());
+        assert_eq!(Process::find(me.id()).unwrap().id(), me.id());
+        let earlier = ProcessId {
+            start_ticks: me.id().start_ticks - 1,
+            ..me.id()
+        };
+        assert_eq!(
+            Process::find(earlier).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
+    #[test]
+    fn a_zombie_is_dead() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = Process::hold(child.id()).unwrap();
+        assert!(process.wait(Duration::from_secs(10)));
+        assert!(Process::find(process.id()).is_err());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_name_with_parentheses_does_not_hide_the_start_time() {
+        let stat = b"12 (a) b (c)) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 777 0 0";
+        assert_eq!(start_ticks(stat), Some(777));
+        assert_eq!(start_ticks(b"12 (a"), None);
+    }
+
+    #[test]
+    fn mappings_keep_spaces_in_paths() {
+        let line = "7f0000000000-7f0000001000 rw-p 00002000 00:2a 5                          /mnt/a b/ram (deleted)";
+        let mapping = parse_mapping(line).unwrap();
+        assert_eq!(
+            (mapping.end - mapping.start, mapping.offset),
+            (0x1000, 0x2000)
+        );
+        assert!(is_mapping_of(&mapping, Path::new("/mnt/a b/ram")));
+        assert_eq!(
+            parse_mapping("00400000-00401000 rw-p 00000000 00:00 0 ")
+                .unwrap()
+                .path,
+            ""
+        );
+        assert_eq!(parse_mapping("garbage"), None);
+    }
+}

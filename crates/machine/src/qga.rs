@@ -1,0 +1,246 @@
+//! A client of the guest agent (qemu-guest-agent), which answers over a virtio serial port if the guest has one.
+//!
+//! Its words come from inside the guest: bounded, never believed beyond success or failure.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::qmp::connect_unix;
+
+/// Longest answer that is read.
+pub const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// Separates old answers from the one to come (`guest-sync-delimited`): no JSON text contains it.
+const SENTINEL: u8 = 0xff;
+
+/// Why the agent did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum QgaError {
+    /// Nobody answers: the guest has no agent, or it has not started yet.
+    #[error("no guest agent answered within {0:?}; install qemu-guest-agent in the guest")]
+    Silent(Duration),
+    /// The agent refused.
+    #[error("the guest agent refused {command}: {description}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// The agent's words.
+        description: String,
+    },
+    /// What came is no answer.
+    #[error("the guest agent's answer can't be understood: {0}")]
+    Garbage(String),
+    /// The socket failed.
+    #[error("the guest agent's socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A conversation with the agent. One at a time: the serial port is shared.
+pub struct Agent {
+    stream: UnixStream,
+    deadline: Instant,
+    limit: Duration,
+}
+
+impl Agent {
+    /// Connect and synchronise; everything together may take `limit`.
+    pub fn connect(socket: &Path, limit: Duration) -> Result<Agent, QgaError> {
+        let mut agent = Agent {
+            stream: connect_unix(socket)?,
+            deadline: Instant::now() + limit,
+            limit,
+        };
+        let id = rand::random::<u32>();
+        let sync = json!({"execute": "guest-sync-delimited", "arguments": {"id": id}});
+        agent.send(&[&[SENTINEL], sync.to_string().as_bytes(), b"\n"].concat())?;
+        loop {
+            // Whatever is left of an earlier conversation ends with the sentinel or is not our number.
+            if agent.answer(true)? == Answer::Return(json!(id)) {
+                return Ok(agent);
+            }
+        }
+    }
+
+    /// Run one command.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QgaError> {
+        let line = format!("{}\n", json!({"execute": command, "arguments": arguments}));
+        self.send(line.as_bytes())?;
+        match self.answer(false)? {
+            Answer::Return(value) => Ok(value),
+            Answer::Error(description) => Err(QgaError::Refused {
+                command: command.into(),
+                description,
+            }),
+        }
+    }
+
+    /// Is it there?
+    pub fn ping(&mut self) -> Result<(), QgaError> {
+        self.execute("guest-ping", json!({})).map(drop)
+    }
+
+    /// Set the guest's clock to the host's, now.
+    pub fn set_time(&mut self) -> Result<(), QgaError> {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        self.execute("guest-set-time", json!({"time": now.as_nanos() as u64}))
+            .map(drop)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), QgaError> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write_all(bytes).map_err(|e| self.failed(e))
+    }
+
+    /// The next line; with `delimited` the next one after a sentinel.
+    fn answer(&mut self, delimited: bool) -> Result<Answer, QgaError> {
+        let mut line = Vec::new();
+        let mut wanted = !delimited;
+        let mut byte = [0; 1];
+        loop {
+            self.stream.set_read_timeout(Some(self.left()?))?;
+            match self.stream.read(&mut byte) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(_) => {}
+                Err(e) => return Err(self.failed(e)),
+            }
+            match byte[0] {
+                SENTINEL => {
+                    line.clear();
+                    wanted = true;
+                }
+                b'\n' if line.is_empty() => {}
+                b'\n' if !wanted => line.clear(),
+                b'\n' => return parse(&line),
+                _ if line.len() == ANSWER_BYTES_MAX => {
+                    return Err(QgaError::Garbage(format!(
+                        "longer than {ANSWER_BYTES_MAX} bytes"
+                    )));
+                }
+                b => line.push(b),
+            }
+        }
+    }
+
+    fn left(&self) -> Result<Duration, QgaError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            Err(QgaError::Silent(self.limit))
+        } else {
+            Ok(left)
+        }
+    }
+
+    fn failed(&self, e: io::Error) -> QgaError {
+        match e.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => QgaError::Silent(self.limit),
+            _ => e.into(),
+        }
+    }
+}
+
+/// What the agent says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// A result.
+    Return(Value),
+    /// A refusal, in the agent's words.
+    Error(String),
+}
+
+/// Read one line of the agent.
+pub fn parse(line: &[u8]) -> Result<Answer, QgaError> {
+    let garbage = |what: String| QgaError::Garbage(what);
+    let mut value: Value = serde_json::from_slice(line).map_err(|e| garbage(e.to_string()))?;
+    if let Some(result) = value.as_object_mut().and_then(|o| o.remove("return")) {
+        return Ok(Answer::Return(result));
+    }
+    match value["error"]["desc"].as_str() {
+        Some(description) => Ok(Answer::Error(description.into())),
+        None => Err(garbage("neither a result nor an error".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+
+    /// An agent on a socket that first says what is left of an earlier conversation.
+    fn fake(
+        before: &'static [u8],
+        answers: &'static [&'static str],
+    ) -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qga");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut out = stream.try_clone().unwrap();
+            let mut lines = BufReader::new(stream).split(b'\n');
+            let sync = lines.next().unwrap().unwrap();
+            assert_eq!(sync[0], SENTINEL);
+            let sync: Value = serde_json::from_slice(&sync[1..]).unwrap();
+            out.write_all(before).unwrap();
+            out.write_all(&[SENTINEL]).unwrap();
+            writeln!(out, "{}", json!({"return": sync["arguments"]["id"]})).unwrap();
+            for answer in answers {
+                let _ = lines.next();
+                writeln!(out, "{answer}").unwrap();
+            }
+            let _ = lines.next();
+        });
+        (dir, path)
+    }
+
+    #[test]
+    fn the_clock_is_set_whatever_was_left_on_the_port() {
+        let (_dir, path) = fake(b"{\"return\": 5}\n{\"retu", &["{\"return\": {}}"]);
+        let mut agent = Agent::connect(&path, Duration::from_secs(5)).unwrap();
+        agent.set_time().unwrap();
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_agents_words() {
+        let (_dir, path) = fake(
+            b"",
+            &["{\"error\": {\"class\": \"GenericError\", \"desc\": \"not here\"}}"],
+        );
+        let error = Agent::connect(&path, Duration::from_secs(5))
+            .unwrap()
+            .set_time()
+            .unwrap_err();
+        assert!(error.to_string().contains("not here"), "{error}");
+    }
+
+    #[test]
+    fn silence_and_endless_talk_both_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qga");
+        let listener = UnixListener::bind(&path).unwrap();
+        let error = Agent::connect(&path, Duration::from_millis(30))
+            .err()
+            .unwrap();
+        assert!(matches!(error, QgaError::Silent(_)), "{error}");
+        drop(listener.accept());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(&[b'x'; 4096]).is_ok() {}
+        });
+        let error = Agent::connect(&path, Duration::from_secs(5)).err().unwrap();
+        assert!(matches!(error, QgaError::Garbage(_)), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_and_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Going on where a captured machine was.
+//!
+//! QEMU starts with its RAM mapped privately from the image's file, loads the device state from a descriptor, and waits.
+//! That much can be done before anyone asks: a [`Standby`]. What is left then is to continue.
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use floe_image::CHUNK_SIZE;
+use serde_json::json;
+
+use crate::capture::vram_span;
+use crate::clock::PendingClock;
+use crate::command::{self, RamBacking};
+use crate::devices;
+use crate::error::MachineError;
+use crate::host::{CPU_MODEL_DEFAULT, Host};
+use crate::launch::{self, launch};
+use crate::machine::{Machine, memfd};
+use crate::qmp::QmpError;
+use crate::spec::{PortForward, Spec};
+
+/// How long loading the device state may take: it touches pages of RAM, which may have to cross a slow link first.
+pub const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often QEMU is asked whether it has loaded it.
+const LOAD_INTERVAL: Duration = Duration::from_micros(500);
+
+/// The state to go on from.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The file of the `ram` region, of exactly the configured size. It is mapped, never written.
+    pub ram: PathBuf,
+    /// The `device` region.
+    pub device: Vec<u8>,
+    /// The chunks of the `vram` region that are not zero: `(index, content)`.
+    pub vram: Vec<(u32, Box<[u8; CHUNK_SIZE]>)>,
+}
+
+/// A part of a restore and its time. The parts of one restore add up to its whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stage {
+    /// `check`, `qemu` (from its start to its first answer), `load`, `vram`, `forwards`, `continue`.
+    pub name: &'static str,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// A machine that goes on.
+pub struct Restored {
+    /// The machine; its guest runs.
+    pub machine: Machine,
+    /// Where the time went; only what was done in this call.
+    pub stages: Vec<Stage>,
+    /// The setting of the guest's clock, going on.
+    pub clock: PendingClock,
+}
+
+/// A machine with its state loaded, waiting to be let go.
+pub struct Standby {
+    machine: Option<Machine>,
+    stages: Vec<Stage>,
+}
+
+struct Stopwatch {
+    last: Instant,
+    stages: Vec<Stage>,
+}
+
+impl Stopwatch {
+    fn start() -> Stopwatch {
+        Stopwatch {
+            last: Instant::now(),
+            stages: Vec::new(),
+        }
+    }
+
+    fn stage(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.stages.push(Stage {
+            name,
+            took: now - self.last,
+        });
+        self.last = now;
+    }
+}
+
+impl Machine {
+    /// Start QEMU, load the state and let the guest go on.
+    pub fn restore(spec: Spec, snapshot: &Snapshot) -> Result<Restored, MachineError> {
+        let standby = Standby::prepare(spec, snapshot)?;
+        let mut stages = standby.stages().to_vec();
+        let mut restored = standby.activate(&[])?;
+        stages.append(&mut restored.stages);
+        restored.stages = stages;
+        Ok(restored)
+    }
+}
+
+impl Standby {
+    /// Start QEMU and load the state. `spec.config` is the image's.
+    pub fn prepare(spec: Spec, snapshot: &Snapshot) -> Result<Standby, MachineError> {
+        let mut watch = Stopwatch::start();
+        spec.check()?;
+        command::check(&spec.config)?;
+        let config = spec.config.clone();
+        if config.devices.is_empty()
+            || config.machine_type.is_none()
+            || config.memory_bytes.is_none()
+        {
+            let what = "it does not tell the machine type, the memory and the devices of a running machine; \
+                        it is an image of disks: start it cold";
+            return Err(MachineError::Untrusted { what: what.into() });
+        }
+        let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
+        Host::probe(&spec.programs.qemu, &spec.accel, model)?.check_restore(&config)?;
+        if !snapshot.ram.is_absolute() {
+            return Err(MachineError::Spec {
+                what: format!("path {} must be absolute", snapshot.ram.display()),
+            });
+        }
+        watch.stage("check");
+        let machine = launch(&spec, config, RamBacking::File(snapshot.ram.clone()), true)?;
+        watch.stage("qemu");
+        let mut standby = Standby {
+            machine: Some(machine),
+            stages: Vec::new(),
+        };
+        // From here on an error drops the standby, which ends its QEMU.
+        let machine = standby.machine();
+        load(machine, &snapshot.device)?;
+        watch.stage("load");
+        write_vram(machine, &snapshot.vram)?;
+        watch.stage("vram");
+        standby.stages = watch.stages;
+        Ok(standby)
+    }
+
+    /// Where the time of [`Standby::prepare`] went.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+
+    /// The waiting machine.
+    pub fn machine(&self) -> &Machine {
+        self.machine
+            .as_ref()
+            .expect("it is taken only by activate and drop, which consume the standby")
+    }
+
+    /// Let the guest go on, with these forwards besides those of its spec. Its clock is set in the background as soon as its
+    /// agent answers.
+    pub fn activate(mut self, forwards: &[PortForward]) -> Result<Restored, MachineError> {
+        let mut watch = Stopwatch::start();
+        for forward in forwards {
+            self.machine().add_forward(forward.clone())?;
+        }
+        if !forwards.is_empty() {
+            watch.stage("forwards");
+        }
+        self.machine().cont()?;
+        watch.stage("continue");
+        let machine = self.machine.take().expect("activate takes it once");
+        let has_port = devices::has(&machine.config().devices, "virtserialport");
+        let clock = PendingClock::begin(machine.agent_socket(), has_port);
+        Ok(Restored {
+            machine,
+            stages: watch.stages,
+            clock,
+        })
+    }
+}
+
+impl Drop for Standby {
+    fn drop(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            machine.process().kill();
+            machine.wait_end(Duration::from_secs(5));
+            let _ = std::fs::remove_file(machine.dir().join(crate::record::FILE));
+        }
+    }
+}
+
+/// Hand QEMU the state by descriptor: it may start no process and needs no right to any file.
+fn load(machine: &Machine, device: &[u8]) -> Result<(), MachineError> {
+    let fill = || -> std::io::Result<File> {
+        let mut state = memfd("floe-device-state")?;
+        state.write_all(device)?;
+        state.rewind()?;
+        Ok(state)
+    };
+    let state = fill().map_err(MachineError::io("make a file of the device state"))?;
+    let refused = |reason: String| {
+        machine.process().wait(Duration::from_millis(200));
+        MachineError::Restore {
+            name: machine.name(),
+            reason,
+            log: launch::tail(machine.dir(), 0),
+        }
+    };
+    let qmp = &machine.qmp;
+    qmp.execute_with_fd("getfd", json!({"fdname": "state"}), state.as_fd())?;
+    let deadline = Instant::now() + LOAD_TIMEOUT;
+    qmp.execute_within("migrate-incoming", json!({"uri": "fd:state"}), LOAD_TIMEOUT)
+        .map_err(|e| refused(e.to_string()))?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = match qmp.execute_within("query-migrate", json!({}), left) {
+            Ok(answer) => answer,
+            Err(QmpError::Timeout { .. }) => {
+                return Err(MachineError::Timeout {
+                    name: machine.name(),
+                    what: "loading the device state",
+                    limit: LOAD_TIMEOUT,
+                });
+            }
+            Err(e) => return Err(refused(e.to_string())),
+        };
+        match answer["status"].as_str().unwrap_or_default() {
+            "completed" => return Ok(()),
+            "failed" => {
+                return Err(refused(
+                    answer["error-desc"]
+                        .as_str()
+                        .unwrap_or("it does not say why")
+                        .into(),
+                ));
+            }
+            _ if machine.process().wait(LOAD_INTERVAL) => return Err(refused("QEMU ended".into())),
+            _ => {}
+        }
+    }
+}
+
+fn write_vram(
+    machine: &Machine,
+    chunks: &[(u32, Box<[u8; CHUNK_SIZE]>)],
+) -> Result<(), MachineError> {
+    if chunks.is_empty() {
+        return Ok(());
+    }
+    let span = vram_span(machine)?.ok_or_else(|| MachineError::Untrusted {
+        what: "it has video memory and no video device".into(),
+    })?;
+    let write = || -> std::io::Result<()> {
+        let memory = std::fs::OpenOptions::new()
+            .write(true)
+            .open(format!("/proc/{}/mem", machine.pid()))?;
+        for (chunk, content) in chunks {
+            let offset = u64::from(*chunk) * CHUNK_SIZE as u64;
+            if offset + CHUNK_SIZE as u64 > span.len {
+                return Err(std::io::Error::other(format!(
+                    "chunk {chunk} is beyond the {} bytes of video memory",
+                    span.len
+                )));
+            }
+            memory.write_all_at(&content[..], span.address + offset)?;
+        }
+        Ok(())
+    };
+    write().map_err(MachineError::io("write the video memory"))
+}

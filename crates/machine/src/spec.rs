@@ -1,0 +1,192 @@
+//! What a machine is to be: everything that the caller decides.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use floe_image::MachineConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::accel::Accel;
+use crate::error::MachineError;
+use crate::exec::User;
+
+/// RAM of a machine whose configuration names no size: 1 GiB.
+pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
+/// Least RAM: below this SeaBIOS and a Linux kernel don't fit.
+pub const MEMORY_BYTES_MIN: u64 = 32 << 20;
+/// Most RAM: 1 TiB, the physical address space of the default CPU model.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 40;
+/// Most vCPUs: the limit of the q35 machine types without an interrupt remapper.
+pub const CPUS_MAX: u32 = 255;
+/// Most disks: the slots of the root bus that floe gives out.
+pub const DISKS_MAX: usize = 20;
+/// Most bytes of a machine's name.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Most bytes of the kernel's command line: Linux's own limit on x86.
+pub const CMDLINE_BYTES_MAX: usize = 2048;
+
+/// TCP or UDP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// A port of the host that leads to a port of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortForward {
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// The address of the host to listen on. IPv4: QEMU's user network forwards nothing else.
+    pub host_address: IpAddr,
+    /// The host's port.
+    pub host_port: u16,
+    /// The guest's port.
+    pub guest_port: u16,
+}
+
+impl PortForward {
+    /// A TCP forward from the host's loopback address.
+    pub fn tcp(host_port: u16, guest_port: u16) -> PortForward {
+        PortForward {
+            protocol: Protocol::Tcp,
+            host_address: IpAddr::from([127, 0, 0, 1]),
+            host_port,
+            guest_port,
+        }
+    }
+
+    /// The host's side in QEMU's words: `tcp:127.0.0.1:8080`.
+    pub(crate) fn host_side(&self) -> String {
+        let protocol = match self.protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        };
+        format!("{protocol}:{}:{}", self.host_address, self.host_port)
+    }
+}
+
+/// The whole forward in QEMU's words: `tcp:127.0.0.1:8080-:80`.
+impl fmt::Display for PortForward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-:{}", self.host_side(), self.guest_port)
+    }
+}
+
+/// The kernel that QEMU loads itself; without one the firmware boots the first disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Boot {
+    /// The kernel, readable by the machine's user.
+    pub kernel: PathBuf,
+    /// The initial RAM disk, readable by the machine's user.
+    pub initrd: Option<PathBuf>,
+}
+
+/// The programs of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Programs {
+    /// QEMU.
+    pub qemu: PathBuf,
+    /// The command that calls [`exec::run`](crate::exec::run) with its further arguments: `["/usr/bin/floe", "exec-qemu"]`.
+    pub wrapper: Vec<OsString>,
+}
+
+impl Programs {
+    /// Debian's QEMU, and this very program with the subcommand `exec-qemu`.
+    pub fn of_this_host() -> std::io::Result<Programs> {
+        Ok(Programs {
+            qemu: "/usr/bin/qemu-system-x86_64".into(),
+            wrapper: vec![std::env::current_exe()?.into(), "exec-qemu".into()],
+        })
+    }
+}
+
+/// Everything about a machine that the caller decides. [`Spec::new`] has sensible values for all but the paths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// 1 to 64 of `a-z A-Z 0-9 . _ -`, beginning with a letter or digit.
+    pub name: String,
+    /// The machine's own directory; made if missing. Sockets and logs are in `run/` under it, the record is `machine.json`.
+    pub dir: PathBuf,
+    /// What the guest sees. Empty fields get defaults at a cold start; at a restore it is the image's.
+    pub config: MachineConfig,
+    /// One file for each of `config.disks`, read and written with O_DIRECT by the machine's user.
+    pub disks: Vec<PathBuf>,
+    /// For a direct boot. Not used at a restore: QEMU would read both files whole.
+    pub boot: Option<Boot>,
+    /// Ports of the host that lead to the guest.
+    pub forwards: Vec<PortForward>,
+    /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
+    pub accel: Accel,
+    /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
+    pub user: Option<User>,
+    /// The programs of this host.
+    pub programs: Programs,
+}
+
+impl Spec {
+    /// A machine without disks or forwards, with the caller's own user.
+    pub fn new(
+        name: impl Into<String>,
+        dir: impl Into<PathBuf>,
+        accel: Accel,
+        programs: Programs,
+    ) -> Spec {
+        Spec {
+            name: name.into(),
+            dir: dir.into(),
+            config: MachineConfig::default(),
+            disks: Vec::new(),
+            boot: None,
+            forwards: Vec::new(),
+            accel,
+            user: None,
+            programs,
+        }
+    }
+
+    /// Refuse what can't be carried out, before anything is started.
+    pub fn check(&self) -> Result<(), MachineError> {
+        let refuse = |what: String| Err(MachineError::Spec { what });
+        let mut letters = self.name.bytes();
+        let good_start = letters.next().is_some_and(|b| b.is_ascii_alphanumeric());
+        if !good_start
+            || self.name.len() > NAME_BYTES_MAX
+            || !letters.all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        {
+            return refuse(format!(
+                "name {:?} must be 1 to {NAME_BYTES_MAX} of a-z A-Z 0-9 . _ - and begin with a letter or digit",
+                self.name
+            ));
+        }
+        if self.disks.len() != self.config.disks.len() {
+            return refuse(format!(
+                "{} disks are configured, {} files are given",
+                self.config.disks.len(),
+                self.disks.len()
+            ));
+        }
+        if let Some(bad) = self.forwards.iter().find(|f| !f.host_address.is_ipv4()) {
+            return refuse(format!(
+                "forward {bad}: QEMU's user network listens on IPv4 addresses only; use 127.0.0.1 or 0.0.0.0"
+            ));
+        }
+        let mut paths = self.disks.iter().chain(
+            self.boot
+                .iter()
+                .flat_map(|b| std::iter::once(&b.kernel).chain(&b.initrd)),
+        );
+        if let Some(bad) = paths.find(|p| !p.is_absolute()) {
+            return refuse(format!(
+                "path {} must be absolute: QEMU runs in a directory of its own",
+                bad.display()
+            ));
+        }
+        Ok(())
+    }
+}
