@@ -1,8 +1,24 @@
-//! Moving whole images: push to a hub, pull from any source.
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+//! Moving whole images: [`push`] to a hub, [`pull`] from any source.
+//!
+//! Both send or fetch only what the other side does not have, several packs or batches at a time, and go on where they
+//! stopped when they are called again. Both end soon after their [`Cancel`] switch is thrown, leaving what was moved so
+//! far for the next call. Nothing appears before it is complete and verified, on either side.
 
-/// A switch that ends a transfer at the next item; clones share it.
+mod client;
+mod pull;
+mod push;
+
+pub use client::HubClient;
+pub use pull::{Destination, PullOptions, PullReport, pull};
+pub use push::{PushOptions, PushReport, push};
+
+use floe_source::SourceError;
+use floe_store::StoreError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A switch that ends a transfer; clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -11,9 +27,27 @@ impl Cancel {
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
+
     /// Whether [`cancel`](Self::cancel) was called.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    fn check(&self) -> Result<(), TransferError> {
+        if self.is_cancelled() { Err(TransferError::Cancelled) } else { Ok(()) }
+    }
+
+    /// Sleeps, but not beyond a cancellation.
+    fn sleep(&self, time: Duration) -> Result<(), TransferError> {
+        const STEP: Duration = Duration::from_millis(50);
+        let mut left = time;
+        while !left.is_zero() {
+            self.check()?;
+            let step = left.min(STEP);
+            std::thread::sleep(step);
+            left -= step;
+        }
+        self.check()
     }
 }
 
@@ -24,6 +58,123 @@ pub struct Progress {
     pub done_bytes: u64,
     /// Raw bytes of the image's non-zero content.
     pub total_bytes: u64,
-    /// Bytes that crossed the network so far.
+    /// Bytes that crossed the network so far (of a push: of its packs).
     pub wire_bytes: u64,
+}
+
+/// Told how far a transfer is, from its threads, a few times for each pack.
+pub type OnProgress<'a> = &'a (dyn Fn(Progress) + Sync);
+
+/// Counts what the threads of a transfer did, and tells it.
+struct Meter<'a> {
+    done: AtomicU64,
+    wire: AtomicU64,
+    total: u64,
+    tell: OnProgress<'a>,
+}
+
+impl<'a> Meter<'a> {
+    fn new(total: u64, done: u64, tell: OnProgress<'a>) -> Self {
+        let meter = Meter { done: done.into(), wire: 0.into(), total, tell };
+        meter.add(0, 0);
+        meter
+    }
+
+    fn add(&self, done: u64, wire: u64) {
+        let done_bytes = self.done.fetch_add(done, Ordering::Relaxed) + done;
+        let wire_bytes = self.wire.fetch_add(wire, Ordering::Relaxed) + wire;
+        (self.tell)(Progress { done_bytes, total_bytes: self.total, wire_bytes });
+    }
+}
+
+/// Why a transfer ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The [`Cancel`] switch was thrown.
+    #[error("cancelled; run the same command again to go on where it stopped")]
+    Cancelled,
+    /// No usable answer from the hub, after several tries.
+    #[error("cannot reach {url} for {what}: {reason}; check that the hub runs, then repeat: the transfer goes on where it stopped")]
+    Unreachable {
+        /// The hub.
+        url: String,
+        /// What was asked for.
+        what: String,
+        /// What the connection said.
+        reason: String,
+    },
+    /// The hub says no, and why.
+    #[error("{url} refuses {what}: {message}; {fix}")]
+    Refused {
+        /// The hub.
+        url: String,
+        /// What was asked for.
+        what: String,
+        /// The HTTP status.
+        status: u16,
+        /// The hub's word for programs.
+        code: String,
+        /// What is wrong.
+        message: String,
+        /// The way out.
+        fix: String,
+    },
+    /// An address, token or certificate that cannot be used.
+    #[error("{0}")]
+    Options(String),
+    /// The source of a pull.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The local disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What the hub or source answered makes no sense.
+    #[error("{url} answered {what} wrongly: {reason}; it may be of another version, or not a hub")]
+    Protocol {
+        /// The other side.
+        url: String,
+        /// What was asked for.
+        what: String,
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+impl TransferError {
+    /// Whether repeating the transfer later may do, without any change.
+    pub fn is_resumable(&self) -> bool {
+        match self {
+            TransferError::Cancelled | TransferError::Unreachable { .. } => true,
+            TransferError::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            TransferError::Source(error) => error.is_retryable(),
+            TransferError::Store(error) => error.is_full(),
+            TransferError::Options(_) | TransferError::Protocol { .. } => false,
+        }
+    }
+}
+
+/// Tries of one request.
+const TRIES: u32 = 5;
+/// Wait before the second try; doubled for each further one, times 0.5 to 1 by chance, so that a hundred hosts do not
+/// come back at once.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+
+/// Repeats `attempt` while its error may pass.
+fn retry<T>(
+    cancel: &Cancel,
+    may_pass: impl Fn(&TransferError) -> bool,
+    mut attempt: impl FnMut() -> Result<T, TransferError>,
+) -> Result<T, TransferError> {
+    let mut wait = FIRST_WAIT;
+    for _ in 1..TRIES {
+        cancel.check()?;
+        match attempt() {
+            Err(_) if cancel.is_cancelled() => return Err(TransferError::Cancelled),
+            Err(error) if may_pass(&error) => tracing::debug!(%error, "trying again"),
+            other => return other,
+        }
+        cancel.sleep(wait.mul_f64(rand::random_range(0.5..1.0)))?;
+        wait *= 2;
+    }
+    attempt()
 }

@@ -1,0 +1,379 @@
+//! Pull: bring a whole image here, from any source, fetching only what is not here yet.
+//!
+//! Into a repository, what comes is packed and kept from the first pack on: a journal beside the repository's other
+//! temporary files names the packs of an unfinished pull, so that the next one goes on with them.
+
+use super::{Cancel, Meter, OnProgress, TransferError, retry};
+use floe_image::{Hash, Kind, Layout, Manifest, PackRef, PackWriter, Segment, compress_frame};
+use floe_source::{Purpose, Request, Source};
+use floe_store::{Cache, Repository};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// zstd level of what is packed here.
+const LEVEL: i32 = 3;
+/// Chunks in one read: 1 MiB, so that a slow link still tells its progress and notices a cancellation.
+const CHUNKS_AT_A_TIME: usize = 256;
+/// Segments in one read: the same.
+const SEGMENTS_AT_A_TIME: usize = 32;
+/// Reads under way at a time.
+const CONNECTIONS: usize = 4;
+/// Longest time of one read: 1 MiB at 100 kbit/s.
+const READ_DEADLINE: Duration = Duration::from_secs(120);
+/// A pack is closed before it can exceed what uploads may have.
+const PACK_BYTES: u64 = 7 << 20;
+
+/// Where a pull puts the image.
+#[derive(Clone, Copy)]
+pub enum Destination<'a> {
+    /// Published in a repository. What the cache has is taken from there.
+    Repository(&'a Repository, Option<&'a Cache>),
+    /// Its chunks and segments in a node's cache.
+    Cache(&'a Cache),
+}
+
+/// How to pull.
+#[derive(Clone, Debug, Default)]
+pub struct PullOptions {
+    /// Reads under way at a time; 0 means 4.
+    pub connections: usize,
+    /// Ends the pull.
+    pub cancel: Cancel,
+}
+
+/// What a pull did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PullReport {
+    /// Raw bytes of the chunks and segments that were fetched.
+    pub bytes_fetched: u64,
+    /// Chunks that were fetched.
+    pub chunks_fetched: u64,
+    /// Non-zero chunks, each counted once, that were here already.
+    pub chunks_reused: u64,
+    /// From the first question to the end.
+    pub seconds: f64,
+}
+
+/// Pulls image `image` from `source`.
+pub fn pull(
+    source: &dyn Source,
+    image: &Hash,
+    to: Destination<'_>,
+    options: &PullOptions,
+    progress: OnProgress<'_>,
+) -> Result<PullReport, TransferError> {
+    let started = Instant::now();
+    if let Destination::Repository(repository, _) = to
+        && repository.manifest(image).is_ok()
+    {
+        return Ok(PullReport { seconds: started.elapsed().as_secs_f64(), ..PullReport::default() });
+    }
+    let cancel = &options.cancel;
+    let manifest = retry(cancel, may_pass, || Ok(source.manifest(image)?))?;
+    let keep = match to {
+        Destination::Repository(repository, cache) => Keep::Packs(Packs::open(repository, cache, image)?),
+        Destination::Cache(cache) => Keep::Cache(cache),
+    };
+    let fetch = Fetch { source, image, keep: &keep, options };
+
+    let ids = manifest.regions.iter().flat_map(|region| &region.segments).copied().filter(|id| !id.is_zero());
+    let segments: Vec<(Kind, Hash)> = unique(ids).into_iter().map(|id| (Kind::Segment, id)).collect();
+    let chunks: Mutex<HashMap<Hash, Vec<Hash>>> = Mutex::default();
+    let below = |_: Kind, id: Hash, bytes: &[u8]| {
+        if let Ok(segment) = Segment::decode(bytes) {
+            let below = segment.hashes().iter().copied().filter(|hash| !hash.is_zero()).collect();
+            chunks.lock().insert(id, below);
+        }
+    };
+    let start = Meter::new((segments.len() * Kind::Segment.raw_size()) as u64, 0, &|_| ());
+    let fetched_segments = fetch.all(&segments, SEGMENTS_AT_A_TIME, &start, &below)?;
+
+    let mut chunks = chunks.into_inner();
+    let in_order = segments.iter().flat_map(|(_, id)| chunks.remove(id).unwrap_or_default());
+    let chunks: Vec<(Kind, Hash)> = unique(in_order).into_iter().map(|id| (Kind::Chunk, id)).collect();
+    let segment_bytes = (segments.len() * Kind::Segment.raw_size()) as u64;
+    let total = segment_bytes + (chunks.len() * Kind::Chunk.raw_size()) as u64;
+    let meter = Meter::new(total, segment_bytes, progress);
+    let fetched = fetch.all(&chunks, CHUNKS_AT_A_TIME, &meter, &|_, _, _| ())?;
+
+    cancel.check()?;
+    match &keep {
+        Keep::Packs(packs) => packs.publish(&manifest)?,
+        Keep::Cache(cache) => cache.flush()?,
+    }
+    Ok(PullReport {
+        bytes_fetched: fetched_segments * Kind::Segment.raw_size() as u64 + fetched * Kind::Chunk.raw_size() as u64,
+        chunks_fetched: fetched,
+        chunks_reused: chunks.len() as u64 - fetched,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
+    let mut seen = HashSet::new();
+    hashes.filter(|hash| seen.insert(*hash)).collect()
+}
+
+fn may_pass(error: &TransferError) -> bool {
+    matches!(error, TransferError::Source(error) if error.is_retryable())
+}
+
+/// Called with each item of a list, fetched or found here.
+type Each<'a> = &'a (dyn Fn(Kind, Hash, &[u8]) + Sync);
+
+struct Fetch<'a> {
+    source: &'a dyn Source,
+    image: &'a Hash,
+    keep: &'a Keep<'a>,
+    options: &'a PullOptions,
+}
+
+impl Fetch<'_> {
+    /// Brings all items here; returns how many had to be fetched.
+    fn all(&self, items: &[(Kind, Hash)], at_a_time: usize, meter: &Meter<'_>, each: Each<'_>) -> Result<u64, TransferError> {
+        let parts: Vec<&[(Kind, Hash)]> = items.chunks(at_a_time).collect();
+        let (next, fetched) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let failed: Mutex<Option<TransferError>> = Mutex::new(None);
+        let work = || {
+            let mut writer = None;
+            let mut done = || -> Result<(), TransferError> {
+                while failed.lock().is_none() {
+                    let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    self.options.cancel.check()?;
+                    let count = self.part(part, &mut writer, meter, each)?;
+                    fetched.fetch_add(count, Ordering::Relaxed);
+                }
+                // Also when another thread failed: what came is kept for the next try.
+                self.keep.close(&mut writer)
+            };
+            if let Err(error) = done() {
+                let _ = self.keep.close(&mut writer);
+                failed.lock().get_or_insert(error);
+            }
+        };
+        let connections = if self.options.connections == 0 { CONNECTIONS } else { self.options.connections };
+        std::thread::scope(|threads| {
+            for _ in 0..connections.min(parts.len()) {
+                threads.spawn(work);
+            }
+        });
+        match failed.into_inner() {
+            Some(error) => Err(error),
+            None => Ok(fetched.into_inner()),
+        }
+    }
+
+    fn part(
+        &self,
+        part: &[(Kind, Hash)],
+        writer: &mut Option<PackWriter<Vec<u8>>>,
+        meter: &Meter<'_>,
+        each: Each<'_>,
+    ) -> Result<u64, TransferError> {
+        let mut got: HashMap<Hash, Vec<u8>> = HashMap::new();
+        let mut wants = self.keep.absent(part, each, &mut got)?;
+        let from_cache = got.len();
+        let here = part.iter().filter(|(_, hash)| !wants.iter().any(|(_, want)| want == hash));
+        meter.add(here.map(|(kind, _)| kind.raw_size() as u64).sum(), 0);
+        let request = Request { purpose: Purpose::Settle, deadline: READ_DEADLINE };
+        let fetched = wants.len() as u64;
+        retry(&self.options.cancel, may_pass, || {
+            wants.retain(|(_, hash)| !got.contains_key(hash));
+            if wants.is_empty() {
+                return Ok(());
+            }
+            let asked: HashSet<Hash> = wants.iter().map(|(_, hash)| *hash).collect();
+            Ok(self.source.read(self.image, &wants, &request, &mut |kind, hash, bytes| {
+                // Neighbours may come along; only what was asked for is packed.
+                if asked.contains(&hash) && got.insert(hash, bytes.to_vec()).is_none() {
+                    each(kind, hash, bytes);
+                    meter.add(bytes.len() as u64, bytes.len() as u64);
+                }
+            })?)
+        })?;
+        debug_assert_eq!(got.len(), from_cache + fetched as usize);
+        let ordered: Vec<(Kind, Hash, &[u8])> =
+            part.iter().filter_map(|(kind, hash)| got.get(hash).map(|bytes| (*kind, *hash, &**bytes))).collect();
+        self.keep.put(&ordered, writer)?;
+        Ok(fetched)
+    }
+}
+
+/// Where items are looked for and put.
+enum Keep<'a> {
+    Packs(Packs<'a>),
+    Cache(&'a Cache),
+}
+
+impl Keep<'_> {
+    /// The items that must be fetched. Those that are here in another form (in the cache) are put into `got`, to be
+    /// packed; `each` gets all that are here.
+    fn absent(
+        &self,
+        part: &[(Kind, Hash)],
+        each: Each<'_>,
+        got: &mut HashMap<Hash, Vec<u8>>,
+    ) -> Result<Vec<(Kind, Hash)>, TransferError> {
+        let mut absent = Vec::new();
+        match self {
+            Keep::Cache(cache) => {
+                for (kind, hash) in part {
+                    match read_cached(cache, *kind, hash)? {
+                        Some(bytes) => each(*kind, *hash, &bytes),
+                        None => absent.push((*kind, *hash)),
+                    }
+                }
+            }
+            Keep::Packs(packs) => {
+                let here = packs.repository.has(&packs.local, part)?;
+                let (mut held, mut rest) = (Vec::new(), Vec::new());
+                for (item, here) in part.iter().zip(here) {
+                    if here { held.push(*item) } else { rest.push(*item) }
+                }
+                // Chunks that are in packs already are not read: only segments tell what is below them.
+                held.retain(|(kind, _)| *kind == Kind::Segment);
+                if !held.is_empty() {
+                    let scope = packs.repository.scope_of(&packs.local)?;
+                    let damaged = scope.read(&held, &mut |kind, hash, bytes| each(kind, hash, bytes))?;
+                    rest.extend(damaged);
+                }
+                for (kind, hash) in rest {
+                    match packs.cache.map(|cache| read_cached(cache, kind, &hash)).transpose()?.flatten() {
+                        Some(bytes) => {
+                            each(kind, hash, &bytes);
+                            got.insert(hash, bytes);
+                        }
+                        None => absent.push((kind, hash)),
+                    }
+                }
+            }
+        }
+        Ok(absent)
+    }
+
+    fn put(&self, items: &[(Kind, Hash, &[u8])], writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
+        match self {
+            Keep::Cache(cache) => {
+                for (kind, hash, bytes) in items {
+                    cache.put_item(*kind, hash, bytes, None)?;
+                }
+                Ok(())
+            }
+            Keep::Packs(packs) => packs.put(items, writer),
+        }
+    }
+
+    fn close(&self, writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
+        match self {
+            Keep::Cache(_) => Ok(()),
+            Keep::Packs(packs) => packs.close(writer),
+        }
+    }
+}
+
+fn read_cached(cache: &Cache, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>, TransferError> {
+    Ok(match kind {
+        Kind::Chunk => {
+            let mut bytes = [0; floe_image::CHUNK_SIZE];
+            cache.get(hash, &mut bytes, None)?.then(|| bytes.to_vec())
+        }
+        Kind::Segment => cache.get_segment(hash, None).map(|segment| segment.encode()),
+    })
+}
+
+/// The packs of an unfinished pull.
+struct Packs<'a> {
+    repository: &'a Repository,
+    cache: Option<&'a Cache>,
+    /// Packs that were here when the pull began: of other images, and of an earlier try.
+    local: Layout,
+    /// Packs of this try and of earlier ones.
+    made: Mutex<Vec<PackRef>>,
+    journal: PathBuf,
+}
+
+impl<'a> Packs<'a> {
+    fn open(repository: &'a Repository, cache: Option<&'a Cache>, image: &Hash) -> Result<Self, TransferError> {
+        let folder = repository.dir().join("tmp");
+        let journal = folder.join(format!("pull-{image}"));
+        let earlier = std::fs::read(&journal).ok().and_then(|bytes| Layout::decode(&bytes).ok()).unwrap_or_default();
+        let made: Vec<PackRef> =
+            earlier.packs.into_iter().filter(|pack| repository.pack_path(&pack.id).exists()).collect();
+        let mut seen: HashSet<Hash> = made.iter().map(|pack| pack.id).collect();
+        let mut packs = made.clone();
+        for entry in repository.list()? {
+            let layout = repository.layout(&entry.id)?;
+            packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
+        }
+        packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);
+        Ok(Packs { repository, cache, local: Layout { packs }, made: Mutex::new(made), journal })
+    }
+
+    fn put(&self, items: &[(Kind, Hash, &[u8])], writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
+        let kind_of = |item: &(Kind, Hash, &[u8])| item.0;
+        for run in items.chunk_by(|a, b| kind_of(a) == kind_of(b)) {
+            let kind = kind_of(&run[0]);
+            for frame in run.chunks(kind.frame_items_max()) {
+                let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) = frame.iter().map(|(_, hash, bytes)| (*hash, *bytes)).unzip();
+                let packed = compress_frame(kind, &bytes, LEVEL);
+                let open = match writer {
+                    Some(open) => open,
+                    None => writer.insert(PackWriter::new(Vec::new()).map_err(in_memory)?),
+                };
+                open.push_frame(kind, &hashes, &packed).map_err(in_memory)?;
+                if open.bytes_written() >= PACK_BYTES {
+                    self.close(writer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the pack being written into the repository and notes it.
+    fn close(&self, writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
+        let Some(writer) = writer.take() else { return Ok(()) };
+        let (bytes, _) = writer.finish().map_err(in_memory)?;
+        let pack = self.repository.adopt_pack_from(&mut &bytes[..], bytes.len() as u64)?;
+        let mut made = self.made.lock();
+        if made.iter().all(|other| other.id != pack.id) {
+            made.push(pack);
+        }
+        // The journal only saves work: if it cannot be written, the pull goes on.
+        let layout = Layout { packs: made.clone() };
+        let partial = self.journal.with_extension("partial");
+        let note = || -> io::Result<()> {
+            if let Some(folder) = self.journal.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            std::fs::write(&partial, layout.encode())?;
+            std::fs::rename(&partial, &self.journal)
+        };
+        if let Err(error) = note() {
+            tracing::warn!(%error, "cannot note the packs of an unfinished pull");
+        }
+        Ok(())
+    }
+
+    fn publish(&self, manifest: &Manifest) -> Result<(), TransferError> {
+        let mut layout = Layout { packs: self.made.lock().clone() };
+        let made: HashSet<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
+        layout.packs.extend(self.local.packs.iter().filter(|pack| !made.contains(&pack.id)));
+        let layout = self.repository.check_complete(manifest, &layout)?;
+        self.repository.publish(manifest, &layout)?;
+        if let Err(error) = std::fs::remove_file(&self.journal)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::debug!(%error, "cannot remove a pull's journal");
+        }
+        Ok(())
+    }
+}
+
+fn in_memory(error: io::Error) -> TransferError {
+    TransferError::Options(format!("cannot pack: {error}"))
+}
+
