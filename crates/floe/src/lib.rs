@@ -2,7 +2,7 @@
 //! client and vocabulary between them.
 //!
 //! *For:* gluing the lower crates into processes. [`node`] owns the host's images, cache, mount and machines and
-//! answers on a unix socket; [`hub`] owns a catalogue and packs and answers over TLS; `up` is both in one process.
+//! answers on a unix socket; [`hub`] owns a catalogue and packs and answers over TLS; [`up`] is both in one process.
 //! *Not for:* anything that a test could run without a socket or a child process; that belongs to the crates below.
 //!
 //! Start reading at
@@ -18,3 +18,4 @@ pub mod node;
 pub mod paths;
 pub mod telemetry;
 pub mod transfer;
+pub mod up;

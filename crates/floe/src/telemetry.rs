@@ -92,6 +92,18 @@ metrics_table! {
     HUB_UPLOADS_REFUSED Counter "floe_hub_uploads_refused_total" "Packs and commits that failed verification, by reason.";
     HUB_IMAGES Gauge "floe_hub_images" "Published images.";
     HUB_WRONG_TOKENS Counter "floe_hub_wrong_tokens_total" "Requests with an unknown token.";
+    NODE_MACHINES Gauge "floe_node_machines" "Machines, running or not.";
+    NODE_STANDBY Gauge "floe_node_standby" "QEMUs that wait in the standby pool.";
+    NODE_CACHE_BYTES Gauge "floe_node_cache_bytes" "Bytes of chunks and segments in the cache.";
+    NODE_CACHE_HITS Counter "floe_node_cache_hits_total" "Reads that the cache answered.";
+    NODE_CACHE_MISSES Counter "floe_node_cache_misses_total" "Reads that a source had to answer.";
+    NODE_FAULTS Counter "floe_node_region_reads_total" "First touches of images' memory and disks by the kernel.";
+    NODE_DISK_READS Counter "floe_node_disk_reads_total" "Read requests of machines' disks.";
+    NODE_DISK_WRITES Counter "floe_node_disk_writes_total" "Write requests of machines' disks.";
+    NODE_WAITS Counter "floe_node_waits_total" "Requests that had to wait for a source.";
+    NODE_WAIT_SECONDS Counter "floe_node_wait_seconds_total" "Time that requests waited for sources, whole seconds.";
+    NODE_IO_ERRORS Counter "floe_node_io_errors_total" "Requests answered with an I/O error.";
+    NODE_STAGE_SECONDS Histogram "floe_node_stage_seconds" "Time of the stages of long calls, by stage.";
 }
 
 static METRICS_HANDLE: OnceLock<Option<PrometheusHandle>> = OnceLock::new();

@@ -1,0 +1,75 @@
+//! What a node can be told, and its limits: one place, each with its unit and its reason.
+
+use crate::paths::Home;
+use floe_machine::Programs;
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+/// Everything that [`serve`](super::serve) needs to know.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// State directory.
+    pub home: Home,
+    /// Unix socket to answer on.
+    pub socket: PathBuf,
+    /// Group that may use the socket besides the node's user (mode 0660); `None` is nobody (0600). Whoever may use it
+    /// has the node's rights.
+    pub socket_group: Option<u32>,
+    /// Where regions appear as files.
+    pub mountpoint: PathBuf,
+    /// Most bytes of the cache.
+    pub cache_budget: u64,
+    /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever.
+    pub io_timeout: Option<Duration>,
+    /// Command that holds the mount's descriptors while a node is replaced: `floe supervisor`, followed by a socket.
+    pub supervisor: Vec<OsString>,
+    /// QEMU and the wrapper that it is started through.
+    pub programs: Programs,
+    /// QEMUs that wait for the next run.
+    pub standby: StandbyOptions,
+}
+
+/// QEMUs that were started ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandbyOptions {
+    /// For each image, how many.
+    pub each: usize,
+    /// For how many images, the most recently run first.
+    pub images: usize,
+    /// Most bytes of memory of all of them. One takes [`STANDBY_BYTES`] and what its device state touches.
+    pub memory_bytes: u64,
+}
+
+/// Memory of a waiting QEMU, bytes: 30 to 45 MB of its own, mostly its code's data and one stack a thread.
+pub const STANDBY_BYTES: u64 = 48 << 20;
+
+impl Default for StandbyOptions {
+    /// One for each of the last two images, within 128 MiB.
+    fn default() -> Self {
+        StandbyOptions {
+            each: 1,
+            images: 2,
+            memory_bytes: 128 << 20,
+        }
+    }
+}
+
+/// Cache of a node that is told nothing, bytes: some 20 captured machines; a laptop's disk has it.
+pub const CACHE_BUDGET_DEFAULT: u64 = 16 << 30;
+
+impl NodeOptions {
+    /// A node in this state directory with this very program as its helper.
+    pub fn new(home: Home) -> std::io::Result<NodeOptions> {
+        let program: OsString = std::env::current_exe()?.into();
+        Ok(NodeOptions {
+            socket: home.socket(),
+            socket_group: None,
+            mountpoint: home.mountpoint(),
+            cache_budget: CACHE_BUDGET_DEFAULT,
+            io_timeout: None,
+            supervisor: vec![program, "supervisor".into()],
+            programs: Programs::of_this_host()?,
+            standby: StandbyOptions::default(),
+            home,
+        })
+    }
+}

@@ -1,0 +1,275 @@
+//! What a machine is, in a file: enough for a node that starts after a crash to take the machine over.
+//!
+//! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
+//! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
+
+use crate::{
+    api::PortForward,
+    node::error::{NodeError, at, failed},
+};
+use floe_image::{Hash, MachineConfig, Manifest};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::Path,
+};
+
+/// Version of the file. A field that an older node must not ignore raises it.
+pub const RECORD_VERSION: u32 = 1;
+/// The file's name in the machine's directory.
+pub const RECORD_FILE: &str = "machine.json";
+/// Largest record that is read: a hundred times what one with the longest lists takes.
+const RECORD_BYTES_MAX: u64 = 4 << 20;
+
+/// A machine as it was meant, and how it last was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// [`RECORD_VERSION`].
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// The image as the user named it.
+    pub image_name: String,
+    /// The image that it was started from: its `ram` is what QEMU maps.
+    pub image: Hash,
+    /// The image that its disks stand on: [`Record::image`], or the last capture.
+    pub disk_base: Hash,
+    /// Where the image's missing chunks come from.
+    pub origin: Origin,
+    /// What QEMU needs.
+    pub config: MachineConfig,
+    /// Ports.
+    pub forwards: Vec<PortForward>,
+    /// Whether the running QEMU was restored (false after a cold start).
+    pub restored: bool,
+    /// Whether a QEMU should be running.
+    pub wanted: Wanted,
+    /// Something worth telling (`the guest was reset and started cold from its disks`).
+    pub detail: String,
+    /// Creation, Unix time.
+    pub created_unix_s: u64,
+    /// User id that its QEMU runs as; `None` is the node's own.
+    pub uid: Option<u32>,
+    /// Directory of its QEMU and disks, relative to the state directory: `machines/NAME`, or `standby/N` for a machine
+    /// that waited in the pool (its files can't move while QEMU has them open).
+    pub place: String,
+    /// Its directory's name on the mount.
+    pub mount_name: String,
+}
+
+/// What the node is to make of a machine that it finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wanted {
+    /// Being made: a node that finds this removes the machine.
+    Starting,
+    /// There should be a QEMU.
+    Running,
+    /// There should be none.
+    Stopped,
+    /// On its way out: a node that finds this goes on removing it.
+    Removing,
+}
+
+/// Where an image's chunks come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Base addresses of sources, the preferred first. Empty: the node's own repository.
+    pub urls: Vec<String>,
+    /// Token for them. The file is readable by the node's user only.
+    pub token: Option<String>,
+    /// File with their certificate authority.
+    pub ca: Option<String>,
+}
+
+impl Record {
+    /// Reads the record in a machine's directory.
+    pub fn load(dir: &Path) -> Result<Record, NodeError> {
+        let path = dir.join(RECORD_FILE);
+        let shown = path.display();
+        let mut bytes = Vec::new();
+        let file = File::open(&path).map_err(at(format!("cannot open {shown}")))?;
+        file.take(RECORD_BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(at(format!("cannot read {shown}")))?;
+        Record::parse(&bytes).map_err(|why| {
+            failed(
+                format!("{shown} is no machine's record: {why}"),
+                "restore the file from a backup, or remove the machine's directory",
+            )
+        })
+    }
+
+    /// Understands a record's bytes, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<Record, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let Version { version } = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if version != RECORD_VERSION {
+            return Err(format!(
+                "it has version {version}, this floe knows version {RECORD_VERSION}"
+            ));
+        }
+        let record: Record = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        record
+            .name
+            .parse::<super::MachineName>()
+            .map_err(|e| e.to_string())?;
+        let inside = |part: std::path::Component| matches!(part, std::path::Component::Normal(_));
+        if record.place.is_empty() || !Path::new(&record.place).components().all(inside) {
+            return Err(format!(
+                "its place {:?} is not inside of the state directory",
+                record.place
+            ));
+        }
+        Ok(record)
+    }
+
+    /// Writes the record, all or nothing.
+    pub fn save(&self, dir: &Path) -> Result<(), NodeError> {
+        let bytes =
+            serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists");
+        replace_file(&dir.join(RECORD_FILE), &bytes)
+    }
+}
+
+/// Keeps a remote image's manifest beside the machine: a restarted node needs it before it can reach anybody.
+pub fn save_manifest(dir: &Path, id: &Hash, manifest: &Manifest) -> Result<(), NodeError> {
+    replace_file(&dir.join(format!("{id}.manifest")), &manifest.encode())
+}
+
+/// The manifest that was kept, checked against its id.
+pub fn load_manifest(dir: &Path, id: &Hash) -> Result<Manifest, NodeError> {
+    let path = dir.join(format!("{id}.manifest"));
+    let bytes = fs::read(&path).map_err(at(format!("cannot read {}", path.display())))?;
+    let damaged = |why: String| {
+        failed(
+            format!("{} is damaged: {why}", path.display()),
+            "pull the image again, or remove the machine",
+        )
+    };
+    if Hash::of(&bytes) != *id {
+        return Err(damaged("its hash is not its name".into()));
+    }
+    Manifest::decode(&bytes).map_err(|error| damaged(error.to_string()))
+}
+
+/// Replaces a file by one with these bytes, readable by this user only; after a crash it is the old or the new one.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    let shown = path.display().to_string();
+    write_replacing(path, bytes).map_err(at(format!("cannot write {shown}")))
+}
+
+fn write_replacing(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let temporary = path.with_extension("tmp");
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            version: RECORD_VERSION,
+            name: "web".into(),
+            image_name: "debian:12".into(),
+            image: Hash::of(b"a"),
+            disk_base: Hash::of(b"b"),
+            origin: Origin {
+                urls: vec!["https://hub".into()],
+                token: Some("t".into()),
+                ca: None,
+            },
+            config: MachineConfig {
+                cpus: Some(2),
+                ..Default::default()
+            },
+            forwards: vec!["8080:80".parse().unwrap()],
+            restored: true,
+            wanted: Wanted::Running,
+            detail: String::new(),
+            created_unix_s: 7,
+            uid: Some(1),
+            place: "machines/web".into(),
+            mount_name: "web".into(),
+        }
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was_and_only_its_owner_can_read_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        record().save(dir.path()).unwrap();
+        assert_eq!(Record::load(dir.path()).unwrap(), record());
+        let mode = fs::metadata(dir.path().join(RECORD_FILE))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(!dir.path().join("machine.tmp").exists());
+    }
+
+    #[test]
+    fn an_interrupted_write_leaves_the_old_record() {
+        let dir = tempfile::tempdir().unwrap();
+        record().save(dir.path()).unwrap();
+        fs::write(dir.path().join("machine.tmp"), b"{\"versi").unwrap();
+        assert_eq!(Record::load(dir.path()).unwrap(), record());
+    }
+
+    #[test]
+    fn a_record_of_another_version_or_with_a_strange_name_is_refused_with_the_reason() {
+        let text = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut value = serde_json::to_value(record()).unwrap();
+            change(&mut value);
+            Record::parse(value.to_string().as_bytes()).unwrap_err()
+        };
+        assert!(text(&|v| v["version"] = 2.into()).contains("version 2"));
+        assert!(text(&|v| v["name"] = "../../etc".into()).contains("not allowed"));
+        assert!(text(&|v| v["more"] = 1.into()).contains("more"));
+        assert!(text(&|v| v["place"] = "../../etc".into()).contains("place"));
+        for cut in [0, 1, 20] {
+            assert!(Record::parse(&serde_json::to_vec(&record()).unwrap()[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_manifest_that_is_not_what_its_name_says_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = Manifest {
+            created_unix_s: 1,
+            ..Default::default()
+        };
+        let id = manifest.id();
+        save_manifest(dir.path(), &id, &manifest).unwrap();
+        assert_eq!(load_manifest(dir.path(), &id).unwrap(), manifest);
+        let other = Manifest {
+            created_unix_s: 2,
+            ..Default::default()
+        };
+        fs::write(dir.path().join(format!("{id}.manifest")), other.encode()).unwrap();
+        assert!(
+            load_manifest(dir.path(), &id)
+                .unwrap_err()
+                .to_string()
+                .contains("damaged")
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! The node's REST interface. Handlers only translate: every answer comes from a method of [`Node`], run on a thread
+//! where it may block.
+
+mod answer;
+mod images;
+mod machines;
+mod system;
+
+use crate::node::Node;
+use axum::{
+    Router,
+    routing::{delete, get, post},
+};
+use std::sync::Arc;
+use utoipa::OpenApi;
+
+/// Largest request body, bytes: labels and command lines are small.
+pub const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// All routes.
+pub fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/node", get(system::node))
+        .route("/v1/doctor", get(system::doctor))
+        .route("/v1/events", get(system::events))
+        .route("/v1/shutdown", post(system::shutdown))
+        .route("/v1/cache", get(system::cache))
+        .route("/v1/cache/gc", post(system::cache_gc))
+        .route("/v1/cache/verify", post(system::cache_verify))
+        .route("/v1/openapi.json", get(system::openapi))
+        .route("/metrics", get(system::metrics))
+        .route("/v1/images", get(images::list))
+        .route("/v1/image", get(images::inspect))
+        .route("/v1/images/import", post(images::import))
+        .route("/v1/images/verify", post(images::verify))
+        .route("/v1/images/tag", post(images::tag))
+        .route("/v1/images/untag", post(images::untag))
+        .route("/v1/images/remove", post(images::remove))
+        .route("/v1/images/export", post(images::export))
+        .route("/v1/images/push", post(images::push))
+        .route("/v1/images/pull", post(images::pull))
+        .route("/v1/mounts", get(images::mounts).post(images::mount))
+        .route("/v1/mounts/remove", post(images::unmount))
+        .route("/v1/machines", get(machines::list).post(machines::run))
+        .route("/v1/machines/{name}", get(machines::inspect))
+        .route("/v1/machines/{name}", delete(machines::remove))
+        .route("/v1/machines/{name}/start", post(machines::start))
+        .route("/v1/machines/{name}/stop", post(machines::stop))
+        .route("/v1/machines/{name}/capture", post(machines::capture))
+        .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
+        .route("/v1/machines/{name}/console", get(machines::console))
+        .route("/v1/machines/{name}/logs", get(machines::logs))
+        .route("/v1/machines/{name}/forwards", post(machines::forward))
+        .fallback(answer::no_such_path)
+        .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node)
+}
+
+/// The interface's description.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "floe node",
+        description = "Runs virtual machines from images on one host. Served on a unix socket; who can open it \
+            has the rights of the node. Long calls answer one JSON event a line (application/x-ndjson).",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    paths(
+        system::node,
+        system::doctor,
+        system::events,
+        system::shutdown,
+        system::cache,
+        system::cache_gc,
+        system::cache_verify,
+        images::list,
+        images::inspect,
+        images::import,
+        images::verify,
+        images::tag,
+        images::untag,
+        images::remove,
+        images::export,
+        images::push,
+        images::pull,
+        images::mounts,
+        images::mount,
+        images::unmount,
+        machines::list,
+        machines::run,
+        machines::inspect,
+        machines::remove,
+        machines::start,
+        machines::stop,
+        machines::capture,
+        machines::screenshot,
+        machines::console,
+        machines::logs,
+        machines::forward,
+    ),
+    components(schemas(crate::api::Event))
+)]
+pub struct Description;
+
+/// The text of `docs/openapi-node.json`.
+pub fn openapi_json() -> String {
+    let mut text = Description::openapi()
+        .to_pretty_json()
+        .expect("a description has only strings");
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `FLOE_BLESS=1 cargo test -p floe openapi` writes the file anew.
+    #[test]
+    fn the_checked_in_openapi_file_is_what_the_node_speaks() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi-node.json");
+        let now = openapi_json();
+        if std::env::var_os("FLOE_BLESS").is_some() {
+            std::fs::write(path, &now).unwrap();
+        }
+        let then = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            now == then,
+            "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe openapi"
+        );
+    }
+
+    #[test]
+    fn every_route_is_described() {
+        let source = include_str!("mod.rs");
+        let described = Description::openapi();
+        let routes = source
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
+        let unlisted = ["/metrics", "/v1/openapi.json"];
+        let mut count = 0;
+        for route in routes.filter(|route| !unlisted.contains(route)) {
+            assert!(described.paths.paths.contains_key(route), "{route}");
+            count += 1;
+        }
+        assert!(count > 20);
+    }
+}

@@ -1,0 +1,364 @@
+//! `run`: from an image's name to a guest that answers, with the time of every stage.
+
+use crate::{
+    api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait},
+    node::{
+        MachineName, Node,
+        error::{NodeError, at, busy, failed, usage},
+        launch::{CONSOLE_LOG, choose_ports, cold_config, machine_forward},
+        machines::{Entry, Operation},
+        plan::{self, Kind, Plan},
+        record::{RECORD_VERSION, Record, Wanted, save_manifest},
+        report::Report,
+        sources::Found,
+        unix_now,
+        wait::{Waited, wait},
+    },
+};
+use floe_image::{CHUNK_SIZE, is_zero};
+use floe_machine::{ClockSync, Machine, Restored, Snapshot, Stage};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long the watcher of a guest's clock waits for its result: the agent's own limit, and a little.
+const CLOCK_WAIT: Duration = Duration::from_secs(70);
+
+impl Node {
+    /// Makes a machine and starts it. Whatever goes wrong, or if the client hangs up, nothing of it stays.
+    pub fn run(
+        self: &Arc<Self>,
+        request: &RunRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let wanted = request
+            .name
+            .as_deref()
+            .map(str::parse::<MachineName>)
+            .transpose();
+        let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
+        let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
+        let found = self
+            .sources
+            .find(&request.image, &request.sources, token, ca, |name| {
+                report.stage(name)
+            })?;
+        let plan = plan::plan(request, &found.manifest)?;
+        let operation = self.reserve(wanted, request, &found, &plan)?;
+        let began = self.begin_run(&operation, &found, &plan, request, report);
+        if let Err(error) = began {
+            self.discard(&operation);
+            return Err(error);
+        }
+        self.tell(
+            "machine.started",
+            operation.name.as_str(),
+            request.image.clone(),
+        );
+        if plan.kind == Kind::Restore {
+            self.refill_standby(&found);
+        }
+        Ok(Outcome {
+            machine: Some(self.info_of(&operation)),
+            ..Default::default()
+        })
+    }
+
+    fn reserve(
+        &self,
+        wanted: Option<MachineName>,
+        request: &RunRequest,
+        found: &Found,
+        plan: &Plan,
+    ) -> Result<Operation, NodeError> {
+        let forwards = choose_ports(&request.forwards)?;
+        let config = match plan.kind {
+            Kind::Restore => found.manifest.config.clone(),
+            Kind::Boot => cold_config(&found.manifest.config, plan),
+        };
+        let make = |name: &MachineName, number: u32| {
+            let record = Record {
+                version: RECORD_VERSION,
+                name: name.to_string(),
+                image_name: request.image.clone(),
+                image: found.id,
+                disk_base: found.id,
+                origin: found.origin.clone(),
+                config,
+                forwards,
+                restored: plan.kind == Kind::Restore,
+                wanted: Wanted::Starting,
+                detail: String::new(),
+                created_unix_s: unix_now(),
+                uid: floe_machine::User::for_machine(number).map(|user| user.uid),
+                place: format!("machines/{name}"),
+                mount_name: name.to_string(),
+            };
+            (self.home.machine(name.as_str()), record)
+        };
+        self.machines.reserve(wanted, &request.image, make, "run")
+    }
+
+    fn begin_run(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+        plan: &Plan,
+        request: &RunRequest,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        make_machine_dir(&entry.dir)?;
+        entry.record().save(&entry.dir)?;
+        save_manifest(&entry.dir, &found.id, &found.manifest)?;
+        match plan.kind {
+            Kind::Restore => self.begin_restore(entry, found, report)?,
+            Kind::Boot => {
+                self.attach(entry)?;
+                report.stage("mount")?;
+                self.boot(entry)?;
+                report.stage("qemu start")?;
+            }
+        }
+        entry.update(|record| record.wanted = Wanted::Running)?;
+        if let floe_machine::Accel::Tcg { reason } = &self.accel {
+            report.note(format!("the guest is emulated, slowly: {reason}"));
+        }
+        self.wait_for_guest(entry, request.wait, request.wait_timeout_s, report)
+    }
+
+    fn begin_restore(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let restored = match self.standby.take(&found.id) {
+            Some(waiting) => {
+                report.stage("standby")?;
+                let began = Instant::now();
+                let forwards: Vec<_> = entry
+                    .record()
+                    .forwards
+                    .iter()
+                    .map(machine_forward)
+                    .collect::<Result<_, _>>()?;
+                let (restored, attached, place) = waiting.activate(&forwards)?;
+                {
+                    let mut state = entry.state.write();
+                    state.disks = Some(attached.disks);
+                    state.images = attached.images;
+                    state.fetcher = Some(found.fetcher.clone());
+                }
+                entry.update(|record| {
+                    record.place = place.directory;
+                    record.mount_name = place.mount_name;
+                    record.uid = place.uid;
+                })?;
+                tell_stages(&restored.stages, began, report);
+                restored
+            }
+            None => {
+                self.attach(entry)?;
+                report.stage("mount")?;
+                let snapshot = {
+                    let state = entry.state.read();
+                    let ram = state.disks.as_ref().and_then(|disks| disks.ram_path());
+                    self.snapshot(found, ram)?
+                };
+                report.stage("state fetch")?;
+                let spec = {
+                    let state = entry.state.read();
+                    let disks = state
+                        .disks
+                        .as_ref()
+                        .ok_or_else(|| failed("the machine has no disks", "report this"))?;
+                    self.spec(&state.record, disks, None)?
+                };
+                let began = Instant::now();
+                let restored = Machine::restore(spec, &snapshot)?;
+                tell_stages(&restored.stages, began, report);
+                restored
+            }
+        };
+        let Restored { machine, clock, .. } = restored;
+        self.started(entry, Arc::new(machine))?;
+        let (node, entry) = (self.clone(), entry.entry.clone());
+        let watcher = std::thread::Builder::new()
+            .name("guest-clock-watch".into())
+            .spawn(move || {
+                if let Some(ClockSync::Stale { reason }) = clock.wait(CLOCK_WAIT) {
+                    node.tell(
+                        "machine.clock",
+                        entry.name.as_str(),
+                        format!("the guest's clock was not set: {reason}"),
+                    );
+                    let detail = format!("its clock shows the time of the capture: {reason}");
+                    let _ = entry.update(|record| record.detail = detail);
+                }
+            });
+        drop(watcher); // a clock that nobody watches is set all the same
+        report.check()
+    }
+
+    /// The state that QEMU loads, in two round trips.
+    pub(crate) fn snapshot(
+        &self,
+        found: &Found,
+        ram: Option<PathBuf>,
+    ) -> Result<Snapshot, NodeError> {
+        let ram =
+            ram.ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?;
+        let mut names = vec!["device"];
+        if found.manifest.region("vram").is_some() {
+            names.push("vram");
+        }
+        let mut regions = self.sources.read_small(found, &names)?.into_iter();
+        let device = regions.next().unwrap_or_default();
+        let vram = regions.next().unwrap_or_default();
+        let chunks = vram
+            .chunks(CHUNK_SIZE)
+            .enumerate()
+            .filter(|(_, chunk)| !is_zero(chunk));
+        let vram = chunks.map(|(index, chunk)| {
+            let mut page = Box::new([0; CHUNK_SIZE]);
+            page[..chunk.len()].copy_from_slice(chunk);
+            (index as u32, page)
+        });
+        Ok(Snapshot {
+            ram,
+            device,
+            vram: vram.collect(),
+        })
+    }
+
+    fn wait_for_guest(
+        &self,
+        entry: &Entry,
+        what: Wait,
+        timeout_s: Option<u64>,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        report.stage("record")?;
+        let vm = entry.vm()?;
+        let log = self.console_log(&entry.record());
+        let timeout = Duration::from_secs(timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
+        let alive = || {
+            // a restored guest that resets is started anew by the watcher; only a QEMU that stays away is an end
+            if vm.wait_end(Duration::ZERO) && entry.record().wanted != Wanted::Running {
+                return Err(failed(
+                    format!("machine {} ended: {}", entry.name, vm.qemu_log().trim()),
+                    format!("see floe logs {}", entry.name),
+                ));
+            }
+            Ok(())
+        };
+        match wait(
+            what,
+            &log,
+            0,
+            &entry.record().forwards,
+            timeout,
+            &report.cancel(),
+            alive,
+        )? {
+            Waited::Nothing => {}
+            Waited::Answered(at) => report.stage_at("first output", at),
+            Waited::TimedOut => {
+                report.stage("no output")?;
+                report.note(format!(
+                    "the guest did not answer within {} s; it goes on",
+                    timeout.as_secs()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// File of all that the guest wrote on its console.
+    pub(crate) fn console_log(&self, record: &Record) -> PathBuf {
+        self.vm_dir(record).join(CONSOLE_LOG)
+    }
+
+    /// Starts a stopped machine from its disks.
+    pub fn start_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: &StartRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let entry = self.machines.get(name)?;
+        let operation = entry.begin("start")?;
+        if operation.state.read().vm.is_some() {
+            return Err(busy(format!("machine {name} is running"), ""));
+        }
+        let before =
+            std::fs::metadata(self.console_log(&operation.record())).map_or(0, |log| log.len());
+        self.attach(&operation)?;
+        report.stage("mount")?;
+        let booted = self
+            .boot(&operation)
+            .and_then(|_| report.stage("qemu start"));
+        if let Err(error) = booted {
+            self.end_quietly(&operation);
+            return Err(error);
+        }
+        operation.update(|record| {
+            record.wanted = Wanted::Running;
+            record.restored = false;
+            record.detail.clear();
+        })?;
+        self.tell("machine.started", name, "from its disks");
+        let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
+        let record = operation.record();
+        let log = self.console_log(&record);
+        let waited = wait(
+            request.wait,
+            &log,
+            before,
+            &record.forwards,
+            timeout,
+            &report.cancel(),
+            || Ok(()),
+        );
+        if let Ok(Waited::Answered(at)) = waited {
+            report.stage_at("first output", at);
+        }
+        Ok(Outcome {
+            machine: Some(self.info_of(&operation)),
+            ..Default::default()
+        })
+    }
+}
+
+/// QEMU's own stages, one after the other from when they began.
+fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
+    let mut end = began;
+    for stage in stages {
+        end += stage.took;
+        let name = match stage.name {
+            "check" => "host check",
+            "qemu" => "qemu start",
+            "load" => "state load",
+            "vram" => "screen",
+            "continue" => "first instruction",
+            other => other,
+        };
+        report.stage_at(name, end);
+    }
+}
+
+fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
+    use std::os::unix::fs::DirBuilderExt;
+    match std::fs::DirBuilder::new().mode(0o711).create(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(busy(
+            format!(
+                "{} exists, although no machine of this name is known",
+                dir.display()
+            ),
+            "look into its machine.json; remove the directory if nothing in it is needed",
+        )),
+        made => made.map_err(at(format!("cannot make {}", dir.display()))),
+    }
+}

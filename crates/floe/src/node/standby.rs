@@ -1,0 +1,326 @@
+//! QEMUs that were started ahead: the state of a recently run image is loaded, the guest stands before its next
+//! instruction, and a run only has to let it go.
+//!
+//! What it costs: some 40 MB for each, so the pool is small and bounded by memory. It maps the image's own memory file,
+//! so the pages that its device state touched are shared with the image's other machines.
+
+use crate::node::{
+    Node, STANDBY_BYTES, StandbyOptions,
+    error::NodeError,
+    launch::Attached,
+    record::{RECORD_VERSION, Record, Wanted},
+    sources::Found,
+    unix_now,
+};
+use floe_image::Hash;
+use floe_machine::{PortForward, Restored, Standby, User};
+use parking_lot::Mutex;
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Users of waiting machines are the last ones of the range, away from those of named machines.
+const UID_FROM_END: u32 = 1024;
+
+/// The pool.
+#[derive(Default)]
+pub(crate) struct Pool {
+    inner: Mutex<Inner>,
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Images for which one is being prepared.
+    preparing: Vec<Hash>,
+    over: bool,
+}
+
+/// A QEMU that waits.
+pub(crate) struct Waiting {
+    image: Hash,
+    standby: Standby,
+    attached: Attached,
+    place: Place,
+    dir: PathBuf,
+}
+
+/// Where a machine's files are.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Relative to the state directory.
+    pub directory: String,
+    /// Its name on the mount.
+    pub mount_name: String,
+    /// User of its QEMU.
+    pub uid: Option<u32>,
+}
+
+impl Waiting {
+    /// Lets the guest go.
+    pub fn activate(
+        self,
+        forwards: &[PortForward],
+    ) -> Result<(Restored, Attached, Place), NodeError> {
+        let restored = self.standby.activate(forwards)?;
+        Ok((restored, self.attached, self.place))
+    }
+}
+
+impl Pool {
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.inner.lock().waiting.len()
+    }
+
+    /// One that waits for this image.
+    pub fn take(&self, image: &Hash) -> Option<Waiting> {
+        let mut inner = self.inner.lock();
+        let index = inner
+            .waiting
+            .iter()
+            .position(|waiting| waiting.image == *image)?;
+        inner.waiting.remove(index)
+    }
+
+    /// Whether one more should be prepared for this image; if so it is noted as being prepared.
+    fn wants(&self, image: &Hash, options: &StandbyOptions) -> bool {
+        let mut inner = self.inner.lock();
+        let have = inner
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.image == *image)
+            .count();
+        let coming = inner.preparing.iter().filter(|id| *id == image).count();
+        let room = u64::from(options.images > 0) * options.memory_bytes / STANDBY_BYTES;
+        if inner.over || have + coming >= options.each || (inner.preparing.len() as u64) >= room {
+            return false;
+        }
+        inner.preparing.push(*image);
+        true
+    }
+
+    /// Enters one that was prepared; returns those that have to go for it.
+    fn enter(
+        &self,
+        image: &Hash,
+        waiting: Option<Waiting>,
+        options: &StandbyOptions,
+    ) -> Vec<Waiting> {
+        let mut inner = self.inner.lock();
+        if let Some(index) = inner.preparing.iter().position(|id| id == image) {
+            inner.preparing.swap_remove(index);
+        }
+        inner.waiting.extend(waiting);
+        let mut out = Vec::new();
+        while inner.over && !inner.waiting.is_empty() || too_many(&inner.waiting, options) {
+            out.extend(inner.waiting.pop_front());
+        }
+        out
+    }
+
+    /// Takes away those that wait for an image.
+    fn take_all(&self, image: Option<&Hash>) -> Vec<Waiting> {
+        let mut inner = self.inner.lock();
+        let waiting: Vec<Waiting> = std::mem::take(&mut inner.waiting).into();
+        let (go, stay): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|waiting| image.is_none_or(|id| waiting.image == *id));
+        inner.waiting = stay.into();
+        go
+    }
+
+    /// Prepares nothing any more.
+    fn close(&self) {
+        self.inner.lock().over = true;
+    }
+}
+
+impl Waiting {
+    /// Ends its QEMU and removes its files.
+    fn end(self) {
+        let Waiting {
+            standby,
+            attached,
+            dir,
+            ..
+        } = self;
+        drop(standby); // ends QEMU
+        drop(attached);
+        let _ = std::fs::remove_dir_all(dir);
+    }
+}
+
+/// More than may be, by number of images or by memory.
+fn too_many(waiting: &VecDeque<Waiting>, options: &StandbyOptions) -> bool {
+    let mut images: Vec<Hash> = waiting.iter().map(|waiting| waiting.image).collect();
+    images.sort_unstable();
+    images.dedup();
+    over_limit(waiting.len(), images.len(), options)
+}
+
+fn over_limit(count: usize, images: usize, options: &StandbyOptions) -> bool {
+    images > options.images || count as u64 * STANDBY_BYTES > options.memory_bytes
+}
+
+impl Node {
+    /// Prepares the next QEMU for an image in the background.
+    pub(crate) fn refill_standby(self: &Arc<Self>, found: &Found) {
+        if !self.standby.wants(&found.id, &self.options.standby) {
+            return;
+        }
+        let node = self.clone();
+        let (id, found) = (found.id, found.copy());
+        let spawned = std::thread::Builder::new().name("standby".into()).spawn(move || {
+            let waiting = match node.prepare_standby(&found) {
+                Ok(waiting) => Some(waiting),
+                Err(error) => {
+                    tracing::info!(image = found.id.short(), %error, "no QEMU waits for the next run");
+                    None
+                }
+            };
+            for gone in node.standby.enter(&found.id, waiting, &node.options.standby) {
+                node.end_waiting(gone);
+            }
+        });
+        if spawned.is_err() {
+            self.standby.enter(&id, None, &self.options.standby);
+        }
+    }
+
+    fn prepare_standby(self: &Arc<Self>, found: &Found) -> Result<Waiting, NodeError> {
+        let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
+        // unlike any machine's name, and unlike that of a machine that waited under an earlier node
+        let unique = format!("{number}-{:08x}", rand::random::<u32>());
+        let uid =
+            User::for_machine(floe_machine::exec::UID_COUNT - 1 - (number as u32 % UID_FROM_END));
+        let place = Place {
+            directory: format!("standby/{unique}"),
+            mount_name: format!("standby.{unique}"),
+            uid: uid.map(|user| user.uid),
+        };
+        let dir = self.home.root().join(&place.directory);
+        let prepared = self.prepare_in(found, &place);
+        match prepared {
+            Ok((standby, attached)) => Ok(Waiting {
+                image: found.id,
+                standby,
+                attached,
+                place,
+                dir,
+            }),
+            Err(error) => {
+                let _ = self.with_mount(|mount| mount.remove_machine(&place.mount_name));
+                let _ = std::fs::remove_dir_all(&dir);
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare_in(&self, found: &Found, place: &Place) -> Result<(Standby, Attached), NodeError> {
+        let record = Record {
+            version: RECORD_VERSION,
+            name: "standby".into(),
+            image_name: String::new(),
+            image: found.id,
+            disk_base: found.id,
+            origin: found.origin.clone(),
+            config: found.manifest.config.clone(),
+            forwards: Vec::new(),
+            restored: true,
+            wanted: Wanted::Starting,
+            detail: String::new(),
+            created_unix_s: unix_now(),
+            uid: place.uid,
+            place: place.directory.clone(),
+            mount_name: place.mount_name.clone(),
+        };
+        let attached = self.attach_record(
+            &record,
+            found.manifest.clone(),
+            found.fetcher.clone(),
+            Vec::new(),
+        )?;
+        let snapshot = self.snapshot(found, attached.disks.ram_path())?;
+        let spec = self.spec(&record, &attached.disks, None)?;
+        Ok((Standby::prepare(spec, &snapshot)?, attached))
+    }
+
+    /// Ends those that wait for an image.
+    pub(crate) fn drop_standby(&self, image: &Hash) {
+        self.standby
+            .take_all(Some(image))
+            .into_iter()
+            .for_each(|waiting| self.end_waiting(waiting));
+    }
+
+    /// Ends them all; nothing is prepared any more.
+    pub(crate) fn end_standby(&self) {
+        self.standby.close();
+        self.standby
+            .take_all(None)
+            .into_iter()
+            .for_each(|waiting| self.end_waiting(waiting));
+    }
+
+    fn end_waiting(&self, waiting: Waiting) {
+        let name = waiting.place.mount_name.clone();
+        waiting.end();
+        if let Err(error) = self.with_mount(|mount| mount.remove_machine(&name)) {
+            tracing::debug!(%error, "a waiting machine stays on the mount");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_keeps_within_its_memory_and_its_images() {
+        let options = StandbyOptions {
+            each: 1,
+            images: 2,
+            memory_bytes: 2 * STANDBY_BYTES,
+        };
+        assert!(!over_limit(2, 2, &options));
+        assert!(over_limit(3, 2, &options));
+        assert!(over_limit(2, 3, &options));
+        assert!(!over_limit(
+            0,
+            0,
+            &StandbyOptions {
+                each: 0,
+                images: 0,
+                memory_bytes: 0
+            }
+        ));
+    }
+
+    #[test]
+    fn one_is_prepared_at_a_time_for_an_image_and_none_where_there_is_no_room() {
+        let pool = Pool::default();
+        let options = StandbyOptions::default();
+        let image = Hash::of(b"image");
+        assert!(pool.wants(&image, &options));
+        assert!(!pool.wants(&image, &options));
+        assert!(pool.enter(&image, None, &options).is_empty());
+        assert!(pool.wants(&image, &options));
+        assert!(!pool.wants(
+            &Hash::of(b"other"),
+            &StandbyOptions {
+                memory_bytes: 0,
+                ..options
+            }
+        ));
+        pool.close();
+        assert!(!pool.wants(&Hash::of(b"third"), &options));
+    }
+}
