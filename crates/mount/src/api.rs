@@ -1,186 +1,772 @@
 //! The mount.
 
-#![allow(unused_variables, clippy::unimplemented)]
-
-use crate::{ImageSpec, ImageStats, MachineSpec, MachineStats, MountError, MountOptions, PushReport, Stats};
-use floe_image::{CHUNK_SIZE, Hash};
+use crate::backend::{Backend, Stored};
+use crate::core::Core;
+use crate::device::{self, Device};
+use crate::image::Image;
+use crate::machine::{self, Machine};
+use crate::overlay::{Base, BaseRecord, Disk};
+use crate::owner::Message;
+use crate::supervisor::Client;
+use crate::trace::Trace;
+use crate::tree::{Node, Tree};
+use crate::{
+    FrozenDisk, ImageSpec, ImageStats, MachineSpec, MachineStats, MountError, MountOptions,
+    PushReport, Stats,
+};
+use crate::{abi, owner, push, serve};
+use floe_image::{Hash, Manifest};
+use floe_planner::{Event, Planner, Urgency};
 use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+/// Blocks that wait to be pushed; more aren't worth it, they will have been touched by then.
+const PUSHES_QUEUED_MAX: usize = 256;
+/// What statfs calls tmpfs (`linux/magic.h`).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+/// Longest name of a machine.
+const MACHINE_NAME_MAX: usize = 63;
 
 /// The mount of a node.
-pub struct Mount {}
+pub struct Mount {
+    core: Arc<Core>,
+    mountpoint: PathBuf,
+    device_number: u64,
+    took_over: bool,
+    /// The next region's number for the planner.
+    next_region: AtomicU32,
+    threads: Vec<JoinHandle<()>>,
+    live_dir: PathBuf,
+    open: bool,
+}
+
+/// A connection, new or taken over.
+struct Connection {
+    devices: Vec<Device>,
+    table: Option<crate::tree::Table>,
+    max_write: usize,
+}
+
+/// The names under which the supervisor holds a mount's descriptors.
+fn held_prefix(mountpoint: &Path) -> String {
+    let hash = Hash::of(mountpoint.as_os_str().as_encoded_bytes()).to_string();
+    format!("mount-{}-", &hash[..16])
+}
+
+fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connection>, MountError> {
+    let (Some(socket), Some(table)) = (&options.supervisor, Tree::load(&options.runtime_dir)?)
+    else {
+        return Ok(None);
+    };
+    let mut client = Client::connect(socket)?;
+    let prefix = held_prefix(mountpoint);
+    let mut devices = Vec::new();
+    for name in client.list()?.iter().filter(|n| n.starts_with(&prefix)) {
+        devices.extend(client.get(name)?.map(Device::new));
+    }
+    if !devices.first().is_some_and(Device::alive) {
+        return Ok(None);
+    }
+    let max_write = table.max_write as usize;
+    Ok(Some(Connection {
+        devices,
+        table: Some(table),
+        max_write,
+    }))
+}
+
+fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, MountError> {
+    // What a node without a supervisor left behind: "Transport endpoint is not connected".
+    let stale =
+        std::fs::metadata(mountpoint).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
+    if stale {
+        device::unmount(mountpoint).map_err(MountError::io(
+            "unmount what a dead node left on",
+            mountpoint,
+        ))?;
+    }
+    let device = device::mount(mountpoint, options.allow_other)?;
+    let max_write = serve::negotiate(&device, mountpoint)?;
+    let clones = (1..options.threads.max(1)).map(|_| device.another());
+    let clones: Vec<Device> = clones
+        .collect::<Result<_, _>>()
+        .map_err(MountError::io("clone the descriptor of", mountpoint))?;
+    let devices: Vec<Device> = std::iter::once(device).chain(clones).collect();
+    if let Some(socket) = &options.supervisor {
+        let mut client = Client::connect(socket)?;
+        for (i, device) in devices.iter().enumerate() {
+            client.put(&format!("{}{i}", held_prefix(mountpoint)), device)?;
+        }
+    }
+    Ok(Connection {
+        devices,
+        table: None,
+        max_write,
+    })
+}
+
+/// Where live maps are: memory that outlives the process.
+fn live_dir(runtime_dir: &Path) -> Result<PathBuf, MountError> {
+    let shm = Path::new("/dev/shm");
+    let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|s| s.f_type == TMPFS_MAGIC);
+    let dir = if is_tmpfs {
+        shm.join(format!("floe-{}", rustix::process::geteuid().as_raw()))
+    } else {
+        runtime_dir.join("live")
+    };
+    make_private(&dir)?;
+    Ok(dir)
+}
+
+fn make_private(dir: &Path) -> Result<(), MountError> {
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir);
+    made.map_err(MountError::io("make", dir))?;
+    // In /dev/shm somebody else may have been first.
+    let meta = std::fs::symlink_metadata(dir).map_err(MountError::io("look at", dir))?;
+    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+        let reason = "it belongs to somebody else; remove it".to_owned();
+        return Err(MountError::Overlay {
+            path: dir.to_owned(),
+            reason,
+        });
+    }
+    Ok(())
+}
+
+fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(run)
+        .map_err(MountError::io("start a thread of", "the mount"))
+}
 
 impl Mount {
     /// Mounts on `mountpoint`, or takes over the connection that the supervisor still holds for it. After a takeover
     /// requests for images and machines that weren't added yet wait: add them all, then call [`Mount::takeover_done`].
     pub fn start(mountpoint: &Path, options: MountOptions) -> Result<Self, MountError> {
-        unimplemented!()
+        make_private(&options.runtime_dir)?;
+        let live_dir = live_dir(&options.runtime_dir)?;
+        let (connection, took_over) = match take_over(mountpoint, &options)? {
+            Some(connection) => (connection, true),
+            None => (connect(mountpoint, &options)?, false),
+        };
+        let tree = Tree::new(
+            &options.runtime_dir,
+            connection.table,
+            connection.max_write as u32,
+        )?;
+        let (owner, events) = crossbeam_channel::unbounded();
+        let (workers, work) = crossbeam_channel::unbounded();
+        let (pusher, pushes) = crossbeam_channel::bounded(PUSHES_QUEUED_MAX);
+        let planner = Planner::new(options.planner);
+        let core = Core::new(
+            connection.devices,
+            tree,
+            options,
+            connection.max_write,
+            owner,
+            workers,
+            pusher,
+            took_over,
+        );
+        let core = Arc::new(core);
+        let mut threads = Vec::new();
+        for device in 0..core.devices.len() {
+            let core = core.clone();
+            threads.push(spawn(format!("floe-fuse-{device}"), move || {
+                serve::run(&core, device)
+            })?);
+        }
+        for i in 0..serve::WORKERS {
+            let (core, work) = (Arc::downgrade(&core), work.clone());
+            spawn(format!("floe-disk-{i}"), move || serve::work(&core, &work))?;
+        }
+        let weak = Arc::downgrade(&core);
+        spawn("floe-planner".into(), move || {
+            owner::run(&weak, &events, planner)
+        })?;
+        let weak = Arc::downgrade(&core);
+        spawn("floe-push".into(), move || push::run(&weak, &pushes))?;
+        if took_over && let Err(error) = device::resend(&core.devices[0]) {
+            tracing::warn!(%error, "the kernel can't send requests again; those that were under way are lost");
+        }
+        let device_number = std::fs::metadata(mountpoint).map_or(0, |m| m.dev());
+        let next_region = AtomicU32::new(0);
+        Ok(Self {
+            core,
+            mountpoint: mountpoint.to_owned(),
+            device_number,
+            took_over,
+            next_region,
+            threads,
+            live_dir,
+            open: true,
+        })
     }
+
     /// Whether a live connection was taken over.
     pub fn took_over(&self) -> bool {
-        unimplemented!()
+        self.took_over
     }
+
     /// The images and the machines that the connection taken over knows and that weren't added yet.
     pub fn expected(&self) -> (Vec<Hash>, Vec<String>) {
-        unimplemented!()
+        let images = self.core.tree.expected("images");
+        (
+            images.iter().filter_map(|i| i.parse().ok()).collect(),
+            self.core.tree.expected("machines"),
+        )
     }
+
     /// Everything was added again: what is still missing is gone (ESTALE).
     pub fn takeover_done(&self) {
-        unimplemented!()
+        let early = self.core.early.lock().take();
+        self.replay(early.unwrap_or_default());
+        let (images, machines) = self.expected();
+        let images = images.iter().map(|i| format!("images/{i}"));
+        for path in images.chain(machines.iter().map(|m| format!("machines/{m}"))) {
+            if let Err(error) = self.remove(&path) {
+                tracing::warn!(path, %error, "could not forget what was not added again");
+            }
+        }
     }
+
+    /// Tries requests that came before what they are for.
+    fn replay(&self, early: Vec<(usize, Vec<u8>)>) {
+        if early.is_empty() {
+            return;
+        }
+        let mut reply = vec![0; abi::OUT_HEADER_BYTES + serve::IO_BYTES_MAX];
+        for (device, request) in early {
+            serve::handle(&self.core, device, &request, &mut reply, false);
+        }
+    }
+
+    fn replay_early(&self) {
+        let early = self.core.early.lock().as_mut().map(std::mem::take);
+        self.replay(early.unwrap_or_default());
+    }
+
     /// Shows an image. Adding one that is there gives the same handle.
     pub fn add_image(&self, spec: ImageSpec) -> Result<ImageHandle, MountError> {
-        unimplemented!()
+        let pin = spec.cache.pin();
+        let backend = Stored {
+            image: spec.id,
+            cache: spec.cache,
+            fetcher: spec.fetcher,
+            pin,
+        };
+        self.add_image_from(spec.id, spec.manifest, Box::new(backend))
     }
+
+    pub(crate) fn add_image_from(
+        &self,
+        id: Hash,
+        manifest: Manifest,
+        backend: Box<dyn Backend>,
+    ) -> Result<ImageHandle, MountError> {
+        let mut images = self.core.images.write();
+        if let Some(image) = images.get(&id) {
+            return Ok(self.image_handle(image.clone()));
+        }
+        let first = self
+            .next_region
+            .fetch_add(manifest.regions.len() as u32, Ordering::Relaxed);
+        let image = Arc::new(Image::new(id, &manifest, backend, first));
+        let dir = format!("images/{id}");
+        let regions = image.regions.iter().enumerate();
+        let files = regions.map(|(region, r)| {
+            (
+                format!("{dir}/{}", r.name),
+                Some(Node::Region {
+                    image: image.clone(),
+                    region,
+                }),
+            )
+        });
+        self.core.tree.add(
+            std::iter::once((dir.clone(), None)).chain(files).collect(),
+            None,
+        )?;
+        images.insert(id, image.clone());
+        drop(images);
+        for (region, state) in image.regions.iter().enumerate() {
+            self.core
+                .regions
+                .write()
+                .insert(state.id, (Arc::downgrade(&image), region));
+            let urgency = if state.name == "ram" {
+                Urgency::Memory
+            } else {
+                Urgency::Storage
+            };
+            let segments = state.missing_tables();
+            let event = Event::RegionAdded {
+                region: state.id,
+                chunks: state.chunks(),
+                segments,
+                urgency,
+            };
+            let _ = self.core.owner.send(Message::Event(event));
+        }
+        self.replay_early();
+        Ok(self.image_handle(image))
+    }
+
+    fn image_handle(&self, image: Arc<Image>) -> ImageHandle {
+        ImageHandle {
+            image,
+            core: self.core.clone(),
+            mountpoint: self.mountpoint.clone(),
+        }
+    }
+
     /// Shows a machine; its layers go on from what is in its directory. The images in [`Mount::recorded_bases`] of that
     /// directory must have been added.
     pub fn add_machine(&self, spec: MachineSpec) -> Result<MachineHandle, MountError> {
-        unimplemented!()
+        check_machine_name(&spec.name)?;
+        if self.core.machines.read().contains_key(&spec.name) {
+            return Err(MountError::Name {
+                what: "machine",
+                name: spec.name,
+                reason: "there is one of that name; remove it first",
+            });
+        }
+        std::fs::create_dir_all(&spec.dir).map_err(MountError::io("make", &spec.dir))?;
+        let image = spec.image.image.clone();
+        let (mut disks, mut traced) = (Vec::new(), Vec::new());
+        for disk in &spec.disks {
+            if !floe_image::region_name_is_valid(&disk.name)
+                || ["ram", "vram"].contains(&disk.name.as_str())
+            {
+                let reason =
+                    "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram nor vram";
+                return Err(MountError::Name {
+                    what: "disk",
+                    name: disk.name.clone(),
+                    reason,
+                });
+            }
+            let region = disk.base.as_ref().map(|name| {
+                image.region(name).ok_or_else(|| MountError::Unknown {
+                    what: "region",
+                    name: name.clone(),
+                })
+            });
+            let region = region.transpose()?;
+            let fresh = region.map(|region| Base {
+                image: image.clone(),
+                region,
+            });
+            let dir = Disk::dir(&spec.dir, &disk.name);
+            let find = |id: &Hash| self.core.images.read().get(id).cloned();
+            disks.push(Disk::open(
+                &dir,
+                &self.live_dir,
+                &disk.name,
+                disk.size,
+                fresh,
+                find,
+            )?);
+            traced.push(region.map(|r| r as u8));
+        }
+        let trace = Trace::open(&spec.dir, image.id, &spec.name)?;
+        let machine = Arc::new(Machine {
+            name: spec.name,
+            uid: spec.uid,
+            gid: spec.gid,
+            image: image.clone(),
+            disks,
+            traced,
+            trace,
+            counters: machine::Counters::default(),
+        });
+        let dir = format!("machines/{}", machine.name);
+        let mut entries = vec![(dir.clone(), None)];
+        for name in ["ram", "vram"] {
+            if let Some(region) = image.region(name) {
+                entries.push((
+                    format!("{dir}/{name}"),
+                    Some(Node::Region {
+                        image: image.clone(),
+                        region,
+                    }),
+                ));
+            }
+        }
+        for (disk, d) in machine.disks.iter().enumerate() {
+            entries.push((
+                format!("{dir}/{}", d.name),
+                Some(Node::Disk {
+                    machine: machine.clone(),
+                    disk,
+                }),
+            ));
+        }
+        self.core
+            .tree
+            .add(entries, Some((machine.uid, machine.gid)))?;
+        self.core
+            .machines
+            .write()
+            .insert(machine.name.clone(), machine.clone());
+        self.replay_early();
+        let dir = self.mountpoint.join(dir);
+        Ok(MachineHandle {
+            machine,
+            core: self.core.clone(),
+            dir,
+        })
     }
+
     /// The images that the disks in a machine's directory are relative to.
     pub fn recorded_bases(dir: &Path) -> Result<Vec<Hash>, MountError> {
-        unimplemented!()
+        let disks = dir.join("disks");
+        let mut bases = Vec::new();
+        for entry in std::fs::read_dir(&disks).into_iter().flatten() {
+            let entry = entry.map_err(MountError::io("list", &disks))?;
+            bases.extend(BaseRecord::read(&entry.path())?.and_then(|r| r.image()));
+        }
+        bases.sort();
+        bases.dedup();
+        Ok(bases)
     }
+
     /// Takes an image's directory away. Machines that use it keep it.
     pub fn remove_image(&self, id: &Hash) -> Result<(), MountError> {
-        unimplemented!()
+        let known = self.core.images.write().remove(id).is_some();
+        if !known {
+            return Err(MountError::Unknown {
+                what: "image",
+                name: id.to_string(),
+            });
+        }
+        self.remove(&format!("images/{id}"))
     }
+
     /// Makes a machine's disks durable and takes it away. Its files stay in its directory.
     pub fn remove_machine(&self, name: &str) -> Result<(), MountError> {
-        unimplemented!()
+        let machine = self.core.machines.write().remove(name);
+        let Some(machine) = machine else {
+            return Err(MountError::Unknown {
+                what: "machine",
+                name: name.to_owned(),
+            });
+        };
+        self.remove(&format!("machines/{name}"))?;
+        for disk in &machine.disks {
+            disk.flush()
+                .map_err(MountError::io("flush disk", &disk.name))?;
+            disk.close();
+        }
+        machine.trace.write_out()?;
+        Ok(())
     }
-    /// Puts chunks `chunks` of a region, as far as they are here, into the page cache (NOTIFY_STORE). Blocks; not to be called
-    /// from a fetcher's thread.
-    pub fn push(&self, image: &ImageHandle, region: &str, chunks: Range<u64>) -> Result<PushReport, MountError> {
-        unimplemented!()
+
+    /// Takes paths away and makes the kernel forget their names.
+    fn remove(&self, path: &str) -> Result<(), MountError> {
+        for (parent, name) in self.core.tree.remove(path)? {
+            let head = abi::notify_inval_entry(parent, &name);
+            // ENOENT: the kernel never knew the name.
+            let _ = self.core.devices[0].notify(abi::notify::INVAL_ENTRY, &head, &[]);
+        }
+        Ok(())
     }
+
+    /// Puts chunks `chunks` of a region, as far as they are here, into the page cache (NOTIFY_STORE). Blocks, also for pages
+    /// that are being read; not to be called from a fetcher's thread.
+    pub fn push(
+        &self,
+        image: &ImageHandle,
+        region: &str,
+        chunks: Range<u64>,
+    ) -> Result<PushReport, MountError> {
+        let unknown = || MountError::Unknown {
+            what: "region",
+            name: region.to_owned(),
+        };
+        let number = image.image.region(region).ok_or_else(unknown)?;
+        let path = image.region_path(region).ok_or_else(unknown)?;
+        // The kernel takes pages only for an inode that it has looked up.
+        let meta = std::fs::metadata(&path).map_err(MountError::io("look up", &path))?;
+        push::push(&self.core, &image.image, number, chunks, meta.ino())
+            .map_err(MountError::io("push into", &path))
+    }
+
     /// The counters.
     pub fn stats(&self) -> Stats {
-        unimplemented!()
+        let c = &self.core.counters;
+        let read = machine::read;
+        Stats {
+            region_reads: read(&c.region_reads),
+            region_read_bytes: read(&c.region_read_bytes),
+            disk_reads: read(&c.disk_reads),
+            disk_read_bytes: read(&c.disk_read_bytes),
+            disk_writes: read(&c.disk_writes),
+            disk_write_bytes: read(&c.disk_write_bytes),
+            waits: read(&c.waits),
+            wait_us: read(&c.wait_us),
+            waiting: self.core.waiting.lock().len() as u64,
+            errors: read(&c.errors),
+            pushes: read(&c.pushes),
+            pushed_bytes: read(&c.pushed_bytes),
+            ahead_chunks: read(&c.ahead_chunks),
+        }
     }
+
     /// Where it is mounted.
     pub fn mountpoint(&self) -> &Path {
-        unimplemented!()
+        &self.mountpoint
     }
+
     /// Unmounts; the supervisor forgets the connection. Open files fail from now on. (Dropping a mount does the same.)
-    pub fn unmount(self) -> Result<(), MountError> {
-        unimplemented!()
+    pub fn unmount(mut self) -> Result<(), MountError> {
+        self.close()
     }
+
+    fn close(&mut self) -> Result<(), MountError> {
+        self.open = false;
+        for machine in self.core.machines.read().values() {
+            for disk in &machine.disks {
+                disk.flush()
+                    .map_err(MountError::io("flush disk", &disk.name))?;
+            }
+            machine.trace.write_out()?;
+        }
+        if let Some(socket) = &self.core.options.supervisor {
+            let mut client = Client::connect(socket)?;
+            let prefix = held_prefix(&self.mountpoint);
+            for name in client.list()?.iter().filter(|n| n.starts_with(&prefix)) {
+                client.drop_fd(name)?;
+            }
+        }
+        device::unmount(&self.mountpoint).map_err(MountError::io("unmount", &self.mountpoint))?;
+        device::abort(self.device_number);
+        Ok(())
+    }
+
     /// Leaves the connection with the supervisor for the next node: to be called just before the process ends.
-    pub fn detach(self) -> Result<(), MountError> {
-        unimplemented!()
+    pub fn detach(mut self) -> Result<(), MountError> {
+        self.open = false;
+        let machines: Vec<_> = self.core.machines.read().values().cloned().collect();
+        machines
+            .iter()
+            .try_for_each(|m| m.trace.write_out().map(|_| ()))
     }
+
+    /// Waits until the mount is gone, unmounted by whomever.
+    pub fn wait(&mut self) {
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.open
+            && let Err(error) = self.close()
+        {
+            tracing::error!(%error, "unmounting failed");
+        }
+    }
+}
+
+fn check_machine_name(name: &str) -> Result<(), MountError> {
+    let rest = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._-".contains(&b);
+    let first = name
+        .bytes()
+        .next()
+        .is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    if first && name.len() <= MACHINE_NAME_MAX && name.bytes().all(rest) {
+        return Ok(());
+    }
+    let reason = "a machine's name is [a-z0-9][a-z0-9._-]*, at most 63 bytes";
+    Err(MountError::Name {
+        what: "machine",
+        name: name.to_owned(),
+        reason,
+    })
 }
 
 /// An image on the mount.
 #[derive(Clone)]
-pub struct ImageHandle {}
+pub struct ImageHandle {
+    image: Arc<Image>,
+    core: Arc<Core>,
+    mountpoint: PathBuf,
+}
 
 impl ImageHandle {
     /// Its name.
     pub fn id(&self) -> Hash {
-        unimplemented!()
+        self.image.id
     }
-    /// A region's file.
+
+    /// A region's file in the image's directory.
     pub fn region_path(&self, region: &str) -> Option<PathBuf> {
-        unimplemented!()
+        self.image.region(region)?;
+        Some(
+            self.mountpoint
+                .join(format!("images/{}/{region}", self.image.id)),
+        )
     }
+
     /// Tells the planner that these chunks of a region will be wanted, first one first.
     pub fn expect(&self, region: &str, chunks: Vec<u64>) -> Result<(), MountError> {
-        unimplemented!()
+        let unknown = || MountError::Unknown {
+            what: "region",
+            name: region.to_owned(),
+        };
+        let number = self.image.region(region).ok_or_else(unknown)?;
+        let _ = self.core.owner.send(Message::Event(Event::Expect {
+            region: self.image.regions[number].id,
+            chunks,
+        }));
+        Ok(())
     }
+
     /// The counters.
     pub fn stats(&self) -> ImageStats {
-        unimplemented!()
+        let tables = self.image.regions.iter().map(|r| r.tables());
+        let (tables_loaded, tables) =
+            tables.fold((0, 0), |(l, a), (loaded, all)| (l + loaded, a + all));
+        ImageStats {
+            touched_chunks: machine::read(&self.image.touched),
+            missed_chunks: machine::read(&self.image.missed),
+            zero_chunks: machine::read(&self.image.zero),
+            tables_loaded,
+            tables,
+        }
     }
 }
 
 /// A machine on the mount.
 #[derive(Clone)]
-pub struct MachineHandle {}
+pub struct MachineHandle {
+    machine: Arc<Machine>,
+    core: Arc<Core>,
+    dir: PathBuf,
+}
 
 impl MachineHandle {
     /// Its name.
     pub fn name(&self) -> &str {
-        unimplemented!()
+        &self.machine.name
     }
+
     /// The memory's file, if the image has memory.
     pub fn ram_path(&self) -> Option<PathBuf> {
-        unimplemented!()
+        self.machine
+            .image
+            .region("ram")
+            .map(|_| self.dir.join("ram"))
     }
+
     /// The video memory's file, if the image has one.
     pub fn vram_path(&self) -> Option<PathBuf> {
-        unimplemented!()
+        self.machine
+            .image
+            .region("vram")
+            .map(|_| self.dir.join("vram"))
     }
+
     /// A disk's file.
     pub fn disk_path(&self, disk: &str) -> Option<PathBuf> {
-        unimplemented!()
+        self.machine
+            .disks
+            .iter()
+            .find(|d| d.name == disk)
+            .map(|d| self.dir.join(&d.name))
     }
+
     /// The disks' files, in the order in which they were given.
     pub fn disk_paths(&self) -> Vec<PathBuf> {
-        unimplemented!()
+        self.machine
+            .disks
+            .iter()
+            .map(|d| self.dir.join(&d.name))
+            .collect()
     }
-    /// The process whose memory faults are this machine's (for its trace: clones share the memory's file).
+
+    /// The process whose memory faults are this machine's: clones share the memory's file, so a fault is recorded in the
+    /// trace of the machine whose process took it, and only the first one on this host is seen at all.
     pub fn set_pid(&self, pid: u32) {
-        unimplemented!()
+        self.core.set_pid(&self.machine, pid);
     }
+
     /// Puts a new layer on every disk; what was written before is in the frozen ones. Takes the time to make two small
     /// files a disk. The machine should be paused, so that all disks are frozen at one moment.
     pub fn freeze(&self) -> Result<FrozenLayers, MountError> {
-        unimplemented!()
+        let disks = self
+            .machine
+            .disks
+            .iter()
+            .map(Disk::freeze)
+            .collect::<Result<_, _>>()?;
+        Ok(FrozenLayers { disks })
     }
-    /// The frozen content is now in `image`: it becomes the disks' base and the frozen layers' files are removed.
-    /// Layers frozen later stay as they are.
-    pub fn drop_frozen(&self, frozen: &FrozenLayers, image: &ImageHandle) -> Result<(), MountError> {
-        unimplemented!()
+
+    /// The frozen content is now in `image`, in regions of the disks' names: they become the disks' bases and the frozen
+    /// layers' files are removed. Layers frozen later stay as they are.
+    pub fn drop_frozen(
+        &self,
+        frozen: &FrozenLayers,
+        image: &ImageHandle,
+    ) -> Result<(), MountError> {
+        for (disk, frozen) in self.machine.disks.iter().zip(&frozen.disks) {
+            let unknown = || MountError::Unknown {
+                what: "region",
+                name: disk.name.clone(),
+            };
+            let region = image.image.region(&disk.name).ok_or_else(unknown)?;
+            disk.drop_frozen(
+                frozen,
+                Base {
+                    image: image.image.clone(),
+                    region,
+                },
+            )?;
+        }
+        Ok(())
     }
+
     /// Makes all completed writes durable.
     pub fn flush(&self) -> Result<(), MountError> {
-        unimplemented!()
+        let mut disks = self.machine.disks.iter();
+        disks.try_for_each(|d| {
+            d.flush()
+                .map(|_| ())
+                .map_err(MountError::io("flush disk", &d.name))
+        })
     }
+
     /// The counters.
     pub fn stats(&self) -> MachineStats {
-        unimplemented!()
+        self.machine.stats()
     }
+
     /// The trace file (`floe_image::trace`), written out up to now.
     pub fn trace_path(&self) -> Result<PathBuf, MountError> {
-        unimplemented!()
+        self.machine.trace.write_out().map(Path::to_owned)
     }
 }
 
 /// What was frozen at one moment.
-pub struct FrozenLayers {}
+pub struct FrozenLayers {
+    disks: Vec<FrozenDisk>,
+}
 
 impl FrozenLayers {
     /// The disks, in the order in which they were given.
     pub fn disks(&self) -> &[FrozenDisk] {
-        unimplemented!()
-    }
-}
-
-/// One frozen disk.
-pub struct FrozenDisk {}
-
-impl FrozenDisk {
-    /// The disk's name.
-    pub fn name(&self) -> &str {
-        unimplemented!()
-    }
-    /// Its size in bytes.
-    pub fn size(&self) -> u64 {
-        unimplemented!()
-    }
-    /// The image and region that the layers are relative to.
-    pub fn base(&self) -> Option<(Hash, &str)> {
-        unimplemented!()
-    }
-    /// The chunks that differ from the base, in order. A chunk of which only sectors were written is merged with the base's,
-    /// which may have to be fetched: the iterator blocks then.
-    pub fn chunks(&self) -> impl Iterator<Item = Result<(u64, [u8; CHUNK_SIZE]), MountError>> + Send + '_ {
-        std::iter::empty()
-    }
-    /// How many chunks that are.
-    pub fn count(&self) -> u64 {
-        unimplemented!()
+        &self.disks
     }
 }

@@ -15,13 +15,26 @@
 //! Not here: where chunks come from (floe-source), what is fetched ahead (floe-planner), what a machine is (floe-machine).
 //! The kernel's protocol is spoken directly, without a FUSE library: none can take a connection over.
 
+mod abi;
 mod api;
+mod backend;
+mod core;
+mod device;
 mod error;
+mod image;
+mod machine;
 mod options;
+mod overlay;
+mod owner;
+mod push;
+mod serve;
 mod stats;
 pub mod supervisor;
+mod trace;
+mod tree;
 
-pub use api::{FrozenDisk, FrozenLayers, ImageHandle, MachineHandle, Mount};
+pub use api::{FrozenLayers, ImageHandle, MachineHandle, Mount};
 pub use error::MountError;
 pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
+pub use overlay::FrozenDisk;
 pub use stats::{ImageStats, MachineStats, PushReport, Stats};

@@ -83,6 +83,10 @@ pub struct DiskSpec {
 impl DiskSpec {
     /// The disk that continues region `name` of an image, in its size.
     pub fn of_region(name: &str, size: u64) -> Self {
-        Self { name: name.to_owned(), base: Some(name.to_owned()), size }
+        Self {
+            name: name.to_owned(),
+            base: Some(name.to_owned()),
+            size,
+        }
     }
 }

@@ -1,42 +1,256 @@
-//! The process that holds the descriptors.
+//! The process that holds a mount's descriptors, so that the connection outlives the node.
+//!
+//! While anybody holds a `/dev/fuse` descriptor the kernel keeps the requests of its queue; when the last copy is closed they
+//! fail and a VMM that waits for memory dies of SIGBUS. So a small process does nothing but hold copies of all of them. It
+//! must not share the node's fate: start it in a session and a cgroup of its own. Whoever can connect can take the
+//! descriptors, so the socket is made with mode 0600.
+//!
+//! Protocol (SOCK_SEQPACKET, one packet each way, at most [`PACKET_BYTES_MAX`]): `put NAME` with a descriptor, `get NAME`,
+//! `list`, `drop NAME`, `quit`; answered by `ok`, `ok` with a descriptor, `none`, or the names one a line.
 
 use crate::MountError;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with,
+};
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Serves `socket` until a client says quit. Run it in a process of its own.
-#[allow(unused_variables, clippy::unimplemented)]
+/// Longest packet: all names at a time.
+pub const PACKET_BYTES_MAX: usize = 16 << 10;
+/// Longest name.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Most descriptors held: some hundred mounts' worth.
+pub const HELD_MAX: usize = 200;
+/// Most clients at a time; one node needs one.
+const CLIENTS_MAX: usize = 16;
+
+/// Sends one packet, with a descriptor if there is one.
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(())
+}
+
+/// Receives one packet, and the descriptor that came along.
+pub(crate) fn receive(socket: impl AsFd, buf: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(buf)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let mut fd = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            fd = fds.last().or(fd);
+        }
+    }
+    Ok((got.bytes, fd))
+}
+
+fn seqpacket(socket: &Path) -> io::Result<(OwnedFd, SocketAddrUnix)> {
+    let fd = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    Ok((fd, SocketAddrUnix::new(socket)?))
+}
+
+type Held = parking_lot::Mutex<BTreeMap<String, OwnedFd>>;
+
+/// Serves `socket` until a client says quit; a socket file that nobody serves is replaced. To be run in a process of its
+/// own.
 pub fn run(socket: &Path) -> Result<(), MountError> {
-    unimplemented!()
+    let failed = |reason: String| MountError::Supervisor {
+        path: socket.to_owned(),
+        reason,
+    };
+    let io = |e: io::Error| failed(e.to_string());
+    let (listener, address) = seqpacket(socket).map_err(io)?;
+    if connect(seqpacket(socket).map_err(io)?.0, &address).is_ok() {
+        return Err(failed("another one is running".into()));
+    }
+    match std::fs::remove_file(socket) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io(e)),
+        _ => {}
+    }
+    // The mode is set before anybody can connect: nobody can until listen().
+    bind(&listener, &address).map_err(|e| io(e.into()))?;
+    rustix::fs::chmod(socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+        .map_err(|e| io(e.into()))?;
+    listen(&listener, CLIENTS_MAX as i32).map_err(|e| io(e.into()))?;
+    let held = Arc::new(Held::default());
+    let (quit, quits) = crossbeam_channel::bounded(CLIENTS_MAX);
+    let accept = move || {
+        while let Ok(client) = accept_with(&listener, SocketFlags::CLOEXEC) {
+            let (held, quit) = (held.clone(), quit.clone());
+            // Clients are few and short-lived; one that misbehaves blocks only its own thread.
+            std::thread::spawn(move || {
+                if serve(&client, &held) {
+                    let _ = quit.try_send(());
+                }
+            });
+        }
+    };
+    std::thread::Builder::new()
+        .name("floe-accept".into())
+        .spawn(accept)
+        .map_err(io)?;
+    // Ends when a client said quit, or when nothing can be accepted any more.
+    let _ = quits.recv();
+    let _ = std::fs::remove_file(socket);
+    Ok(())
+}
+
+/// Serves one client; whether it said quit.
+fn serve(client: &OwnedFd, held: &Held) -> bool {
+    let ours = socket_peercred(client)
+        .is_ok_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root());
+    let mut buf = [0; NAME_BYTES_MAX + 16];
+    while ours {
+        let Ok((n, fd)) = receive(client, &mut buf) else {
+            return false;
+        };
+        let Ok(text) = std::str::from_utf8(&buf[..n]) else {
+            return false;
+        };
+        let (verb, name) = text.split_once(' ').unwrap_or((text, ""));
+        let sent = match (verb, fd) {
+            ("put", Some(fd)) => send(client, put(held, name, fd).as_bytes(), None),
+            ("get", None) => match held.lock().get(name) {
+                Some(fd) => send(client, b"ok", Some(fd.as_fd())),
+                None => send(client, b"none", None),
+            },
+            ("list", None) => {
+                let names: Vec<String> = held.lock().keys().cloned().collect();
+                send(client, format!("ok\n{}", names.join("\n")).as_bytes(), None)
+            }
+            ("drop", None) => {
+                let gone = held.lock().remove(name).is_some();
+                send(client, if gone { b"ok" } else { b"none" }, None)
+            }
+            ("quit", None) => {
+                held.lock().clear();
+                let _ = send(client, b"ok", None);
+                return true;
+            }
+            _ => return false,
+        };
+        if sent.is_err() {
+            return false;
+        }
+    }
+    false
+}
+
+fn put(held: &Held, name: &str, fd: OwnedFd) -> &'static str {
+    let mut held = held.lock();
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\n') {
+        return "refused: a name has 1 to 64 bytes";
+    }
+    if held.len() >= HELD_MAX && !held.contains_key(name) {
+        return "refused: too many descriptors are held";
+    }
+    held.insert(name.to_owned(), fd);
+    "ok"
 }
 
 /// A connection to the supervisor.
-pub struct Client {}
+pub struct Client {
+    path: PathBuf,
+    socket: OwnedFd,
+}
 
-#[allow(unused_variables, clippy::unimplemented)]
 impl Client {
-    /// Connects.
+    /// Connects to the supervisor that serves `socket`.
     pub fn connect(socket: &Path) -> Result<Self, MountError> {
-        unimplemented!()
+        let failed = |e: io::Error| MountError::Supervisor {
+            path: socket.to_owned(),
+            reason: e.to_string(),
+        };
+        let (fd, address) = seqpacket(socket).map_err(failed)?;
+        connect(&fd, &address).map_err(|e| failed(e.into()))?;
+        Ok(Self {
+            path: socket.to_owned(),
+            socket: fd,
+        })
     }
+
+    fn failed(&self, reason: impl Into<String>) -> MountError {
+        MountError::Supervisor {
+            path: self.path.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        request: &str,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(String, Option<OwnedFd>), MountError> {
+        let failed = |e: io::Error| self.failed(e.to_string());
+        send(&self.socket, request.as_bytes(), fd).map_err(failed)?;
+        let mut buf = vec![0; PACKET_BYTES_MAX];
+        let (n, fd) = receive(&self.socket, &mut buf).map_err(failed)?;
+        if n == 0 {
+            return Err(self.failed("it hung up"));
+        }
+        let answer = String::from_utf8_lossy(&buf[..n]).into_owned();
+        Ok((answer, fd))
+    }
+
     /// Gives a copy of a descriptor to be held under `name`, instead of the one that is there.
     pub fn put(&mut self, name: &str, fd: impl AsFd) -> Result<(), MountError> {
-        unimplemented!()
+        match self.ask(&format!("put {name}"), Some(fd.as_fd()))? {
+            (answer, _) if answer == "ok" => Ok(()),
+            (answer, _) => Err(self.failed(answer)),
+        }
     }
+
     /// A copy of the descriptor held under `name`.
     pub fn get(&mut self, name: &str) -> Result<Option<OwnedFd>, MountError> {
-        unimplemented!()
+        Ok(self.ask(&format!("get {name}"), None)?.1)
     }
+
     /// The names of what is held.
     pub fn list(&mut self) -> Result<Vec<String>, MountError> {
-        unimplemented!()
+        let (answer, _) = self.ask("list", None)?;
+        Ok(answer
+            .lines()
+            .skip(1)
+            .filter(|l| !l.is_empty())
+            .map(str::to_owned)
+            .collect())
     }
+
     /// Closes the descriptor held under `name`; whether there was one.
     pub fn drop_fd(&mut self, name: &str) -> Result<bool, MountError> {
-        unimplemented!()
+        Ok(self.ask(&format!("drop {name}"), None)?.0 == "ok")
     }
+
     /// Ends the supervisor. What it held is closed.
-    pub fn quit(self) -> Result<(), MountError> {
-        unimplemented!()
+    pub fn quit(mut self) -> Result<(), MountError> {
+        self.ask("quit", None).map(|_| ())
     }
 }

@@ -1,0 +1,434 @@
+//! What all threads share, and the requests that wait.
+//!
+//! A request that needs chunks that aren't here is *parked*: its needs go to the fetcher, and the thread that brings the last
+//! one tries the request again from its beginning. Trying again is the whole mechanism: a request that waited sees layers
+//! that were frozen, tables that were loaded and writes that were completed in the meantime like one that comes later.
+
+use crate::MountOptions;
+use crate::abi;
+use crate::device::Device;
+use crate::image::{Extra, First, Image, Reading};
+use crate::machine::{self, Machine};
+use crate::overlay::Stop;
+use crate::owner::Message;
+use crate::push::PushBlock;
+use crate::tree::Tree;
+use crossbeam_channel::Sender;
+use floe_planner::{Event, RegionId};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// First pause before a failed request is tried again; it doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// Longest pause: a source that comes back is noticed within this time.
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// Threads whose machine is remembered; more are forgotten all at once.
+const THREADS_REMEMBERED: usize = 4096;
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub region_reads: AtomicU64,
+    pub region_read_bytes: AtomicU64,
+    pub disk_reads: AtomicU64,
+    pub disk_read_bytes: AtomicU64,
+    pub disk_writes: AtomicU64,
+    pub disk_write_bytes: AtomicU64,
+    pub waits: AtomicU64,
+    pub wait_us: AtomicU64,
+    pub errors: AtomicU64,
+    pub pushes: AtomicU64,
+    pub pushed_bytes: AtomicU64,
+    pub ahead_chunks: AtomicU64,
+}
+
+/// What a request is about.
+#[derive(Clone)]
+pub(crate) enum Target {
+    Region(Arc<Image>, usize),
+    Disk(Arc<Machine>, usize),
+}
+
+/// A request that may have to wait.
+pub(crate) enum Op {
+    Read {
+        target: Target,
+        offset: u64,
+        len: usize,
+    },
+    Write {
+        machine: Arc<Machine>,
+        disk: usize,
+        offset: u64,
+        data: Vec<u8>,
+    },
+    Zero {
+        machine: Arc<Machine>,
+        disk: usize,
+        offset: u64,
+        len: u64,
+    },
+}
+
+/// Where an answer goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    pub device: usize,
+    pub unique: u64,
+    pub pid: u32,
+}
+
+/// A request that waits.
+pub(crate) struct Parked {
+    pub op: Op,
+    pub asker: Asker,
+    pub since: Instant,
+    left: AtomicUsize,
+    tries: AtomicU32,
+    answered: AtomicBool,
+    failed: Mutex<Option<String>>,
+    extra: Extra,
+    firsts: Mutex<Vec<First>>,
+}
+
+pub(crate) struct Core {
+    pub devices: Vec<Device>,
+    pub tree: Tree,
+    pub options: MountOptions,
+    pub max_write: usize,
+    pub counters: Counters,
+    pub owner: Sender<Message>,
+    pub workers: Sender<(usize, Vec<u8>)>,
+    pub pusher: Sender<PushBlock>,
+    pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
+    /// Requests for what the connection knows and nobody has added yet; `None` once the takeover is done.
+    pub early: Mutex<Option<Vec<(usize, Vec<u8>)>>>,
+    pub images: RwLock<HashMap<floe_image::Hash, Arc<Image>>>,
+    pub machines: RwLock<HashMap<String, Arc<Machine>>>,
+    pub regions: RwLock<HashMap<RegionId, (Weak<Image>, usize)>>,
+    pub pids: RwLock<HashMap<u32, Weak<Machine>>>,
+    threads: RwLock<HashMap<u32, Weak<Machine>>>,
+    /// FUSE threads that are in a disk's file at present.
+    pub in_disks: AtomicUsize,
+}
+
+impl Op {
+    pub(crate) fn target(&self) -> Target {
+        match self {
+            Op::Read { target, .. } => target.clone(),
+            Op::Write { machine, disk, .. } | Op::Zero { machine, disk, .. } => {
+                Target::Disk(machine.clone(), *disk)
+            }
+        }
+    }
+}
+
+/// The image whose chunks a target's reading needs.
+fn image_of(target: &Target) -> Option<Arc<Image>> {
+    match target {
+        Target::Region(image, _) => Some(image.clone()),
+        Target::Disk(machine, disk) => machine.disks[*disk].chain().base_image(),
+    }
+}
+
+impl Core {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn new(
+        devices: Vec<Device>,
+        tree: Tree,
+        options: MountOptions,
+        max_write: usize,
+        owner: Sender<Message>,
+        workers: Sender<(usize, Vec<u8>)>,
+        pusher: Sender<PushBlock>,
+        took_over: bool,
+    ) -> Self {
+        Self {
+            devices,
+            tree,
+            options,
+            max_write,
+            counters: Counters::default(),
+            owner,
+            workers,
+            pusher,
+            waiting: Mutex::default(),
+            early: Mutex::new(took_over.then(Vec::new)),
+            images: RwLock::default(),
+            machines: RwLock::default(),
+            regions: RwLock::default(),
+            pids: RwLock::default(),
+            threads: RwLock::default(),
+            in_disks: AtomicUsize::new(0),
+        }
+    }
+
+    /// Tries a read into `out`; what it lacks is in `reading`.
+    pub(crate) fn read(
+        &self,
+        target: &Target,
+        offset: u64,
+        out: &mut [u8],
+        reading: &mut Reading<'_>,
+    ) -> Result<(), Stop> {
+        match target {
+            Target::Region(image, region) => {
+                image.read(*region, offset, out, reading);
+                if reading.needs.is_empty() {
+                    Ok(())
+                } else {
+                    Err(Stop::Needs)
+                }
+            }
+            Target::Disk(machine, disk) => machine.disks[*disk].read(offset, out, reading),
+        }
+    }
+
+    /// Lets a request wait for its needs.
+    pub(crate) fn park(self: &Arc<Self>, op: Op, asker: Asker, reading: Reading<'_>) {
+        let parked = Arc::new(Parked {
+            op,
+            asker,
+            since: Instant::now(),
+            left: AtomicUsize::new(0),
+            tries: AtomicU32::new(0),
+            answered: AtomicBool::new(false),
+            failed: Mutex::new(None),
+            extra: Extra::default(),
+            firsts: Mutex::new(Vec::new()),
+        });
+        machine::add(&self.counters.waits, 1);
+        self.waiting.lock().insert(asker.unique, parked.clone());
+        // One chunk on an otherwise idle link: the thread may fetch it itself, which saves two switches.
+        let here = reading.needs.len() == 1;
+        self.wait_for(&parked, reading, here);
+    }
+
+    fn wait_for(self: &Arc<Self>, parked: &Arc<Parked>, reading: Reading<'_>, here: bool) {
+        let target = parked.op.target();
+        self.tell_misses(&target, &reading.firsts);
+        parked.firsts.lock().extend(reading.firsts);
+        let Some(image) = reading.image.or_else(|| image_of(&target)) else {
+            // The base was replaced by nothing: can't happen, a dropped base has a successor.
+            return self.answer_errno(parked, libc::EIO);
+        };
+        // One more than there are, so that none of them is the last before all are under way.
+        parked
+            .left
+            .store(reading.needs.len() + 1, Ordering::Release);
+        for need in reading.needs {
+            let (core, parked, owner) = (self.clone(), parked.clone(), image.clone());
+            let done = move |result: Result<&[u8], String>| {
+                let accepted = result.and_then(|bytes| owner.accept(&need, bytes, &parked.extra));
+                if let Err(reason) = accepted {
+                    *parked.failed.lock() = Some(reason);
+                }
+                core.one_less(&parked);
+            };
+            image
+                .backend
+                .demand(need.kind, &need.hash, here, Box::new(done));
+        }
+        self.one_less(parked);
+    }
+
+    fn one_less(self: &Arc<Self>, parked: &Arc<Parked>) {
+        if parked.left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let failed = parked.failed.lock().take();
+        let Some(reason) = failed else {
+            return self.resume(parked);
+        };
+        let tries = parked.tries.fetch_add(1, Ordering::Relaxed);
+        let pause = RETRY_MAX.min(RETRY_MIN * 2u32.saturating_pow(tries.min(16)));
+        if tries == 0 {
+            tracing::warn!(reason, "a chunk is not to be had now; the request waits");
+        }
+        let _ = self
+            .owner
+            .send(Message::Retry(Instant::now() + pause, parked.clone()));
+    }
+
+    /// Tries a parked request again.
+    pub(crate) fn resume(self: &Arc<Self>, parked: &Arc<Parked>) {
+        if parked.answered.load(Ordering::Acquire) {
+            return;
+        }
+        let mut reading = Reading {
+            extra: Some(&parked.extra),
+            ..Reading::default()
+        };
+        let mut buf = Vec::new();
+        let result = match &parked.op {
+            Op::Read {
+                target,
+                offset,
+                len,
+            } => {
+                buf.resize(abi::OUT_HEADER_BYTES + len, 0);
+                self.read(
+                    target,
+                    *offset,
+                    &mut buf[abi::OUT_HEADER_BYTES..],
+                    &mut reading,
+                )
+            }
+            Op::Write {
+                machine,
+                disk,
+                offset,
+                data,
+            } => machine.disks[*disk].write(*offset, data, &mut reading),
+            Op::Zero {
+                machine,
+                disk,
+                offset,
+                len,
+            } => machine.disks[*disk].zero(*offset, *len, &mut reading),
+        };
+        match result {
+            Ok(()) => self.answer(parked, &mut buf, reading),
+            Err(Stop::Errno(errno)) => self.answer_errno(parked, errno),
+            Err(Stop::Needs) => self.wait_for(parked, reading, false),
+        }
+    }
+
+    fn answer(&self, parked: &Arc<Parked>, buf: &mut [u8], reading: Reading<'_>) {
+        if parked.answered.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.waiting.lock().remove(&parked.asker.unique);
+        let device = &self.devices[parked.asker.device];
+        let unique = parked.asker.unique;
+        match &parked.op {
+            Op::Read { .. } => device.reply_in_place(unique, buf),
+            Op::Write { data, .. } => {
+                device.reply(unique, &abi::Out::default().u32(data.len() as u32).u32(0).0)
+            }
+            Op::Zero { .. } => device.reply_errno(unique, 0),
+        }
+        let wait_us = parked.since.elapsed().as_micros() as u64;
+        machine::add(&self.counters.wait_us, wait_us);
+        let target = parked.op.target();
+        if let Some(machine) = self.machine_of(&target, parked.asker.pid) {
+            machine::add(&machine.counters.waits, 1);
+            machine::add(&machine.counters.wait_us, wait_us);
+        }
+        let mut firsts = parked.firsts.lock();
+        firsts.extend(reading.firsts);
+        self.account(&target, parked.asker.pid, &firsts, wait_us);
+    }
+
+    /// Ends a parked request with an error.
+    pub(crate) fn answer_errno(&self, parked: &Arc<Parked>, errno: i32) {
+        if parked.answered.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.waiting.lock().remove(&parked.asker.unique);
+        machine::add(&self.counters.errors, 1);
+        self.devices[parked.asker.device].reply_errno(parked.asker.unique, errno);
+    }
+
+    /// Records first touches in the machine's trace, and tells the planner which of its guesses were right.
+    pub(crate) fn account(&self, target: &Target, pid: u32, firsts: &[First], wait_us: u64) {
+        if firsts.is_empty() {
+            return;
+        }
+        if let Some(machine) = self.machine_of(target, pid) {
+            let (counter, number) = match target {
+                Target::Region(image, _) => (
+                    &machine.counters.faults,
+                    (image.id == machine.image.id).then_some(usize::MAX),
+                ),
+                Target::Disk(_, disk) => (
+                    &machine.counters.disk_touches,
+                    machine.traced[*disk].map(usize::from),
+                ),
+            };
+            machine::add(counter, firsts.len() as u64);
+            for first in firsts {
+                let region = number.map(|n| if n == usize::MAX { first.region } else { n });
+                if let Some(region) = region {
+                    let wait_us = if first.missed { wait_us } else { 0 };
+                    machine.trace.push(region as u8, first.chunk, wait_us);
+                }
+            }
+        }
+        for first in firsts.iter().filter(|f| f.guessed && !f.missed) {
+            if let Some(region) = self.region_id(target, first.region) {
+                let _ = self.owner.send(Message::Event(Event::Hit {
+                    region,
+                    chunk: first.chunk,
+                }));
+            }
+        }
+    }
+
+    fn tell_misses(&self, target: &Target, firsts: &[First]) {
+        for first in firsts.iter().filter(|f| f.missed) {
+            if let Some(region) = self.region_id(target, first.region) {
+                let _ = self.owner.send(Message::Miss {
+                    region,
+                    chunk: first.chunk,
+                });
+            }
+        }
+    }
+
+    fn region_id(&self, target: &Target, region: usize) -> Option<RegionId> {
+        Some(image_of(target)?.regions.get(region)?.id)
+    }
+
+    /// The machine that a request is for. Memory is shared by clones, so there it is the one whose process asks
+    /// ([`crate::MachineHandle::set_pid`]); nobody's when the kernel asks on its own.
+    pub(crate) fn machine_of(&self, target: &Target, pid: u32) -> Option<Arc<Machine>> {
+        if let Target::Disk(machine, _) = target {
+            return Some(machine.clone());
+        }
+        if let Some(machine) = self.threads.read().get(&pid) {
+            return machine.upgrade();
+        }
+        let machine = process_of(pid)
+            .and_then(|p| self.pids.read().get(&p).cloned())
+            .unwrap_or_default();
+        let mut threads = self.threads.write();
+        if threads.len() >= THREADS_REMEMBERED {
+            threads.clear();
+        }
+        threads.insert(pid, machine.clone());
+        machine.upgrade()
+    }
+
+    pub(crate) fn set_pid(&self, machine: &Arc<Machine>, pid: u32) {
+        let mut pids = self.pids.write();
+        pids.retain(|_, m| m.strong_count() > 0 && !std::ptr::eq(m.as_ptr(), Arc::as_ptr(machine)));
+        pids.insert(pid, Arc::downgrade(machine));
+        self.threads.write().clear();
+    }
+}
+
+/// The process of a thread.
+fn process_of(thread: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|l| l.strip_prefix("Tgid:"))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// Whether a thread has been killed (SIGKILL is pending) or is gone.
+pub(crate) fn is_killed(thread: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
+        return true;
+    };
+    let pending = status
+        .lines()
+        .filter(|l| l.starts_with("SigPnd:") || l.starts_with("ShdPnd:"));
+    let masks = pending.filter_map(|l| u64::from_str_radix(l.split_whitespace().nth(1)?, 16).ok());
+    masks.fold(0, |all, m| all | m) >> (libc::SIGKILL - 1) & 1 == 1
+}

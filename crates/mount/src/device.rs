@@ -1,0 +1,241 @@
+//! `/dev/fuse`: opening, cloning and mounting it, reading requests and writing answers.
+
+use crate::{MountError, abi};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+
+/// `_IOR(229, 0, uint32_t)`: another descriptor with a queue of its own for the same connection.
+const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_E500u32 as libc::Ioctl;
+
+/// One descriptor of a connection. A request must be answered on the descriptor that it was read from.
+pub(crate) struct Device(OwnedFd);
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn open_device() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(
+        "/dev/fuse",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+impl Device {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Another descriptor for the same connection.
+    pub(crate) fn another(&self) -> io::Result<Self> {
+        let fd = open_device()?;
+        let from = self.0.as_raw_fd() as u32;
+        // SAFETY: the request reads one u32 behind the pointer, which lives until the call returns, and writes no memory.
+        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), FUSE_DEV_IOC_CLONE, &raw const from) };
+        if rc == 0 {
+            Ok(Self(fd))
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// The next request, or `None` when the file system is unmounted.
+    pub(crate) fn read(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        use rustix::io::Errno;
+        loop {
+            match rustix::io::read(&self.0, &mut *buf) {
+                Ok(n) => return Ok(Some(n)),
+                // ENOENT: the request was taken back while we read it.
+                Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Whether the connection is still alive.
+    pub(crate) fn alive(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// An answer with a body.
+    pub(crate) fn reply(&self, unique: u64, body: &[u8]) {
+        self.send(&[
+            IoSlice::new(&abi::out_header(body.len(), 0, unique)),
+            IoSlice::new(body),
+        ]);
+    }
+
+    /// An answer without one: success (0) or an errno.
+    pub(crate) fn reply_errno(&self, unique: u64, errno: i32) {
+        self.send(&[IoSlice::new(&abi::out_header(0, -errno, unique))]);
+    }
+
+    /// An answer whose buffer begins with room for the header.
+    pub(crate) fn reply_in_place(&self, unique: u64, buf: &mut [u8]) {
+        let header = abi::out_header(buf.len() - abi::OUT_HEADER_BYTES, 0, unique);
+        buf[..abi::OUT_HEADER_BYTES].copy_from_slice(&header);
+        self.send(&[IoSlice::new(buf)]);
+    }
+
+    /// A message that answers nothing.
+    pub(crate) fn notify(&self, code: i32, head: &[u8], data: &[u8]) -> io::Result<()> {
+        let header = abi::out_header(head.len() + data.len(), code, 0);
+        let parts = [
+            IoSlice::new(&header),
+            IoSlice::new(head),
+            IoSlice::new(data),
+        ];
+        let parts = if data.is_empty() {
+            &parts[..2]
+        } else {
+            &parts[..]
+        };
+        rustix::io::writev(&self.0, parts)?;
+        Ok(())
+    }
+
+    fn send(&self, parts: &[IoSlice<'_>]) {
+        // ENOENT: the request was interrupted and nobody waits any more. ENODEV: unmounted. Nothing is left to do in either case.
+        if let Err(error) = rustix::io::writev(&self.0, parts)
+            && error != rustix::io::Errno::NOENT
+            && error != rustix::io::Errno::NODEV
+        {
+            tracing::error!(%error, "the kernel refused an answer");
+        }
+    }
+}
+
+/// Mounts a new connection on `mountpoint`: directly as root, by fusermount3 otherwise.
+pub(crate) fn mount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError> {
+    let cannot = |reason: String, fix| MountError::Cannot {
+        path: mountpoint.to_owned(),
+        reason,
+        fix,
+    };
+    if !rustix::process::geteuid().is_root() {
+        return fusermount(mountpoint, allow_other);
+    }
+    let fix_device =
+        "load the kernel's fuse module (`modprobe fuse`), and give a container --device /dev/fuse";
+    let fd = open_device().map_err(|e| cannot(format!("/dev/fuse: {e}"), fix_device))?;
+    let other = if allow_other { ",allow_other" } else { "" };
+    let data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions{other}\0",
+        fd.as_raw_fd()
+    );
+    let data = std::ffi::CString::from_vec_with_nul(data.into_bytes())
+        .expect("the options have one NUL, at their end");
+    rustix::mount::mount(
+        "floe",
+        mountpoint,
+        "fuse.floe",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        data.as_c_str(),
+    )
+    .map_err(|e| {
+        cannot(
+            format!("mount: {e}"),
+            "the directory must exist, and a container needs CAP_SYS_ADMIN",
+        )
+    })?;
+    Ok(Device(fd))
+}
+
+fn fusermount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let cannot = |reason: String, fix| MountError::Cannot {
+        path: mountpoint.to_owned(),
+        reason,
+        fix,
+    };
+    let io = MountError::io("socketpair for fusermount3 on", mountpoint);
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|e| io(e.into()))?;
+    // The child gets a duplicate without CLOEXEC that is closed here right after the start.
+    let inherited = rustix::io::fcntl_dupfd_cloexec(&theirs, 3)
+        .map_err(|e| cannot(e.to_string(), "raise the limit of open files"))?;
+    rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty())
+        .map_err(|e| cannot(e.to_string(), "this should not happen"))?;
+    let other = if allow_other { ",allow_other" } else { "" };
+    let output = Command::new("fusermount3")
+        .args([
+            "-o",
+            &format!("fsname=floe,subtype=floe,nosuid,nodev,default_permissions{other}"),
+            "--",
+        ])
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", inherited.as_raw_fd().to_string())
+        .output()
+        .map_err(|e| cannot(format!("fusermount3: {e}"), "install the package fuse3"))?;
+    drop((inherited, theirs));
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(cannot(
+            said,
+            "see the message; for allow_other put user_allow_other in /etc/fuse.conf",
+        ));
+    }
+    let mut byte = [0; 1];
+    match crate::supervisor::receive(&ours, &mut byte) {
+        Ok((_, Some(fd))) => Ok(Device(fd)),
+        Ok((_, None)) => Err(cannot(
+            "fusermount3 sent no descriptor".into(),
+            "install the package fuse3",
+        )),
+        Err(e) => Err(cannot(
+            format!("fusermount3's socket: {e}"),
+            "install the package fuse3",
+        )),
+    }
+}
+
+/// Unmounts, now or as soon as nobody uses it.
+pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(rustix::mount::unmount(mountpoint, UnmountFlags::DETACH)?);
+    }
+    let status = Command::new("fusermount3")
+        .args(["-u", "-z", "--"])
+        .arg(mountpoint)
+        .status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other("fusermount3 -u failed"))
+    }
+}
+
+/// Ends a connection at once, so that whoever waits for an answer gets an error; as far as fusectl is mounted.
+pub(crate) fn abort(device_number: u64) {
+    let path = format!(
+        "/sys/fs/fuse/connections/{}/abort",
+        rustix::fs::minor(device_number)
+    );
+    if let Err(error) = std::fs::write(&path, "1") {
+        tracing::debug!(path, %error, "could not abort the connection; it ends when its last file is closed");
+    }
+}
+
+/// Tells the kernel to send all requests again that were read and not answered.
+pub(crate) fn resend(device: &Device) -> io::Result<()> {
+    device.notify(abi::notify::RESEND, &[], &[])
+}

@@ -1,0 +1,351 @@
+//! An image's regions as byte ranges: the hot path of a fault. No kernel here, no thread, and no allocation while the chunk
+//! is in the store.
+
+use crate::backend::Backend;
+use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Segment};
+use floe_planner::RegionId;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+const CHUNK: u64 = CHUNK_SIZE as u64;
+
+/// A set of chunks.
+pub(crate) struct Bits(Box<[AtomicU64]>);
+
+impl Bits {
+    pub(crate) fn new(n: u64) -> Self {
+        Self((0..n.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    pub(crate) fn get(&self, i: u64) -> bool {
+        self.0[(i / 64) as usize].load(Ordering::Relaxed) >> (i % 64) & 1 == 1
+    }
+
+    /// Sets a bit; whether it was clear.
+    pub(crate) fn set(&self, i: u64) -> bool {
+        !self.get(i)
+            && self.0[(i / 64) as usize].fetch_or(1 << (i % 64), Ordering::Relaxed) >> (i % 64) & 1
+                == 0
+    }
+
+    /// Clears a bit; whether it was set.
+    pub(crate) fn clear(&self, i: u64) -> bool {
+        self.get(i)
+            && self.0[(i / 64) as usize].fetch_and(!(1 << (i % 64)), Ordering::Relaxed) >> (i % 64)
+                & 1
+                == 1
+    }
+
+    pub(crate) fn set_word(&self, word: u64, bits: u64) {
+        self.0[word as usize].fetch_or(bits, Ordering::Relaxed);
+    }
+}
+
+/// One region of an image.
+pub(crate) struct Region {
+    pub name: String,
+    pub size: u64,
+    /// Its number for the planner.
+    pub id: RegionId,
+    segments: Vec<Hash>,
+    tables: Box<[OnceLock<Arc<Segment>>]>,
+    touched: Bits,
+    /// Fetched by a guess of the planner, not touched yet.
+    pub ahead: Bits,
+}
+
+/// An item that must come before a request can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Need {
+    pub kind: Kind,
+    pub hash: Hash,
+    pub region: usize,
+    /// The chunk, or the segment's number.
+    pub index: u64,
+}
+
+/// Items that came for a waiting request and that the cache had no room for.
+pub(crate) type Extra = Mutex<HashMap<Hash, Box<[u8]>>>;
+
+/// What happened to a chunk that was touched for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct First {
+    pub region: usize,
+    pub chunk: u64,
+    pub missed: bool,
+    pub guessed: bool,
+}
+
+/// What one reading of a region collects. Both lists stay empty, and unallocated, on the hot path of a page that was
+/// touched before; `firsts` gets one entry for a first touch.
+#[derive(Default)]
+pub(crate) struct Reading<'a> {
+    pub extra: Option<&'a Extra>,
+    pub needs: Vec<Need>,
+    pub firsts: Vec<First>,
+    /// The image that the needs are of, where it isn't the one that was asked.
+    pub image: Option<Arc<Image>>,
+}
+
+/// An image on the mount.
+pub(crate) struct Image {
+    pub id: Hash,
+    pub regions: Vec<Region>,
+    pub backend: Box<dyn Backend>,
+    pub missed: AtomicU64,
+    pub touched: AtomicU64,
+    pub zero: AtomicU64,
+}
+
+impl Region {
+    pub(crate) fn chunks(&self) -> u64 {
+        self.size.div_ceil(CHUNK)
+    }
+
+    /// Numbers of the tables that aren't all zero and not loaded.
+    pub(crate) fn missing_tables(&self) -> Vec<u32> {
+        let missing = |i: &usize| !self.segments[*i].is_zero() && self.tables[*i].get().is_none();
+        (0..self.segments.len())
+            .filter(missing)
+            .map(|i| i as u32)
+            .collect()
+    }
+
+    pub(crate) fn tables(&self) -> (u64, u64) {
+        let all = self.segments.iter().filter(|s| !s.is_zero()).count();
+        let loaded = self.tables.iter().filter(|t| t.get().is_some()).count();
+        (loaded as u64, all as u64)
+    }
+
+    pub(crate) fn segment_hash(&self, segment: u32) -> Option<Hash> {
+        self.segments.get(segment as usize).copied()
+    }
+
+    pub(crate) fn set_table(&self, segment: usize, table: Arc<Segment>) {
+        if let Some(slot) = self.tables.get(segment) {
+            let _ = slot.set(table);
+        }
+    }
+
+    /// The hash of a chunk, or the table that must be loaded to know it.
+    fn hash(&self, chunk: u64, backend: &dyn Backend) -> Result<Hash, (usize, Hash)> {
+        let at = (chunk / CHUNKS_PER_SEGMENT as u64) as usize;
+        let Some(segment) = self.segments.get(at).filter(|s| !s.is_zero()) else {
+            return Ok(Hash::ZERO);
+        };
+        let table = match self.tables[at].get() {
+            Some(table) => table,
+            None => {
+                let table = backend.segment(segment).ok_or((at, *segment))?;
+                self.tables[at].get_or_init(|| table)
+            }
+        };
+        Ok(table.get(chunk as usize % CHUNKS_PER_SEGMENT))
+    }
+}
+
+impl Image {
+    pub(crate) fn new(
+        id: Hash,
+        manifest: &Manifest,
+        backend: Box<dyn Backend>,
+        first_region: RegionId,
+    ) -> Self {
+        let regions = manifest.regions.iter().enumerate().map(|(i, r)| Region {
+            name: r.name.clone(),
+            size: r.size,
+            id: first_region + i as RegionId,
+            segments: r.segments.clone(),
+            tables: r.segments.iter().map(|_| OnceLock::new()).collect(),
+            touched: Bits::new(r.size.div_ceil(CHUNK)),
+            ahead: Bits::new(r.size.div_ceil(CHUNK)),
+        });
+        Self {
+            id,
+            regions: regions.collect(),
+            backend,
+            missed: AtomicU64::new(0),
+            touched: AtomicU64::new(0),
+            zero: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn region(&self, name: &str) -> Option<usize> {
+        self.regions.iter().position(|r| r.name == name)
+    }
+
+    /// Copies `out.len()` bytes at `offset` of a region, zeros behind its end. What isn't here is added to `reading.needs`;
+    /// the bytes are only good when that stayed empty.
+    pub(crate) fn read(
+        &self,
+        region: usize,
+        offset: u64,
+        out: &mut [u8],
+        reading: &mut Reading<'_>,
+    ) {
+        let mut at = offset;
+        let mut out = out;
+        while !out.is_empty() {
+            let within = (at % CHUNK) as usize;
+            let n = out.len().min(CHUNK_SIZE - within);
+            let (piece, rest) = out.split_at_mut(n);
+            match <&mut [u8; CHUNK_SIZE]>::try_from(&mut *piece) {
+                Ok(whole) => self.chunk(region, at / CHUNK, whole, reading),
+                Err(_) => {
+                    let mut whole = [0; CHUNK_SIZE];
+                    self.chunk(region, at / CHUNK, &mut whole, reading);
+                    piece.copy_from_slice(&whole[within..within + n]);
+                }
+            }
+            at += n as u64;
+            out = rest;
+        }
+    }
+
+    fn chunk(
+        &self,
+        region_index: usize,
+        chunk: u64,
+        out: &mut [u8; CHUNK_SIZE],
+        reading: &mut Reading<'_>,
+    ) {
+        let region = &self.regions[region_index];
+        if chunk >= region.chunks() {
+            return out.fill(0);
+        }
+        let hash = match region.hash(chunk, &*self.backend) {
+            Ok(hash) => hash,
+            Err((segment, hash)) => {
+                let need = Need {
+                    kind: Kind::Segment,
+                    hash,
+                    region: region_index,
+                    index: segment as u64,
+                };
+                if reading.needs.last() != Some(&need) {
+                    reading.needs.push(need);
+                }
+                return;
+            }
+        };
+        let first = region.touched.set(chunk);
+        if hash.is_zero() {
+            self.zero.fetch_add(u64::from(first), Ordering::Relaxed);
+            return out.fill(0);
+        }
+        let again = reading.extra.is_some();
+        let here = self.backend.get(&hash, out, first || again)
+            || reading
+                .extra
+                .is_some_and(|e| e.lock().get(&hash).is_some_and(|b| copy(b, out)));
+        if first {
+            self.touched.fetch_add(1, Ordering::Relaxed);
+            self.missed.fetch_add(u64::from(!here), Ordering::Relaxed);
+            let guessed = region.ahead.clear(chunk);
+            reading.firsts.push(First {
+                region: region_index,
+                chunk,
+                missed: !here,
+                guessed,
+            });
+        }
+        if !here {
+            reading.needs.push(Need {
+                kind: Kind::Chunk,
+                hash,
+                region: region_index,
+                index: chunk,
+            });
+        }
+    }
+
+    /// The chunks of a block of 64 that are worth fetching: neither zero nor here. None while its table isn't here.
+    pub(crate) fn candidates(&self, region: usize, block: u64) -> u64 {
+        let state = &self.regions[region];
+        let worth = |chunk: u64| match state.hash(chunk, &*self.backend) {
+            Ok(hash) => !hash.is_zero() && !self.backend.has(&hash),
+            Err(_) => false,
+        };
+        let first = block * 64;
+        (0..64)
+            .filter(|i| first + i < state.chunks() && worth(first + i))
+            .fold(0, |mask, i| mask | 1 << i)
+    }
+
+    /// The hashes of some chunks of a block.
+    pub(crate) fn hashes(&self, region: usize, block: u64, chunks: u64) -> Vec<Hash> {
+        let state = &self.regions[region];
+        let set = (0..64).filter(|i| chunks >> i & 1 == 1 && block * 64 + i < state.chunks());
+        set.filter_map(|i| state.hash(block * 64 + i, &*self.backend).ok())
+            .collect()
+    }
+
+    /// A chunk for the page cache: whether it is here. Not a touch.
+    pub(crate) fn peek(&self, region: usize, chunk: u64, out: &mut [u8; CHUNK_SIZE]) -> bool {
+        match self.regions[region].hash(chunk, &*self.backend) {
+            Ok(hash) if hash.is_zero() => {
+                out.fill(0);
+                true
+            }
+            Ok(hash) => self.backend.get(&hash, out, false),
+            Err(_) => false,
+        }
+    }
+
+    /// Takes an item that was brought: a table goes where it belongs, a chunk that the cache didn't keep to `extra`.
+    pub(crate) fn accept(&self, need: &Need, bytes: &[u8], extra: &Extra) -> Result<(), String> {
+        match need.kind {
+            Kind::Segment => {
+                let table = Segment::decode(bytes).map_err(|e| e.to_string())?;
+                self.regions[need.region].set_table(need.index as usize, Arc::new(table));
+            }
+            Kind::Chunk if !self.backend.has(&need.hash) => {
+                extra.lock().insert(need.hash, bytes.into());
+            }
+            Kind::Chunk => {}
+        }
+        Ok(())
+    }
+
+    /// Reads and waits for what isn't here: for threads that may.
+    pub(crate) fn read_waiting(
+        &self,
+        region: usize,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), String> {
+        let extra = Extra::default();
+        loop {
+            let mut reading = Reading {
+                extra: Some(&extra),
+                ..Reading::default()
+            };
+            self.read(region, offset, out, &mut reading);
+            if reading.needs.is_empty() {
+                return Ok(());
+            }
+            for need in &reading.needs {
+                let (tell, told) = crossbeam_channel::bounded(1);
+                let done = move |result: Result<&[u8], String>| {
+                    let _ = tell.send(result.map(<[u8]>::to_vec));
+                };
+                self.backend
+                    .demand(need.kind, &need.hash, false, Box::new(done));
+                let bytes = told
+                    .recv()
+                    .map_err(|_| "the fetcher was stopped".to_owned())??;
+                self.accept(need, &bytes, &extra)?;
+            }
+        }
+    }
+}
+
+fn copy(from: &[u8], to: &mut [u8; CHUNK_SIZE]) -> bool {
+    let fits = from.len() == CHUNK_SIZE;
+    if fits {
+        to.copy_from_slice(from);
+    }
+    fits
+}

@@ -1,0 +1,61 @@
+//! A machine as the mount knows it: its image, its disks, its trace.
+
+use crate::MachineStats;
+use crate::image::Image;
+use crate::overlay::Disk;
+use crate::trace::Trace;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) struct Machine {
+    pub name: String,
+    pub uid: u32,
+    pub gid: u32,
+    pub image: Arc<Image>,
+    pub disks: Vec<Disk>,
+    /// For each disk its region's number in the trace.
+    pub traced: Vec<Option<u8>>,
+    pub trace: Trace,
+    pub counters: Counters,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub faults: AtomicU64,
+    pub disk_touches: AtomicU64,
+    pub reads: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub writes: AtomicU64,
+    pub write_bytes: AtomicU64,
+    pub flushes: AtomicU64,
+    pub waits: AtomicU64,
+    pub wait_us: AtomicU64,
+}
+
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+pub(crate) fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+impl Machine {
+    pub(crate) fn stats(&self) -> MachineStats {
+        let c = &self.counters;
+        let stored: Vec<(u64, u64)> = self.disks.iter().map(Disk::stored).collect();
+        MachineStats {
+            faults: read(&c.faults),
+            disk_touches: read(&c.disk_touches),
+            reads: read(&c.reads),
+            read_bytes: read(&c.read_bytes),
+            writes: read(&c.writes),
+            write_bytes: read(&c.write_bytes),
+            flushes: read(&c.flushes),
+            waits: read(&c.waits),
+            wait_us: read(&c.wait_us),
+            overlay_bytes: stored.iter().map(|s| s.0).sum(),
+            layers: stored.iter().map(|s| s.1).max().unwrap_or(0),
+        }
+    }
+}

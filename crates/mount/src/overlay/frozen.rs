@@ -1,0 +1,83 @@
+//! What a freeze leaves: the layers as they were, to be read in peace.
+
+use super::CHUNK;
+use super::Chain;
+use crate::MountError;
+use floe_image::{CHUNK_SIZE, Hash};
+
+/// One disk as it was when it was frozen.
+pub struct FrozenDisk {
+    name: String,
+    size: u64,
+    chain: Chain,
+}
+
+impl FrozenDisk {
+    pub(crate) fn new(name: String, size: u64, chain: Chain) -> Self {
+        Self { name, size, chain }
+    }
+
+    pub(crate) fn last_layer(&self) -> u32 {
+        self.chain.top().number
+    }
+
+    /// The disk's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The image and region that the layers are relative to.
+    pub fn base(&self) -> Option<(Hash, &str)> {
+        let base = self.chain.base.as_ref()?;
+        Some((base.image.id, &base.image.regions[base.region].name))
+    }
+
+    fn mask(&self, chunk: u64) -> u8 {
+        self.chain
+            .layers
+            .iter()
+            .fold(0, |mask, l| mask | l.mask(chunk))
+    }
+
+    /// The chunks that differ from the base, in order. A chunk of which only sectors were written is merged with the base's,
+    /// which may have to be fetched: the iterator blocks then.
+    pub fn chunks(
+        &self,
+    ) -> impl Iterator<Item = Result<(u64, [u8; CHUNK_SIZE]), MountError>> + Send + '_ {
+        let written = (0..self.size.div_ceil(CHUNK)).filter(|c| self.mask(*c) != 0);
+        written.map(|chunk| Ok((chunk, self.chunk(chunk)?)))
+    }
+
+    /// How many chunks differ from the base (an upper bound while there are several layers).
+    pub fn count(&self) -> u64 {
+        self.chain.layers.iter().map(|l| l.present()).sum()
+    }
+
+    fn chunk(&self, chunk: u64) -> Result<[u8; CHUNK_SIZE], MountError> {
+        let mut out = [0; CHUNK_SIZE];
+        let len = CHUNK.min(self.size - chunk * CHUNK) as usize;
+        let what = || format!("chunk {chunk} of disk {}", self.name);
+        if let Some(base) = &self.chain.base
+            && self.mask(chunk) != super::sectors(chunk, 0, self.size)
+        {
+            let read = base
+                .image
+                .read_waiting(base.region, chunk * CHUNK, &mut out[..len]);
+            read.map_err(|reason| MountError::Chunk {
+                what: what(),
+                reason,
+            })?;
+        }
+        let applied = self.chain.apply(chunk * CHUNK, &mut out[..len]);
+        applied.map_err(|e| MountError::Chunk {
+            what: what(),
+            reason: e.to_string(),
+        })?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,404 @@
+//! Which 512-byte sectors a layer has: one byte a chunk, one bit a sector.
+//!
+//! There are two copies. The *live* map lies in memory that outlives the process (tmpfs) and is set right after the data was
+//! written, so a killed node loses no completed write. The *durable* map lies beside the data and is only written after the
+//! data was made durable (`fdatasync` of the data, then the map, then `fdatasync` of the map). Bits are only ever set, and a
+//! byte stands for itself, so a map that was torn by a power cut is a mixture of two right ones: nothing is checksummed,
+//! nothing can be half true. What the durable map doesn't have reads as the layer below, as it was before.
+//!
+//! Both files: a header of 4096 bytes (magic, version u32, disk bytes u64, id 16 bytes; the live one's also the host's boot
+//! id), then the bytes of the map. A live map of another boot or another layer is not believed.
+
+use crate::MountError;
+use memmap2::{MmapOptions, MmapRaw};
+use parking_lot::Mutex;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// Bytes of a sector: what a mask's bit stands for.
+pub(crate) const SECTOR: u64 = 512;
+/// Bytes of a map file's header.
+pub(crate) const HEADER_BYTES: usize = 4096;
+/// Largest disk: 64 TiB, a map of 16 GiB.
+pub(crate) const DISK_BYTES_MAX: u64 = 64 << 40;
+/// Bytes of the map that are written at a time.
+const PAGE: u64 = 4096;
+
+const DURABLE_MAGIC: &[u8; 8] = b"FLOEMAPD";
+const LIVE_MAGIC: &[u8; 8] = b"FLOEMAPL";
+const VERSION: u32 = 1;
+
+/// What a map file's header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MapHeader {
+    pub disk_bytes: u64,
+    pub id: [u8; 16],
+    /// The host's boot, in live maps; zeros in durable ones.
+    pub boot: [u8; 16],
+}
+
+impl MapHeader {
+    fn encode(&self, magic: &[u8; 8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER_BYTES);
+        out.extend_from_slice(magic);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&self.disk_bytes.to_le_bytes());
+        out.extend_from_slice(&self.id);
+        out.extend_from_slice(&self.boot);
+        out.resize(HEADER_BYTES, 0);
+        out
+    }
+
+    /// Reads the header of a durable map.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        Self::decode_as(DURABLE_MAGIC, bytes)
+    }
+
+    fn decode_as(magic: &[u8; 8], bytes: &[u8]) -> Result<Self, String> {
+        let bytes: &[u8; 52] = bytes.first_chunk().ok_or("the map's header is cut off")?;
+        if &bytes[..8] != magic {
+            return Err("this is not a layer's map".into());
+        }
+        let number = |at: usize, n: usize| {
+            bytes[at..at + n]
+                .iter()
+                .rev()
+                .fold(0u64, |v, b| v << 8 | u64::from(*b))
+        };
+        if number(8, 4) != u64::from(VERSION) {
+            return Err(format!(
+                "the map has version {}, this floe reads {VERSION}; use a newer floe",
+                number(8, 4)
+            ));
+        }
+        let disk_bytes = number(12, 8);
+        if disk_bytes > DISK_BYTES_MAX {
+            return Err(format!(
+                "the map is of a disk of {disk_bytes} bytes, the most is {DISK_BYTES_MAX}"
+            ));
+        }
+        let piece = |at: usize| {
+            bytes[at..at + 16]
+                .try_into()
+                .expect("16 bytes are 16 bytes")
+        };
+        Ok(Self {
+            disk_bytes,
+            id: piece(20),
+            boot: piece(36),
+        })
+    }
+}
+
+/// The map of one layer, both copies.
+pub(crate) struct Map {
+    live: MmapRaw,
+    live_path: PathBuf,
+    durable: File,
+    chunks: u64,
+    /// Pages of the map that differ from the durable copy.
+    dirty: Box<[AtomicBool]>,
+    /// Chunks of which anything is set.
+    present: AtomicU64,
+    writing: Mutex<()>,
+}
+
+fn boot_id() -> io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let mut digits = text.bytes().filter_map(|b| char::from(b).to_digit(16));
+    let mut id = [0; 16];
+    for byte in &mut id {
+        let (Some(high), Some(low)) = (digits.next(), digits.next()) else {
+            return Err(io::Error::other("the boot id is not a UUID"));
+        };
+        *byte = (high << 4 | low) as u8;
+    }
+    Ok(id)
+}
+
+fn random_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    File::open("/dev/urandom").and_then(|mut f| io::Read::read_exact(&mut f, &mut id))?;
+    Ok(id)
+}
+
+fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+impl Map {
+    /// Makes the map of a new layer. Nothing is durable before the first [`Map::make_durable`].
+    pub(crate) fn create(
+        path: &Path,
+        live_dir: &Path,
+        disk_bytes: u64,
+    ) -> Result<Self, MountError> {
+        let io = |e| MountError::io("make the layer's map", path)(e);
+        let header = MapHeader {
+            disk_bytes,
+            id: random_id().map_err(io)?,
+            boot: [0; 16],
+        };
+        let durable = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(io)?;
+        durable
+            .write_all_at(&header.encode(DURABLE_MAGIC), 0)
+            .map_err(io)?;
+        durable
+            .set_len(HEADER_BYTES as u64 + disk_bytes.div_ceil(4096))
+            .map_err(io)?;
+        Self::with(durable, header, live_dir, false)
+    }
+
+    /// Opens the map of a layer: the live copy if it is of this boot, the durable one otherwise.
+    pub(crate) fn open(path: &Path, live_dir: &Path, disk_bytes: u64) -> Result<Self, MountError> {
+        let io = |e| MountError::io("open the layer's map", path)(e);
+        let bad = |reason: String| MountError::Overlay {
+            path: path.to_owned(),
+            reason,
+        };
+        let durable = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(io)?;
+        let mut head = [0; HEADER_BYTES];
+        durable
+            .read_exact_at(&mut head, 0)
+            .map_err(|e| bad(format!("the map's header can't be read ({e})")))?;
+        let header = MapHeader::decode(&head).map_err(bad)?;
+        if header.disk_bytes != disk_bytes {
+            return Err(bad(format!(
+                "the layer is of a disk of {} bytes, the machine's has {disk_bytes}",
+                header.disk_bytes
+            )));
+        }
+        let wanted = HEADER_BYTES as u64 + disk_bytes.div_ceil(4096);
+        if durable.metadata().map_err(io)?.len() < wanted {
+            durable.set_len(wanted).map_err(io)?;
+        }
+        Self::with(durable, header, live_dir, true)
+    }
+
+    fn with(
+        durable: File,
+        header: MapHeader,
+        live_dir: &Path,
+        existing: bool,
+    ) -> Result<Self, MountError> {
+        let live_path = live_dir.join(hex(&header.id));
+        let io = |e| MountError::io("map the layer's live map", &live_path)(e);
+        let chunks = header.disk_bytes.div_ceil(4096);
+        let boot = boot_id().map_err(io)?;
+        let wanted = MapHeader { boot, ..header };
+        let len = HEADER_BYTES as u64 + chunks;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&live_path)
+            .map_err(io)?;
+        let mut head = [0; HEADER_BYTES];
+        let valid = file.metadata().map_err(io)?.len() == len
+            && file.read_exact_at(&mut head, 0).is_ok()
+            && MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(wanted);
+        if !valid {
+            file.set_len(0).map_err(io)?;
+            // All of it is allocated now: a full tmpfs must be an error here, not a SIGBUS later.
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
+                .map_err(|e| io(e.into()))?;
+            if existing {
+                copy(&durable, &file, chunks).map_err(io)?;
+            }
+            file.write_all_at(&wanted.encode(LIVE_MAGIC), 0)
+                .map_err(io)?;
+        }
+        let live = MmapOptions::new()
+            .len(len as usize)
+            .map_raw(&file)
+            .map_err(io)?;
+        let map = Self {
+            live,
+            live_path: live_path.clone(),
+            durable,
+            chunks,
+            dirty: (0..chunks.div_ceil(PAGE))
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            present: AtomicU64::new(0),
+            writing: Mutex::new(()),
+        };
+        if existing {
+            map.find_differences().map_err(io)?;
+        }
+        Ok(map)
+    }
+
+    /// After a restart the in-memory state is made anew from the two files.
+    fn find_differences(&self) -> io::Result<()> {
+        let mut page = vec![0; PAGE as usize];
+        let mut present = 0;
+        for (i, dirty) in self.dirty.iter().enumerate() {
+            let first = i as u64 * PAGE;
+            let page = &mut page[..PAGE.min(self.chunks - first) as usize];
+            self.durable
+                .read_exact_at(page, HEADER_BYTES as u64 + first)?;
+            for (chunk, durable) in (first..).zip(page.iter()) {
+                let live = self.get(chunk);
+                present += u64::from(live != 0);
+                if live != *durable {
+                    dirty.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        self.present.store(present, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cell(&self, chunk: u64) -> &AtomicU8 {
+        assert!(chunk < self.chunks, "chunk {chunk} of {}", self.chunks);
+        let at = HEADER_BYTES + chunk as usize;
+        // SAFETY: `at` lies within the mapping (its length is the header plus `chunks`), which lives as long as `self` and is
+        // fully allocated, and bytes need no alignment. All accesses in this process go through such atomics; another process
+        // that maps the file (a node that is being replaced) does the same.
+        unsafe { AtomicU8::from_ptr(self.live.as_mut_ptr().add(at)) }
+    }
+
+    /// The sectors that this layer has of a chunk.
+    pub(crate) fn get(&self, chunk: u64) -> u8 {
+        self.cell(chunk).load(Ordering::Acquire)
+    }
+
+    /// Sets the bits of sectors whose data was written.
+    pub(crate) fn set(&self, chunk: u64, sectors: u8) {
+        let cell = self.cell(chunk);
+        let before = cell.load(Ordering::Relaxed);
+        if before & sectors == sectors {
+            return;
+        }
+        let before = cell.fetch_or(sectors, Ordering::Release);
+        if before == 0 {
+            self.present.fetch_add(1, Ordering::Relaxed);
+        }
+        // After the bit: who takes the mark sees the bit, who comes later finds the mark.
+        self.dirty[(chunk / PAGE) as usize].store(true, Ordering::Release);
+    }
+
+    /// Chunks of which anything is set.
+    pub(crate) fn present(&self) -> u64 {
+        self.present.load(Ordering::Relaxed)
+    }
+
+    /// Makes `data` durable, then what the map said *before that* of it. Returns whether the map had changed.
+    pub(crate) fn make_durable(&self, data: &File) -> io::Result<bool> {
+        let _one = self.writing.lock();
+        let mut pages = Vec::new();
+        for (i, dirty) in self.dirty.iter().enumerate() {
+            if dirty.swap(false, Ordering::AcqRel) {
+                let first = i as u64 * PAGE;
+                let last = (first + PAGE).min(self.chunks);
+                pages.push((
+                    i,
+                    first,
+                    (first..last).map(|c| self.get(c)).collect::<Vec<u8>>(),
+                ));
+            }
+        }
+        let result = data.sync_data().and_then(|()| self.write(&pages));
+        if result.is_err() {
+            for (i, ..) in &pages {
+                self.dirty[*i].store(true, Ordering::Release);
+            }
+        }
+        result.map(|()| !pages.is_empty())
+    }
+
+    fn write(&self, pages: &[(usize, u64, Vec<u8>)]) -> io::Result<()> {
+        for (_, first, page) in pages {
+            self.durable
+                .write_all_at(page, HEADER_BYTES as u64 + first)?;
+        }
+        if pages.is_empty() {
+            Ok(())
+        } else {
+            self.durable.sync_data()
+        }
+    }
+
+    /// Removes the live copy: the durable one says the same, or the layer is gone.
+    pub(crate) fn remove_live(&self) {
+        let _ = std::fs::remove_file(&self.live_path);
+    }
+}
+
+fn copy(durable: &File, live: &File, chunks: u64) -> io::Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < chunks {
+        let piece = &mut buf[..(chunks - at).min(1 << 20) as usize];
+        durable.read_exact_at(piece, HEADER_BYTES as u64 + at)?;
+        live.write_all_at(piece, HEADER_BYTES as u64 + at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_live_map_of_another_boot_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, live) = (dir.path().join("map"), dir.path().join("live"));
+        std::fs::create_dir(&live).unwrap();
+        let map = Map::create(&path, &live, 1 << 20).unwrap();
+        map.set(3, 0xF0);
+        let live_path = map.live_path.clone();
+        drop(map);
+        assert_eq!(Map::open(&path, &live, 1 << 20).unwrap().get(3), 0xF0);
+        let file = OpenOptions::new().write(true).open(&live_path).unwrap();
+        file.write_all_at(&[0xAA; 16], 36).unwrap();
+        let map = Map::open(&path, &live, 1 << 20).unwrap();
+        assert_eq!((map.get(3), map.present()), (0, 0));
+    }
+
+    #[test]
+    fn a_map_of_a_newer_version_is_refused_with_the_way_out() {
+        let header = MapHeader {
+            disk_bytes: 4096,
+            id: [1; 16],
+            boot: [0; 16],
+        };
+        let mut bytes = header.encode(DURABLE_MAGIC);
+        assert_eq!(MapHeader::decode(&bytes), Ok(header));
+        bytes[8] = 9;
+        assert!(
+            MapHeader::decode(&bytes)
+                .unwrap_err()
+                .contains("newer floe")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = MapHeader::decode(&bytes);
+            let mut with_magic = DURABLE_MAGIC.to_vec();
+            with_magic.extend_from_slice(&bytes);
+            let _ = MapHeader::decode(&with_magic);
+        }
+    }
+}

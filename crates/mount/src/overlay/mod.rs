@@ -1,0 +1,527 @@
+//! A machine's disk: layers of written sectors over a region of an image.
+//!
+//! ```text
+//! <machine>/disks/<disk>/base.json        what the layers are relative to, and the number of the lowest one
+//!                        layer-<n>.data   sparse, as long as the disk
+//!                        layer-<n>.map    which sectors are in it (see `map`)
+//! ```
+//! The highest number is the top layer, which is written; all below are frozen. There is no list of layers to keep: to freeze
+//! is to make the files of the next one, and a power cut that loses them loses nothing that was flushed. A whole chunk that
+//! is written never needs the base; of a part only its sectors are recorded, and reading merges.
+
+mod frozen;
+mod layer;
+mod map;
+
+pub use frozen::FrozenDisk;
+
+use crate::MountError;
+use crate::image::{Image, Reading};
+use floe_image::{CHUNK_SIZE, Hash};
+use layer::{Layer, map_path, remove_files, sectors};
+use map::{DISK_BYTES_MAX, MapHeader, SECTOR};
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const CHUNK: u64 = CHUNK_SIZE as u64;
+/// Most layers of a disk: each read looks through all of them.
+const LAYERS_MAX: usize = 256;
+const BASE_VERSION: u32 = 1;
+/// Longest `base.json`.
+const BASE_BYTES_MAX: u64 = 4096;
+
+/// The content of `base.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BaseRecord {
+    version: u32,
+    disk_bytes: u64,
+    image: Option<Hash>,
+    region: Option<String>,
+    first_layer: u32,
+}
+
+impl BaseRecord {
+    /// Reads what [`BaseRecord::write`] wrote.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let record: Self = serde_json::from_slice(bytes)
+            .map_err(|e| format!("this is not a disk's base record: {e}"))?;
+        if record.version != BASE_VERSION {
+            return Err(format!(
+                "the record has version {}, this floe reads {BASE_VERSION}; use a newer floe",
+                record.version
+            ));
+        }
+        if record.disk_bytes > DISK_BYTES_MAX || !record.disk_bytes.is_multiple_of(SECTOR) {
+            return Err(format!("{} bytes are no size of a disk", record.disk_bytes));
+        }
+        Ok(record)
+    }
+
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>, MountError> {
+        let path = dir.join("base.json");
+        match std::fs::metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Ok(m) if m.len() > BASE_BYTES_MAX => {
+                return Err(MountError::Overlay {
+                    path,
+                    reason: format!("{} bytes are too many for a base record", m.len()),
+                });
+            }
+            _ => {}
+        }
+        let bytes = std::fs::read(&path).map_err(MountError::io("read", &path))?;
+        Self::decode(&bytes)
+            .map(Some)
+            .map_err(|reason| MountError::Overlay { path, reason })
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), MountError> {
+        let (path, new) = (dir.join("base.json"), dir.join("base.json.new"));
+        let write = || {
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec(self)?)?;
+            file.sync_all()?;
+            std::fs::rename(&new, &path)?;
+            File::open(dir)?.sync_all()
+        };
+        write().map_err(MountError::io("write", &path))
+    }
+
+    pub(crate) fn image(&self) -> Option<Hash> {
+        self.image
+    }
+}
+
+/// What the layers are relative to.
+#[derive(Clone)]
+pub(crate) struct Base {
+    pub image: Arc<Image>,
+    pub region: usize,
+}
+
+impl Base {
+    fn size(&self) -> u64 {
+        self.image.regions[self.region].size
+    }
+}
+
+/// The layers at one moment, the lowest first.
+#[derive(Clone)]
+pub(crate) struct Chain {
+    layers: Vec<Arc<Layer>>,
+    base: Option<Base>,
+}
+
+/// Why a disk's operation can't be completed now.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Chunks of the base must come first (they are in the [`Reading`]).
+    Needs,
+    /// An errno for the caller.
+    Errno(i32),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Stop::Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+/// Where a chunk's sectors are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Base,
+    Layer(usize),
+    Mixed,
+}
+
+impl Chain {
+    fn top(&self) -> &Layer {
+        self.layers.last().expect("a disk has at least one layer")
+    }
+
+    pub(crate) fn base_image(&self) -> Option<Arc<Image>> {
+        self.base.as_ref().map(|b| b.image.clone())
+    }
+
+    /// Who has the sectors `wanted` of a chunk.
+    fn owner(&self, chunk: u64, wanted: u8) -> Owner {
+        for (i, layer) in self.layers.iter().enumerate().rev() {
+            let has = layer.mask(chunk) & wanted;
+            if has == wanted {
+                return Owner::Layer(i);
+            }
+            if has != 0 {
+                return Owner::Mixed;
+            }
+        }
+        Owner::Base
+    }
+
+    /// Reads bytes of the disk. Neighbouring chunks of one owner are read together.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        reading: &mut Reading<'_>,
+    ) -> io::Result<()> {
+        let end = offset + out.len() as u64;
+        let mut from = offset;
+        while from < end {
+            let owner = self.owner_at(from, end);
+            let mut to = ((from / CHUNK + 1) * CHUNK).min(end);
+            while owner != Owner::Mixed && to < end && self.owner_at(to, end) == owner {
+                to = (to + CHUNK).min(end);
+            }
+            let piece = &mut out[(from - offset) as usize..(to - offset) as usize];
+            match owner {
+                Owner::Layer(i) => self.layers[i].read(piece, from)?,
+                Owner::Base => self.read_base(from, piece, reading),
+                Owner::Mixed => self.merge(from, piece, reading)?,
+            }
+            from = to;
+        }
+        Ok(())
+    }
+
+    fn owner_at(&self, from: u64, end: u64) -> Owner {
+        let chunk = from / CHUNK;
+        self.owner(chunk, sectors(chunk, from, end))
+    }
+
+    fn read_base(&self, offset: u64, out: &mut [u8], reading: &mut Reading<'_>) {
+        match &self.base {
+            Some(base) => {
+                base.image.read(base.region, offset, out, reading);
+                if !reading.needs.is_empty() && reading.image.is_none() {
+                    reading.image = Some(base.image.clone());
+                }
+            }
+            None => out.fill(0),
+        }
+    }
+
+    /// Reads a part of one chunk whose sectors are in several places.
+    fn merge(&self, offset: u64, out: &mut [u8], reading: &mut Reading<'_>) -> io::Result<()> {
+        let chunk = offset / CHUNK;
+        let end = offset + out.len() as u64;
+        let wanted = sectors(chunk, offset, end);
+        let have = self.layers.iter().fold(0, |have, l| have | l.mask(chunk));
+        if wanted & !have != 0 {
+            self.read_base(offset, out, reading);
+        }
+        self.apply(offset, out)
+    }
+
+    /// Puts the layers' sectors of a part of one chunk over what is in `out`, the lowest layer's first.
+    fn apply(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let chunk = offset / CHUNK;
+        let end = offset + out.len() as u64;
+        let wanted = sectors(chunk, offset, end);
+        for layer in &self.layers {
+            let mask = layer.mask(chunk) & wanted;
+            for sector in (0..8).filter(|s| mask >> s & 1 == 1) {
+                let start = (chunk * CHUNK + sector * SECTOR).max(offset);
+                let stop = (chunk * CHUNK + (sector + 1) * SECTOR).min(end);
+                layer.read(
+                    &mut out[(start - offset) as usize..(stop - offset) as usize],
+                    start,
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A machine's disk.
+pub(crate) struct Disk {
+    pub name: String,
+    pub size: u64,
+    dir: PathBuf,
+    live_dir: PathBuf,
+    /// Writers hold it for reading while they write, so that freezing waits for them.
+    chain: RwLock<Chain>,
+    /// One at a time reads, changes and writes back a part of a sector.
+    partial: Mutex<()>,
+    /// One at a time freezes or drops.
+    changing: Mutex<()>,
+}
+
+impl Disk {
+    /// The directory of a disk in its machine's.
+    pub(crate) fn dir(machine_dir: &Path, disk: &str) -> PathBuf {
+        machine_dir.join("disks").join(disk)
+    }
+
+    /// Opens the disk in `dir`, or makes it there on `fresh`. `find` gives an image that is on the mount.
+    pub(crate) fn open(
+        dir: &Path,
+        live_dir: &Path,
+        name: &str,
+        size: u64,
+        fresh: Option<Base>,
+        find: impl Fn(&Hash) -> Option<Arc<Image>>,
+    ) -> Result<Self, MountError> {
+        let bad = |reason: String| MountError::Overlay {
+            path: dir.to_owned(),
+            reason,
+        };
+        if !size.is_multiple_of(SECTOR) || size == 0 || size > DISK_BYTES_MAX {
+            return Err(bad(format!(
+                "{size} bytes are no size of a disk; give a multiple of 512, at most {DISK_BYTES_MAX}"
+            )));
+        }
+        std::fs::create_dir_all(dir).map_err(MountError::io("make", dir))?;
+        let (record, base) = match BaseRecord::read(dir)? {
+            Some(record) => {
+                let base =
+                    recorded_base(&record, find).map_err(|image| MountError::BaseMissing {
+                        machine: dir.display().to_string(),
+                        disk: name.to_owned(),
+                        image,
+                    })?;
+                (record, base)
+            }
+            None => {
+                let record = BaseRecord {
+                    version: BASE_VERSION,
+                    disk_bytes: size,
+                    image: fresh.as_ref().map(|b| b.image.id),
+                    region: fresh
+                        .as_ref()
+                        .map(|b| b.image.regions[b.region].name.clone()),
+                    first_layer: 1,
+                };
+                record.write(dir)?;
+                (record, fresh)
+            }
+        };
+        if record.disk_bytes != size {
+            return Err(bad(format!(
+                "the disk has {} bytes, not {size}; add the machine with the size that it has",
+                record.disk_bytes
+            )));
+        }
+        if base.as_ref().is_some_and(|b| b.size() > size) {
+            return Err(bad(format!(
+                "the disk of {size} bytes is smaller than the region that it is based on"
+            )));
+        }
+        let layers = open_layers(dir, live_dir, record.first_layer, size)?;
+        Ok(Self {
+            name: name.to_owned(),
+            size,
+            dir: dir.to_owned(),
+            live_dir: live_dir.to_owned(),
+            chain: RwLock::new(Chain { layers, base }),
+            partial: Mutex::new(()),
+            changing: Mutex::new(()),
+        })
+    }
+
+    fn bounds(&self, offset: u64, len: u64) -> Result<u64, Stop> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size => Ok(end),
+            _ => Err(Stop::Errno(libc::EFBIG)),
+        }
+    }
+
+    /// The layers and the base as they are now.
+    pub(crate) fn chain(&self) -> Chain {
+        self.chain.read().clone()
+    }
+
+    /// Reads; `out` must lie within the disk.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        reading: &mut Reading<'_>,
+    ) -> Result<(), Stop> {
+        self.bounds(offset, out.len() as u64)?;
+        self.chain().read(offset, out, reading)?;
+        if reading.needs.is_empty() {
+            Ok(())
+        } else {
+            Err(Stop::Needs)
+        }
+    }
+
+    /// Writes. Only a write of parts of sectors needs what was there before.
+    pub(crate) fn write(
+        &self,
+        offset: u64,
+        data: &[u8],
+        reading: &mut Reading<'_>,
+    ) -> Result<(), Stop> {
+        let end = self.bounds(offset, data.len() as u64)?;
+        if offset.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR) {
+            let chain = self.chain.read();
+            return Ok(chain.top().write(offset, data)?);
+        }
+        let _one = self.partial.lock();
+        let from = offset / SECTOR * SECTOR;
+        let to = end.next_multiple_of(SECTOR);
+        let mut whole = vec![0; (to - from) as usize];
+        let first = SECTOR as usize;
+        let last = whole.len() - first;
+        self.read(from, &mut whole[..first], reading)?;
+        self.read(to - SECTOR, &mut whole[last..], reading)?;
+        whole[(offset - from) as usize..][..data.len()].copy_from_slice(data);
+        let chain = self.chain.read();
+        Ok(chain.top().write(from, &whole)?)
+    }
+
+    /// Makes bytes zero and gives their space back.
+    pub(crate) fn zero(
+        &self,
+        offset: u64,
+        len: u64,
+        reading: &mut Reading<'_>,
+    ) -> Result<(), Stop> {
+        let end = self.bounds(offset, len.min(self.size.saturating_sub(offset)))?;
+        let (from, to) = (offset.next_multiple_of(SECTOR), end / SECTOR * SECTOR);
+        if from >= to {
+            return self.write(offset, &vec![0; (end - offset) as usize], reading);
+        }
+        self.write(offset, &vec![0; (from - offset) as usize], reading)?;
+        self.write(to, &vec![0; (end - to) as usize], reading)?;
+        let chain = self.chain.read();
+        Ok(chain.top().zero(from, to - from)?)
+    }
+
+    /// Makes all completed writes durable; whether there were any.
+    pub(crate) fn flush(&self) -> io::Result<bool> {
+        // From the bottom: what is above never becomes durable before what it stands on.
+        let mut any = false;
+        for layer in &self.chain().layers {
+            any |= layer.flush()?;
+        }
+        Ok(any)
+    }
+
+    /// Puts a new layer on top.
+    pub(crate) fn freeze(&self) -> Result<FrozenDisk, MountError> {
+        let _one = self.changing.lock();
+        let (number, n) = {
+            let chain = self.chain.read();
+            (chain.top().number + 1, chain.layers.len())
+        };
+        if n >= LAYERS_MAX {
+            let reason = format!(
+                "there are {n} layers already; publish the machine so that they can be dropped"
+            );
+            return Err(MountError::Overlay {
+                path: self.dir.clone(),
+                reason,
+            });
+        }
+        let new = Arc::new(Layer::create(&self.dir, &self.live_dir, number, self.size)?);
+        let mut chain = self.chain.write();
+        let frozen = chain.clone();
+        chain.layers.push(new);
+        drop(chain);
+        Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
+    }
+
+    /// Layers up to the frozen ones' last are in `base` now.
+    pub(crate) fn drop_frozen(&self, frozen: &FrozenDisk, base: Base) -> Result<(), MountError> {
+        let _one = self.changing.lock();
+        if base.size() > self.size {
+            let reason = "the new base is larger than the disk".to_owned();
+            return Err(MountError::Overlay {
+                path: self.dir.clone(),
+                reason,
+            });
+        }
+        let last = frozen.last_layer();
+        let first_layer = last + 1;
+        if self.chain.read().layers[0].number >= first_layer {
+            // A later freeze was published and dropped before this one.
+            return Ok(());
+        }
+        let record = BaseRecord {
+            version: BASE_VERSION,
+            disk_bytes: self.size,
+            image: Some(base.image.id),
+            region: Some(base.image.regions[base.region].name.clone()),
+            first_layer,
+        };
+        record.write(&self.dir)?;
+        let mut chain = self.chain.write();
+        let (old, kept) = std::mem::take(&mut chain.layers)
+            .into_iter()
+            .partition(|l| l.number <= last);
+        chain.layers = kept;
+        chain.base = Some(base);
+        drop(chain);
+        let old: Vec<Arc<Layer>> = old;
+        old.iter().for_each(|layer| layer.remove());
+        Ok(())
+    }
+
+    /// After the last flush: the live maps aren't needed any more.
+    pub(crate) fn close(&self) {
+        self.chain().layers.iter().for_each(|l| l.close());
+    }
+
+    /// Bytes on the local disk, and the number of layers.
+    pub(crate) fn stored(&self) -> (u64, u64) {
+        let chain = self.chain();
+        (
+            chain.layers.iter().map(|l| l.stored_bytes()).sum(),
+            chain.layers.len() as u64,
+        )
+    }
+}
+
+/// The base in a record: none, found, or the image that isn't there.
+fn recorded_base(
+    record: &BaseRecord,
+    find: impl Fn(&Hash) -> Option<Arc<Image>>,
+) -> Result<Option<Base>, Hash> {
+    let (Some(id), Some(region)) = (&record.image, &record.region) else {
+        return Ok(None);
+    };
+    let image = find(id).ok_or(*id)?;
+    let region = image.region(region).ok_or(*id)?;
+    Ok(Some(Base { image, region }))
+}
+
+/// The layers in a directory, from `first` up to the last one that is there.
+fn open_layers(
+    dir: &Path,
+    live_dir: &Path,
+    first: u32,
+    size: u64,
+) -> Result<Vec<Arc<Layer>>, MountError> {
+    for number in (first.saturating_sub(LAYERS_MAX as u32)..first).rev() {
+        remove_files(dir, number);
+    }
+    let mut layers = Vec::new();
+    let mut number = first;
+    while layers.len() < LAYERS_MAX && is_layer(&map_path(dir, number)) {
+        layers.push(Arc::new(Layer::open(dir, live_dir, number, size)?));
+        number += 1;
+    }
+    // A power cut before its first flush can leave a top layer's map without a header: nothing in it was ever flushed.
+    if map_path(dir, number).exists() {
+        tracing::warn!(dir = %dir.display(), number, "a layer that was never flushed is dropped");
+        remove_files(dir, number);
+    }
+    if layers.is_empty() {
+        layers.push(Arc::new(Layer::create(dir, live_dir, first, size)?));
+    }
+    Ok(layers)
+}
+
+fn is_layer(map: &Path) -> bool {
+    let mut head = [0; map::HEADER_BYTES];
+    let read = File::open(map).and_then(|mut f| io::Read::read_exact(&mut f, &mut head));
+    // A header that isn't all zeros is looked at by `Map::open`, which refuses it with the reason.
+    read.is_ok() && (MapHeader::decode(&head).is_ok() || !floe_image::is_zero(&head))
+}

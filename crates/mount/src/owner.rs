@@ -1,0 +1,229 @@
+//! The thread that owns the planner and the time: it takes an event, applies it and carries out the answers.
+
+use crate::core::{Core, Parked};
+use crate::image::Image;
+use crate::machine;
+use crate::push::PushBlock;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use floe_image::{Hash, Kind};
+use floe_planner::{Action, Event, Planner, RegionId};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often links are looked at, traces written out and deadlines checked.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What the owner is told.
+pub(crate) enum Message {
+    /// An event for the planner.
+    Event(Event),
+    /// A chunk was touched and isn't here; its neighbours are looked up on this thread.
+    Miss { region: RegionId, chunk: u64 },
+    /// A parked request is to be tried again at a time.
+    Retry(Instant, Arc<Parked>),
+}
+
+/// Runs until the mount is gone.
+pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<Message>, mut planner: Planner) {
+    let start = Instant::now();
+    let mut retries: VecDeque<(Instant, Arc<Parked>)> = VecDeque::new();
+    let mut tick = start;
+    loop {
+        let next = retries.iter().map(|r| r.0).min().unwrap_or(tick).min(tick);
+        let message = inbox.recv_timeout(next.saturating_duration_since(Instant::now()));
+        let Some(core) = core.upgrade() else {
+            return;
+        };
+        let now_us = start.elapsed().as_micros() as u64;
+        let event = match message {
+            Ok(Message::Event(event)) => Some(event),
+            Ok(Message::Miss { region, chunk }) => {
+                let candidates =
+                    image(&core, region).map_or(0, |(image, r)| image.candidates(r, chunk / 64));
+                Some(Event::Miss {
+                    region,
+                    chunk,
+                    candidates,
+                })
+            }
+            Ok(Message::Retry(when, parked)) => {
+                retries.push_back((when, parked));
+                None
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if let Some(event) = event {
+            plan(&core, &mut planner, now_us, event);
+        }
+        let now = Instant::now();
+        let (due, later): (VecDeque<_>, _) = retries.into_iter().partition(|r| r.0 <= now);
+        retries = later;
+        due.iter().for_each(|(_, parked)| core.resume(parked));
+        if now >= tick {
+            let timeout = core.options.io_timeout;
+            tick = now + timeout.map_or(TICK, |t| (t / 4).clamp(Duration::from_millis(10), TICK));
+            for event in housekeeping(&core) {
+                plan(&core, &mut planner, now_us, event);
+            }
+        }
+    }
+}
+
+fn image(core: &Core, region: RegionId) -> Option<(Arc<Image>, usize)> {
+    let regions = core.regions.read();
+    let (image, number) = regions.get(&region)?;
+    Some((image.upgrade()?, *number))
+}
+
+/// Applies an event and what follows from it.
+fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
+    let mut actions = VecDeque::from(planner.on_event(now_us, event));
+    while let Some(action) = actions.pop_front() {
+        match action {
+            Action::Fetch {
+                region,
+                block,
+                chunks,
+            } => fetch(core, region, block, chunks),
+            Action::FetchSegments { region, segments } => fetch_tables(core, region, segments),
+            Action::Look { region, block } => {
+                let candidates =
+                    image(core, region).map_or(0, |(image, r)| image.candidates(r, block));
+                actions.extend(planner.on_event(
+                    now_us,
+                    Event::Candidates {
+                        region,
+                        block,
+                        candidates,
+                    },
+                ));
+            }
+            Action::Push {
+                region,
+                block,
+                chunks,
+            } => {
+                if let Some((image, r)) = image(core, region) {
+                    // A full queue: pushing is only ever a help.
+                    let _ = core.pusher.try_send(PushBlock {
+                        image: Arc::downgrade(&image),
+                        region: r,
+                        block,
+                        chunks,
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {
+    let done = |ok| {
+        Message::Event(Event::Fetched {
+            region,
+            block,
+            chunks,
+            ok,
+        })
+    };
+    let Some((image, number)) = image(core, region) else {
+        let _ = core.owner.send(done(false));
+        return;
+    };
+    image.regions[number].ahead.set_word(block, chunks);
+    let hashes = image.hashes(number, block, chunks);
+    machine::add(&core.counters.ahead_chunks, hashes.len() as u64);
+    if hashes.is_empty() {
+        let _ = core.owner.send(done(true));
+        return;
+    }
+    // (items left, all came)
+    let left = Mutex::new((hashes.len(), true));
+    let owner = core.owner.clone();
+    let each = move |_: &Hash, result: Result<&[u8], String>| {
+        let mut left = left.lock();
+        left.0 = left.0.saturating_sub(1);
+        left.1 &= result.is_ok();
+        if left.0 == 0 {
+            let _ = owner.send(Message::Event(Event::Fetched {
+                region,
+                block,
+                chunks,
+                ok: left.1,
+            }));
+        }
+    };
+    let items = hashes.into_iter().map(|h| (Kind::Chunk, h)).collect();
+    image.backend.prefetch(items, Arc::new(each));
+}
+
+fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
+    let Some((image, number)) = image(core, region) else {
+        return;
+    };
+    let mut wanted: HashMap<Hash, Vec<u32>> = HashMap::new();
+    for segment in segments {
+        if let Some(hash) = image.regions[number].segment_hash(segment) {
+            wanted.entry(hash).or_default().push(segment);
+        }
+    }
+    let items = wanted.keys().map(|h| (Kind::Segment, *h)).collect();
+    let (owner, for_image) = (core.owner.clone(), Arc::downgrade(&image));
+    let each = move |hash: &Hash, result: Result<&[u8], String>| {
+        let table = result
+            .ok()
+            .and_then(|bytes| floe_image::Segment::decode(bytes).ok())
+            .map(Arc::new);
+        for segment in wanted.get(hash).into_iter().flatten() {
+            if let (Some(table), Some(image)) = (&table, for_image.upgrade()) {
+                image.regions[number].set_table(*segment as usize, table.clone());
+            }
+            let _ = owner.send(Message::Event(Event::SegmentLoaded {
+                region,
+                segment: *segment,
+                ok: table.is_some(),
+            }));
+        }
+    };
+    image.backend.prefetch(items, Arc::new(each));
+}
+
+/// Traces, deadlines, links, and regions that nobody has any more.
+fn housekeeping(core: &Arc<Core>) -> Vec<Event> {
+    let machines: Vec<_> = core.machines.read().values().cloned().collect();
+    for machine in machines {
+        if let Err(error) = machine.trace.write_out() {
+            tracing::warn!(machine = machine.name, %error, "the trace could not be written");
+        }
+    }
+    if let Some(timeout) = core.options.io_timeout {
+        let late: Vec<_> = core
+            .waiting
+            .lock()
+            .values()
+            .filter(|p| p.since.elapsed() >= timeout)
+            .cloned()
+            .collect();
+        for parked in late {
+            tracing::error!(?timeout, "a request waited too long for a chunk and fails");
+            core.answer_errno(&parked, libc::EIO);
+        }
+    }
+    let mut events: Vec<Event> = Vec::new();
+    core.regions.write().retain(|id, (image, _)| {
+        let alive = image.strong_count() > 0;
+        events.extend((!alive).then_some(Event::RegionRemoved { region: *id }));
+        alive
+    });
+    let images: Vec<_> = core.images.read().values().cloned().collect();
+    events.extend(
+        images
+            .iter()
+            .find_map(|i| i.backend.link())
+            .map(Event::LinkEstimate),
+    );
+    events
+}

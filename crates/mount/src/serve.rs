@@ -1,0 +1,505 @@
+//! The threads that answer the kernel. This file only translates: what a read gives is decided in `image` and `overlay`,
+//! what waits in `core`.
+
+use crate::MountError;
+use crate::abi::{self, Header, init, op, open};
+use crate::core::{Asker, Core, Op, Target, is_killed};
+use crate::device::Device;
+use crate::image::Reading;
+use crate::machine::{self, Machine};
+use crate::overlay::Stop;
+use crate::tree::{Found, Node};
+use crossbeam_channel::Receiver;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// Longest READ and WRITE: what the kernel sends at most unless `fs.fuse.max_pages_limit` was raised.
+pub(crate) const IO_BYTES_MAX: usize = 1 << 20;
+/// Pages of that.
+const IO_PAGES_MAX: u16 = (IO_BYTES_MAX / 4096) as u16;
+/// Bytes of readahead: one page. Zero would mean the kernel's default (128 KiB, which makes a fault five times dearer).
+const READAHEAD_BYTES: u32 = 4096;
+/// Background requests (asynchronous direct I/O of disks) that the kernel sends at a time.
+const BACKGROUND_MAX: u16 = 256;
+/// Threads for what may take long: flushes, and disk requests beyond half of the serving threads.
+pub(crate) const WORKERS: usize = 4;
+
+/// Bytes that a request's buffer must have.
+fn request_bytes(max_write: usize) -> usize {
+    max_write + abi::IN_HEADER_BYTES + abi::WRITE_IN_BYTES + 4096
+}
+
+/// Answers INIT, the first request of a new connection; returns the longest WRITE agreed on.
+pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, MountError> {
+    let cannot = |reason: String, fix| MountError::Cannot {
+        path: mountpoint.to_owned(),
+        reason,
+        fix,
+    };
+    let mut buf = vec![0; request_bytes(IO_BYTES_MAX)];
+    let n = device
+        .read(&mut buf)
+        .map_err(MountError::io("read INIT from /dev/fuse for", mountpoint))?;
+    let request = n
+        .and_then(|n| abi::parse(&buf[..n]))
+        .filter(|(h, _)| h.opcode == op::INIT);
+    let Some((header, body)) = request else {
+        return Err(cannot(
+            "the kernel did not start with INIT".into(),
+            "unmount what is there and try again",
+        ));
+    };
+    let Some((major, minor, offered)) = abi::parse_init(body) else {
+        return Err(cannot(
+            "INIT is cut off".into(),
+            "this kernel speaks another FUSE; use Linux 5.4 or newer",
+        ));
+    };
+    if major != abi::KERNEL_MAJOR || minor < abi::KERNEL_MINOR_MIN {
+        device.reply_errno(header.unique, libc::EPROTO);
+        let reason = format!("the kernel speaks FUSE {major}.{minor}");
+        return Err(cannot(
+            reason,
+            "use Linux 5.4 or newer; a takeover needs Linux 6.9",
+        ));
+    }
+    // Not asked for: the writeback cache (a completed write must have reached us) and automatic invalidation.
+    let wanted = init::ASYNC_READ
+        | init::BIG_WRITES
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::MAX_PAGES
+        | init::EXPLICIT_INVAL_DATA
+        | init::INIT_EXT
+        | init::HAS_RESEND;
+    let flags = wanted & offered;
+    if flags & init::HAS_RESEND == 0 {
+        tracing::warn!(
+            "this kernel can't send requests again (Linux 6.9 can): a restarted node loses those that were under way"
+        );
+    }
+    let body = abi::init_out(
+        flags,
+        READAHEAD_BYTES,
+        BACKGROUND_MAX,
+        IO_BYTES_MAX as u32,
+        IO_PAGES_MAX,
+    );
+    device.reply(header.unique, &body);
+    Ok(IO_BYTES_MAX)
+}
+
+/// Serves one descriptor until the mount is gone.
+pub(crate) fn run(core: &Arc<Core>, device: usize) {
+    let mut request = vec![0; request_bytes(core.max_write)];
+    let mut reply = vec![0; abi::OUT_HEADER_BYTES + IO_BYTES_MAX];
+    loop {
+        match core.devices[device].read(&mut request) {
+            Ok(Some(n)) => handle(core, device, &request[..n], &mut reply, true),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::error!(%error, "reading from /dev/fuse failed");
+                return;
+            }
+        }
+    }
+}
+
+/// Does what was handed over, on a thread that may be slow.
+pub(crate) fn work(core: &Weak<Core>, inbox: &Receiver<(usize, Vec<u8>)>) {
+    let mut reply = vec![0; abi::OUT_HEADER_BYTES + IO_BYTES_MAX];
+    while let Ok((device, request)) = inbox.recv() {
+        let Some(core) = core.upgrade() else {
+            return;
+        };
+        handle(&core, device, &request, &mut reply, false);
+    }
+}
+
+/// Answers one request, now or later.
+pub(crate) fn handle(
+    core: &Arc<Core>,
+    device: usize,
+    request: &[u8],
+    reply: &mut [u8],
+    serving: bool,
+) {
+    let Some((header, body)) = abi::parse(request) else {
+        tracing::error!(
+            bytes = request.len(),
+            "a request that is shorter than it says"
+        );
+        return;
+    };
+    let call = Call {
+        core,
+        device,
+        header,
+        body,
+        request,
+        serving,
+    };
+    match header.opcode {
+        op::READ => call.node(|node| call.read(node, reply)),
+        op::WRITE => call.node(|node| call.write(node)),
+        op::LOOKUP => call.lookup(),
+        op::GETATTR => {
+            call.node(|node| call.reply(&abi::attr_out(&core.tree.attr(header.node, &node))))
+        }
+        op::SETATTR => call.node(|node| call.setattr(&node)),
+        op::OPEN => call.node(|node| call.open(&node)),
+        op::READDIR => call.node(|node| call.readdir(&node)),
+        op::OPENDIR => call.reply(&abi::open_out(0)),
+        op::RELEASE | op::RELEASEDIR => call.errno(0),
+        op::FSYNC => call.node(|node| call.fsync(&node)),
+        op::FALLOCATE => call.node(|node| call.fallocate(&node)),
+        op::STATFS => call.reply(&abi::statfs_out()),
+        op::INTERRUPT => call.interrupt(),
+        op::FORGET | op::BATCH_FORGET => {}
+        op::DESTROY => call.errno(0),
+        _ => call.errno(libc::ENOSYS),
+    }
+}
+
+struct Call<'a> {
+    core: &'a Arc<Core>,
+    device: usize,
+    header: Header,
+    body: &'a [u8],
+    request: &'a [u8],
+    /// On a thread that reads the kernel's queue, and so must not be slow.
+    serving: bool,
+}
+
+impl Call<'_> {
+    fn reply(&self, body: &[u8]) {
+        self.core.devices[self.device].reply(self.header.unique, body);
+    }
+
+    fn errno(&self, errno: i32) {
+        self.core.devices[self.device].reply_errno(self.header.unique, errno);
+    }
+
+    fn fail(&self, errno: i32) {
+        machine::add(&self.core.counters.errors, 1);
+        self.errno(errno);
+    }
+
+    fn asker(&self) -> Asker {
+        Asker {
+            device: self.device,
+            unique: self.header.unique,
+            pid: self.header.pid,
+        }
+    }
+
+    /// Goes on with the node that the request is for.
+    fn node(&self, go_on: impl FnOnce(Node)) {
+        match self.core.tree.node(self.header.node) {
+            Found::Node(_, node) => go_on(node),
+            Found::Expected => self.keep(),
+            Found::Nothing => self.errno(libc::ESTALE),
+        }
+    }
+
+    /// Keeps a request for something that a takeover hasn't added yet.
+    fn keep(&self) {
+        match &mut *self.core.early.lock() {
+            Some(early) => early.push((self.device, self.request.to_vec())),
+            None => self.errno(libc::ESTALE),
+        }
+    }
+
+    /// Hands the request to a thread that may be slow.
+    fn hand_over(&self) {
+        if self
+            .core
+            .workers
+            .send((self.device, self.request.to_vec()))
+            .is_err()
+        {
+            self.fail(libc::EIO);
+        }
+    }
+
+    fn lookup(&self) {
+        let Some(name) = abi::parse_name(self.body) else {
+            return self.errno(libc::ENOENT);
+        };
+        match self.core.tree.lookup(self.header.node, name) {
+            Found::Node(ino, node) => self.reply(&abi::entry(&self.core.tree.attr(ino, &node))),
+            Found::Expected => self.keep(),
+            Found::Nothing => self.errno(libc::ENOENT),
+        }
+    }
+
+    /// Sizes are fixed: setting the one that is there succeeds, all else is refused. Times and modes are ignored.
+    fn setattr(&self, node: &Node) {
+        let attr = self.core.tree.attr(self.header.node, node);
+        match abi::parse_setattr(self.body) {
+            Some((valid, size)) if valid & abi::FATTR_SIZE != 0 && size != attr.size => {
+                self.errno(libc::EPERM)
+            }
+            Some(_) => self.reply(&abi::attr_out(&attr)),
+            None => self.errno(libc::EINVAL),
+        }
+    }
+
+    fn open(&self, node: &Node) {
+        match node {
+            Node::Dir { .. } => self.errno(libc::EISDIR),
+            Node::Region { .. } => self.reply(&abi::open_out(open::KEEP_CACHE | open::NOFLUSH)),
+            // Never through the page cache: the guest has one, and layers change under it.
+            Node::Disk { .. } => self.reply(&abi::open_out(
+                open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES | open::NOFLUSH,
+            )),
+        }
+    }
+
+    fn readdir(&self, node: &Node) {
+        let (Node::Dir { path, .. }, Some((offset, size))) = (node, abi::parse_read(self.body))
+        else {
+            return self.errno(libc::ENOTDIR);
+        };
+        let mut out = Vec::new();
+        for (i, (ino, directory, name)) in self
+            .core
+            .tree
+            .list(path)
+            .into_iter()
+            .enumerate()
+            .skip(offset as usize)
+        {
+            if !abi::push_dirent(&mut out, size as usize, ino, i as u64 + 1, directory, &name) {
+                break;
+            }
+        }
+        self.reply(&out);
+    }
+
+    fn read(&self, node: Node, reply: &mut [u8]) {
+        let Some((offset, len)) = abi::parse_read(self.body) else {
+            return self.errno(libc::EINVAL);
+        };
+        let (target, size) = match node {
+            Node::Region { image, region } => (
+                Target::Region(image.clone(), region),
+                image.regions[region].size,
+            ),
+            Node::Disk { machine, disk } => (
+                Target::Disk(machine.clone(), disk),
+                machine.disks[disk].size,
+            ),
+            Node::Dir { .. } => return self.errno(libc::EISDIR),
+        };
+        let len = size
+            .saturating_sub(offset)
+            .min(u64::from(len))
+            .min(IO_BYTES_MAX as u64) as usize;
+        let Some(_slot) = self.slot(&target) else {
+            return self.hand_over();
+        };
+        let mut reading = Reading::default();
+        let out = &mut reply[..abi::OUT_HEADER_BYTES + len];
+        match self.core.read(
+            &target,
+            offset,
+            &mut out[abi::OUT_HEADER_BYTES..],
+            &mut reading,
+        ) {
+            Ok(()) => {
+                self.core.devices[self.device].reply_in_place(self.header.unique, out);
+                self.count_read(&target, len as u64);
+                self.core
+                    .account(&target, self.header.pid, &reading.firsts, 0);
+            }
+            Err(Stop::Needs) => {
+                self.count_read(&target, len as u64);
+                self.core.park(
+                    Op::Read {
+                        target,
+                        offset,
+                        len,
+                    },
+                    self.asker(),
+                    reading,
+                );
+            }
+            Err(Stop::Errno(errno)) => self.fail(errno),
+        }
+    }
+
+    fn count_read(&self, target: &Target, bytes: u64) {
+        let c = &self.core.counters;
+        match target {
+            Target::Region(..) => {
+                machine::add(&c.region_reads, 1);
+                machine::add(&c.region_read_bytes, bytes);
+            }
+            Target::Disk(m, _) => {
+                machine::add(&c.disk_reads, 1);
+                machine::add(&c.disk_read_bytes, bytes);
+                machine::add(&m.counters.reads, 1);
+                machine::add(&m.counters.read_bytes, bytes);
+            }
+        }
+    }
+
+    /// A place among those that may be in a disk's file on a serving thread. A disk that is busy (the kernel throttles who
+    /// writes much) must leave threads for memory faults, so half of them at most; the rest goes to the workers.
+    fn slot(&self, target: &Target) -> Option<Slot<'_>> {
+        if !self.serving || matches!(target, Target::Region(..)) {
+            return Some(Slot(None));
+        }
+        let most = (self.core.devices.len() / 2).max(1);
+        let in_disks = &self.core.in_disks;
+        if in_disks.fetch_add(1, Ordering::AcqRel) >= most {
+            in_disks.fetch_sub(1, Ordering::AcqRel);
+            return None;
+        }
+        Some(Slot(Some(self.core)))
+    }
+
+    fn write(&self, node: Node) {
+        let Some((offset, flags, data)) = abi::parse_write(self.body) else {
+            return self.errno(libc::EINVAL);
+        };
+        let (machine, disk) = match node {
+            Node::Disk { machine, disk } => (machine, disk),
+            _ => return self.refuse_write(offset, flags, data.len()),
+        };
+        let Some(_slot) = self.slot(&Target::Disk(machine.clone(), disk)) else {
+            return self.hand_over();
+        };
+        let mut reading = Reading::default();
+        match machine.disks[disk].write(offset, data, &mut reading) {
+            Ok(()) => {
+                self.reply(&abi::Out::default().u32(data.len() as u32).u32(0).0);
+                count_write(self.core, &machine, data.len() as u64);
+            }
+            Err(Stop::Needs) => {
+                count_write(self.core, &machine, data.len() as u64);
+                let op = Op::Write {
+                    machine,
+                    disk,
+                    offset,
+                    data: data.to_vec(),
+                };
+                self.core.park(op, self.asker(), reading);
+            }
+            Err(Stop::Errno(errno)) => {
+                tracing::error!(machine = machine.name, errno, "a disk's write failed");
+                self.fail(errno);
+            }
+        }
+    }
+
+    /// An image is never written. One that comes from the page cache means that somebody mapped it shared and wrote: the
+    /// pages are thrown away, so that other machines get the image's content again.
+    fn refuse_write(&self, offset: u64, flags: u32, len: usize) {
+        self.errno(libc::EPERM);
+        if flags & abi::WRITE_CACHE != 0 {
+            tracing::error!(
+                pid = self.header.pid,
+                "an image was written through a shared mapping; refused"
+            );
+            let core = Arc::downgrade(self.core);
+            let (device, node) = (self.device, self.header.node);
+            // Not on this thread: the kernel waits for pages that are being read.
+            std::thread::spawn(move || {
+                let head = abi::notify_inval_inode(node, offset, len as u64);
+                core.upgrade()
+                    .map(|c| c.devices[device].notify(abi::notify::INVAL_INODE, &head, &[]))
+            });
+        }
+    }
+
+    fn fsync(&self, node: &Node) {
+        let Node::Disk { machine, disk } = node else {
+            return self.errno(0);
+        };
+        if self.serving {
+            return self.hand_over();
+        }
+        match machine.disks[*disk].flush() {
+            Ok(flushed) => {
+                machine::add(&machine.counters.flushes, u64::from(flushed));
+                self.errno(0);
+            }
+            Err(error) => {
+                tracing::error!(machine = machine.name, %error, "a disk's flush failed");
+                self.fail(error.raw_os_error().unwrap_or(libc::EIO));
+            }
+        }
+    }
+
+    fn fallocate(&self, node: &Node) {
+        let Some((offset, len, mode)) = abi::parse_fallocate(self.body) else {
+            return self.errno(libc::EINVAL);
+        };
+        let (machine, disk) = match node {
+            // A balloon that gives memory back: QEMU then drops its private copy, the page is the image's again.
+            Node::Region { .. } => return self.errno(0),
+            Node::Dir { .. } => return self.errno(libc::EISDIR),
+            Node::Disk { machine, disk } => (machine, *disk),
+        };
+        let zeroing = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
+        let keep = mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let within = offset
+            .checked_add(len)
+            .is_some_and(|end| end <= machine.disks[disk].size);
+        if !within && (!keep || mode as i32 & zeroing == 0) {
+            return self.errno(libc::EFBIG);
+        }
+        if mode as i32 & zeroing == 0 {
+            // Space for later: promised by nobody here, and a full disk pauses the machine.
+            return self.errno(0);
+        }
+        if self.serving {
+            return self.hand_over();
+        }
+        let mut reading = Reading::default();
+        match machine.disks[disk].zero(offset, len, &mut reading) {
+            Ok(()) => self.errno(0),
+            Err(Stop::Needs) => {
+                let op = Op::Zero {
+                    machine: machine.clone(),
+                    disk,
+                    offset,
+                    len,
+                };
+                self.core.park(op, self.asker(), reading);
+            }
+            Err(Stop::Errno(errno)) => self.fail(errno),
+        }
+    }
+
+    /// A signal reached somebody who waits. Only one that kills ends the waiting: an error in a page fault is a SIGBUS, and
+    /// QEMU's threads get signals all the time.
+    fn interrupt(&self) {
+        let waits =
+            abi::parse_interrupt(self.body).and_then(|u| self.core.waiting.lock().get(&u).cloned());
+        if let Some(parked) = waits.filter(|p| is_killed(p.asker.pid)) {
+            self.core.answer_errno(&parked, libc::EINTR);
+        }
+    }
+}
+
+fn count_write(core: &Core, machine: &Machine, bytes: u64) {
+    machine::add(&core.counters.disk_writes, 1);
+    machine::add(&core.counters.disk_write_bytes, bytes);
+    machine::add(&machine.counters.writes, 1);
+    machine::add(&machine.counters.write_bytes, bytes);
+}
+
+/// Gives its place back when dropped.
+struct Slot<'a>(Option<&'a Arc<Core>>);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if let Some(core) = self.0 {
+            core.in_disks.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}

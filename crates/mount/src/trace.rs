@@ -1,0 +1,160 @@
+//! A machine's trace: which chunk it touched first, when, and how long it waited. Always on: an access costs a lock and some
+//! bytes of memory, the file is appended to once a second.
+
+use crate::MountError;
+use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
+use parking_lot::Mutex;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The file's name in the machine's directory.
+const FILE: &str = "trace";
+/// Most bytes of a trace: 8 M accesses at their longest, 32 GiB of chunks. What comes later isn't recorded.
+const TRACE_BYTES_MAX: u64 = 208 << 20;
+
+pub(crate) struct Trace {
+    path: PathBuf,
+    start_unix_us: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    writer: TraceWriter<Vec<u8>>,
+    file: File,
+    bytes: u64,
+}
+
+fn now_unix_us() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_micros() as u64)
+}
+
+impl Trace {
+    /// Goes on with the trace in `dir` if it is of this machine and image, else starts a new one.
+    pub(crate) fn open(dir: &Path, image: Hash, machine: &str) -> Result<Self, MountError> {
+        let path = dir.join(FILE);
+        let io = |e| MountError::io("open the trace", &path)(e);
+        let short = std::fs::metadata(&path).is_ok_and(|m| m.len() <= TRACE_BYTES_MAX);
+        let old = if short {
+            std::fs::read(&path).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let going_on = TraceReader::new(&old)
+            .ok()
+            .filter(|r| r.header().image == image && r.header().machine == machine);
+        let (start_unix_us, writer, bytes) = match going_on {
+            Some(mut reader) => {
+                reader.by_ref().for_each(drop);
+                (
+                    reader.header().start_unix_us,
+                    TraceWriter::resume(Vec::new(), &reader),
+                    reader.valid_bytes() as u64,
+                )
+            }
+            None => {
+                let header = TraceHeader {
+                    image,
+                    machine: machine.to_owned(),
+                    start_unix_us: now_unix_us(),
+                };
+                (
+                    header.start_unix_us,
+                    TraceWriter::new(Vec::new(), &header).map_err(io)?,
+                    0,
+                )
+            }
+        };
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .map_err(io)?;
+        file.set_len(bytes).map_err(io)?;
+        Ok(Self {
+            path,
+            start_unix_us,
+            state: Mutex::new(State {
+                writer,
+                file,
+                bytes,
+            }),
+        })
+    }
+
+    /// Records the first access to a chunk that was answered now, after `wait_us`.
+    pub(crate) fn push(&self, region: u8, chunk: u64, wait_us: u64) {
+        let t_us = now_unix_us()
+            .saturating_sub(self.start_unix_us)
+            .saturating_sub(wait_us);
+        let Ok(chunk) = u32::try_from(chunk) else {
+            return;
+        };
+        let mut state = self.state.lock();
+        if state.bytes < TRACE_BYTES_MAX {
+            // Writing to memory fails only for a region's number that no manifest allows.
+            let _ = state.writer.push(Access {
+                region,
+                chunk,
+                t_us,
+                wait_us,
+            });
+        }
+    }
+
+    /// Appends what was recorded to the file.
+    pub(crate) fn write_out(&self) -> Result<&Path, MountError> {
+        let mut state = self.state.lock();
+        let bytes = std::mem::take(state.writer.get_mut());
+        state.bytes += bytes.len() as u64;
+        state
+            .file
+            .write_all(&bytes)
+            .map_err(MountError::io("append to the trace", &self.path))?;
+        Ok(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_goes_on_after_a_crash_that_cut_its_tail() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = Trace::open(dir.path(), Hash::of(b"x"), "web").unwrap();
+        (0..10).for_each(|chunk| trace.push(1, chunk, 7));
+        let path = trace.write_out().unwrap().to_owned();
+        let len = std::fs::metadata(&path).unwrap().len();
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(len - 1)
+            .unwrap();
+        let trace = Trace::open(dir.path(), Hash::of(b"x"), "web").unwrap();
+        trace.push(2, 99, 0);
+        trace.write_out().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let chunks: Vec<u32> = TraceReader::new(&bytes).unwrap().map(|a| a.chunk).collect();
+        assert_eq!(chunks, [0, 1, 2, 3, 4, 5, 6, 7, 8, 99]);
+    }
+
+    #[test]
+    fn another_images_trace_is_not_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        Trace::open(dir.path(), Hash::of(b"x"), "web")
+            .unwrap()
+            .write_out()
+            .unwrap();
+        let trace = Trace::open(dir.path(), Hash::of(b"y"), "web").unwrap();
+        let bytes = std::fs::read(trace.write_out().unwrap()).unwrap();
+        assert_eq!(
+            TraceReader::new(&bytes).unwrap().header().image,
+            Hash::of(b"y")
+        );
+    }
+}

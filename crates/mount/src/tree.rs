@@ -1,0 +1,379 @@
+//! Names and inode numbers. The kernel keeps numbers for as long as the connection lives, longer than a node, so their table
+//! is written to the runtime directory before a number is told to anybody.
+
+use crate::MountError;
+use crate::abi::Attr;
+use crate::image::Image;
+use crate::machine::Machine;
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(crate) const ROOT: u64 = 1;
+const IMAGES: u64 = 2;
+const MACHINES: u64 = 3;
+const FIRST_FREE: u64 = 4;
+const VERSION: u32 = 1;
+const FILE: &str = "inodes.json";
+
+/// What is behind an inode.
+#[derive(Clone)]
+pub(crate) enum Node {
+    Dir {
+        path: String,
+        uid: u32,
+        gid: u32,
+        mode: u32,
+    },
+    Region {
+        image: Arc<Image>,
+        region: usize,
+    },
+    Disk {
+        machine: Arc<Machine>,
+        disk: usize,
+    },
+}
+
+/// The part that outlives the process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Table {
+    version: u32,
+    next: u64,
+    /// What INIT agreed on: the longest WRITE.
+    pub max_write: u32,
+    /// Path from the mountpoint to inode number; two paths may have one.
+    paths: BTreeMap<String, u64>,
+}
+
+struct State {
+    table: Table,
+    nodes: HashMap<u64, Node>,
+}
+
+pub(crate) struct Tree {
+    file: PathBuf,
+    state: RwLock<State>,
+    uid: u32,
+    gid: u32,
+}
+
+/// What a look-up finds.
+pub(crate) enum Found {
+    Node(u64, Node),
+    /// The connection that was taken over knows it; it hasn't been added again.
+    Expected,
+    Nothing,
+}
+
+fn child(parent: &str, name: &str) -> String {
+    if parent.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{parent}/{name}")
+    }
+}
+
+impl Tree {
+    /// The table of a connection that is taken over.
+    pub(crate) fn load(runtime_dir: &Path) -> Result<Option<Table>, MountError> {
+        let path = runtime_dir.join(FILE);
+        let Ok(bytes) = std::fs::read(&path) else {
+            return Ok(None);
+        };
+        let bad = |reason: String| MountError::Overlay {
+            path: path.clone(),
+            reason,
+        };
+        let table: Table = serde_json::from_slice(&bytes)
+            .map_err(|e| bad(format!("this is not a table of inodes: {e}")))?;
+        if table.version != VERSION {
+            return Err(bad(format!(
+                "the table has version {}, this floe reads {VERSION}",
+                table.version
+            )));
+        }
+        Ok(Some(table))
+    }
+
+    pub(crate) fn new(
+        runtime_dir: &Path,
+        table: Option<Table>,
+        max_write: u32,
+    ) -> Result<Self, MountError> {
+        let fresh = || {
+            let paths = [
+                ("".to_owned(), ROOT),
+                ("images".to_owned(), IMAGES),
+                ("machines".to_owned(), MACHINES),
+            ];
+            Table {
+                version: VERSION,
+                next: FIRST_FREE,
+                max_write,
+                paths: paths.into(),
+            }
+        };
+        let (uid, gid) = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
+        let dir = |path: &str, mode| Node::Dir {
+            path: path.to_owned(),
+            uid,
+            gid,
+            mode,
+        };
+        // Who knows an image's name may not read its memory for that: machines' directories are what their users get.
+        let nodes = [
+            (ROOT, dir("", 0o755)),
+            (IMAGES, dir("images", 0o700)),
+            (MACHINES, dir("machines", 0o755)),
+        ];
+        let table = table.unwrap_or_else(fresh);
+        let state = State {
+            table,
+            nodes: nodes.into(),
+        };
+        let tree = Self {
+            file: runtime_dir.join(FILE),
+            state: RwLock::new(state),
+            uid,
+            gid,
+        };
+        tree.save(&tree.state.read().table)?;
+        Ok(tree)
+    }
+
+    fn save(&self, table: &Table) -> Result<(), MountError> {
+        let new = self.file.with_extension("new");
+        let save = || {
+            std::fs::write(&new, serde_json::to_vec(table)?)?;
+            std::fs::rename(&new, &self.file)
+        };
+        save().map_err(MountError::io("write", &self.file))
+    }
+
+    /// Adds nodes by their paths. A path that has a number keeps it. `None` stands for a directory of `owner`.
+    pub(crate) fn add(
+        &self,
+        entries: Vec<(String, Option<Node>)>,
+        owner: Option<(u32, u32)>,
+    ) -> Result<(), MountError> {
+        let mut state = self.state.write();
+        let mut table = state.table.clone();
+        let mut nodes = Vec::new();
+        for (path, node) in entries {
+            let shared = match &node {
+                Some(Node::Region { image, region }) => {
+                    let path = format!("images/{}/{}", image.id, image.regions[*region].name);
+                    table
+                        .paths
+                        .get(&path)
+                        .copied()
+                        .or_else(|| region_ino(&state.nodes, image, *region))
+                }
+                _ => None,
+            };
+            let ino = table
+                .paths
+                .get(&path)
+                .copied()
+                .or(shared)
+                .unwrap_or_else(|| {
+                    table.next += 1;
+                    table.next - 1
+                });
+            let (uid, gid) = owner.unwrap_or((self.uid, self.gid));
+            let node = node.unwrap_or_else(|| Node::Dir {
+                path: path.clone(),
+                uid,
+                gid,
+                mode: 0o700,
+            });
+            table.paths.insert(path, ino);
+            nodes.push((ino, node));
+        }
+        self.save(&table)?;
+        state.table = table;
+        state.nodes.extend(nodes);
+        Ok(())
+    }
+
+    /// Removes a directory and what is in it, except for nodes that another path still has; returns the removed names.
+    pub(crate) fn remove(&self, path: &str) -> Result<Vec<(u64, String)>, MountError> {
+        let mut state = self.state.write();
+        let mut table = state.table.clone();
+        let inside = format!("{path}/");
+        let gone: Vec<(String, u64)> = table
+            .paths
+            .iter()
+            .filter(|(p, _)| *p == path || p.starts_with(&inside))
+            .map(|(p, i)| (p.clone(), *i))
+            .collect();
+        let mut names = Vec::new();
+        for (path, _) in &gone {
+            table.paths.remove(path);
+            let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+            if let Some(ino) = state.table.paths.get(parent) {
+                names.push((*ino, name.to_owned()));
+            }
+        }
+        self.save(&table)?;
+        for (_, ino) in gone {
+            if !table.paths.values().any(|i| *i == ino) {
+                state.nodes.remove(&ino);
+            }
+        }
+        state.table = table;
+        Ok(names)
+    }
+
+    /// The node of an inode number that the kernel has.
+    pub(crate) fn node(&self, ino: u64) -> Found {
+        let state = self.state.read();
+        match state.nodes.get(&ino) {
+            Some(node) => Found::Node(ino, node.clone()),
+            None if state.table.paths.values().any(|i| *i == ino) => Found::Expected,
+            None => Found::Nothing,
+        }
+    }
+
+    /// A name in a directory.
+    pub(crate) fn lookup(&self, parent: u64, name: &str) -> Found {
+        let state = self.state.read();
+        let Some(Node::Dir { path, .. }) = state.nodes.get(&parent) else {
+            let expected = state.table.paths.values().any(|i| *i == parent);
+            return if expected {
+                Found::Expected
+            } else {
+                Found::Nothing
+            };
+        };
+        let Some(ino) = state.table.paths.get(&child(path, name)) else {
+            return Found::Nothing;
+        };
+        match state.nodes.get(ino) {
+            Some(node) => Found::Node(*ino, node.clone()),
+            None => Found::Expected,
+        }
+    }
+
+    pub(crate) fn ino(&self, path: &str) -> Option<u64> {
+        self.state.read().table.paths.get(path).copied()
+    }
+
+    /// Names in a directory, with inode numbers and whether they are directories.
+    pub(crate) fn list(&self, dir: &str) -> Vec<(u64, bool, String)> {
+        let state = self.state.read();
+        let prefix = if dir.is_empty() {
+            String::new()
+        } else {
+            format!("{dir}/")
+        };
+        let paths = state
+            .table
+            .paths
+            .range(prefix.clone()..)
+            .take_while(|(p, _)| p.starts_with(&prefix));
+        let direct = paths.filter_map(|(p, ino)| {
+            Some((&p[prefix.len()..], ino)).filter(|(n, _)| !n.is_empty() && !n.contains('/'))
+        });
+        let known = direct.filter_map(|(name, ino)| {
+            Some((
+                *ino,
+                matches!(state.nodes.get(ino)?, Node::Dir { .. }),
+                name.to_owned(),
+            ))
+        });
+        known.collect()
+    }
+
+    /// Paths right below `dir` that the connection knows and nobody has added.
+    pub(crate) fn expected(&self, dir: &str) -> Vec<String> {
+        let state = self.state.read();
+        let missing = state
+            .table
+            .paths
+            .iter()
+            .filter(|(_, ino)| !state.nodes.contains_key(ino));
+        let names = missing.filter_map(|(p, _)| p.strip_prefix(dir)?.strip_prefix('/'));
+        names
+            .filter(|n| !n.contains('/'))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    pub(crate) fn attr(&self, ino: u64, node: &Node) -> Attr {
+        let (size, mode, uid, gid) = match node {
+            Node::Dir { uid, gid, mode, .. } => (0, libc::S_IFDIR | mode, *uid, *gid),
+            // Opened for writing by QEMU, refused by WRITE; who may open it at all is decided by the directories above.
+            Node::Region { image, region } => (
+                image.regions[*region].size,
+                libc::S_IFREG | 0o666,
+                self.uid,
+                self.gid,
+            ),
+            Node::Disk { machine, disk } => (
+                machine.disks[*disk].size,
+                libc::S_IFREG | 0o600,
+                machine.uid,
+                machine.gid,
+            ),
+        };
+        let links = if matches!(node, Node::Dir { .. }) {
+            2
+        } else {
+            1
+        };
+        Attr {
+            ino,
+            size,
+            mode,
+            links,
+            uid,
+            gid,
+        }
+    }
+}
+
+/// The number of a region whose image's directory is gone but which a machine still shows.
+fn region_ino(nodes: &HashMap<u64, Node>, wanted: &Arc<Image>, region: usize) -> Option<u64> {
+    let same = |node: &Node| matches!(node, Node::Region { image, region: r } if Arc::ptr_eq(image, wanted) && *r == region);
+    nodes
+        .iter()
+        .find(|(_, node)| same(node))
+        .map(|(ino, _)| *ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_survive_the_process_and_are_never_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path(), None, 1).unwrap();
+        tree.add(
+            vec![("machines/a".into(), None), ("machines/b".into(), None)],
+            Some((1, 1)),
+        )
+        .unwrap();
+        let b = tree.ino("machines/b").unwrap();
+        tree.remove("machines/a").unwrap();
+        let tree = Tree::new(dir.path(), Tree::load(dir.path()).unwrap(), 1).unwrap();
+        assert_eq!(tree.expected("machines"), ["b"]);
+        assert!(matches!(tree.node(b), Found::Expected));
+        tree.add(
+            vec![("machines/c".into(), None), ("machines/b".into(), None)],
+            None,
+        )
+        .unwrap();
+        assert_eq!(tree.ino("machines/b"), Some(b));
+        assert!(tree.ino("machines/c").unwrap() > b);
+        assert!(matches!(tree.lookup(MACHINES, "a"), Found::Nothing));
+        assert_eq!(tree.list("machines").len(), 2);
+    }
+}
