@@ -49,6 +49,14 @@ impl Guest {
         })
     }
 
+    /// A guest in a directory of its own.
+    pub fn at(dir: &Path) -> anyhow::Result<Guest> {
+        let dir = dir
+            .canonicalize()
+            .with_context(|| format!("no guest in {}; guests/build makes one", dir.display()))?;
+        Ok(Guest { dir })
+    }
+
     /// The kernel.
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 use crate::StoreError;
 
@@ -22,9 +22,8 @@ pub(crate) fn temporary(tmp: &Path) -> Result<NamedTempFile, StoreError> {
 }
 
 /// Give a synced temporary file its name, replacing what had it. The directory is not synced yet.
-pub(crate) fn rename(file: NamedTempFile, to: &Path) -> Result<(), StoreError> {
+pub(crate) fn rename(file: TempPath, to: &Path) -> Result<(), StoreError> {
     file.persist(to)
-        .map(drop)
         .map_err(|e| StoreError::io("rename a file to", to, e.error))
 }
 
@@ -34,7 +33,7 @@ pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8]) -> Result<(), Stor
     file.write_all(bytes)
         .and_then(|()| file.as_file().sync_all())
         .map_err(|e| StoreError::io("write", to, e))?;
-    rename(file, to)?;
+    rename(file.into_temp_path(), to)?;
     sync_parent(to)
 }
 

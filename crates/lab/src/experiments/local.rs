@@ -1,7 +1,7 @@
 //! A mount with everything local: what the experiments without a network stand on.
 use crate::workload;
 use anyhow::Context as _;
-use floe_image::{Hash, Layout, MachineConfig, Manifest};
+use floe_image::{CHUNK_SIZE, Hash, MachineConfig, Manifest};
 use floe_mount::{ImageHandle, ImageSpec, Mount, MountOptions};
 use floe_source::{Directory, FetchOptions, Fetcher};
 use floe_store::{Cache, Ingest, IngestOptions, Repository};
@@ -70,31 +70,35 @@ impl LocalMount {
 }
 
 impl LocalRam {
-    /// With `bytes` of RAM.
+    /// Makes the image: `bytes` of RAM full of noise, in a repository below `dir`.
+    pub fn image(dir: &Path, bytes: usize) -> anyhow::Result<(Repository, Hash)> {
+        let repository = Repository::create(&dir.join("repo"))?;
+        let mut ingest = Ingest::new(&repository, IngestOptions::default())?;
+        ingest.region_bytes("ram", &workload::noise(bytes, 1))?;
+        let id = ingest.finish(MachineConfig::default())?;
+        Ok((repository, id))
+    }
+
+    /// With `bytes` of RAM, all of it in the cache.
     pub fn new(dir: &Path, bytes: usize) -> anyhow::Result<LocalRam> {
-        let data = workload::noise(bytes, 1);
         let mut tmpfs = tempfile::NamedTempFile::new_in("/dev/shm")?;
-        tmpfs.write_all(&data)?;
+        let (repository, id) = LocalRam::image(dir, bytes)?;
         let LocalMount {
             mount,
             cache,
             fetcher,
-            repository,
+            ..
         } = LocalMount::new(dir, 4 * bytes as u64)?;
-        let mut ingest = Ingest::new(&repository, IngestOptions::default())?;
-        ingest.region_bytes("ram", &data)?;
-        let id = ingest.finish(MachineConfig::default())?;
         let manifest = repository.manifest(&id)?;
         let mut hashes = Vec::new();
-        for page in data.chunks(toucher_page()) {
+        for page in workload::noise(bytes, 1).chunks(CHUNK_SIZE) {
             let hash = Hash::of(page);
             cache.put(&hash, page, None)?;
             hashes.push(hash);
+            tmpfs.write_all(page)?;
         }
-        let layout: Layout = repository.layout(&id)?;
-        let scope = repository.scope_of(&layout)?;
-        let region = manifest.region("ram").context("it was just made")?;
-        for segment in &region.segments {
+        let scope = repository.scope(&id)?;
+        for segment in &manifest.region("ram").context("it was just made")?.segments {
             cache.put_segment(segment, &scope.segment(segment)?.encode(), None)?;
         }
         Ok(LocalRam {
@@ -123,11 +127,6 @@ impl LocalRam {
         };
         Ok(self.mount.add_image(spec)?)
     }
-}
-
-/// Pages and chunks are the same size; that is why a fault is one chunk.
-fn toucher_page() -> usize {
-    floe_image::CHUNK_SIZE
 }
 
 /// Where `command` is, or the package that has it.

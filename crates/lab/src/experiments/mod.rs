@@ -1,7 +1,13 @@
 //! The experiments, one file each. Every one drives the real crates and measures its alternative in the same run.
+//!
+//! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
+//! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
+pub mod disk;
 pub mod emulator;
+pub mod fault;
 pub mod import;
 pub mod local;
+pub mod plain;
 pub mod touch;
 
 use crate::harness::{Context, Report};
@@ -29,8 +35,18 @@ pub const ALL: &[Experiment] = &[
         run: import::run,
     },
     Experiment {
+        name: "disk",
+        about: "fio on a copy-on-write disk, against the raw file",
+        run: disk::run,
+    },
+    Experiment {
         name: "touch",
         about: "first touch of a page of RAM, against userfaultfd and mmap",
         run: touch::run,
+    },
+    Experiment {
+        name: "fault",
+        about: "a page fault served from another host, against userfaultfd over the same hub",
+        run: fault::run,
     },
 ];

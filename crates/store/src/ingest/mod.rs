@@ -1,11 +1,33 @@
-//! The ingest.
+//! Bytes into images, with all cores.
+//!
+//! Workers pull segments (4 MiB) from a `feed`, test for zero, hash, drop what the parent or the image itself already has,
+//! compress the rest in frames of 16 chunks (`worker`) and append them to packs (`packer`). A worker owns its segment from
+//! the read to the table's hash, so nothing has to be put in order again and the only shared state on the way is a sharded
+//! set of hashes. The rejected alternative, a pipeline of stages with queues, copies every chunk between cores.
 
-use std::io::{self, Read};
+mod feed;
+mod packer;
+mod worker;
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use floe_image::{Hash, MachineConfig};
+use floe_image::{Hash, Layout, MachineConfig, Manifest, Region, region_name_is_valid};
+use parking_lot::Mutex;
 
+use crate::repository::{Scope, unix_now};
 use crate::{Repository, StoreError};
+use feed::{Feed, FileFeed, PagesFeed, PagesState, ReaderFeed};
+use packer::Packer;
+use worker::{Job, Seen, Shared};
+
+type ProgressFn = dyn Fn(IngestProgress<'_>) -> bool + Send + Sync;
+
+/// Packs smaller than this would be mostly index.
+const PACK_BYTES_MIN: u64 = 256 * 1024;
 
 /// How to ingest.
 #[derive(Debug, Clone)]
@@ -69,26 +91,86 @@ pub struct IngestStats {
     pub new_stored_bytes: u64,
 }
 
-/// Builds one image in a repository, region by region. Dropped before [`Ingest::finish`], it leaves nothing behind.
-pub struct Ingest {}
+#[derive(Default)]
+struct Counters {
+    bytes_in: AtomicU64,
+    zero_chunks: AtomicU64,
+    unchanged_chunks: AtomicU64,
+    dedup_chunks: AtomicU64,
+    new_chunks: AtomicU64,
+    new_segments: AtomicU64,
+    new_raw_bytes: AtomicU64,
+}
 
-#[allow(unused_variables)]
+/// Builds one image in a repository, region by region. Dropped before [`Ingest::finish`], it leaves nothing behind; after
+/// an error, it refuses to go on.
+pub struct Ingest {
+    repository: Repository,
+    options: IngestOptions,
+    workers: usize,
+    parent: Option<(Manifest, Scope)>,
+    shared: Shared,
+    regions: Vec<Region>,
+    failed: bool,
+}
+
 impl Ingest {
     /// Begin an image.
     pub fn new(repository: &Repository, options: IngestOptions) -> Result<Ingest, StoreError> {
-        unimplemented!()
+        let parent = match &options.parent {
+            Some(id) => Some((repository.manifest(id)?, repository.scope(id)?)),
+            None => None,
+        };
+        let mut lenders: Vec<Scope> = parent.iter().map(|(_, scope)| scope.clone()).collect();
+        for id in &options.also {
+            lenders.push(repository.scope(id)?);
+        }
+        let workers = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        let shared = Shared {
+            level: options.level,
+            seen: Seen::new(),
+            lenders,
+            packer: Packer::new(
+                repository.clone(),
+                options.pack_bytes_max.max(PACK_BYTES_MIN),
+            )?,
+            counters: Counters::default(),
+            progress: None,
+        };
+        Ok(Ingest {
+            repository: repository.clone(),
+            options,
+            workers,
+            parent,
+            shared,
+            regions: Vec::new(),
+            failed: false,
+        })
     }
+
     /// Report progress from a worker thread, about once a segment (4 MiB); false stops the ingest.
     pub fn on_progress(
         &mut self,
         progress: impl Fn(IngestProgress<'_>) -> bool + Send + Sync + 'static,
     ) {
-        unimplemented!()
+        self.shared.progress = Some(Arc::new(progress));
     }
-    /// A region from a file or block device; holes are skipped.
+
+    /// A region from a file or block device; holes are skipped. Where the parent has a region of this name, only what
+    /// differs from it is stored.
     pub fn region_from_file(&mut self, name: &str, path: &Path) -> Result<(), StoreError> {
-        unimplemented!()
+        let mut file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
+        // A block device has no length in its metadata.
+        let size = file
+            .seek(io::SeekFrom::End(0))
+            .map_err(|e| StoreError::io("find the size of", path, e))?;
+        let feed = FileFeed::new(file, path.to_path_buf(), size, self.workers);
+        self.region(name, size, Some(name), false, feed)
     }
+
     /// A region of `size` bytes from a reader, which must not end earlier.
     pub fn region_from_reader(
         &mut self,
@@ -96,10 +178,21 @@ impl Ingest {
         size: u64,
         from: impl Read + Send,
     ) -> Result<(), StoreError> {
-        unimplemented!()
+        self.region(
+            name,
+            size,
+            Some(name),
+            false,
+            ReaderFeed {
+                size,
+                state: Mutex::new((from, 0)),
+            },
+        )
     }
-    /// A region of `size` bytes that differs from the parent's region `base` (or from zeros when None) in these pages,
-    /// in ascending order of their chunk index.
+
+    /// A region of `size` bytes that differs from the parent's region `base` (or from zeros when None) in these pages, in
+    /// ascending order of their chunk index. Pages that equal the base's are found out and not stored. This is what a
+    /// capture's dirty memory and a disk's overlay are.
     pub fn region_from_pages<P: AsRef<[u8]> + Send>(
         &mut self,
         name: &str,
@@ -107,22 +200,172 @@ impl Ingest {
         base: Option<&str>,
         pages: impl Iterator<Item = io::Result<(u64, P)>> + Send,
     ) -> Result<(), StoreError> {
-        unimplemented!()
+        if let Some(base) = base
+            && self.base(base).is_none()
+        {
+            return Err(self.no_base(base));
+        }
+        let feed = PagesFeed {
+            size,
+            state: Mutex::new(PagesState {
+                pages,
+                ahead: None,
+                last: None,
+            }),
+        };
+        self.region(name, size, base, true, feed)
     }
+
     /// A small region from memory.
     pub fn region_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
-        unimplemented!()
+        self.region_from_reader(name, bytes.len() as u64, bytes)
     }
+
     /// The parent's region as it is.
     pub fn region_from_parent(&mut self, name: &str) -> Result<(), StoreError> {
-        unimplemented!()
+        self.admit(name)?;
+        let region = self.base(name).cloned().ok_or_else(|| self.no_base(name))?;
+        self.shared
+            .counters
+            .bytes_in
+            .fetch_add(region.size, Ordering::Relaxed);
+        self.regions.push(region);
+        Ok(())
     }
-    /// What was done so far.
+
+    fn base(&self, name: &str) -> Option<&Region> {
+        self.parent.as_ref()?.0.region(name)
+    }
+
+    fn no_base(&self, name: &str) -> StoreError {
+        let what = match &self.options.parent {
+            Some(id) => format!("the parent {} has no region {name:?}", id.short()),
+            None => format!("region {name:?} is to differ from a parent's, and no parent is given"),
+        };
+        StoreError::Invalid { what }
+    }
+
+    fn admit(&self, name: &str) -> Result<(), StoreError> {
+        let what = if self.failed {
+            "this ingest failed before; begin a new one".to_owned()
+        } else if !region_name_is_valid(name) {
+            format!("{name:?} cannot name a region: 1 to 32 of a-z, 0-9 and - can")
+        } else if self.regions.iter().any(|r| r.name == name) {
+            format!("the image has a region {name:?} already")
+        } else {
+            return Ok(());
+        };
+        Err(StoreError::Invalid { what })
+    }
+
+    /// `over_base`: what the feed doesn't bring is the base's; otherwise it is zero.
+    fn region(
+        &mut self,
+        name: &str,
+        size: u64,
+        base: Option<&str>,
+        over_base: bool,
+        feed: impl Feed,
+    ) -> Result<(), StoreError> {
+        self.admit(name)?;
+        if size > floe_image::IMAGE_BYTES_MAX {
+            let what = format!(
+                "region {name:?} has {size} bytes, more than {} are not possible",
+                floe_image::IMAGE_BYTES_MAX
+            );
+            return Err(StoreError::Invalid { what });
+        }
+        let count = Region::segments_for(size) as usize;
+        let base_region = base.and_then(|base| self.base(base));
+        let mut segments = vec![Hash::ZERO; count];
+        let mut last_to_cut = None;
+        if let (true, Some(base)) = (over_base, base_region) {
+            let shared = count.min(base.segments.len());
+            segments[..shared].copy_from_slice(&base.segments[..shared]);
+            // A base that reaches further: its last segment here must lose what lies beyond the new end.
+            if base.size > size && !size.is_multiple_of(floe_image::SEGMENT_SPAN) {
+                last_to_cut = Some(count - 1);
+            }
+        }
+        let scope = self.parent.as_ref().map(|(_, scope)| scope);
+        let with_base = base_region.and_then(|region| Some((&region.segments[..], scope?)));
+        let job = Job::new(&self.shared, feed, name, size, with_base, segments);
+        let workers = self.workers.min(count.max(1));
+        let result = job.run(workers, last_to_cut);
+        match result {
+            Ok(segments) => {
+                self.regions.push(Region {
+                    name: name.to_owned(),
+                    size,
+                    segments,
+                });
+                Ok(())
+            }
+            Err(error) => {
+                self.failed = true;
+                Err(error)
+            }
+        }
+    }
+
+    /// What was done so far; `new_stored_bytes` is known after [`Ingest::finish_with_stats`].
     pub fn stats(&self) -> IngestStats {
-        unimplemented!()
+        let c = &self.shared.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        IngestStats {
+            bytes_in: get(&c.bytes_in),
+            zero_chunks: get(&c.zero_chunks),
+            unchanged_chunks: get(&c.unchanged_chunks),
+            dedup_chunks: get(&c.dedup_chunks),
+            new_chunks: get(&c.new_chunks),
+            new_segments: get(&c.new_segments),
+            new_raw_bytes: get(&c.new_raw_bytes),
+            new_stored_bytes: self.shared.packer.bytes(),
+        }
     }
+
     /// Write the rest, check that the image is complete and publish it. Returns its id.
     pub fn finish(self, config: MachineConfig) -> Result<Hash, StoreError> {
-        unimplemented!()
+        self.finish_with_stats(config).map(|(id, _)| id)
+    }
+
+    /// [`Ingest::finish`], and what the whole ingest did.
+    pub fn finish_with_stats(
+        self,
+        config: MachineConfig,
+    ) -> Result<(Hash, IngestStats), StoreError> {
+        if self.failed {
+            return Err(StoreError::Invalid {
+                what: "this ingest failed before; begin a new one".to_owned(),
+            });
+        }
+        let mut stats = self.stats();
+        let manifest = Manifest {
+            parent: self.options.parent,
+            created_unix_s: self.options.created_unix_s.unwrap_or_else(unix_now),
+            config,
+            regions: self.regions,
+        };
+        manifest.check().map_err(|source| StoreError::Format {
+            path: self.repository.dir().join("images"),
+            source,
+        })?;
+        let mut packs = self.shared.packer.finish()?;
+        stats.new_stored_bytes = packs.iter().map(|pack| pack.file_bytes).sum();
+        let mut known: std::collections::HashSet<Hash> = packs.iter().map(|pack| pack.id).collect();
+        for id in self.options.parent.iter().chain(&self.options.also) {
+            packs.extend(
+                self.repository
+                    .layout(id)?
+                    .packs
+                    .into_iter()
+                    .filter(|pack| known.insert(pack.id)),
+            );
+        }
+        let id = self.repository.publish(&manifest, &Layout { packs })?;
+        Ok((id, stats))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,8 +34,10 @@ use rustix::fs::FlockOperation;
 pub use export::ExportStats;
 pub use gc::{GcOptions, GcReport};
 pub use inspect::{ImageEntry, Inspection, RegionInfo};
+pub(crate) use names::unix_now;
 pub use names::{TagEntry, parse_tag_file, tag_file_name};
 pub use scope::Scope;
+pub(crate) use scope::Walk;
 pub use verify::{Damage, VerifyReport};
 
 use crate::{StoreError, durable};

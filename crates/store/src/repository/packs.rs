@@ -207,7 +207,7 @@ impl Repository {
         file.as_file()
             .sync_all()
             .map_err(|e| StoreError::io("sync", file.path(), e))?;
-        self.place_pack(file, &pack)?;
+        self.place_pack(file.into_temp_path(), &pack)?;
         self.sync_packs(&[pack])?;
         self.inner.indices.lock().insert(pack.id, Arc::new(index));
         Ok(pack)
@@ -216,21 +216,28 @@ impl Repository {
     /// Give a verified, synced pack its name. [`Repository::sync_packs`] makes it durable.
     pub(crate) fn place_pack(
         &self,
-        file: tempfile::NamedTempFile,
+        file: tempfile::TempPath,
         pack: &PackRef,
     ) -> Result<(), StoreError> {
         let path = self.pack_path(&pack.id);
         let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
-        durable::make_dir(path.parent().unwrap_or(self.dir()))?;
+        let shelf = path.parent().unwrap_or(self.dir());
+        match std::fs::create_dir(shelf) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(StoreError::io("create", shelf, e));
+            }
+            _ => {}
+        }
         durable::rename(file, &path)
     }
 
-    /// Make the names of packs durable: one sync a directory.
+    /// Make the names of packs durable: one sync a directory, of which the file system pays for the first.
     pub(crate) fn sync_packs(&self, packs: &[PackRef]) -> Result<(), StoreError> {
         let mut dirs: Vec<_> = packs
             .iter()
             .filter_map(|pack| self.pack_path(&pack.id).parent().map(Path::to_path_buf))
             .collect();
+        dirs.push(self.dir().join("packs"));
         dirs.sort_unstable();
         dirs.dedup();
         dirs.iter().try_for_each(|dir| durable::sync_dir(dir))

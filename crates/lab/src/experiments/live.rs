@@ -1,0 +1,243 @@
+//! Real nodes and hubs as processes of their own, in a network namespace or beside us: what the experiments with guests
+//! stand on. They run the product's own code, `floe::node` and `floe::hub`, under hidden subcommands of this program, so
+//! that no other binary has to be found.
+use crate::guest::{Guest, READY};
+use crate::link::Namespace;
+use anyhow::{Context as _, bail};
+use floe::api::{CaptureRequest, Event, ImportRequest, MachineInfo, Outcome, RunRequest, Wait};
+use floe::client::Client;
+use floe::paths::Home;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a node or hub may take to answer.
+const START_MAX: Duration = Duration::from_secs(20);
+/// How long a guest may take to boot under emulation on a busy machine.
+const BOOT_MAX: Duration = Duration::from_secs(300);
+/// How often something that is awaited is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Standing QEMUs that a node of an experiment keeps, if it is to keep some.
+const STANDBY_EACH: usize = 1;
+
+/// `floe-lab serve-node HOME`: a node until its input ends.
+#[derive(clap::Args)]
+pub struct NodeArguments {
+    home: PathBuf,
+    /// Keep QEMUs waiting
+    #[arg(long)]
+    standby: bool,
+}
+
+/// `floe-lab serve-hub DIR ADDRESS`: a hub until its input ends.
+#[derive(clap::Args)]
+pub struct HubArguments {
+    dir: PathBuf,
+    listen: SocketAddr,
+}
+
+impl NodeArguments {
+    /// Serves.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let mut options = floe::node::NodeOptions::new(Home::at(&self.home))?;
+        options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
+        let node = floe::node::serve(options)?;
+        println!("ready");
+        wait_for_end_of_input()?;
+        node.shutdown(true);
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl HubArguments {
+    /// Serves.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let token = floe::hub::create_token(&self.dir, "lab")?;
+        let hub = floe::hub::serve(floe::hub::HubOptions::new(&self.dir, self.listen))?;
+        println!("ready {token}");
+        wait_for_end_of_input()?;
+        hub.shutdown();
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The parent's end of the pipe closes when it ends, however it ends.
+fn wait_for_end_of_input() -> anyhow::Result<()> {
+    std::io::stdout().flush()?;
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}
+
+/// A process of this program that serves until it is dropped.
+struct Server {
+    child: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Server {
+    /// Starts it, inside `namespace` if there is one, and returns the rest of its first line.
+    fn start(namespace: Option<&Namespace>, arguments: &[&std::ffi::OsStr]) -> anyhow::Result<(Server, String)> {
+        let program = std::env::current_exe()?;
+        let mut command = match namespace {
+            Some(namespace) => namespace.command(program)?,
+            None => Command::new(program),
+        };
+        let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let server = Server { child, input };
+        let mut line = String::new();
+        BufReader::new(output.context("it was started with a pipe")?).read_line(&mut line)?;
+        match line.trim().strip_prefix("ready") {
+            Some(rest) => Ok((server, rest.trim().to_string())),
+            None => bail!("{} did not start", arguments[0].display()),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let until = Instant::now() + START_MAX;
+        while Instant::now() < until {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running hub.
+pub struct Hub {
+    /// Its address.
+    pub url: String,
+    /// A token that may do everything.
+    pub token: String,
+    _server: Server,
+}
+
+impl Hub {
+    /// With its data in `dir`.
+    pub fn start(namespace: Option<&Namespace>, dir: &Path, address: Ipv4Addr, port: u16) -> anyhow::Result<Hub> {
+        std::fs::create_dir_all(dir)?;
+        let listen = SocketAddr::from((address, port)).to_string();
+        let (server, token) = Server::start(namespace, &["serve-hub".as_ref(), dir.as_os_str(), listen.as_ref()])?;
+        Ok(Hub { url: format!("http://{listen}"), token, _server: server })
+    }
+}
+
+/// A running node.
+pub struct Node {
+    /// How to speak with it.
+    pub client: Client,
+    /// Its state directory.
+    pub home: PathBuf,
+    server: Option<Server>,
+}
+
+impl Node {
+    /// With its state in `home`.
+    pub fn start(namespace: Option<&Namespace>, home: &Path, standby: bool) -> anyhow::Result<Node> {
+        std::fs::create_dir_all(home)?;
+        let mut arguments = vec!["serve-node".as_ref(), home.as_os_str()];
+        if standby {
+            arguments.push("--standby".as_ref());
+        }
+        let (server, _) = Server::start(namespace, &arguments)?;
+        let client = Client::connect(Home::at(home).socket())?;
+        Ok(Node { client, home: home.to_path_buf(), server: Some(server) })
+    }
+
+    /// Runs a machine, telling `each` event.
+    pub fn run(&self, request: &RunRequest, each: impl FnMut(&Event)) -> anyhow::Result<Outcome> {
+        Ok(self.client.run(request)?.finish(each)?)
+    }
+
+    /// Imports a guest under its own name with `memory` bytes of RAM.
+    pub fn import(&self, guest: &Guest, name: &str, memory: u64) -> anyhow::Result<Outcome> {
+        let text = |path: PathBuf| path.display().to_string();
+        let request = ImportRequest {
+            disks: if guest.disk().exists() { vec![text(guest.disk())] } else { Vec::new() },
+            kernel: Some(text(guest.kernel())),
+            initrd: Some(text(guest.initrd())),
+            cmdline: Some(guest.cmdline()?),
+            name: Some(name.into()),
+            memory_bytes: Some(memory),
+            cpus: Some(2),
+            ..ImportRequest::default()
+        };
+        Ok(self.client.import(&request)?.finish(|_| {})?)
+    }
+
+    /// Boots an imported image and waits for its shell.
+    pub fn boot(&self, image: &str, machine: &str) -> anyhow::Result<()> {
+        let request = RunRequest { image: image.into(), name: Some(machine.into()), cold: true, wait: Wait::None, ..RunRequest::default() };
+        self.run(&request, |_| {})?;
+        let log = PathBuf::from(self.client.console(machine)?.log);
+        let until = Instant::now() + BOOT_MAX;
+        while !std::fs::read(&log).is_ok_and(|text| String::from_utf8_lossy(&text).contains(READY)) {
+            if Instant::now() > until {
+                bail!("{machine} did not boot within {BOOT_MAX:?}; its console is {}", log.display());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Captures a machine as an image.
+    pub fn capture(&self, machine: &str, name: &str, stop: bool) -> anyhow::Result<Outcome> {
+        let request = CaptureRequest { name: Some(name.into()), stop, ..CaptureRequest::default() };
+        Ok(self.client.capture(machine, &request)?.finish(|_| {})?)
+    }
+
+    /// A machine as it is.
+    pub fn machine(&self, name: &str) -> anyhow::Result<MachineInfo> {
+        Ok(self.client.machine(name)?)
+    }
+
+    /// Ends a machine and forgets it.
+    pub fn remove(&self, name: &str) -> anyhow::Result<()> {
+        Ok(self.client.remove_machine(name, true)?)
+    }
+
+    /// Asks the guest's shell something and waits until it has answered.
+    pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        let mut console = UnixStream::connect(self.client.console(machine)?.socket)?;
+        // The shell calculates: the terminal's echo of the question does not contain the answer.
+        let (a, b) = (std::process::id() % 1000, 123_456);
+        writeln!(console, "\necho lab-$(({a} + {b}))-answers")?;
+        let answer = format!("lab-{}-answers", a + b);
+        console.set_read_timeout(Some(LOOK_EVERY))?;
+        let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+        while start.elapsed() < patience {
+            match console.read(&mut buffer) {
+                Ok(0) => bail!("the console of {machine} was closed"),
+                Ok(bytes) => seen += &String::from_utf8_lossy(&buffer[..bytes]),
+                Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if seen.contains(&answer) {
+                return Ok(start.elapsed());
+            }
+        }
+        bail!("{machine} did not answer within {patience:?}; its console said {seen:?}")
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A node's machines outlive it by design: end them first.
+        if let Ok(list) = self.client.machines() {
+            for machine in list.machines {
+                let _ = self.client.remove_machine(&machine.name, true);
+            }
+        }
+        drop(self.server.take());
+    }
+}

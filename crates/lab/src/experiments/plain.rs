@@ -1,0 +1,216 @@
+//! The alternative without floe: QEMU alone, its state saved and loaded by its own migration stream through a file.
+use crate::guest::{Guest, READY};
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a guest may take to boot, or QEMU to save or load it.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How often something that is awaited is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// A QEMU of our own.
+pub struct PlainQemu {
+    child: Child,
+    monitor: BufReader<UnixStream>,
+    /// From its start until the guest ran.
+    pub started: Duration,
+}
+
+impl PlainQemu {
+    /// Boots a guest and waits for its shell.
+    pub fn boot(dir: &Path, guest: &Guest, memory: u64) -> anyhow::Result<PlainQemu> {
+        let qemu = PlainQemu::start(dir, guest, memory, None)?;
+        let (start, log) = (Instant::now(), dir.join("console"));
+        while !std::fs::read(&log).is_ok_and(|text| String::from_utf8_lossy(&text).contains(READY))
+        {
+            if start.elapsed() > PATIENCE {
+                bail!(
+                    "the guest did not boot under plain QEMU; its console is {}",
+                    log.display()
+                );
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(qemu)
+    }
+
+    /// Starts one from a state file and waits until the guest runs.
+    pub fn load(dir: &Path, guest: &Guest, memory: u64, state: &Path) -> anyhow::Result<PlainQemu> {
+        let start = Instant::now();
+        let mut qemu = PlainQemu::start(dir, guest, memory, Some(state))?;
+        loop {
+            let status = qemu.ask("query-status", json!({}))?;
+            if status["status"] == "running" {
+                qemu.started = start.elapsed();
+                return Ok(qemu);
+            }
+            if start.elapsed() > PATIENCE {
+                bail!(
+                    "QEMU did not load {}: it is {}",
+                    state.display(),
+                    status["status"]
+                );
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Stops the guest, writes its whole state to a file, lets it go on. Returns the time that it stood still.
+    pub fn save(&mut self, to: &Path) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        self.ask("stop", json!({}))?;
+        // Without this QEMU saves at 32 MB/s, as if a network had to be shared.
+        self.ask(
+            "migrate-set-parameters",
+            json!({ "max-bandwidth": 1u64 << 40 }),
+        )?;
+        self.ask(
+            "migrate",
+            json!({ "uri": format!("exec:cat > '{}'", to.display()) }),
+        )?;
+        loop {
+            let status = self.ask("query-migrate", json!({}))?;
+            match status["status"].as_str() {
+                Some("completed") => break,
+                Some("failed") => bail!("QEMU could not save its state: {status}"),
+                _ if start.elapsed() > PATIENCE => bail!("QEMU is still saving: {status}"),
+                _ => std::thread::sleep(LOOK_EVERY),
+            }
+        }
+        self.ask("cont", json!({}))?;
+        Ok(start.elapsed())
+    }
+
+    fn start(
+        dir: &Path,
+        guest: &Guest,
+        memory: u64,
+        state: Option<&Path>,
+    ) -> anyhow::Result<PlainQemu> {
+        std::fs::create_dir_all(dir)?;
+        let socket = dir.join("qmp");
+        let _ = std::fs::remove_file(&socket);
+        let accel = if crate::guest::accelerator().starts_with("kvm") {
+            "kvm"
+        } else {
+            "tcg"
+        };
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args([
+            "-nodefaults",
+            "-display",
+            "none",
+            "-machine",
+            "pc-q35-7.2",
+            "-cpu",
+            "Nehalem",
+            "-smp",
+            "2",
+            "-accel",
+            accel,
+        ]);
+        command.args(["-m".into(), format!("{}M", memory >> 20)]);
+        command.args([
+            "-qmp".into(),
+            format!("unix:{},server=on,wait=off", socket.display()),
+        ]);
+        command.args([
+            "-serial".into(),
+            format!("file:{}", dir.join("console").display()),
+        ]);
+        command
+            .arg("-kernel")
+            .arg(guest.kernel())
+            .arg("-initrd")
+            .arg(guest.initrd())
+            .args(["-append", &guest.cmdline()?]);
+        command.args(["-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n"]);
+        if guest.disk().exists() {
+            let disk = overlay(dir, &guest.disk())?;
+            command.args([
+                "-drive".into(),
+                format!(
+                    "file={},format=qcow2,if=virtio,file.locking=off",
+                    disk.display()
+                ),
+            ]);
+        }
+        if let Some(state) = state {
+            command.args([
+                "-incoming".into(),
+                format!("exec:cat '{}'", state.display()),
+            ]);
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let mut child = child
+            .context("qemu-system-x86_64 is missing; install the Debian package qemu-system-x86")?;
+        let start = Instant::now();
+        let monitor = loop {
+            match UnixStream::connect(&socket) {
+                Ok(stream) => break BufReader::new(stream),
+                Err(_) if start.elapsed() < PATIENCE && child.try_wait()?.is_none() => {
+                    std::thread::sleep(LOOK_EVERY)
+                }
+                Err(error) => bail!("QEMU gives no monitor on {}: {error}", socket.display()),
+            }
+        };
+        let mut qemu = PlainQemu {
+            child,
+            monitor,
+            started: Duration::ZERO,
+        };
+        qemu.read()?;
+        qemu.ask("qmp_capabilities", json!({}))?;
+        Ok(qemu)
+    }
+
+    fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
+        let question = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.monitor.get_mut(), "{question}")?;
+        loop {
+            let mut answer = self.read()?;
+            if let Some(error) = answer.get("error") {
+                bail!("QEMU refused {command}: {error}");
+            }
+            if answer.get("return").is_some() {
+                return Ok(answer["return"].take());
+            }
+        }
+    }
+
+    fn read(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        if self.monitor.read_line(&mut line)? == 0 {
+            bail!("QEMU ended: {}", self.child.wait()?);
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+/// A disk that leaves the guest's own one as it is.
+fn overlay(dir: &Path, disk: &Path) -> anyhow::Result<PathBuf> {
+    let path = dir.join("disk.qcow2");
+    if !path.exists() {
+        let status = Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+            .arg(disk)
+            .arg(&path)
+            .status();
+        let status =
+            status.context("qemu-img is missing; install the Debian package qemu-utils")?;
+        anyhow::ensure!(status.success(), "qemu-img create: {status}");
+    }
+    Ok(path)
+}
+
+impl Drop for PlainQemu {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,181 @@
+//! The main job on two hosts: a guest is captured here, published, and goes on there, behind a slow link. The experiment
+//! `resume-wan` measures it, `floe-lab demo` shows it.
+use super::live::{Hub, Node};
+use crate::guest::Guest;
+use crate::harness::Context;
+use crate::link::{Bridge, Shape};
+use anyhow::Context as _;
+use floe::api::{Event, ImageSummary, Outcome, PullRequest, PushRequest, RunRequest};
+use floe_image::{Hash, Manifest, TraceReader};
+use floe_store::Repository;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The hub's port at the far end.
+const HUB_PORT: u16 = 7070;
+/// What the captured image is called.
+pub const IMAGE: &str = "debian-booted";
+/// What the machine at the near end is called.
+pub const MACHINE: &str = "web";
+/// How long a guest may take to answer over the slow link.
+const ANSWER_MAX: Duration = Duration::from_secs(600);
+
+/// Both hosts, the link between them, and the published image.
+pub struct Wan {
+    /// The link. Dropped last: processes in its ends still use it.
+    hub: Hub,
+    /// The published image.
+    pub image: ImageSummary,
+    hub_dir: PathBuf,
+    homes: PathBuf,
+    /// The link between them.
+    pub bridge: Bridge,
+}
+
+/// A guest that goes on at the near end.
+pub struct Resumed {
+    /// Its node.
+    pub node: Node,
+    /// From the command to the shell's answer.
+    pub answered: Duration,
+    /// The stages that `run` told.
+    pub outcome: Outcome,
+    /// Bytes on the link from the command to the answer, both directions.
+    pub wire_at_answer: u64,
+    wire_before: u64,
+}
+
+impl Wan {
+    /// Boots `guest` at the far end, captures it at its prompt, publishes it. `tell` hears what is being done.
+    pub fn prepare(dir: &Path, guest: &Guest, memory: u64, tell: &mut dyn FnMut(&str)) -> anyhow::Result<Wan> {
+        let bridge = Bridge::new(Shape::wan(), Shape::wan())?;
+        let far = Some(&bridge.ends.far);
+        let hub_dir = dir.join("hub");
+        let hub = Hub::start(far, &hub_dir, Bridge::FAR, HUB_PORT)?;
+        let origin = Node::start(far, &dir.join("origin"), false)?;
+        tell("importing the guest");
+        origin.import(guest, "guest", memory)?;
+        tell("booting it");
+        origin.boot("guest", "origin")?;
+        tell("capturing it while it runs");
+        let captured = origin.capture("origin", IMAGE, false)?;
+        let image = captured.image.context("a capture makes an image")?;
+        if let Some(pause) = captured.pause_ms {
+            tell(&format!("captured; it stood still for {pause:.0} ms"));
+        }
+        tell("publishing it to the hub");
+        let push = PushRequest { image: IMAGE.into(), to: hub.url.clone(), name: None, token: Some(hub.token.clone()), ca: None, public: true };
+        origin.client.push(&push)?.finish(|_| {})?;
+        Ok(Wan { hub, image, hub_dir, homes: dir.to_path_buf(), bridge })
+    }
+
+    /// Bytes on the link so far, both directions.
+    pub fn wire(&self) -> u64 {
+        self.bridge.up.read().bytes + self.bridge.down.read().bytes
+    }
+
+    fn address(&self) -> String {
+        format!("{}/{IMAGE}", self.hub.url)
+    }
+
+    /// Runs the image at the near end, on a node that knows nothing, until its shell answers.
+    pub fn resume(&self, name: &str, each: impl FnMut(&Event)) -> anyhow::Result<Resumed> {
+        let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
+        let wire_before = self.wire();
+        let start = Instant::now();
+        let request = RunRequest { image: self.address(), name: Some(MACHINE.into()), token: Some(self.hub.token.clone()), ..RunRequest::default() };
+        let outcome = node.run(&request, each)?;
+        node.ask(MACHINE, ANSWER_MAX)?;
+        let (answered, wire_at_answer) = (start.elapsed(), self.wire() - wire_before);
+        Ok(Resumed { node, answered, outcome, wire_at_answer, wire_before })
+    }
+
+    /// Copies the whole (compressed) image to another fresh node at the near end, then runs it there until its shell
+    /// answers. Returns the time of the copy and of all.
+    pub fn copy_first(&self, name: &str) -> anyhow::Result<(Duration, Duration)> {
+        let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
+        let start = Instant::now();
+        let pull = PullRequest { from: self.address(), name: None, token: Some(self.hub.token.clone()), ca: None };
+        node.client.pull(&pull)?.finish(|_| {})?;
+        let copied = start.elapsed();
+        node.run(&RunRequest { image: IMAGE.into(), name: Some(MACHINE.into()), ..RunRequest::default() }, |_| {})?;
+        node.ask(MACHINE, ANSWER_MAX)?;
+        Ok((copied, start.elapsed()))
+    }
+
+    /// Bytes of the chunks that the machine touched, before compression. Zero chunks don't count: they are never sent.
+    pub fn touched_bytes(&self, resumed: &Resumed) -> anyhow::Result<u64> {
+        let repository = Repository::open(&self.hub_dir.join("repo"))?;
+        let id: Hash = self.image.id.parse()?;
+        let manifest = repository.manifest(&id)?;
+        let mut chunks: BTreeSet<(usize, u64)> = BTreeSet::new();
+        for trace in find_traces(&resumed.node.home)? {
+            let bytes = std::fs::read(&trace)?;
+            for access in TraceReader::new(&bytes)? {
+                chunks.insert((access.region as usize, u64::from(access.chunk)));
+            }
+        }
+        anyhow::ensure!(!chunks.is_empty(), "the machine left no trace of what it touched below {}", resumed.node.home.display());
+        let tables = Tables { repository, id, manifest };
+        tables.non_zero(&chunks).map(|count| count * floe_image::CHUNK_SIZE as u64)
+    }
+}
+
+impl Resumed {
+    /// Bytes on the link since the command, both directions.
+    pub fn wire(&self, wan: &Wan) -> u64 {
+        wan.wire() - self.wire_before
+    }
+}
+
+/// An image's segment tables.
+struct Tables {
+    repository: Repository,
+    id: Hash,
+    manifest: Manifest,
+}
+
+impl Tables {
+    /// How many of these chunks are not all zero.
+    fn non_zero(&self, chunks: &BTreeSet<(usize, u64)>) -> anyhow::Result<u64> {
+        let scope = self.repository.scope(&self.id)?;
+        let mut segments = BTreeMap::new();
+        let mut count = 0;
+        for (region, chunk) in chunks {
+            let per_segment = floe_image::CHUNKS_PER_SEGMENT as u64;
+            let region = self.manifest.regions.get(*region).context("the trace names a region that the image lacks")?;
+            let hash = region.segments.get((chunk / per_segment) as usize).context("the trace names a chunk that the region lacks")?;
+            if *hash == Hash::ZERO {
+                continue;
+            }
+            if !segments.contains_key(hash) {
+                segments.insert(*hash, scope.segment(hash)?);
+            }
+            count += u64::from(segments[hash].get((chunk % per_segment) as usize) != Hash::ZERO);
+        }
+        Ok(count)
+    }
+}
+
+/// The trace files of a node's machines.
+fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut dirs = vec![home.join("machines")];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))?.flatten() {
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                dirs.push(path);
+            } else if path.file_name().is_some_and(|name| name.to_string_lossy().contains("trace")) {
+                found.push(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The guest of an experiment: Debian with 1 GiB, or the tiny one for a quick check.
+pub fn guest(context: &Context) -> anyhow::Result<(Guest, u64)> {
+    if context.quick { Ok((Guest::tiny()?, 128 << 20)) } else { Ok((Guest::debian()?, 1 << 30)) }
+}

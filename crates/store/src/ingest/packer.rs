@@ -1,0 +1,152 @@
+//! Frames into pack files. Workers compress; here their frames are appended under a lock, and finished files are synced by a
+//! thread of their own, so that the disk works while the cores do.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+use floe_image::{Hash, Kind, PackRef, PackWriter};
+use parking_lot::Mutex;
+use tempfile::{NamedTempFile, TempPath};
+
+use crate::{Repository, StoreError, durable};
+
+/// Finished packs that may wait for their sync.
+const SYNC_QUEUE_MAX: usize = 4096;
+/// Compressed segments are held back up to this size, so that they lie together and not between the chunks.
+const SEGMENT_BYTES_HELD: usize = 4 << 20;
+/// Bytes an item adds to a pack's index, its frame's entry included (at worst a frame an item).
+const INDEX_BYTES_PER_ITEM: u64 = 48;
+/// Room for index head and footer.
+const PACK_OVERHEAD_BYTES: u64 = 256;
+
+type Finished = Vec<(TempPath, PackRef)>;
+
+pub(super) struct Packer {
+    repository: Repository,
+    pack_bytes_max: u64,
+    open: Mutex<Option<PackWriter<NamedTempFile>>>,
+    segments: Mutex<(Vec<(Hash, Vec<u8>)>, usize)>,
+    bytes: AtomicU64,
+    to_sync: Sender<(TempPath, PackRef)>,
+    syncer: JoinHandle<Result<Finished, StoreError>>,
+}
+
+impl Packer {
+    pub fn new(repository: Repository, pack_bytes_max: u64) -> Result<Packer, StoreError> {
+        let (to_sync, queue) = crossbeam_channel::bounded(SYNC_QUEUE_MAX);
+        let syncer = std::thread::Builder::new()
+            .name("floe-pack-sync".to_owned())
+            .spawn(move || sync_all(&queue))
+            .map_err(|e| StoreError::io("start a thread for", repository.dir(), e))?;
+        Ok(Packer {
+            repository,
+            pack_bytes_max,
+            open: Mutex::new(None),
+            segments: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            to_sync,
+            syncer,
+        })
+    }
+
+    /// Bytes of the packs closed so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn error(&self, error: std::io::Error) -> StoreError {
+        StoreError::io("write a pack in", self.repository.tmp_dir(), error)
+    }
+
+    /// Append a frame.
+    pub fn frame(&self, kind: Kind, hashes: &[Hash], compressed: &[u8]) -> Result<(), StoreError> {
+        let mut open = self.open.lock();
+        if let Some(writer) = &*open {
+            let items = (writer.items() + hashes.len()) as u64;
+            let after =
+                writer.bytes_written() + compressed.len() as u64 + items * INDEX_BYTES_PER_ITEM;
+            let full = after + PACK_OVERHEAD_BYTES > self.pack_bytes_max
+                || items > u64::from(floe_image::PACK_ITEMS_MAX);
+            if full && let Some(writer) = open.take() {
+                self.close(writer)?;
+            }
+        }
+        let writer = match &mut *open {
+            Some(writer) => writer,
+            none => {
+                let file = durable::temporary(&self.repository.tmp_dir())?;
+                none.insert(PackWriter::new(file).map_err(|e| self.error(e))?)
+            }
+        };
+        writer
+            .push_frame(kind, hashes, compressed)
+            .map_err(|e| self.error(e))
+    }
+
+    fn close(&self, writer: PackWriter<NamedTempFile>) -> Result<(), StoreError> {
+        let (file, pack) = writer.finish().map_err(|e| self.error(e))?;
+        self.bytes.fetch_add(pack.file_bytes, Ordering::Relaxed);
+        // The file is closed here and opened again by the syncer: its queue must not hold thousands of descriptors. The
+        // receiver only goes when a sync failed, which `finish` tells.
+        let _ = self.to_sync.send((file.into_temp_path(), pack));
+        Ok(())
+    }
+
+    /// Take a compressed segment.
+    pub fn segment(&self, hash: Hash, compressed: Vec<u8>) -> Result<(), StoreError> {
+        let batch = {
+            let mut held = self.segments.lock();
+            held.1 += compressed.len();
+            held.0.push((hash, compressed));
+            if held.1 < SEGMENT_BYTES_HELD {
+                return Ok(());
+            }
+            held.1 = 0;
+            std::mem::take(&mut held.0)
+        };
+        self.segments_out(batch)
+    }
+
+    fn segments_out(&self, batch: Vec<(Hash, Vec<u8>)>) -> Result<(), StoreError> {
+        batch
+            .iter()
+            .try_for_each(|(hash, bytes)| self.frame(Kind::Segment, &[*hash], bytes))
+    }
+
+    /// Close, sync and place all packs.
+    pub fn finish(self) -> Result<Vec<PackRef>, StoreError> {
+        let held = std::mem::take(&mut self.segments.lock().0);
+        self.segments_out(held)?;
+        if let Some(writer) = self.open.lock().take() {
+            self.close(writer)?;
+        }
+        drop(self.to_sync);
+        let finished = self.syncer.join().unwrap_or_else(|_| {
+            Err(StoreError::Invalid {
+                what: "the thread that syncs packs died; see the log".to_owned(),
+            })
+        })?;
+        let mut packs = Vec::with_capacity(finished.len());
+        for (path, pack) in finished {
+            self.repository.place_pack(path, &pack)?;
+            packs.push(pack);
+        }
+        self.repository.sync_packs(&packs)?;
+        Ok(packs)
+    }
+}
+
+fn sync_all(queue: &Receiver<(TempPath, PackRef)>) -> Result<Finished, StoreError> {
+    let mut finished = Vec::new();
+    for (path, pack) in queue {
+        let at: PathBuf = path.to_path_buf();
+        File::open(&at)
+            .and_then(|file| file.sync_all())
+            .map_err(|e| StoreError::io("sync", &at, e))?;
+        finished.push((path, pack));
+    }
+    Ok(finished)
+}

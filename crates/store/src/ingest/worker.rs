@@ -1,0 +1,378 @@
+//! What a worker does with a segment: zero test, hash, dedup, frames, table.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use floe_image::{
+    CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, SEGMENT_SPAN, Segment, compress_frame, is_zero,
+};
+use parking_lot::Mutex;
+
+use super::feed::{Content, Feed};
+use super::packer::Packer;
+use super::{Counters, ProgressFn};
+use crate::repository::{Scope, Walk};
+use crate::{IngestProgress, StoreError};
+
+const SEEN_SHARDS: usize = 64;
+
+/// The hashes stored by this ingest: 38 to 75 bytes each, about 1.5 % of the new chunks. Whole hashes: a half could be
+/// forged to make a chunk vanish.
+pub(super) struct Seen(Box<[Mutex<hashbrown::HashTable<Hash>>]>);
+
+fn key(hash: &Hash) -> u64 {
+    let b = hash.as_bytes();
+    u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
+}
+
+impl Seen {
+    pub fn new() -> Seen {
+        Seen((0..SEEN_SHARDS).map(|_| Mutex::default()).collect())
+    }
+
+    /// True the first time.
+    fn insert(&self, hash: &Hash) -> bool {
+        let mut shard = self.0[usize::from(hash.as_bytes()[8]) % SEEN_SHARDS].lock();
+        match shard.entry(key(hash), |other| other == hash, key) {
+            hashbrown::hash_table::Entry::Occupied(_) => false,
+            hashbrown::hash_table::Entry::Vacant(place) => {
+                place.insert(*hash);
+                true
+            }
+        }
+    }
+}
+
+/// What is the same for the whole image.
+pub(super) struct Shared {
+    pub level: i32,
+    pub seen: Seen,
+    /// The parent and the other images that may lend their chunks.
+    pub lenders: Vec<Scope>,
+    pub packer: Packer,
+    pub counters: Counters,
+    pub progress: Option<Arc<ProgressFn>>,
+}
+
+/// One region while it is read.
+pub(super) struct Job<'a, F> {
+    pub shared: &'a Shared,
+    pub feed: F,
+    pub name: &'a str,
+    pub size: u64,
+    /// The parent's segments and the scope that reads them.
+    pub base: Option<(&'a [Hash], &'a Scope)>,
+    pub segments: Mutex<Vec<Hash>>,
+    /// The base's table at the region's end, without what lies beyond it.
+    trimmed: Option<(u64, Segment)>,
+    /// The feed brought something for that place.
+    trimmed_replaced: AtomicBool,
+    done_bytes: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl<'a, F: Feed> Job<'a, F> {
+    /// `segments` has the region's length and holds what stays where the feed brings nothing.
+    pub fn new(
+        shared: &'a Shared,
+        feed: F,
+        name: &'a str,
+        size: u64,
+        base: Option<(&'a [Hash], &'a Scope)>,
+        segments: Vec<Hash>,
+    ) -> Job<'a, F> {
+        Job {
+            shared,
+            feed,
+            name,
+            size,
+            base,
+            segments: Mutex::new(segments),
+            trimmed: None,
+            trimmed_replaced: AtomicBool::new(false),
+            done_bytes: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Read the whole feed with `workers` threads. Returns the region's segments. Segment `last_to_cut` of the base reaches
+    /// beyond the region's end.
+    pub fn run(
+        mut self,
+        workers: usize,
+        last_to_cut: Option<usize>,
+    ) -> Result<Vec<Hash>, StoreError> {
+        if let Some(number) = last_to_cut {
+            self.trimmed = Some((number as u64, Worker::new(&self).trim(number as u64)?));
+        }
+        if workers <= 1 {
+            Worker::new(&self).run()?;
+        } else {
+            let failed = Mutex::new(None);
+            std::thread::scope(|scope| {
+                for _ in 0..workers {
+                    scope.spawn(|| {
+                        if let Err(error) = Worker::new(&self).run() {
+                            self.stop.store(true, Ordering::Relaxed);
+                            failed.lock().get_or_insert(error);
+                        }
+                    });
+                }
+            });
+            if let Some(error) = failed.into_inner() {
+                return Err(error);
+            }
+        }
+        if let Some((number, table)) = &self.trimmed
+            && !self.trimmed_replaced.load(Ordering::Relaxed)
+        {
+            let hash = Worker::new(&self).store_table(table, None)?;
+            self.segments.lock()[*number as usize] = hash;
+        }
+        Ok(self.segments.into_inner())
+    }
+}
+
+struct Worker<'a, F> {
+    job: &'a Job<'a, F>,
+    /// New chunks that did not fill a frame yet, with their bytes.
+    carry_hashes: Vec<Hash>,
+    carry: Vec<u8>,
+    walks: Vec<Walk>,
+}
+
+impl<'a, F: Feed> Worker<'a, F> {
+    fn new(job: &'a Job<'a, F>) -> Worker<'a, F> {
+        let walks = job.shared.lenders.iter().map(|_| Walk::default()).collect();
+        Worker {
+            job,
+            carry_hashes: Vec::new(),
+            carry: Vec::with_capacity(FRAME_MAX_CHUNKS * CHUNK_SIZE),
+            walks,
+        }
+    }
+
+    fn run(mut self) -> Result<(), StoreError> {
+        let job = self.job;
+        let mut buffer = vec![0u8; SEGMENT_SPAN as usize];
+        while !job.stop.load(Ordering::Relaxed) {
+            let Some((number, content)) = job.feed.next(&mut buffer)? else {
+                return self.flush();
+            };
+            let hash = self.segment(number, &content, &buffer)?;
+            job.segments.lock()[number as usize] = hash;
+            if job
+                .trimmed
+                .as_ref()
+                .is_some_and(|(trimmed, _)| *trimmed == number)
+            {
+                job.trimmed_replaced.store(true, Ordering::Relaxed);
+            }
+            self.report(number, &content)?;
+        }
+        // Another worker failed and tells why.
+        Ok(())
+    }
+
+    fn report(&self, number: u64, content: &Content) -> Result<(), StoreError> {
+        let bytes = match content {
+            Content::Pages(pages) => (pages.len() * CHUNK_SIZE) as u64,
+            _ => (self.job.size - number * SEGMENT_SPAN).min(SEGMENT_SPAN),
+        };
+        let counters = &self.job.shared.counters;
+        counters.bytes_in.fetch_add(bytes, Ordering::Relaxed);
+        let done_bytes = self.job.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let progress = IngestProgress {
+            region: self.job.name,
+            done_bytes,
+            total_bytes: self.job.size,
+        };
+        match &self.job.shared.progress {
+            Some(report) if !report(progress) => Err(StoreError::Cancelled),
+            _ => Ok(()),
+        }
+    }
+
+    /// The base's table at this place; None where it has none or only zeros.
+    fn base(&self, number: u64) -> Result<Option<(Hash, Segment)>, StoreError> {
+        if let Some((trimmed, table)) = &self.job.trimmed
+            && *trimmed == number
+        {
+            // Not stored itself, so no result may be taken for it.
+            return Ok(Some((Hash::ZERO, table.clone())));
+        }
+        let Some((segments, scope)) = self.job.base else {
+            return Ok(None);
+        };
+        match segments.get(number as usize) {
+            Some(hash) if !hash.is_zero() => Ok(Some((*hash, scope.segment(hash)?))),
+            _ => Ok(None),
+        }
+    }
+
+    fn segment(
+        &mut self,
+        number: u64,
+        content: &Content,
+        buffer: &[u8],
+    ) -> Result<Hash, StoreError> {
+        let counters = &self.job.shared.counters;
+        let (pages, whole): (Vec<u16>, bool) = match content {
+            Content::Hole => {
+                let bytes = (self.job.size - number * SEGMENT_SPAN).min(SEGMENT_SPAN);
+                counters
+                    .zero_chunks
+                    .fetch_add(bytes.div_ceil(CHUNK_SIZE as u64), Ordering::Relaxed);
+                return Ok(Hash::ZERO);
+            }
+            Content::Whole(chunks) => ((0..*chunks as u16).collect(), true),
+            Content::Pages(pages) => (pages.clone(), false),
+        };
+        let base = self.base(number)?;
+        let mut table = match &base {
+            Some((_, base)) if !whole => base.clone(),
+            _ => Segment::new(),
+        };
+        let (mut zero, mut unchanged, mut dedup) = (0, 0, 0);
+        let mut fresh: Vec<(Hash, &[u8])> = Vec::new();
+        for (&chunk, data) in pages.iter().zip(buffer.chunks_exact(CHUNK_SIZE)) {
+            let chunk = usize::from(chunk);
+            if is_zero(data) {
+                zero += 1;
+                table.set(chunk, Hash::ZERO);
+                continue;
+            }
+            let hash = Hash::of(data);
+            table.set(chunk, hash);
+            if base
+                .as_ref()
+                .is_some_and(|(_, base)| base.get(chunk) == hash)
+            {
+                unchanged += 1;
+            } else if self.is_new(Kind::Chunk, &hash)? {
+                fresh.push((hash, data));
+            } else {
+                dedup += 1;
+            }
+        }
+        counters.zero_chunks.fetch_add(zero, Ordering::Relaxed);
+        counters
+            .unchanged_chunks
+            .fetch_add(unchanged, Ordering::Relaxed);
+        counters.dedup_chunks.fetch_add(dedup, Ordering::Relaxed);
+        self.frames(&fresh)?;
+        self.store_table(&table, base.map(|(hash, _)| hash))
+    }
+
+    /// Store a segment's table unless it is the base's.
+    fn store_table(&mut self, table: &Segment, base: Option<Hash>) -> Result<Hash, StoreError> {
+        if table.is_zero() {
+            return Ok(Hash::ZERO);
+        }
+        let shared = self.job.shared;
+        let encoded = table.encode();
+        let hash = Hash::of(&encoded);
+        if base != Some(hash) && self.is_new(Kind::Segment, &hash)? {
+            shared.counters.new_segments.fetch_add(1, Ordering::Relaxed);
+            shared
+                .counters
+                .new_raw_bytes
+                .fetch_add(encoded.len() as u64, Ordering::Relaxed);
+            let compressed = compress_frame(Kind::Segment, &[&encoded], shared.level);
+            shared.packer.segment(hash, compressed)?;
+        }
+        Ok(hash)
+    }
+
+    /// The table of a base that is longer than the region, cut at the region's end: in the format, what a last chunk has
+    /// beyond it is zero.
+    fn trim(mut self, number: u64) -> Result<Segment, StoreError> {
+        let Some((_, mut table)) = self.base(number)? else {
+            return Ok(Segment::new());
+        };
+        let bytes = (self.job.size - number * SEGMENT_SPAN).min(SEGMENT_SPAN) as usize;
+        for chunk in bytes.div_ceil(CHUNK_SIZE)..floe_image::CHUNKS_PER_SEGMENT {
+            table.set(chunk, Hash::ZERO);
+        }
+        let (last, keep) = (bytes / CHUNK_SIZE, bytes % CHUNK_SIZE);
+        if keep > 0
+            && let Some((_, scope)) = self.job.base
+        {
+            let mut data = [0u8; CHUNK_SIZE];
+            let wants = [(Kind::Chunk, table.get(last))];
+            if !scope
+                .read(&wants, &mut |_, _, bytes| {
+                    data[..keep].copy_from_slice(&bytes[..keep])
+                })?
+                .is_empty()
+            {
+                let what = format!(
+                    "chunk {} of the parent is in none of its packs; `floe image verify` tells more",
+                    wants[0].1
+                );
+                return Err(StoreError::Invalid { what });
+            }
+            let hash = floe_image::chunk_hash(&data);
+            table.set(last, hash);
+            if !hash.is_zero() && self.is_new(Kind::Chunk, &hash)? {
+                self.frames(&[(hash, &data)])?;
+                self.flush()?;
+            }
+        }
+        Ok(table)
+    }
+
+    fn is_new(&mut self, kind: Kind, hash: &Hash) -> Result<bool, StoreError> {
+        if !self.job.shared.seen.insert(hash) {
+            return Ok(false);
+        }
+        for (lender, walk) in self.job.shared.lenders.iter().zip(&mut self.walks) {
+            if lender.pack_of(kind, hash, walk)?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Compress what fills frames, together with what was carried over; carry the rest.
+    fn frames(&mut self, fresh: &[(Hash, &[u8])]) -> Result<(), StoreError> {
+        let carry = std::mem::take(&mut self.carry);
+        let mut hashes = std::mem::take(&mut self.carry_hashes);
+        let mut items: Vec<&[u8]> = carry.chunks_exact(CHUNK_SIZE).collect();
+        hashes.extend(fresh.iter().map(|(hash, _)| *hash));
+        items.extend(fresh.iter().map(|(_, data)| *data));
+        let full = items.len() / FRAME_MAX_CHUNKS * FRAME_MAX_CHUNKS;
+        for (hashes, items) in hashes[..full]
+            .chunks(FRAME_MAX_CHUNKS)
+            .zip(items[..full].chunks(FRAME_MAX_CHUNKS))
+        {
+            self.frame(hashes, items)?;
+        }
+        self.carry = items[full..].concat();
+        self.carry_hashes = hashes[full..].to_vec();
+        Ok(())
+    }
+
+    fn frame(&self, hashes: &[Hash], items: &[&[u8]]) -> Result<(), StoreError> {
+        let shared = self.job.shared;
+        let compressed = compress_frame(Kind::Chunk, items, shared.level);
+        shared
+            .counters
+            .new_chunks
+            .fetch_add(items.len() as u64, Ordering::Relaxed);
+        shared
+            .counters
+            .new_raw_bytes
+            .fetch_add((items.len() * CHUNK_SIZE) as u64, Ordering::Relaxed);
+        shared.packer.frame(Kind::Chunk, hashes, &compressed)
+    }
+
+    /// The end of the region: frames don't span two.
+    fn flush(self) -> Result<(), StoreError> {
+        if self.carry_hashes.is_empty() {
+            return Ok(());
+        }
+        let items: Vec<&[u8]> = self.carry.chunks_exact(CHUNK_SIZE).collect();
+        self.frame(&self.carry_hashes, &items)
+    }
+}
