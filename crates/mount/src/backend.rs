@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 /// Told once what became of a demand: the verified bytes, or why there are none.
 pub(crate) type Done = Box<dyn FnOnce(Result<&[u8], String>) + Send>;
-/// Told for each prefetched item.
-pub(crate) type Each = Arc<dyn Fn(&Hash, Result<&[u8], String>) + Send + Sync>;
+/// Told for each prefetched item: it is in the store now, or it was given up.
+pub(crate) type Each = Arc<dyn Fn(&Hash, Result<(), String>) + Send + Sync>;
 
 /// The store and the source of one image.
 pub(crate) trait Backend: Send + Sync {
@@ -66,7 +66,7 @@ impl Backend for Stored {
     }
 
     fn prefetch(&self, items: Vec<(Kind, Hash)>, each: Each) {
-        let each = move |_: Kind, hash: &Hash, result: Result<&[u8], &floe_source::SourceError>| {
+        let each = move |_: Kind, hash: &Hash, result: Result<(), &floe_source::SourceError>| {
             each(hash, result.map_err(|e| e.to_string()));
         };
         self.fetcher

@@ -143,7 +143,7 @@ fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {
     // (items left, all came)
     let left = Mutex::new((hashes.len(), true));
     let owner = core.owner.clone();
-    let each = move |_: &Hash, result: Result<&[u8], String>| {
+    let each = move |_: &Hash, result: Result<(), String>| {
         let mut left = left.lock();
         left.0 = left.0.saturating_sub(1);
         left.1 &= result.is_ok();
@@ -172,13 +172,11 @@ fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
     }
     let items = wanted.keys().map(|h| (Kind::Segment, *h)).collect();
     let (owner, for_image) = (core.owner.clone(), Arc::downgrade(&image));
-    let each = move |hash: &Hash, result: Result<&[u8], String>| {
-        let table = result
-            .ok()
-            .and_then(|bytes| floe_image::Segment::decode(bytes).ok())
-            .map(Arc::new);
+    let each = move |hash: &Hash, result: Result<(), String>| {
+        let image = result.ok().and_then(|()| for_image.upgrade());
+        let table = image.as_ref().and_then(|i| i.backend.segment(hash));
         for segment in wanted.get(hash).into_iter().flatten() {
-            if let (Some(table), Some(image)) = (&table, for_image.upgrade()) {
+            if let (Some(table), Some(image)) = (&table, &image) {
                 image.regions[number].set_table(*segment as usize, table.clone());
             }
             let _ = owner.send(Message::Event(Event::SegmentLoaded {

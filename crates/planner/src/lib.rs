@@ -102,10 +102,10 @@ pub enum Event {
         region: RegionId,
         /// The table.
         segment: u32,
-        /// Whether it arrived; one that didn't is asked for again behind the others.
+        /// Whether it arrived; one that didn't is asked for again, some times, after the next [`Event::LinkEstimate`].
         ok: bool,
     },
-    /// What the link is measured to be.
+    /// What the link is measured to be; said about once a second.
     LinkEstimate(Link),
     /// Chunks that are known to be wanted, first one first (a profile, a preload). They don't count as guesses.
     Expect {

@@ -78,7 +78,10 @@ impl Planner {
                 segment,
                 ok,
             } => self.tables.loaded(region, segment, ok),
-            Event::LinkEstimate(link) => self.budget.set_link(link),
+            Event::LinkEstimate(link) => {
+                self.budget.set_link(link);
+                self.tables.retry();
+            }
             Event::Expect { region, chunks } => self.expect(region, chunks),
         }
         self.send_expected(&mut actions);

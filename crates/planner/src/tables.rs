@@ -1,7 +1,7 @@
 //! The background loading of segment tables: memory's first, few at a time.
 
 use crate::{Config, Link, RegionId, Urgency};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Tables that wait and tables that are under way.
 #[derive(Debug, Default)]
@@ -9,7 +9,14 @@ pub(crate) struct Tables {
     memory: VecDeque<(RegionId, u32)>,
     storage: VecDeque<(RegionId, u32)>,
     in_flight: Vec<(RegionId, u32, Urgency)>,
+    /// Didn't come; asked for again when the link is next looked at.
+    failed: Vec<(RegionId, u32, Urgency)>,
+    /// How often a table failed.
+    failures: HashMap<(RegionId, u32), u32>,
 }
+
+/// A table that failed this often is left to whoever touches its chunks.
+const FAILURES_MAX: u32 = 5;
 
 impl Tables {
     pub(crate) fn add(&mut self, region: RegionId, segments: &[u32], urgency: Urgency) {
@@ -24,19 +31,30 @@ impl Tables {
         self.memory.retain(|(r, _)| *r != region);
         self.storage.retain(|(r, _)| *r != region);
         self.in_flight.retain(|(r, _, _)| *r != region);
+        self.failed.retain(|(r, _, _)| *r != region);
+        self.failures.retain(|(r, _), _| *r != region);
     }
 
-    /// A failed table goes behind the others: the mount asks for it itself when it is needed at once.
+    /// A table came or failed. A failed one waits, or a dead link would be asked without end.
     pub(crate) fn loaded(&mut self, region: RegionId, segment: u32, ok: bool) {
-        let Some(at) = self
+        let found = self
             .in_flight
             .iter()
-            .position(|(r, s, _)| (*r, *s) == (region, segment))
-        else {
+            .position(|(r, s, _)| (*r, *s) == (region, segment));
+        let Some(at) = found else {
             return;
         };
-        let (region, segment, urgency) = self.in_flight.swap_remove(at);
-        if !ok {
+        let table = self.in_flight.swap_remove(at);
+        let failures = self.failures.entry((region, segment)).or_default();
+        *failures += u32::from(!ok);
+        if !ok && *failures < FAILURES_MAX {
+            self.failed.push(table);
+        }
+    }
+
+    /// The link was looked at: what failed may be tried again, behind the others.
+    pub(crate) fn retry(&mut self) {
+        for (region, segment, urgency) in std::mem::take(&mut self.failed) {
             self.add(region, &[segment], urgency);
         }
     }

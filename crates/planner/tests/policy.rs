@@ -272,8 +272,10 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
             segments: vec![0]
         }]
     );
+    // The failed one waits for the next look at the link.
+    assert_eq!(planner.on_event(2, loaded(0, 0, true)), []);
     assert_eq!(
-        planner.on_event(2, loaded(0, 0, true)),
+        planner.on_event(2, Event::LinkEstimate(MOBILE)),
         [Action::FetchSegments {
             region: 0,
             segments: vec![2]
@@ -287,6 +289,34 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
             segments: vec![0, 1]
         }]
     );
+}
+
+#[test]
+fn a_table_that_never_comes_is_not_asked_for_without_end() {
+    let mut planner = Planner::new(Config::default());
+    let ram = Event::RegionAdded {
+        region: 0,
+        chunks: 4096,
+        segments: vec![0],
+        urgency: Urgency::Memory,
+    };
+    let mut actions = planner.on_event(0, ram);
+    let mut asked = 0;
+    for _ in 0..100 {
+        asked += actions.len();
+        for _ in actions {
+            planner.on_event(
+                1,
+                Event::SegmentLoaded {
+                    region: 0,
+                    segment: 0,
+                    ok: false,
+                },
+            );
+        }
+        actions = planner.on_event(2, Event::LinkEstimate(MOBILE));
+    }
+    assert_eq!(asked, 5);
 }
 
 #[test]
