@@ -56,7 +56,7 @@ fn entry_crc(slot: u32, hash: &[u8]) -> u32 {
 pub(super) fn decode_entry(slot: u32, entry: &[u8]) -> Option<Hash> {
     let hash: [u8; 32] = entry.get(..32)?.try_into().ok()?;
     let crc = u32::from_le_bytes(entry.get(32..36)?.try_into().ok()?);
-    (hash != [0; 32] && crc == entry_crc(slot, &hash)).then(|| Hash(hash))
+    (hash != [0; 32] && crc == entry_crc(slot, &hash)).then_some(Hash(hash))
 }
 
 /// The number of shards that a table's header tells; None when it is not a table of ours for such slots.

@@ -24,11 +24,18 @@ const PACK_OVERHEAD_BYTES: u64 = 256;
 
 type Finished = Vec<(TempPath, PackRef)>;
 
+/// Compressed segments that wait, and their bytes.
+#[derive(Default)]
+struct Held {
+    segments: Vec<(Hash, Vec<u8>)>,
+    bytes: usize,
+}
+
 pub(super) struct Packer {
     repository: Repository,
     pack_bytes_max: u64,
     open: Mutex<Option<PackWriter<NamedTempFile>>>,
-    segments: Mutex<(Vec<(Hash, Vec<u8>)>, usize)>,
+    segments: Mutex<Held>,
     bytes: AtomicU64,
     to_sync: Sender<(TempPath, PackRef)>,
     syncer: JoinHandle<Result<Finished, StoreError>>,
@@ -99,13 +106,13 @@ impl Packer {
     pub fn segment(&self, hash: Hash, compressed: Vec<u8>) -> Result<(), StoreError> {
         let batch = {
             let mut held = self.segments.lock();
-            held.1 += compressed.len();
-            held.0.push((hash, compressed));
-            if held.1 < SEGMENT_BYTES_HELD {
+            held.bytes += compressed.len();
+            held.segments.push((hash, compressed));
+            if held.bytes < SEGMENT_BYTES_HELD {
                 return Ok(());
             }
-            held.1 = 0;
-            std::mem::take(&mut held.0)
+            held.bytes = 0;
+            std::mem::take(&mut held.segments)
         };
         self.segments_out(batch)
     }
@@ -118,7 +125,7 @@ impl Packer {
 
     /// Close, sync and place all packs.
     pub fn finish(self) -> Result<Vec<PackRef>, StoreError> {
-        let held = std::mem::take(&mut self.segments.lock().0);
+        let held = std::mem::take(&mut self.segments.lock().segments);
         self.segments_out(held)?;
         if let Some(writer) = self.open.lock().take() {
             self.close(writer)?;

@@ -1,1 +1,449 @@
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
+use floe_image::{CHUNK_SIZE, ImageName, MachineConfig, PackRef, SEGMENT_SPAN};
+
+use super::*;
+use crate::{Ingest, IngestOptions};
+
+fn repository() -> (tempfile::TempDir, Repository) {
+    let dir = tempfile::tempdir().unwrap();
+    let repository = Repository::create(&dir.path().join("repo")).unwrap();
+    (dir, repository)
+}
+
+fn chunk(n: u64) -> Vec<u8> {
+    (0..CHUNK_SIZE as u64 / 8)
+        .flat_map(|i| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | (1 ^ (i / 32))).to_le_bytes())
+        .collect()
+}
+
+/// An image of one region `ram` with chunks from..to.
+fn image(
+    repository: &Repository,
+    parent: Option<Hash>,
+    chunks: std::ops::Range<u64>,
+) -> (Hash, Vec<u8>) {
+    let bytes: Vec<u8> = chunks.flat_map(chunk).collect();
+    let options = IngestOptions {
+        parent,
+        created_unix_s: Some(bytes.len() as u64),
+        ..IngestOptions::default()
+    };
+    let mut ingest = Ingest::new(repository, options).unwrap();
+    ingest.region_bytes("ram", &bytes).unwrap();
+    (ingest.finish(MachineConfig::default()).unwrap(), bytes)
+}
+
+fn name(text: &str) -> ImageName {
+    ImageName::parse(text).unwrap()
+}
+
+fn gc(repository: &Repository, untagged: bool, keep: Vec<Hash>) -> GcReport {
+    repository
+        .gc(&GcOptions {
+            min_age: Duration::ZERO,
+            untagged,
+            keep,
+        })
+        .unwrap()
+}
+
+fn is_sound(repository: &Repository, id: &Hash) -> bool {
+    repository.verify(id, &|_, _| true).unwrap().is_sound()
+}
+
+#[test]
+fn an_image_is_found_by_name_tag_id_and_unique_prefix() {
+    let (_dir, repository) = repository();
+    let (a, _) = image(&repository, None, 0..10);
+    let (b, _) = image(&repository, None, 0..11);
+    repository.tag(&name("team/web:v2"), &a).unwrap();
+    repository.tag(&name("debian"), &a).unwrap();
+    repository.tag(&name("debian"), &b).unwrap();
+    assert_eq!(repository.resolve("team/web:v2").unwrap(), a);
+    assert_eq!(repository.resolve("debian").unwrap(), b);
+    assert_eq!(repository.resolve("debian:latest").unwrap(), b);
+    assert_eq!(repository.resolve(&a.to_string()).unwrap(), a);
+    assert_eq!(repository.resolve(&a.to_string()[..8]).unwrap(), a);
+    for absent in [
+        "debian:v9",
+        "abcdef0",
+        &a.to_string()[..5],
+        &Hash::of(b"x").to_string(),
+    ] {
+        let error = repository.resolve(absent).unwrap_err();
+        assert!(
+            matches!(error, StoreError::NotFound { .. })
+                && error.to_string().contains("floe image ls"),
+            "{error}"
+        );
+    }
+    assert!(matches!(
+        repository.resolve("../../etc/passwd"),
+        Err(StoreError::Invalid { .. })
+    ));
+    // A second image that begins alike: only possible to stage by hand.
+    let twin = format!("{}{}", &a.to_string()[..10], "0".repeat(54));
+    std::fs::write(repository.dir().join("images").join(twin), b"").unwrap();
+    assert!(matches!(
+        repository.resolve(&a.to_string()[..8]),
+        Err(StoreError::Ambiguous { .. })
+    ));
+    assert_eq!(repository.untag(&name("debian")).unwrap(), b);
+    assert!(repository.untag(&name("debian")).is_err());
+    assert!(repository.tag(&name("x"), &Hash::of(b"nothing")).is_err());
+    let long = name(&format!("{}:{}", "a".repeat(128), "b".repeat(128)));
+    assert!(matches!(
+        repository.tag(&long, &a),
+        Err(StoreError::Invalid { .. })
+    ));
+    assert!(matches!(
+        repository.resolve(&long.to_string()),
+        Err(StoreError::NotFound { .. })
+    ));
+}
+
+#[test]
+fn a_list_tells_names_sizes_and_parents_newest_first() {
+    let (_dir, repository) = repository();
+    let (a, _) = image(&repository, None, 0..10);
+    let (b, bytes) = image(&repository, Some(a), 0..12);
+    repository.tag(&name("web"), &b).unwrap();
+    let list = repository.list().unwrap();
+    assert_eq!(list.iter().map(|i| i.id).collect::<Vec<_>>(), [b, a]);
+    assert_eq!(
+        (list[0].parent, list[0].virtual_bytes),
+        (Some(a), bytes.len() as u64)
+    );
+    assert_eq!(list[0].names, [name("web:latest")]);
+    assert!(list[0].pack_bytes > list[1].pack_bytes);
+}
+
+#[test]
+fn a_repository_of_another_version_is_refused_with_the_reason() {
+    let (_dir, repository) = repository();
+    std::fs::write(repository.dir().join("version"), "floe repository 2\n").unwrap();
+    let error = Repository::open(repository.dir()).map(drop).unwrap_err();
+    assert!(
+        error.to_string().contains("repository 2") && error.to_string().contains("repository 1"),
+        "{error}"
+    );
+    assert!(matches!(
+        Repository::open(Path::new("/nonexistent")),
+        Err(StoreError::NotFound { .. })
+    ));
+}
+
+#[test]
+fn an_image_with_a_missing_chunk_segment_or_pack_is_never_published() {
+    let (_dir, repository) = repository();
+    let (id, _) = image(&repository, None, 0..40);
+    let (other, _) = image(&repository, None, 100..140);
+    let (manifest, layout) = (
+        repository.manifest(&id).unwrap(),
+        repository.layout(&id).unwrap(),
+    );
+    let mut wrong = manifest.clone();
+    wrong.created_unix_s += 1;
+    let wrong_id = wrong.id();
+    // The packs of another image.
+    let foreign = repository.layout(&other).unwrap();
+    match repository.publish(&wrong, &foreign) {
+        Err(StoreError::Incomplete {
+            image,
+            missing,
+            place,
+            ..
+        }) => {
+            assert_eq!((image, missing), (wrong_id, 1));
+            assert!(place.contains("segment 0 of region ram"), "{place}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // A pack that isn't here.
+    let mut absent = layout.clone();
+    absent.packs[0].id = Hash::of(b"absent");
+    assert!(repository.publish(&wrong, &absent).is_err());
+    assert!(!repository.contains(&wrong_id));
+    // All is here, and what isn't needed is left out.
+    let mut more = layout.clone();
+    more.packs.extend(&foreign.packs);
+    assert_eq!(repository.publish(&wrong, &more).unwrap(), wrong_id);
+    assert_eq!(repository.layout(&wrong_id).unwrap(), layout);
+}
+
+/// A kill between any two steps of a publish leaves the file system as one of these states.
+#[test]
+fn an_image_is_visible_only_after_its_manifests_rename() {
+    let (_dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..40);
+    let manifest = repository.manifest_path(&id);
+    let kept = repository.dir().join("tmp/new-x");
+    std::fs::rename(&manifest, &kept).unwrap(); // packs, layout and a temporary manifest: killed before the rename
+    let again = Repository::open(repository.dir()).unwrap();
+    assert!(again.list().unwrap().is_empty());
+    assert!(again.resolve(&id.to_string()).is_err() && again.manifest(&id).is_err());
+    std::fs::rename(&kept, &manifest).unwrap();
+    assert_eq!(again.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
+    // Killed and never done again: gc finds all of it.
+    std::fs::rename(&manifest, &kept).unwrap();
+    let report = gc(&again, false, vec![]);
+    assert_eq!((report.packs, report.temporary, report.images), (1, 2, 0));
+    for dir in ["images", "tmp"] {
+        assert_eq!(
+            std::fs::read_dir(again.dir().join(dir)).unwrap().count(),
+            0,
+            "{dir}"
+        );
+    }
+}
+
+#[test]
+fn gc_removes_only_what_nothing_refers_to_and_nothing_young() {
+    let (_dir, repository) = repository();
+    let (a, bytes_a) = image(&repository, None, 0..40);
+    let (b, _) = image(&repository, Some(a), 0..60);
+    let (c, bytes_c) = image(&repository, Some(b), 0..80);
+    let (d, _) = image(&repository, None, 500..540);
+    repository.tag(&name("c"), &c).unwrap();
+    assert_eq!(gc(&repository, false, vec![]), GcReport::default());
+    // The child keeps its ancestors; the untagged stranger goes unless a machine runs it.
+    assert_eq!(gc(&repository, true, vec![d]), GcReport::default());
+    let report = gc(&repository, true, vec![]);
+    assert_eq!((report.images, report.packs), (1, 1));
+    assert!(!repository.contains(&d) && is_sound(&repository, &a));
+    // Removing the parents leaves the child whole.
+    repository.remove(&a).unwrap();
+    repository.remove(&b).unwrap();
+    gc(&repository, false, vec![]);
+    assert!(is_sound(&repository, &c));
+    assert_eq!(repository.read_region(&c, "ram", 1 << 20).unwrap(), bytes_c);
+    repository.remove(&c).unwrap();
+    assert!(repository.tags().unwrap().is_empty() && repository.list().unwrap().is_empty());
+    let young = GcOptions::default();
+    assert_eq!(repository.gc(&young).unwrap(), GcReport::default());
+    assert!(gc(&repository, false, vec![]).packs > 0);
+    assert_eq!(image(&repository, None, 0..40).1, bytes_a);
+}
+
+fn flip(path: &Path, at: u64) {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0u8];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x40], at).unwrap();
+}
+
+fn only_pack(repository: &Repository, id: &Hash) -> PackRef {
+    let packs = repository.layout(id).unwrap().packs;
+    assert_eq!(packs.len(), 1);
+    packs[0]
+}
+
+#[test]
+fn verify_finds_a_flipped_bit_anywhere_and_tells_what_is_lost() {
+    let (_dir, repository) = repository();
+    let (id, _) = image(&repository, None, 0..1100); // two segments
+    let pack = only_pack(&repository, &id);
+    let path = repository.pack_path(&pack.id);
+    let pristine = std::fs::read(&path).unwrap();
+    let step = (pristine.len() as u64 / 60).max(1);
+    for at in (0..pristine.len() as u64)
+        .step_by(step as usize)
+        .chain([pristine.len() as u64 - 1])
+    {
+        flip(&path, at);
+        let report = Repository::open(repository.dir())
+            .unwrap()
+            .verify(&id, &|_, _| true)
+            .unwrap();
+        assert!(!report.is_sound(), "a flipped bit at {at} was not found");
+        assert!(
+            report
+                .damage
+                .iter()
+                .any(|d| d.lost.is_some() || d.file.ends_with(path.file_name().unwrap()))
+        );
+        std::fs::write(&path, &pristine).unwrap();
+    }
+    assert!(is_sound(&repository, &id));
+    // A frame in the middle: exactly its 16 chunks are lost.
+    let index = repository.index(&pack).unwrap();
+    let frame = index.frame(3).unwrap();
+    let first = index.frame_hashes(3)[0];
+    flip(&path, frame.offset); // zstd's magic: nothing of it can be unpacked
+    let report = repository.verify(&id, &|_, _| true).unwrap();
+    let lost: Vec<&str> = report
+        .damage
+        .iter()
+        .filter_map(|d| d.lost.as_deref())
+        .collect();
+    assert_eq!(lost.len(), 1, "{report:?}");
+    let position = (0..1100)
+        .position(|n| Hash::of(&chunk(n)) == first)
+        .unwrap();
+    assert_eq!(
+        lost[0],
+        format!("ram, chunks {position} to {}", position + 15)
+    );
+    // Reading says so too, and never hands out the wrong bytes; the others come.
+    let wants: Vec<_> = (0..1100)
+        .map(|n| (Kind::Chunk, Hash::of(&chunk(n))))
+        .collect();
+    let mut came = 0;
+    let result = repository.read_items(&id, &wants, &mut |_, hash, bytes| {
+        assert_eq!(Hash::of(bytes), hash);
+        came += 1;
+    });
+    assert!(result.is_err());
+    assert_eq!(came, 1100 - 16);
+    // Cut, gone, manifest.
+    std::fs::write(&path, &pristine[..pristine.len() / 2]).unwrap();
+    assert!(!is_sound(&repository, &id));
+    std::fs::remove_file(&path).unwrap();
+    let report = repository.verify(&id, &|_, _| true).unwrap();
+    assert!(
+        report
+            .damage
+            .iter()
+            .any(|d| d.what.contains("No such file")),
+        "{report:?}"
+    );
+    flip(&repository.manifest_path(&id), 30);
+    let report = repository.verify(&id, &|_, _| true).unwrap();
+    assert_eq!(report.damage[0].lost.as_deref(), Some("the whole image"));
+    assert!(matches!(
+        repository.manifest(&id),
+        Err(StoreError::Corrupt { .. })
+    ));
+}
+
+#[test]
+fn a_damaged_copy_is_replaced_by_a_good_one_from_another_pack() {
+    let (dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..64);
+    // The same chunks packed apart, beside a chunk that is theirs alone.
+    let elsewhere = Repository::create(&dir.path().join("elsewhere")).unwrap();
+    let (other, _) = image(&elsewhere, None, 0..65);
+    let spare = elsewhere.pack_path(&only_pack(&elsewhere, &other).id);
+    let adopted = repository.adopt_pack(&spare).unwrap();
+    let mut layout = repository.layout(&id).unwrap();
+    let first = repository.pack_path(&layout.packs[0].id);
+    layout.packs.push(adopted);
+    flip(&first, 100);
+    let scope = repository.scope_of(&layout).unwrap();
+    let wants: Vec<_> = bytes
+        .chunks(CHUNK_SIZE)
+        .map(|c| (Kind::Chunk, Hash::of(c)))
+        .collect();
+    let mut came = std::collections::HashSet::new();
+    let missing = scope.read(&wants, &mut |_, hash, bytes| {
+        assert!(Hash::of(bytes) == hash && came.insert(hash));
+    });
+    assert!(missing.unwrap().is_empty());
+    assert_eq!(came.len(), 64);
+}
+
+#[test]
+fn a_pack_is_adopted_only_if_every_item_is_what_its_index_says() {
+    let (dir, theirs) = repository();
+    let (id, _) = image(&theirs, None, 0..100);
+    let pack = only_pack(&theirs, &id);
+    let bytes = std::fs::read(theirs.pack_path(&pack.id)).unwrap();
+    let ours = Repository::create(&dir.path().join("ours")).unwrap();
+    for at in (0..bytes.len()).step_by(997).chain([0, bytes.len() - 1]) {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1;
+        assert!(
+            ours.adopt_pack_from(&mut &bad[..], 1 << 20).is_err(),
+            "a pack with a wrong byte at {at} was taken"
+        );
+    }
+    assert!(
+        ours.adopt_pack_from(&mut &bytes[..bytes.len() / 2], 1 << 20)
+            .is_err()
+    );
+    assert!(
+        ours.adopt_pack_from(&mut &bytes[..], 100)
+            .unwrap_err()
+            .to_string()
+            .contains("more than 100")
+    );
+    assert!(ours.adopt_pack_from(&mut &b""[..], 100).is_err());
+    assert_eq!(
+        std::fs::read_dir(ours.dir().join("packs")).unwrap().count(),
+        0
+    );
+    assert_eq!(std::fs::read_dir(ours.tmp_dir()).unwrap().count(), 0);
+    assert_eq!(
+        ours.adopt_pack_from(&mut &bytes[..], 1 << 20).unwrap(),
+        pack
+    );
+    let manifest = theirs.manifest(&id).unwrap();
+    assert_eq!(
+        ours.publish(&manifest, &theirs.layout(&id).unwrap())
+            .unwrap(),
+        id
+    );
+    assert!(is_sound(&ours, &id));
+}
+
+#[test]
+fn a_scope_gives_out_only_its_own_images_items() {
+    let (_dir, repository) = repository();
+    let (mine, _) = image(&repository, None, 0..10);
+    image(&repository, None, 50..60);
+    let (own, foreign) = (Hash::of(&chunk(3)), Hash::of(&chunk(53)));
+    let wants = [
+        (Kind::Chunk, own),
+        (Kind::Chunk, foreign),
+        (Kind::Segment, own),
+        (Kind::Chunk, Hash::ZERO),
+    ];
+    assert_eq!(
+        repository.scope(&mine).unwrap().has(&wants).unwrap(),
+        [true, false, false, true]
+    );
+    let mut came = Vec::new();
+    let missing = repository
+        .read_items(&mine, &wants, &mut |kind, hash, _| came.push((kind, hash)))
+        .unwrap();
+    assert_eq!(came, [(Kind::Chunk, own)]);
+    assert_eq!(missing.len(), 2);
+}
+
+#[test]
+fn inspect_counts_zeros_and_what_the_parent_has() {
+    let (_dir, repository) = repository();
+    let (parent, _) = image(&repository, None, 0..1030);
+    let mut ingest = Ingest::new(
+        &repository,
+        IngestOptions {
+            parent: Some(parent),
+            ..IngestOptions::default()
+        },
+    )
+    .unwrap();
+    let pages = [(2u64, vec![0; CHUNK_SIZE]), (7, chunk(5000)), (9, chunk(8))];
+    ingest
+        .region_from_pages(
+            "ram",
+            SEGMENT_SPAN + 10 * 4096,
+            Some("ram"),
+            pages.into_iter().map(Ok),
+        )
+        .unwrap();
+    let id = ingest.finish(MachineConfig::default()).unwrap();
+    let inspection = repository.inspect(&id).unwrap();
+    let ram = &inspection.regions[0];
+    assert_eq!(
+        (ram.chunks, ram.zero_chunks, ram.parent_chunks),
+        (1034, 5, 1028)
+    );
+    assert_eq!(inspection.lineage, [parent]);
+    assert_eq!(inspection.shared_with_parent_bytes, 1028 * 4096);
+}

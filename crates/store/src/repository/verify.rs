@@ -240,7 +240,7 @@ impl Shared<'_> {
                 .done_bytes
                 .fetch_add(frame.len.into(), Ordering::Relaxed)
                 + u64::from(frame.len);
-            if number % 64 == 0 && !(self.progress)(done, self.total_bytes) {
+            if number.is_multiple_of(64) && !(self.progress)(done, self.total_bytes) {
                 self.stop.store(true, Ordering::Relaxed);
             }
             if self.stop.load(Ordering::Relaxed) {
