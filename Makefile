@@ -37,7 +37,7 @@ guest-debian: deps ## Build the Debian guest from packages
 
 demo: build guest-debian ## Capture a running Debian, publish it, resume it behind a 7.2 Mbit/s link
 	@$(CARGO) build --release --locked -p floe-lab
-	@target/release/floe-lab demo --guest $(GUESTS)/debian
+	@scripts/demo $(GUESTS)/debian
 
 fmt: deps
 	$(CARGO) fmt --all --check
