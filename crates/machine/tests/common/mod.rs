@@ -1,0 +1,222 @@
+//! A real guest for tests: busybox on Debian's cloud kernel, under whatever accelerator this host has.
+#![allow(dead_code)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use floe_image::CHUNK_SIZE;
+use floe_machine::{Boot, Capture, Machine, Programs, Snapshot, Spec, User, accel};
+
+/// How long anything in the guest may take on a loaded host.
+pub const PATIENCE: Duration = Duration::from_secs(100);
+pub const MEMORY_BYTES: u64 = 128 << 20;
+
+/// The guest's directory, or `None` (and a line that says why) where system tests do not run.
+pub fn guest() -> Option<PathBuf> {
+    if std::env::var_os("FLOE_TEST_SYSTEM").is_none() {
+        eprintln!("skipped: needs QEMU and a guest; set FLOE_TEST_SYSTEM=1 (make test does)");
+        return None;
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests");
+    let guests = std::env::var_os("FLOE_GUESTS").map_or(workspace, PathBuf::from);
+    let tiny = guests.join("tiny").canonicalize().unwrap_or_else(|e| {
+        panic!(
+            "{}/tiny: {e}; build it with `make guest-tiny`",
+            guests.display()
+        )
+    });
+    Some(tiny)
+}
+
+pub fn programs() -> Programs {
+    Programs {
+        qemu: "/usr/bin/qemu-system-x86_64".into(),
+        wrapper: vec![env!("CARGO_BIN_EXE_floe-exec-qemu").into()],
+    }
+}
+
+/// A directory for machines that other users may pass through.
+pub fn scratch() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+/// The tiny guest as a spec, with the user of its own that it has in the product. `number` keeps users apart.
+pub fn spec(guest: &Path, dir: &Path, name: &str, number: u32) -> Spec {
+    // The repository may lie where only its owner can read.
+    let readable = |file: &str| {
+        use std::os::unix::fs::PermissionsExt;
+        let to = dir.join(file);
+        if !to.exists() {
+            std::fs::copy(guest.join(file), &to).unwrap();
+            std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        to
+    };
+    let mut spec = Spec::new(name, dir.join(name), accel::detect(), programs());
+    spec.config.memory_bytes = Some(MEMORY_BYTES);
+    spec.config.cmdline = Some("console=ttyS0 init_on_free=1 quiet".into());
+    spec.boot = Some(Boot {
+        kernel: readable("vmlinuz"),
+        initrd: Some(readable("initrd")),
+    });
+    spec.user = User::for_machine(number);
+    spec
+}
+
+/// The spec of a clone of a captured machine.
+pub fn clone_spec<F>(
+    original: &Spec,
+    capture: &Capture<F>,
+    dir: &Path,
+    name: &str,
+    number: u32,
+) -> Spec {
+    let mut spec = original.clone();
+    spec.name = name.into();
+    spec.dir = dir.join(name);
+    spec.config = capture.config.clone();
+    spec.user = User::for_machine(number);
+    spec.forwards.clear();
+    spec
+}
+
+/// What the mount would show as the image: a file of its own for each clone, since QEMU's balloon would punch holes into an
+/// ordinary one.
+pub fn snapshot<F>(
+    capture: &Capture<F>,
+    base: Option<&Path>,
+    ram: &Path,
+    user: Option<User>,
+) -> Snapshot {
+    use std::os::unix::fs::FileExt;
+    if let Some(base) = base {
+        std::fs::copy(base, ram).unwrap();
+    }
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(ram)
+        .unwrap();
+    file.set_len(capture.ram.size()).unwrap();
+    for (chunk, content) in capture.ram.iter() {
+        file.write_all_at(content, u64::from(chunk) * CHUNK_SIZE as u64)
+            .unwrap();
+    }
+    if let Some(User { uid, gid }) = user {
+        std::os::unix::fs::chown(ram, Some(uid), Some(gid)).unwrap();
+    }
+    let vram = capture
+        .vram
+        .iter()
+        .map(|(chunk, content)| (chunk, Box::new(*content)))
+        .collect();
+    Snapshot {
+        ram: ram.into(),
+        device: capture.device.clone(),
+        vram,
+    }
+}
+
+/// The serial console of a machine.
+pub struct Console {
+    stream: UnixStream,
+    pub seen: String,
+}
+
+impl Console {
+    pub fn open(machine: &Machine) -> Console {
+        let stream = UnixStream::connect(machine.console_socket()).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
+        Console {
+            stream,
+            seen: String::new(),
+        }
+    }
+
+    pub fn send(&mut self, line: &str) {
+        self.stream.write_all(line.as_bytes()).unwrap();
+        self.stream.write_all(b"\n").unwrap();
+    }
+
+    /// Read until the text that was said from now on holds `text`, and return it.
+    pub fn expect(&mut self, text: &str) -> String {
+        self.expect_with(|seen| seen.contains(text), text)
+    }
+
+    pub fn expect_with(&mut self, good: impl Fn(&str) -> bool, what: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        let mut buffer = [0; 4096];
+        loop {
+            if good(&self.seen) {
+                return std::mem::take(&mut self.seen);
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(0) => panic!("the console ended before {what:?}; it said:\n{}", self.seen),
+                Ok(n) => self.seen.push_str(&String::from_utf8_lossy(&buffer[..n])),
+                Err(_) => assert!(
+                    Instant::now() < deadline,
+                    "no {what:?}; the console said:\n{}",
+                    self.seen
+                ),
+            }
+        }
+    }
+
+    /// Run a command in the guest's shell and return what it printed.
+    pub fn run(&mut self, command: &str) -> String {
+        self.seen.clear();
+        // The echo of the line holds the quotes, what the shell prints does not.
+        self.send(&format!("echo 'BEG''IN'; {command}; echo 'E''ND'"));
+        let said = self.expect_with(
+            |s| s.contains("BEGIN\r\n") && s.contains("END\r\n"),
+            "the end of a command",
+        );
+        let (_, said) = said.split_once("BEGIN\r\n").unwrap();
+        said.split_once("END\r\n").unwrap().0.replace('\r', "")
+    }
+}
+
+/// Boot the guest to its shell.
+pub fn boot(spec: Spec) -> (Machine, Console) {
+    let machine = Machine::start(spec).unwrap();
+    let mut console = Console::open(&machine);
+    console.send("");
+    wait_ready(&machine);
+    console.send("");
+    console.expect("tiny#");
+    (machine, console)
+}
+
+pub fn wait_ready(machine: &Machine) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let said = machine.console_history(1 << 20).unwrap();
+        if String::from_utf8_lossy(&said).contains("floe-guest ready") {
+            return;
+        }
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(
+            Instant::now() < deadline,
+            "the guest did not come up; it said:\n{said}\n{}",
+            machine.qemu_log()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Ends its machine when the test ends, however it ends.
+pub struct Guard<'a>(pub &'a Machine);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.quit(Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,237 @@
+//! What a QEMU that its guest has taken over could reach; and what outlives what.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use floe_machine::{CaptureOptions, End, Machine, MachineError, PortForward, Protocol, Status};
+
+fn status_field(pid: u32, field: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find(|l| l.starts_with(field)).unwrap();
+    line.split_whitespace()
+        .skip(1)
+        .map(str::to_string)
+        .collect()
+}
+
+/// Sockets of a process that listen on a network, as lines of `/proc/net`.
+fn network_listeners(pid: u32) -> Vec<String> {
+    let inodes: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .filter_map(|e| std::fs::read_link(e.ok()?.path()).ok())
+        .filter_map(|l| {
+            Some(
+                l.to_str()?
+                    .strip_prefix("socket:[")?
+                    .strip_suffix(']')?
+                    .to_string(),
+            )
+        })
+        .collect();
+    let mut found = Vec::new();
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        let listens = |fields: &[&str]| table.starts_with("udp") || fields[3] == "0A";
+        found.extend(
+            text.lines()
+                .skip(1)
+                .filter(|line| {
+                    let fields: Vec<&str> = line.split_whitespace().collect();
+                    inodes.iter().any(|i| i == fields[9]) && listens(&fields)
+                })
+                .map(str::to_string),
+        );
+    }
+    found
+}
+
+#[test]
+fn a_machine_is_confined_and_outlives_its_starter() {
+    let Some(guest) = guest() else { return };
+    let dir = scratch();
+    let mut original = spec(&guest, dir.path(), "confined", 10);
+    original.config.disks = vec!["disk0".into()];
+    let disk = dir.path().join("disk0");
+    std::fs::File::create(&disk)
+        .unwrap()
+        .set_len(8 << 20)
+        .unwrap();
+    if let Some(user) = original.user {
+        std::os::unix::fs::chown(&disk, Some(user.uid), Some(user.gid)).unwrap();
+    }
+    original.disks = vec![disk];
+    let (machine, mut console) = boot(original.clone());
+    let pid = machine.pid();
+    let guard = Guard(&machine);
+
+    if let Some(user) = original.user {
+        assert_eq!(status_field(pid, "Uid:"), vec![user.uid.to_string(); 4]);
+        assert_eq!(status_field(pid, "Gid:"), vec![user.gid.to_string(); 4]);
+        assert_eq!(status_field(pid, "Groups:"), Vec::<String>::new());
+        assert_eq!(status_field(pid, "CapEff:"), ["0000000000000000"]);
+    } else {
+        eprintln!("skipped in part: needs root to give a machine its own user");
+    }
+    assert_eq!(status_field(pid, "Seccomp:"), ["2"], "QEMU's sandbox is on");
+    assert_eq!(status_field(pid, "NoNewPrivs:"), ["1"]);
+    assert_eq!(
+        network_listeners(pid),
+        Vec::<String>::new(),
+        "no network listeners"
+    );
+
+    // Forwards come and go while it runs, and lead into the guest.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let forward = PortForward::tcp(port, 80);
+    machine.add_forward(forward.clone()).unwrap();
+    assert_eq!(network_listeners(pid).len(), 1, "only what was asked for");
+    let taken = machine.add_forward(forward.clone()).unwrap_err();
+    assert!(taken.to_string().contains(&port.to_string()), "{taken}");
+    let mut page = String::new();
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    std::io::Write::write_all(&mut stream, b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    std::io::Read::read_to_string(&mut stream, &mut page).unwrap();
+    assert!(page.contains("floe tiny guest"), "{page}");
+    machine.remove_forward(&forward).unwrap();
+    assert_eq!(network_listeners(pid), Vec::<String>::new());
+    let udp = PortForward {
+        protocol: Protocol::Udp,
+        ..forward.clone()
+    };
+    assert!(
+        machine.remove_forward(&udp).is_err(),
+        "what is not there can't be removed"
+    );
+
+    // Nobody answers for the agent, and nothing hangs.
+    let silent = machine.agent_ping(Duration::from_millis(300)).unwrap_err();
+    assert!(silent.to_string().contains("qemu-guest-agent"), "{silent}");
+
+    // The disk is there, and writes reach its file.
+    console.run("echo 'floe writes' | dd of=/dev/vda bs=512 conv=sync oflag=direct 2>/dev/null");
+    let written = std::fs::read(&original.disks[0]).unwrap();
+    assert!(written.starts_with(b"floe writes"), "{:?}", &written[..16]);
+
+    // Another process takes it over; this one's handle is gone, the guest goes on.
+    let capturing = machine.capture(CaptureOptions::default(), || {
+        let second = machine
+            .capture(CaptureOptions::default(), || Ok::<_, String>(()))
+            .err()
+            .unwrap();
+        assert!(
+            matches!(second, MachineError::CaptureRunning { .. }),
+            "{second}"
+        );
+        Err::<(), _>("no")
+    });
+    let error = capturing.err().unwrap();
+    assert!(matches!(error, MachineError::Freeze { .. }), "{error}");
+    assert_eq!(
+        machine.status().unwrap(),
+        Status::Running,
+        "a failed capture leaves the machine running"
+    );
+    drop(console);
+    std::mem::forget(guard);
+    drop(machine);
+
+    let adopted = Machine::adopt(dir.path().join("confined")).unwrap();
+    let _guard = Guard(&adopted);
+    assert_eq!(adopted.pid(), pid);
+    assert_eq!(adopted.status().unwrap(), Status::Running);
+    assert!(Console::open(&adopted).run("echo alive").contains("alive"));
+    let small = CaptureOptions {
+        bytes_max: Some(1 << 20),
+        ..Default::default()
+    };
+    let error = adopted
+        .capture(small, || Ok::<_, String>(()))
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error, MachineError::CaptureTooLarge { .. }),
+        "{error}"
+    );
+    let stay = CaptureOptions {
+        stay_paused: true,
+        ..Default::default()
+    };
+    adopted.capture(stay, || Ok::<_, String>(())).unwrap();
+    assert_eq!(adopted.status().unwrap(), Status::Paused);
+    // A paused machine is captured as well, and stays paused.
+    adopted
+        .capture(CaptureOptions::default(), || Ok::<_, String>(()))
+        .unwrap();
+    assert_eq!(adopted.status().unwrap(), Status::Paused);
+    adopted.cont().unwrap();
+
+    // QEMU dies in the middle of a capture: an error that says so, and nothing is left behind.
+    let error = adopted.capture(CaptureOptions::default(), || {
+        kill(pid);
+        adopted.wait_end(PATIENCE);
+        Ok::<_, String>(())
+    });
+    let error = error.err().unwrap();
+    assert!(
+        error.to_string().contains("QEMU ended in the middle"),
+        "{error}"
+    );
+    assert_eq!(adopted.status().unwrap(), Status::Ended(End::Lost));
+    let error = adopted
+        .capture(CaptureOptions::default(), || Ok::<_, String>(()))
+        .err()
+        .unwrap();
+    assert!(matches!(error, MachineError::Dead { .. }), "{error}");
+    let error = Machine::adopt(dir.path().join("confined")).err().unwrap();
+    assert!(
+        matches!(&error, MachineError::NotAdoptable { reason, .. } if reason.contains("has ended")),
+        "{error}"
+    );
+}
+
+fn kill(pid: u32) {
+    // SAFETY: an ordinary signal to a process that this test started.
+    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
+}
+
+#[test]
+fn huge_pages_are_refused_only_where_ram_is_a_file() {
+    use std::os::unix::process::CommandExt;
+    let Some(_) = guest() else { return };
+    // A program that asks for huge pages, started as QEMU is.
+    let ask = "import ctypes, mmap, sys\n\
+               m = mmap.mmap(-1, 4 << 20)\n\
+               try:\n    m.madvise(14); print('given')\n\
+               except OSError as e: print('refused', e.errno)\n\
+               m.madvise(4); print('other advice is taken')\n";
+    let Ok(python) = std::fs::canonicalize("/usr/bin/python3") else {
+        eprintln!("skipped: needs python3");
+        return;
+    };
+    for (refuse, said) in [(true, "refused 22"), (false, "given")] {
+        let plan = floe_machine::exec::ExecPlan {
+            dir: "/".into(),
+            user: None,
+            refuse_huge_pages: refuse,
+            program: python.clone(),
+            args: vec!["-c".into(), ask.into()],
+        };
+        let out = std::process::Command::new(&programs().wrapper[0])
+            .arg0("exec")
+            .args(plan.to_args())
+            .output()
+            .unwrap();
+        let out = String::from_utf8_lossy(&out.stdout).into_owned()
+            + &String::from_utf8_lossy(&out.stderr);
+        assert!(
+            out.contains(said) && out.contains("other advice is taken"),
+            "{out}"
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! The way of one machine: boot, capture, restore twice, capture again.
+
+mod common;
+
+use common::*;
+use floe_machine::{CaptureOptions, Machine, Rest, Status};
+
+/// The numbers that the guest's counter said.
+fn counts(text: &str) -> Vec<u64> {
+    text.split("count=")
+        .skip(1)
+        .filter_map(|rest| rest.split(['\r', '\n']).next()?.parse().ok())
+        .collect()
+}
+
+#[test]
+fn two_clones_go_on_where_their_parent_was_captured() {
+    let Some(guest) = guest() else { return };
+    let dir = scratch();
+    let original = spec(&guest, dir.path(), "parent", 0);
+    let (parent, mut console) = boot(original.clone());
+    let _parent = Guard(&parent);
+    assert_eq!(parent.status().unwrap(), Status::Running);
+    // Without the cursor, which blinks.
+    console.run(r"printf '\033[?25l\033[2J\033[31;44mfloe was here\n' > /dev/tty1");
+    // A shell without a terminal counts in the background; a file in memory is the state to be kept.
+    console.send(
+        "(i=0; while :; do i=$((i+1)); echo count=$i; echo $i > /dev/shm/i; sleep 0.1; done) &",
+    );
+    console.expect("count=5");
+    let generation = parent.generation_id().unwrap();
+
+    let capture = parent
+        .capture(CaptureOptions::default(), || {
+            // In the pause: the last number that the guest said before it.
+            let said = parent.console_history(1 << 20)?;
+            Ok::<_, std::io::Error>(*counts(&String::from_utf8_lossy(&said)).last().unwrap())
+        })
+        .unwrap();
+    let at = capture.frozen;
+    assert_eq!(
+        (capture.ram.size(), capture.ram.rest()),
+        (MEMORY_BYTES, Rest::Zero)
+    );
+    assert!(
+        capture
+            .ram
+            .iter()
+            .all(|(_, page)| !floe_image::is_zero(page)),
+        "zero pages are not carried"
+    );
+    assert!(capture.ram.iter().map(|(chunk, _)| chunk).is_sorted());
+    eprintln!(
+        "pause {:?} total {:?}, prepare {:?}, {} pages, {} of vram, {} bytes of devices",
+        capture.pause,
+        capture.pause.total(),
+        capture.prepare,
+        capture.ram.len(),
+        capture.vram.len(),
+        capture.device.len()
+    );
+    console.expect(&format!("count={}", at + 2));
+
+    let mut generations = vec![generation];
+    let picture = |machine: &Machine, name: &str| {
+        machine.stop().unwrap();
+        let path = dir.path().join(name);
+        machine.screenshot(&path).unwrap();
+        machine.cont().unwrap();
+        std::fs::read(path).unwrap()
+    };
+    let screen = picture(&parent, "parent.png");
+    for (number, name) in [(1, "one"), (2, "two")] {
+        let spec = clone_spec(&original, &capture, dir.path(), name, number);
+        let snapshot = snapshot(
+            &capture,
+            None,
+            &dir.path().join(format!("{name}.ram")),
+            spec.user,
+        );
+        let restored = Machine::restore(spec, &snapshot).unwrap();
+        let clone = restored.machine;
+        let _clone = Guard(&clone);
+        eprintln!("{name}: {:?}", restored.stages);
+        let mut console = Console::open(&clone);
+        console.expect_with(|s| counts(s).len() > 2, "the clone counts on");
+        // What it said before somebody listened is in its history. Its first line may be the rest of a cut one.
+        let history = counts(&String::from_utf8_lossy(
+            &clone.console_history(1 << 20).unwrap(),
+        ));
+        assert!(
+            history[0] == at + 1 || history[0] == at + 2,
+            "clone {name} went on at {history:?}, its parent was at {at}"
+        );
+        assert!(history.windows(2).all(|w| w[1] == w[0] + 1), "{history:?}");
+        let generation = clone.generation_id().unwrap();
+        assert!(
+            !generations.contains(&generation),
+            "each clone is a generation of its own"
+        );
+        generations.push(generation);
+        let shown = picture(&clone, "clone.png");
+        assert!(shown == screen, "the clone's screen is its parent's");
+
+        // What a clone wrote is what its next capture holds, on top of the image.
+        console.run("echo changed > /dev/shm/mine; dd if=/dev/zero of=/dev/shm/zeros bs=4096 count=64 2>/dev/null");
+        let second = clone
+            .capture(CaptureOptions::default(), || Ok::<_, std::io::Error>(()))
+            .unwrap();
+        eprintln!(
+            "second pause {:?} total {:?}, {} pages, {} zeroed",
+            second.pause,
+            second.pause.total(),
+            second.ram.len(),
+            second.ram.zeroed()
+        );
+        assert_eq!(second.ram.rest(), Rest::Base);
+        assert!(
+            second.ram.len() < capture.ram.len(),
+            "only what the clone wrote"
+        );
+        clone.quit(PATIENCE).unwrap();
+
+        let spec = clone_spec(&original, &second, dir.path(), "child", number + 2);
+        let ram = dir.path().join("child.ram");
+        let snapshot = common::snapshot(&second, Some(&snapshot.ram), &ram, spec.user);
+        let grandchild = Machine::restore(spec, &snapshot).unwrap().machine;
+        let _grandchild = Guard(&grandchild);
+        let mut console = Console::open(&grandchild);
+        let said = console.run("cat /dev/shm/mine; kill %1");
+        assert!(said.contains("changed"), "{said}");
+        grandchild.quit(PATIENCE).unwrap();
+    }
+}
