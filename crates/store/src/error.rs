@@ -137,10 +137,8 @@ impl StoreError {
     }
 }
 
-/// The three ways in which a file system says that it has no room.
+/// The three ways in which a file system says that it has no room. By kind: wrapped errors keep that, not their number.
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
-    )
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }

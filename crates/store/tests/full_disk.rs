@@ -92,9 +92,7 @@ fn a_cache_on_a_full_disk_lives_within_what_it_has() {
             }
             Err(error) => Some(error),
         });
-    assert!(is_full(Err::<(), _>(
-        error.expect("a megabyte cannot hold four")
-    )));
+    assert_full(Err::<(), _>(error.expect("a megabyte cannot hold four")));
     for (hash, data) in pinned {
         assert!(cache.get(hash, &mut out, None).unwrap() && out[..] == data[..]);
     }
@@ -148,9 +146,7 @@ fn an_import_that_fills_the_disk_says_so_and_leaves_the_repository_as_it_was() {
         vec![1u8; ((free.f_bavail - 10) * free.f_frsize) as usize],
     )
     .unwrap();
-    assert!(is_full(
-        repository.adopt_pack(&repository.pack_path(&pack.id))
-    ));
+    assert_full(repository.adopt_pack(&repository.pack_path(&pack.id)));
     assert_eq!(files(&repository.tmp_dir()), 0);
     std::fs::remove_file(&filler).unwrap();
     // The way out works.
