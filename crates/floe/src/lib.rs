@@ -12,7 +12,9 @@
 //! - [`paths::Home`]: where everything lies on the disk.
 
 pub mod api;
+pub mod cli;
 pub mod client;
+pub mod doctor;
 pub mod hub;
 pub mod node;
 pub mod paths;

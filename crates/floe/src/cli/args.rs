@@ -1,0 +1,140 @@
+//! Values on the command line.
+
+use std::path::{Path, PathBuf};
+
+use super::error::CliError;
+
+/// `512M`, `1.5G`, `64KiB`, `4096`: bytes. Units are powers of 1024.
+pub fn size(text: &str) -> Result<u64, String> {
+    let help = "write a number and a unit, such as 512M or 1.5G";
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_lowercase();
+    let shift = match unit
+        .strip_suffix("ib")
+        .or(unit.strip_suffix('b'))
+        .unwrap_or(&unit)
+    {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(format!("unknown unit {unit:?}; {help}")),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let whole: u64 = whole.parse().map_err(|_| format!("no number; {help}"))?;
+    let whole = whole
+        .checked_mul(1 << shift)
+        .ok_or_else(|| format!("too large; {help}"))?;
+    // Decimals of a unit, exactly enough: nobody writes more than a few digits.
+    let part = match fraction {
+        "" => 0.0,
+        f => format!("0.{f}")
+            .parse::<f64>()
+            .map_err(|_| format!("no number; {help}"))?,
+    };
+    whole
+        .checked_add((part * (1u64 << shift) as f64) as u64)
+        .ok_or_else(|| format!("too large; {help}"))
+}
+
+/// A machine's memory: a size, of at least 1 MiB (a bare `512` is a slip).
+pub fn memory(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        n if n < 1 << 20 => Err(format!(
+            "{n} bytes is too little for a machine; did you mean {n}M?"
+        )),
+        n => Ok(n),
+    }
+}
+
+/// `KEY=VALUE`.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write KEY=VALUE, such as team=web".into()),
+    }
+}
+
+/// The path as the node, which has another working directory, can use it. It must exist.
+pub fn existing(path: &Path) -> Result<String, CliError> {
+    let found = std::fs::canonicalize(path).map_err(|e| CliError::file("open", path, e))?;
+    text(found)
+}
+
+/// The path as the node can use it; it need not exist.
+pub fn absolute(path: &Path) -> Result<String, CliError> {
+    text(std::path::absolute(path).map_err(|e| CliError::file("resolve", path, e))?)
+}
+
+fn text(path: PathBuf) -> Result<String, CliError> {
+    path.into_os_string().into_string().map_err(|path| {
+        CliError::usage(
+            format!("the path {path:?} is not UTF-8"),
+            "rename it, or link to it",
+        )
+    })
+}
+
+/// An image as the node can use it: an address, a directory made absolute, or a name as it is.
+pub fn image(image: &str) -> Result<String, CliError> {
+    // A name cannot begin with these, so there is nothing to confuse.
+    if image.starts_with("./") || image.starts_with("../") || image == "." || image == ".." {
+        return absolute(Path::new(image));
+    }
+    Ok(image.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("1k", 1024),
+            ("512M", 512 << 20),
+            ("1.5G", 3 << 29),
+            ("2GiB", 2 << 30),
+            ("1 TB", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "G",
+            "1X",
+            "-1",
+            "1..5G",
+            "99999999999999G",
+            "1e3",
+            "0x10",
+        ] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_forgotten_unit_is_noticed() {
+        assert!(memory("512").unwrap_err().contains("did you mean 512M"));
+        assert_eq!(memory("512M"), Ok(512 << 20));
+    }
+
+    #[test]
+    fn labels_have_a_key() {
+        assert_eq!(label("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert!(label("=b").is_err() && label("a").is_err());
+    }
+
+    #[test]
+    fn directories_are_told_from_names() {
+        assert_eq!(image("debian:v1").unwrap(), "debian:v1");
+        assert_eq!(image("https://h/x").unwrap(), "https://h/x");
+        assert!(image("./repo").unwrap().starts_with('/'));
+    }
+}

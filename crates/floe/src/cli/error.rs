@@ -1,0 +1,136 @@
+//! How a command fails: what happened, what to do, and an exit code.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::path::Path;
+
+use crate::api::{ApiError, ErrorCode, Event};
+use crate::client::ClientError;
+
+/// A failed command. Shown as `error: ...` and `fix: ...`, or with `--json` as the event that the node would send.
+#[derive(Debug)]
+pub struct CliError(pub ApiError);
+
+impl CliError {
+    /// An error with the way out; an empty `fix` is left out.
+    pub fn new(code: ErrorCode, message: impl Into<String>, fix: impl Into<String>) -> CliError {
+        CliError(ApiError {
+            code,
+            message: message.into(),
+            fix: fix.into(),
+        })
+    }
+
+    /// A wrong command line that only its meaning reveals.
+    pub fn usage(message: impl Into<String>, fix: impl Into<String>) -> CliError {
+        CliError::new(ErrorCode::Usage, message, fix)
+    }
+
+    /// An operation on a file that failed.
+    pub fn file(what: &str, path: &Path, error: std::io::Error) -> CliError {
+        let (code, fix) = match error.kind() {
+            std::io::ErrorKind::NotFound => (ErrorCode::NotFound, "check the path"),
+            std::io::ErrorKind::PermissionDenied => (
+                ErrorCode::Refused,
+                "check the permissions, or run it as root",
+            ),
+            std::io::ErrorKind::StorageFull => (ErrorCode::Failed, "make room on the disk"),
+            _ => (ErrorCode::Failed, ""),
+        };
+        CliError::new(
+            code,
+            format!("cannot {what} {}: {error}", path.display()),
+            fix,
+        )
+    }
+
+    /// Anything else, with what was being done.
+    pub fn failed(what: &str, error: impl Display) -> CliError {
+        CliError::new(ErrorCode::Failed, format!("{what}: {error}"), "")
+    }
+
+    /// 0 ok, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130 interrupted.
+    pub fn exit_code(&self) -> u8 {
+        self.0.code.exit_code()
+    }
+
+    /// The text for standard error.
+    pub fn render(&self, json: bool) -> String {
+        if json {
+            let event = Event::Error(self.0.clone());
+            return serde_json::to_string(&event).unwrap_or_else(|e| e.to_string()) + "\n";
+        }
+        let mut text = format!("error: {}\n", self.0.message);
+        if !self.0.fix.is_empty() {
+            text += &format!("fix: {}\n", self.0.fix);
+        }
+        text
+    }
+
+    /// Writes it to standard error.
+    pub fn print(&self, json: bool) {
+        // With standard error closed there is nobody left to tell.
+        let _ = std::io::stderr().write_all(self.render(json).as_bytes());
+    }
+}
+
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> CliError {
+        CliError(error.to_api())
+    }
+}
+
+impl From<crate::hub::HubError> for CliError {
+    fn from(error: crate::hub::HubError) -> CliError {
+        use crate::hub::HubError;
+        let code = match &error {
+            HubError::Options(_) | HubError::UserName(_) => ErrorCode::Usage,
+            _ => ErrorCode::Failed,
+        };
+        // What can be done stands behind the semicolon of the hub's messages.
+        let text = error.to_string();
+        match text.split_once("; ") {
+            Some((what, fix)) => CliError::new(code, what, fix),
+            None => CliError::new(code, text, ""),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_happened_and_what_to_do() {
+        let error = CliError::new(ErrorCode::NotFound, "no machine web", "floe ps lists them");
+        assert_eq!(
+            error.render(false),
+            "error: no machine web\nfix: floe ps lists them\n"
+        );
+        assert_eq!(error.exit_code(), 3);
+        let json: Event = serde_json::from_str(&error.render(true)).unwrap();
+        assert_eq!(json, Event::Error(error.0));
+    }
+
+    #[test]
+    fn a_fix_that_nobody_knows_is_not_shown() {
+        assert_eq!(
+            CliError::failed("the link", "broke").render(false),
+            "error: the link: broke\n"
+        );
+    }
+
+    #[test]
+    fn a_missing_node_names_the_command_that_starts_one() {
+        let error = crate::client::Client::connect("/nonexistent/node.sock")
+            .err()
+            .unwrap();
+        let error = CliError::from(error);
+        assert_eq!(error.exit_code(), 4);
+        assert!(
+            error
+                .render(false)
+                .contains("\nfix: start one with `floe up`")
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! `floe hub ...`: the server that images are published on.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::error::CliError;
+use super::output::table;
+use super::{Context, interrupt};
+use crate::hub::{self, Anonymous, HubOptions, Tls};
+use crate::telemetry::{LogOptions, init_logs};
+
+/// Where a hub listens unless told otherwise: this host only.
+pub const LISTEN_DEFAULT: &str = "127.0.0.1:4500";
+
+/// Serve images to many hosts, and manage who may publish
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Example: a hub on the network, and a token for its first user
+  floe hub token create alice
+  floe hub serve --listen 0.0.0.0:4500 --tls self-signed --tls-name hub.example")]
+pub enum Hub {
+    Serve(Serve),
+    #[command(subcommand)]
+    Token(Token),
+}
+
+/// Serve until Ctrl-C or SIGTERM
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: with a certificate of one's own authority (clients use the printed CA file with --ca)
+  floe hub serve --listen 0.0.0.0:4500 --tls self-signed --tls-name hub.example
+Example: with a certificate from elsewhere
+  floe hub serve --listen 0.0.0.0:443 --tls-cert chain.pem --tls-key key.pem
+
+Metrics for Prometheus are at /metrics, a page for people at /.")]
+pub struct Serve {
+    /// Address and port; port 0 takes a free one
+    #[arg(long, default_value = LISTEN_DEFAULT)]
+    listen: SocketAddr,
+    /// The hub's folder; hub/ in floe's state directory if not given
+    #[arg(long, value_name = "PATH")]
+    dir: Option<PathBuf>,
+    /// How connections are protected
+    #[arg(long, value_enum, default_value = "off", conflicts_with = "tls_cert")]
+    tls: TlsMode,
+    /// A further name or address that the self-signed certificate is for (repeatable)
+    #[arg(long, value_name = "NAME")]
+    tls_name: Vec<String>,
+    /// Certificate chain as PEM, leaf first
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Refuse everything without a token, public images too
+    #[arg(long)]
+    private: bool,
+    /// Write the log as JSON lines
+    #[arg(long)]
+    log_json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TlsMode {
+    /// Plain HTTP: this host only, or behind a proxy that does TLS
+    Off,
+    /// A certificate of its own authority, made at the first start
+    SelfSigned,
+}
+
+/// Make, list and revoke the tokens with which users publish
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Example:\n  floe hub token create alice\n  floe hub token ls")]
+pub enum Token {
+    /// Make a token for a user (a new user if need be) and print it, once
+    #[command(after_help = "\
+Example: keep it where push and pull look for it
+  export FLOE_TOKEN=$(floe hub token create alice)")]
+    Create {
+        /// The user
+        user: String,
+        #[command(flatten)]
+        hub: Folder,
+    },
+    /// List users and how many tokens each has
+    #[command(after_help = "Example:\n  floe hub token ls --json")]
+    Ls {
+        #[command(flatten)]
+        hub: Folder,
+    },
+    /// Revoke all tokens of a user
+    #[command(after_help = "Example:\n  floe hub token revoke alice")]
+    Revoke {
+        /// The user
+        user: String,
+        #[command(flatten)]
+        hub: Folder,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Folder {
+    /// The hub's folder; hub/ in floe's state directory if not given
+    #[arg(long, value_name = "PATH")]
+    dir: Option<PathBuf>,
+}
+
+impl Folder {
+    fn path(self, cx: &Context) -> PathBuf {
+        self.dir.unwrap_or_else(|| cx.home.hub())
+    }
+}
+
+#[derive(serde::Serialize)]
+struct CreatedToken {
+    user: String,
+    token: String,
+}
+
+#[derive(serde::Serialize)]
+struct User {
+    user: String,
+    tokens: u64,
+}
+
+#[derive(serde::Serialize)]
+struct Users {
+    users: Vec<User>,
+}
+
+#[derive(serde::Serialize)]
+struct Revoked {
+    user: String,
+    revoked: usize,
+}
+
+/// Where a hub answers: the first line of `hub serve` and `up`.
+#[derive(serde::Serialize)]
+pub struct Answers {
+    /// Its address as a URL.
+    pub url: String,
+    /// What clients need with `--ca`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
+    /// SHA-256 of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+}
+
+impl Answers {
+    /// Of a hub that runs.
+    pub fn of(hub: &hub::HubHandle) -> Answers {
+        Answers {
+            url: hub.url(),
+            ca_file: hub.ca_file().map(Into::into),
+            fingerprint: hub.fingerprint().map(Into::into),
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut text = format!("hub answers on {}\n", self.url);
+        if let Some(ca) = &self.ca_file {
+            text += &format!("  clients use --ca {}\n", ca.display());
+        }
+        if let Some(fingerprint) = &self.fingerprint {
+            text += &format!("  certificate {fingerprint}\n");
+        }
+        text
+    }
+}
+
+impl Hub {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        match self {
+            Hub::Serve(serve) => serve.run(cx),
+            Hub::Token(token) => token.run(cx),
+        }
+    }
+}
+
+impl Serve {
+    fn run(self, cx: &Context) -> Result<(), CliError> {
+        init_logs(&LogOptions {
+            json: self.log_json,
+            verbosity: cx.verbose,
+        });
+        let mut options = HubOptions::new(self.dir.unwrap_or_else(|| cx.home.hub()), self.listen);
+        options.tls = match (self.tls_cert, self.tls_key, self.tls) {
+            (Some(cert), Some(key), _) => Tls::Files { cert, key },
+            (_, _, TlsMode::SelfSigned) => Tls::SelfSigned {
+                names: self.tls_name,
+            },
+            (_, _, TlsMode::Off) if !self.tls_name.is_empty() => {
+                return Err(CliError::usage(
+                    "--tls-name has no meaning without a self-signed certificate",
+                    "add --tls self-signed",
+                ));
+            }
+            _ => Tls::Off,
+        };
+        if self.private {
+            options.anonymous = Anonymous::Denied;
+        }
+        let open = options.tls == Tls::Off && !options.listen.ip().is_loopback();
+        let hub = hub::serve(options)?;
+        cx.out.value(&Answers::of(&hub), Answers::text)?;
+        if open {
+            eprintln!(
+                "note: tokens and images cross the network in the clear; add --tls self-signed, or a proxy that does TLS"
+            );
+        }
+        interrupt::wait_for_stop().map_err(|e| CliError::failed("cannot wait for signals", e))?;
+        hub.shutdown();
+        Ok(())
+    }
+}
+
+impl Token {
+    fn run(self, cx: &Context) -> Result<(), CliError> {
+        match self {
+            Token::Create { user, hub } => {
+                let token = hub::create_token(&hub.path(cx), &user)?;
+                cx.out
+                    .value(&CreatedToken { user, token }, |t| format!("{}\n", t.token))
+            }
+            Token::Ls { hub } => {
+                let users = hub::users(&hub.path(cx))?;
+                let users = users
+                    .into_iter()
+                    .map(|(user, tokens)| User { user, tokens })
+                    .collect();
+                cx.out.value(&Users { users }, |list| {
+                    let row = |u: &User| vec![u.user.clone(), u.tokens.to_string()];
+                    table(
+                        &["USER", ">TOKENS"],
+                        &list.users.iter().map(row).collect::<Vec<_>>(),
+                    )
+                })
+            }
+            Token::Revoke { user, hub } => {
+                let revoked = hub::revoke_tokens(&hub.path(cx), &user)?;
+                cx.out.value(&Revoked { user, revoked }, |r| {
+                    format!("{} tokens of {} revoked\n", r.revoked, r.user)
+                })
+            }
+        }
+    }
+}

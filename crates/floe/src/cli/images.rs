@@ -1,0 +1,377 @@
+//! `floe image ...`: what is in the local repository.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::error::CliError;
+use super::output::{age, bytes, fields, short, table};
+use super::{Context, args, progress};
+use crate::api;
+
+/// Import, list, check, name and export images
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Example:\n  floe image import debian.qcow2 --name debian\n  floe image ls")]
+pub enum Image {
+    Import(Import),
+    Ls(Ls),
+    Inspect(Inspect),
+    Verify(Verify),
+    Rm(Rm),
+    Tag(Tag),
+    Untag(Untag),
+    Export(Export),
+}
+
+/// Make an image of disks (raw, qcow2, vmdk, vdi ...) or of a kernel
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: a disk
+  floe image import debian.qcow2 --name debian --memory 1G --cpus 2
+Example: a kernel that is booted directly
+  floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny")]
+pub struct Import {
+    /// Disk images; the first is the machine's first disk
+    #[arg(required_unless_present = "kernel")]
+    disks: Vec<PathBuf>,
+    /// Name of the image, NAME or NAME:TAG
+    #[arg(long, short)]
+    name: Option<String>,
+    /// Linux kernel to boot directly
+    #[arg(long)]
+    kernel: Option<PathBuf>,
+    /// Initial ramdisk
+    #[arg(long, requires = "kernel")]
+    initrd: Option<PathBuf>,
+    /// Command line of the kernel
+    #[arg(long, requires = "kernel")]
+    cmdline: Option<String>,
+    /// Memory of its machines unless run says otherwise, such as 1G
+    #[arg(long, value_parser = args::memory, value_name = "SIZE")]
+    memory: Option<u64>,
+    /// CPUs of its machines unless run says otherwise
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: Option<u32>,
+    /// A note to keep in the image (repeatable)
+    #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
+    label: Vec<(String, String)>,
+}
+
+/// List images
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
+pub struct Ls {}
+
+/// Show what an image consists of
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe image inspect debian-booted")]
+pub struct Inspect {
+    /// Name, name:tag, id or the beginning of one
+    image: String,
+}
+
+/// Read all of an image and check every hash
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe image verify debian && echo intact")]
+pub struct Verify {
+    /// Name, name:tag, id or the beginning of one
+    image: String,
+}
+
+/// Remove a name, and the image with its last one
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe image rm debian:old\n  floe image rm --force 3f2a91")]
+pub struct Rm {
+    /// Name, name:tag, id or the beginning of one
+    #[arg(required = true)]
+    images: Vec<String>,
+    /// Remove it with all of its names
+    #[arg(long, short)]
+    force: bool,
+}
+
+/// Give an image one more name
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe image tag debian-booted debian:ready")]
+pub struct Tag {
+    /// Name, name:tag, id or the beginning of one
+    image: String,
+    /// The new name, NAME or NAME:TAG
+    name: String,
+}
+
+/// Take a name away; the image stays until it is removed
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe image untag debian:ready")]
+pub struct Untag {
+    /// NAME or NAME:TAG
+    name: String,
+}
+
+/// Write a region of an image to a file
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: the disk, for another program
+  floe image export debian disk0 debian.qcow2 --format qcow2")]
+pub struct Export {
+    /// Name, name:tag, id or the beginning of one
+    image: String,
+    /// Region (floe image inspect lists them): disk0, ram, kernel ...
+    region: String,
+    /// File to write
+    file: PathBuf,
+    /// Format of the file
+    #[arg(long, value_enum, default_value = "raw")]
+    format: Format,
+    /// Overwrite the file
+    #[arg(long, short)]
+    force: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// The bytes, sparse
+    Raw,
+    /// QEMU's, compressed
+    Qcow2,
+}
+
+impl Image {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        match self {
+            Image::Import(c) => c.run(cx)?,
+            Image::Ls(Ls {}) => {
+                let list = cx.client()?.images()?;
+                cx.out.value(&list, |list| listing(&list.images))?;
+            }
+            Image::Inspect(c) => {
+                let detail = cx.client()?.image(&c.image)?;
+                cx.out.value(&detail, describe)?;
+            }
+            Image::Verify(c) => {
+                let events = cx.client()?.verify_image(&c.image)?;
+                return verified(cx, events);
+            }
+            Image::Rm(c) => c.run(cx)?,
+            Image::Tag(c) => {
+                cx.client()?.tag(&c.image, &c.name)?;
+                acknowledge(cx, &format!("{} is now also {}", c.image, c.name))?;
+            }
+            Image::Untag(c) => {
+                cx.client()?.untag(&c.name)?;
+                acknowledge(cx, &format!("{} is no longer a name", c.name))?;
+            }
+            Image::Export(c) => c.run(cx)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The answer of a command that has nothing to say but that it is done.
+pub(super) fn acknowledge(cx: &Context, text: &str) -> Result<(), CliError> {
+    cx.out
+        .value(&BTreeMap::from([("ok", true)]), |_| format!("{text}\n"))
+}
+
+/// Shows a check's progress and result; problems are exit code 1.
+pub(super) fn verified(cx: &Context, events: crate::client::Events) -> Result<ExitCode, CliError> {
+    let report = progress::follow(cx.out, events)?
+        .outcome
+        .verify
+        .unwrap_or_default();
+    if !cx.out.json {
+        let mut text: String = report
+            .problems
+            .iter()
+            .map(|p| format!("bad: {p}\n"))
+            .collect();
+        text += &match report.problems.len() {
+            0 => format!("{} items checked, all intact\n", report.checked),
+            n => format!("{} items checked, {n} bad\n", report.checked),
+        };
+        cx.out.text(&text)?;
+    }
+    Ok(match report.problems.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+impl Import {
+    fn run(self, cx: &Context) -> Result<(), CliError> {
+        let path = |p: &Option<PathBuf>| p.as_deref().map(args::existing).transpose();
+        let request = api::ImportRequest {
+            disks: self
+                .disks
+                .iter()
+                .map(|p| args::existing(p))
+                .collect::<Result<_, _>>()?,
+            kernel: path(&self.kernel)?,
+            initrd: path(&self.initrd)?,
+            cmdline: self.cmdline,
+            name: self.name,
+            memory_bytes: self.memory,
+            cpus: self.cpus,
+            labels: self.label.into_iter().collect(),
+        };
+        let done = progress::follow(cx.out, cx.client()?.import(&request)?)?;
+        if cx.out.json {
+            return Ok(());
+        }
+        cx.out.text(&stored(&done.outcome, "imported"))
+    }
+}
+
+/// What an import or a capture stored.
+pub(super) fn stored(outcome: &api::Outcome, verb: &str) -> String {
+    let mut text = String::new();
+    if let Some(image) = &outcome.image {
+        let name = image.names.first().map_or_else(
+            || short(&image.id),
+            |n| format!("{n} ({})", short(&image.id)),
+        );
+        text += &format!("{verb} {name} in {}\n", seconds(outcome.total_ms));
+    }
+    if let Some(pause_ms) = outcome.pause_ms {
+        text += &format!("  the guest stood still for {pause_ms:.0} ms\n");
+    }
+    if let Some(s) = &outcome.stored {
+        text += &format!(
+            "  {} read: {} new chunks stored in {}, {} known, {} zero\n",
+            bytes(s.bytes_in),
+            s.new_chunks,
+            bytes(s.new_bytes_compressed),
+            s.dedup_chunks,
+            s.zero_chunks
+        );
+    }
+    text
+}
+
+/// `43 ms`, `2.1 s`.
+pub(super) fn seconds(ms: f64) -> String {
+    if ms < 1000.0 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{:.1} s", ms / 1000.0)
+    }
+}
+
+fn listing(images: &[api::ImageSummary]) -> String {
+    let row = |image: &api::ImageSummary| {
+        vec![
+            if image.names.is_empty() {
+                "-".into()
+            } else {
+                image.names.join(", ")
+            },
+            short(&image.id),
+            if image.live { "running" } else { "disk" }.into(),
+            bytes(image.virtual_bytes),
+            bytes(image.stored_bytes),
+            age(image.created_unix_s),
+        ]
+    };
+    let rows: Vec<_> = images.iter().map(row).collect();
+    table(&["NAME", "ID", "STATE", ">SIZE", ">STORED", ">AGE"], &rows)
+}
+
+fn describe(image: &api::ImageDetail) -> String {
+    let text = |o: &Option<String>| o.clone().unwrap_or_default();
+    let s = &image.summary;
+    let labels: Vec<_> = image
+        .labels
+        .iter()
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
+    let regions: Vec<_> = image
+        .regions
+        .iter()
+        .map(|r| vec![r.name.clone(), bytes(r.bytes), r.segments.to_string()])
+        .collect();
+    fields(&[
+        ("id", s.id.clone()),
+        ("names", s.names.join(", ")),
+        ("parent", text(&s.parent)),
+        (
+            "state",
+            if s.live {
+                "of a running machine"
+            } else {
+                "disks only"
+            }
+            .into(),
+        ),
+        ("age", age(s.created_unix_s)),
+        (
+            "size",
+            format!(
+                "{}, stored in {} ({} packs)",
+                bytes(s.virtual_bytes),
+                bytes(s.stored_bytes),
+                image.packs
+            ),
+        ),
+        ("machine", text(&image.machine_type)),
+        ("qemu", text(&image.qemu_version)),
+        ("accel", text(&image.accel)),
+        ("cpu", text(&image.cpu_model)),
+        ("flags", image.cpu_flags.join(" ")),
+        (
+            "cpus",
+            image.cpus.map(|n| n.to_string()).unwrap_or_default(),
+        ),
+        ("memory", image.memory_bytes.map(bytes).unwrap_or_default()),
+        ("cmdline", text(&image.cmdline)),
+        ("devices", image.devices.join("\n         ")),
+        ("labels", labels.join(" ")),
+    ]) + "\n"
+        + &table(&["REGION", ">SIZE", ">SEGMENTS"], &regions)
+}
+
+impl Rm {
+    fn run(self, cx: &Context) -> Result<(), CliError> {
+        let client = cx.client()?;
+        let mut freed = api::FreedReport::default();
+        for image in self.images {
+            let force = self.force;
+            let report = client.remove_image(&api::RemoveImageRequest { image, force })?;
+            freed.freed_bytes += report.freed_bytes;
+            freed.names.extend(report.names);
+        }
+        cx.out.value(&freed, |f| {
+            format!(
+                "removed {}; {} freed\n",
+                f.names.join(", "),
+                bytes(f.freed_bytes)
+            )
+        })
+    }
+}
+
+impl Export {
+    fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = api::ExportRequest {
+            image: self.image,
+            region: self.region,
+            path: args::absolute(&self.file)?,
+            format: match self.format {
+                Format::Raw => api::ExportFormat::Raw,
+                Format::Qcow2 => api::ExportFormat::Qcow2,
+            },
+            force: self.force,
+        };
+        let done = progress::follow(cx.out, cx.client()?.export(&request)?)?;
+        if cx.out.json {
+            return Ok(());
+        }
+        let path = done.outcome.path.unwrap_or(request.path);
+        cx.out.text(&format!(
+            "{} written to {path} in {}\n",
+            request.region,
+            seconds(done.outcome.total_ms)
+        ))
+    }
+}

@@ -1,0 +1,58 @@
+//! Ctrl-C: a command that waits for the node ends at once. The connection closes with the process, and the node cancels
+//! what it was doing and cleans up.
+
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What a shell expects of a process that Ctrl-C ended.
+const EXIT_INTERRUPTED: i32 = 130;
+/// The same for SIGTERM.
+const EXIT_TERMINATED: i32 = 143;
+/// The same for SIGHUP.
+const EXIT_HUNG_UP: i32 = 129;
+
+/// Ends the process in good order (no bar on the screen, the terminal in its old mode) when it is told to stop.
+pub fn exit_on_signals() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build();
+    let Ok(runtime) = runtime else { return }; // without it a signal ends the process the rough way
+    let watch = async move || -> std::io::Result<i32> {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
+        Ok(tokio::select! {
+            _ = interrupt.recv() => EXIT_INTERRUPTED,
+            _ = terminate.recv() => EXIT_TERMINATED,
+            _ = hang_up.recv() => EXIT_HUNG_UP,
+        })
+    };
+    let spawned = std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            if let Ok(code) = runtime.block_on(watch()) {
+                super::progress::clear();
+                super::terminal::restore();
+                if code == EXIT_INTERRUPTED {
+                    eprintln!("interrupted");
+                }
+                std::process::exit(code);
+            }
+        });
+    drop(spawned); // as above: nothing else is lost
+}
+
+/// Blocks until the process is told to stop (Ctrl-C or SIGTERM), for commands that serve.
+pub fn wait_for_stop() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        Ok(())
+    })
+}

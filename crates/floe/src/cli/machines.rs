@@ -1,0 +1,515 @@
+//! Commands about machines: run, ps, console, screenshot, logs, capture, stop, start, rm, forward.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::error::CliError;
+use super::images::{acknowledge, stored};
+use super::output::{age, bytes, fields, short, table};
+use super::{Context, args, console, progress};
+use crate::api::{self, PortForward};
+
+/// How long a run whose user said nothing about waiting gives the guest to write its first byte, seconds. A booting guest
+/// needs less; a restored one may have nothing to say and is not waited for any longer.
+const WAIT_UNASKED_S: u64 = 10;
+
+/// Make a machine from an image and start it
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: from a local image
+  floe run debian --name web --memory 1G --cpus 2 -p 8080:80
+Example: from a hub, fetching only what the machine touches
+  floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
+
+It ends once the guest has answered and prints how long each stage took.")]
+pub struct Run {
+    /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME, a directory
+    image: String,
+    /// Name of the machine; made from the image's if not given
+    #[arg(long, short)]
+    name: Option<String>,
+    /// Memory, such as 1G
+    #[arg(long, short, value_parser = args::memory, value_name = "SIZE")]
+    memory: Option<u64>,
+    /// CPUs
+    #[arg(long, short, value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: Option<u32>,
+    /// A port of this host that leads into the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
+    #[arg(long = "publish", short, value_name = "PORTS")]
+    publish: Vec<PortForward>,
+    /// One more place that has the image, used when the first fails (repeatable)
+    #[arg(long, value_name = "ADDRESS")]
+    source: Vec<String>,
+    #[command(flatten)]
+    wait: WaitArgs,
+    /// Kernel command line instead of the image's
+    #[arg(long)]
+    cmdline: Option<String>,
+    /// Boot from the disks although the image holds a running machine
+    #[arg(long)]
+    cold: bool,
+    #[command(flatten)]
+    access: super::transfer::Access,
+}
+
+#[derive(Debug, Args)]
+struct WaitArgs {
+    /// What to wait for: the guest's first byte on the console (at most 10 s unless asked for), the first forwarded port, or
+    /// nothing
+    #[arg(long, value_enum)]
+    wait: Option<Wait>,
+    /// How long to wait, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    wait_timeout: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Wait {
+    /// The first byte on the console
+    Console,
+    /// The first forwarded port answers
+    Port,
+    /// The CPUs run
+    None,
+}
+
+impl WaitArgs {
+    fn request(&self) -> (api::Wait, Option<u64>) {
+        match self.wait {
+            None => (
+                api::Wait::Console,
+                Some(self.wait_timeout.unwrap_or(WAIT_UNASKED_S)),
+            ),
+            Some(Wait::Console) => (api::Wait::Console, self.wait_timeout),
+            Some(Wait::Port) => (api::Wait::Port, self.wait_timeout),
+            Some(Wait::None) => (api::Wait::None, self.wait_timeout),
+        }
+    }
+}
+
+impl Run {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let (wait, wait_timeout_s) = self.wait.request();
+        let request = api::RunRequest {
+            image: args::image(&self.image)?,
+            sources: self.source,
+            name: self.name,
+            memory_bytes: self.memory,
+            cpus: self.cpus,
+            forwards: self.publish,
+            wait,
+            wait_timeout_s,
+            cmdline: self.cmdline,
+            cold: self.cold,
+            token: self.access.token,
+            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+        };
+        started(cx, cx.client()?.run(&request)?)
+    }
+}
+
+fn started(cx: &Context, events: crate::client::Events) -> Result<(), CliError> {
+    let done = progress::follow(cx.out, events)?;
+    if cx.out.json {
+        return Ok(());
+    }
+    let mut text = String::new();
+    if let Some(m) = &done.outcome.machine {
+        let how = if m.restored { "goes on" } else { "has started" };
+        text += &format!(
+            "{} {how}: {}, {} CPUs, {}, {}\n",
+            m.name,
+            m.image_name,
+            m.cpus,
+            bytes(m.memory_bytes),
+            m.accel
+        );
+        for f in &m.forwards {
+            text += &format!("  port {}\n", arrow(f));
+        }
+    }
+    text += "\n";
+    text += &stages(&done.stages, done.outcome.total_ms);
+    cx.out.text(&text)
+}
+
+/// The stages' table. What no stage accounts for has its own row, so that the column adds up whatever happened.
+fn stages(stages: &[(String, f64)], total_ms: f64) -> String {
+    let mut rows: Vec<_> = stages
+        .iter()
+        .map(|(name, ms)| vec![name.clone(), format!("{ms:.1}")])
+        .collect();
+    let other = total_ms - stages.iter().map(|(_, ms)| ms).sum::<f64>();
+    if other.abs() >= 0.1 {
+        rows.push(vec!["other".into(), format!("{other:.1}")]);
+    }
+    rows.push(vec!["total".into(), format!("{total_ms:.1}")]);
+    table(&["STAGE", ">MS"], &rows)
+}
+
+fn arrow(f: &PortForward) -> String {
+    format!(
+        "{}:{} -> {}/{}",
+        f.host_address, f.host_port, f.guest_port, f.protocol
+    )
+}
+
+/// List machines, or show one
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  floe ps\n  floe ps web\n  floe ps --json | jq '.machines[].name'"
+)]
+pub struct Ps {
+    /// Show all about this machine
+    machine: Option<String>,
+}
+
+impl Ps {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let client = cx.client()?;
+        match self.machine {
+            Some(name) => cx.out.value(&client.machine(&name)?, describe),
+            None => cx
+                .out
+                .value(&client.machines()?, |list| listing(&list.machines)),
+        }
+    }
+}
+
+fn status(m: &api::MachineInfo) -> &'static str {
+    match m.status {
+        api::MachineStatus::Starting => "starting",
+        api::MachineStatus::Running => "running",
+        api::MachineStatus::Paused => "paused",
+        api::MachineStatus::Stopped => "stopped",
+        api::MachineStatus::Failed => "failed",
+    }
+}
+
+fn listing(machines: &[api::MachineInfo]) -> String {
+    let row = |m: &api::MachineInfo| {
+        let ports: Vec<_> = m
+            .forwards
+            .iter()
+            .map(|f| format!("{}:{}", f.host_port, f.guest_port))
+            .collect();
+        vec![
+            m.name.clone(),
+            status(m).into(),
+            m.image_name.clone(),
+            m.cpus.to_string(),
+            bytes(m.memory_bytes),
+            age(m.created_unix_s),
+            ports.join(" "),
+        ]
+    };
+    let rows: Vec<_> = machines.iter().map(row).collect();
+    table(
+        &[
+            "NAME", "STATUS", "IMAGE", ">CPUS", ">MEMORY", ">AGE", "PORTS",
+        ],
+        &rows,
+    )
+}
+
+fn describe(m: &api::MachineInfo) -> String {
+    let s = &m.stats;
+    fields(&[
+        ("name", m.name.clone()),
+        ("status", status(m).into()),
+        ("detail", m.detail.clone()),
+        ("image", format!("{} ({})", m.image_name, short(&m.image))),
+        (
+            "began",
+            if m.restored {
+                "from a running state"
+            } else {
+                "with a boot"
+            }
+            .into(),
+        ),
+        ("pid", m.pid.map(|p| p.to_string()).unwrap_or_default()),
+        ("cpus", format!("{} ({})", m.cpus, m.accel)),
+        ("memory", bytes(m.memory_bytes)),
+        ("age", age(m.created_unix_s)),
+        (
+            "ports",
+            m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
+        ),
+        ("sources", m.sources.join(", ")),
+        (
+            "reads",
+            format!(
+                "{}, {} of them waited, {:.0} ms in all",
+                s.requests, s.misses, s.wait_ms
+            ),
+        ),
+        ("fetched", bytes(s.wire_bytes)),
+        ("written", bytes(s.overlay_bytes)),
+    ])
+}
+
+/// Attach this terminal to a machine's serial console
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: Ctrl-] leaves, the machine goes on
+  floe console web
+Example: one command, without a terminal
+  echo 'uname -a' | floe console web --quiet-for 3
+
+The console shows what the guest wrote last. It belongs to one user at a time.")]
+pub struct Console {
+    /// The machine
+    machine: String,
+    /// Without a terminal: leave when the input has ended and the guest was quiet for so many seconds
+    #[arg(long, default_value = "2", value_name = "SECONDS")]
+    quiet_for: u64,
+}
+
+impl Console {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        console::attach(
+            &cx.client()?,
+            &self.machine,
+            Duration::from_secs(self.quiet_for),
+        )
+    }
+}
+
+/// Save a machine's screen as a PNG file
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  floe screenshot web out.png\n  floe screenshot web - | display"
+)]
+pub struct Screenshot {
+    /// The machine
+    machine: String,
+    /// File to write, - for standard output
+    file: PathBuf,
+}
+
+impl Screenshot {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let png = cx.client()?.screenshot(&self.machine)?;
+        if self.file.as_os_str() == "-" {
+            return cx.out.bytes(&png);
+        }
+        std::fs::write(&self.file, &png).map_err(|e| CliError::file("write", &self.file, e))?;
+        let outcome = api::Outcome {
+            path: Some(args::absolute(&self.file)?),
+            ..Default::default()
+        };
+        cx.out.value(&outcome, |_| {
+            format!("{} ({})\n", self.file.display(), bytes(png.len() as u64))
+        })
+    }
+}
+
+/// Print what a machine wrote on its console
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe logs web\n  floe logs web --follow --tail 4K")]
+pub struct Logs {
+    /// The machine
+    machine: String,
+    /// Go on as the guest writes, until Ctrl-C
+    #[arg(long, short)]
+    follow: bool,
+    /// Only the last so many bytes, such as 4K
+    #[arg(long, value_parser = args::size, value_name = "SIZE")]
+    tail: Option<u64>,
+}
+
+impl Logs {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let query = api::LogQuery {
+            follow: self.follow,
+            tail_bytes: self.tail,
+        };
+        let mut log = cx.client()?.logs(&self.machine, &query)?;
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            match log.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(n) if cx.out.json => {
+                    let text = String::from_utf8_lossy(&buffer[..n]);
+                    cx.out
+                        .value(&std::collections::BTreeMap::from([("text", text)]), |_| {
+                            String::new()
+                        })?;
+                }
+                Ok(n) => cx.out.bytes(&buffer[..n])?,
+                Err(e) => return Err(CliError::failed("the log broke off", e)),
+            }
+        }
+    }
+}
+
+/// Make an image of a machine as it is now: memory, disks, devices
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: the machine goes on after a pause of about a tenth of a second
+  floe capture web --name debian-booted
+Example: put it away
+  floe capture web --name web:friday --stop")]
+pub struct Capture {
+    /// The machine
+    machine: String,
+    /// Name of the image, NAME or NAME:TAG
+    #[arg(long, short)]
+    name: Option<String>,
+    /// End the machine once it is captured
+    #[arg(long)]
+    stop: bool,
+    /// A note to keep in the image (repeatable)
+    #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
+    label: Vec<(String, String)>,
+}
+
+impl Capture {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = api::CaptureRequest {
+            name: self.name,
+            stop: self.stop,
+            labels: self.label.into_iter().collect(),
+        };
+        let done = progress::follow(cx.out, cx.client()?.capture(&self.machine, &request)?)?;
+        if cx.out.json {
+            return Ok(());
+        }
+        cx.out.text(&stored(&done.outcome, "captured"))
+    }
+}
+
+/// Power machines down; their disks stay
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  floe stop web\n  floe stop web db --timeout 60\n  floe stop web --now"
+)]
+pub struct Stop {
+    /// The machines
+    #[arg(required = true)]
+    machines: Vec<String>,
+    /// Do not ask the guest, end it
+    #[arg(long)]
+    now: bool,
+    /// How long the guest may take before it is ended, in seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with = "now")]
+    timeout: Option<u64>,
+}
+
+impl Stop {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let client = cx.client()?;
+        let request = api::StopRequest {
+            now: self.now,
+            timeout_s: self.timeout,
+        };
+        let mut stopped = api::MachineList::default();
+        for name in &self.machines {
+            stopped.machines.push(client.stop(name, &request)?);
+        }
+        cx.out.value(&stopped, |list| {
+            list.machines
+                .iter()
+                .map(|m| format!("{} is {}\n", m.name, status(m)))
+                .collect()
+        })
+    }
+}
+
+/// Start a stopped machine again from its disks
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe start web")]
+pub struct Start {
+    /// The machine
+    machine: String,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+impl Start {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let (wait, wait_timeout_s) = self.wait.request();
+        let request = api::StartRequest {
+            wait,
+            wait_timeout_s,
+        };
+        started(cx, cx.client()?.start(&self.machine, &request)?)
+    }
+}
+
+/// Remove machines with their disks
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  floe stop web && floe rm web\n  floe rm --force web")]
+pub struct Rm {
+    /// The machines
+    #[arg(required = true)]
+    machines: Vec<String>,
+    /// End them first if they run
+    #[arg(long, short)]
+    force: bool,
+}
+
+impl Rm {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let client = cx.client()?;
+        for name in &self.machines {
+            client.remove_machine(name, self.force)?;
+        }
+        acknowledge(cx, &format!("removed {}", self.machines.join(", ")))
+    }
+}
+
+/// Add or remove a port of this host that leads into a running machine
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  floe forward web 8443:443\n  floe forward web 8443:443 --remove\n  floe forward web 0:22   # chooses a free port"
+)]
+pub struct Forward {
+    /// The machine
+    machine: String,
+    /// [ADDRESS:]HOST:GUEST[/udp]
+    ports: PortForward,
+    /// Take it away
+    #[arg(long)]
+    remove: bool,
+}
+
+impl Forward {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = api::ForwardRequest {
+            forward: self.ports,
+            remove: self.remove,
+        };
+        let forward = cx.client()?.forward(&self.machine, &request)?;
+        let verb = if self.remove { "removed " } else { "" };
+        cx.out.value(&forward, |f| format!("{verb}{}\n", arrow(f)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stages_add_up() {
+        let known = [("resolve".to_owned(), 1.5), ("qemu".to_owned(), 40.0)];
+        let text = stages(&known, 43.0);
+        assert_eq!(
+            text,
+            "STAGE      MS\nresolve   1.5\nqemu     40.0\nother     1.5\ntotal    43.0\n"
+        );
+        assert!(!stages(&known, 41.5).contains("other"));
+    }
+
+    #[test]
+    fn a_run_without_a_word_about_waiting_never_waits_long() {
+        let wait = |wait, wait_timeout| WaitArgs { wait, wait_timeout }.request();
+        assert_eq!(wait(None, None), (api::Wait::Console, Some(WAIT_UNASKED_S)));
+        assert_eq!(wait(None, Some(3)), (api::Wait::Console, Some(3)));
+        assert_eq!(wait(Some(Wait::Port), None), (api::Wait::Port, None));
+    }
+}

@@ -1,0 +1,265 @@
+//! The command line: what a user types, turned into calls of the node's [`Client`] and of the hub.
+//!
+//! Every command answers on standard output (a table, or with `--json` one JSON value; long calls one event a line), tells
+//! progress and errors on standard error, and ends with the exit codes of [`ErrorCode`](crate::api::ErrorCode). Nothing is
+//! decided here: a command that does more than ask and show belongs into the node.
+
+mod args;
+mod console;
+mod doctor;
+mod down;
+mod error;
+mod hub;
+mod images;
+mod interrupt;
+mod machines;
+pub(crate) mod output;
+mod progress;
+mod storage;
+mod terminal;
+mod transfer;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+
+use crate::client::Client;
+use crate::paths::Home;
+use error::CliError;
+use output::Output;
+
+const AFTER: &str = "\
+Example: from a disk to a machine that others can run
+  floe up &
+  floe image import debian.qcow2 --name debian
+  floe run debian --name web -p 8080:80
+  floe capture web --name debian-booted
+  floe push debian-booted https://hub.example
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130 interrupted.
+Files: $FLOE_HOME (/var/lib/floe for root, ~/.local/share/floe for others).";
+
+/// Run virtual machines from streamed state: capture a running machine, publish it, run it anywhere at once.
+#[derive(Debug, Parser)]
+#[command(name = "floe", version, about, after_help = AFTER, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Global {
+    /// Answer in JSON: one value, or one event a line for commands that take long
+    #[arg(long, global = true)]
+    json: bool,
+    /// Tell more in the log of up, node and hub (twice: still more)
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    /// The node's socket
+    #[arg(long, global = true, env = "FLOE_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Down(down::Down),
+    #[command(subcommand)]
+    Hub(hub::Hub),
+    #[command(subcommand)]
+    Image(images::Image),
+    Run(machines::Run),
+    Ps(machines::Ps),
+    Console(machines::Console),
+    Screenshot(machines::Screenshot),
+    Logs(machines::Logs),
+    Capture(machines::Capture),
+    Stop(machines::Stop),
+    Start(machines::Start),
+    Rm(machines::Rm),
+    Forward(machines::Forward),
+    Push(transfer::Push),
+    Pull(transfer::Pull),
+    Mount(storage::Mount),
+    Unmount(storage::Unmount),
+    #[command(subcommand)]
+    Cache(storage::Cache),
+    Doctor(doctor::Doctor),
+    Completions(Completions),
+    /// Holds the mount's descriptors while a node is replaced
+    #[command(
+        hide = true,
+        after_help = "Example: started by the node\n  floe supervisor /run/floe/supervisor.sock"
+    )]
+    Supervisor {
+        /// Its socket
+        socket: PathBuf,
+    },
+    /// Becomes QEMU, confined
+    #[command(
+        hide = true,
+        after_help = "Example: started by the node\n  floe exec-qemu --dir DIR -- qemu-system-x86_64"
+    )]
+    ExecQemu {
+        /// Options, --, QEMU and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+}
+
+/// Print the completion script of a shell
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: bash, for this user
+  mkdir -p ~/.local/share/bash-completion/completions
+  floe completions bash > ~/.local/share/bash-completion/completions/floe
+Example: zsh and fish
+  floe completions zsh > /usr/local/share/zsh/site-functions/_floe
+  floe completions fish > ~/.config/fish/completions/floe.fish")]
+struct Completions {
+    /// The shell
+    #[arg(value_parser = ["bash", "zsh", "fish"])]
+    shell: String,
+}
+
+/// What every command gets.
+struct Context {
+    out: Output,
+    verbose: u8,
+    socket: PathBuf,
+    home: Home,
+}
+
+impl Context {
+    /// Connects to the node for a command that may be interrupted at any time.
+    fn client(&self) -> Result<Client, CliError> {
+        interrupt::exit_on_signals();
+        Ok(Client::connect(&self.socket)?)
+    }
+}
+
+/// The whole program: reads the command line, does what it says, and tells the exit code.
+pub fn main() -> ExitCode {
+    // Before anything else has happened in this process: what these become must inherit nothing.
+    let args: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = dispatch(args.get(1..).unwrap_or_default()) {
+        return code;
+    }
+    let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
+    let home = Home::from_env();
+    let context = Context {
+        out: Output {
+            json: cli.global.json,
+        },
+        verbose: cli.global.verbose,
+        socket: cli.global.socket.unwrap_or_else(|| home.socket()),
+        home,
+    };
+    match run(cli.command, &context) {
+        Ok(code) => code,
+        Err(error) => {
+            error.print(context.out.json);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// What the node starts as helpers: they become something else at once.
+fn dispatch(args: &[OsString]) -> Option<ExitCode> {
+    let (command, rest) = args.split_first()?;
+    match (command.to_str()?, rest) {
+        ("exec-qemu", rest) => {
+            let code = floe_machine::exec::run(rest.iter().cloned());
+            Some(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
+        }
+        ("supervisor", [socket]) => Some(
+            match floe_mount::supervisor::run(std::path::Path::new(socket)) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    CliError::failed("the supervisor ended", error).print(false);
+                    ExitCode::FAILURE
+                }
+            },
+        ),
+        _ => None,
+    }
+}
+
+fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Down(c) => c.run(cx)?,
+        Command::Hub(c) => c.run(cx)?,
+        Command::Image(c) => return c.run(cx),
+        Command::Run(c) => c.run(cx)?,
+        Command::Ps(c) => c.run(cx)?,
+        Command::Console(c) => c.run(cx)?,
+        Command::Screenshot(c) => c.run(cx)?,
+        Command::Logs(c) => c.run(cx)?,
+        Command::Capture(c) => c.run(cx)?,
+        Command::Stop(c) => c.run(cx)?,
+        Command::Start(c) => c.run(cx)?,
+        Command::Rm(c) => c.run(cx)?,
+        Command::Forward(c) => c.run(cx)?,
+        Command::Push(c) => c.run(cx)?,
+        Command::Pull(c) => c.run(cx)?,
+        Command::Mount(c) => c.run(cx)?,
+        Command::Unmount(c) => c.run(cx)?,
+        Command::Cache(c) => return c.run(cx),
+        Command::Doctor(c) => return c.run(cx),
+        Command::Completions(c) => completions(&c.shell, cx)?,
+        Command::Supervisor { .. } | Command::ExecQemu { .. } => {
+            let why = "this command is the node's own and was not called the way the node calls it";
+            return Err(CliError::usage(why, "see its --help"));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn completions(shell: &str, cx: &Context) -> Result<(), CliError> {
+    use clap_complete::{Shell, generate};
+    let shell = match shell {
+        "zsh" => Shell::Zsh,
+        "fish" => Shell::Fish,
+        _ => Shell::Bash,
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut Cli::command(), "floe", &mut script);
+    cx.out.bytes(&script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_tree_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    fn each(command: &clap::Command, path: &str, check: &mut dyn FnMut(&str, &clap::Command)) {
+        check(path, command);
+        for sub in command.get_subcommands().filter(|s| s.get_name() != "help") {
+            each(sub, &format!("{path} {}", sub.get_name()), check);
+        }
+    }
+
+    #[test]
+    fn every_command_and_option_is_explained() {
+        let mut seen = 0;
+        each(&Cli::command(), "floe", &mut |path, command| {
+            seen += 1;
+            assert!(command.get_about().is_some(), "{path} has no description");
+            for argument in command.get_arguments() {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{path} {} has no help",
+                    argument.get_id()
+                );
+            }
+        });
+        assert!(seen > 30, "{seen} commands");
+    }
+}

@@ -1,0 +1,169 @@
+//! What goes to standard output: tables for people, JSON for programs.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::error::CliError;
+
+/// How a command answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// JSON instead of text.
+    pub json: bool,
+}
+
+impl Output {
+    /// Writes a value: as JSON, or as the text that `human` makes of it.
+    pub fn value<T: Serialize>(
+        self,
+        value: &T,
+        human: impl FnOnce(&T) -> String,
+    ) -> Result<(), CliError> {
+        if self.json {
+            let text = serde_json::to_string(value)
+                .map_err(|e| CliError::failed("cannot write the answer as JSON", e))?;
+            self.text(&(text + "\n"))
+        } else {
+            self.text(&human(value))
+        }
+    }
+
+    /// Writes text as it is.
+    pub fn text(self, text: &str) -> Result<(), CliError> {
+        self.bytes(text.as_bytes())
+    }
+
+    /// Writes bytes as they are. A reader that has seen enough (`floe ps | head -1`) is no error.
+    pub fn bytes(self, bytes: &[u8]) -> Result<(), CliError> {
+        let mut out = io::stdout().lock();
+        match out.write_all(bytes).and_then(|()| out.flush()) {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+            Err(e) => Err(CliError::failed("cannot write to standard output", e)),
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+/// Lines up columns, two spaces apart; columns whose title begins with `>` are flush right. An empty table is its titles.
+pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
+    let right: Vec<bool> = titles.iter().map(|t| t.starts_with('>')).collect();
+    let titles: Vec<String> = titles
+        .iter()
+        .map(|t| t.trim_start_matches('>').to_owned())
+        .collect();
+    let width = |column: usize| {
+        let cells = rows.iter().chain([&titles]).filter_map(|r| r.get(column));
+        cells.map(|c| c.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..titles.len()).map(width).collect();
+    let mut out = String::new();
+    for row in [&titles].into_iter().chain(rows) {
+        let cells = row.iter().enumerate().map(|(i, cell)| {
+            let width = widths.get(i).copied().unwrap_or(0);
+            if right.get(i) == Some(&true) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        out += line.trim_end();
+        out += "\n";
+    }
+    out
+}
+
+/// `NAME  value` lines, lined up; empty values are left out.
+pub fn fields(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let shown = pairs.iter().filter(|(_, value)| !value.is_empty());
+    shown
+        .map(|(name, value)| format!("{name:<width$}  {value}\n"))
+        .collect()
+}
+
+/// `0 B`, `12 KiB`, `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    // 1023.96 would be shown as 1024.0.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// How long ago a Unix time was: `5 s`, `3 min`, `2 h`, `4 d`.
+pub fn age(created_unix_s: u64) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map(|d| d.as_secs()).unwrap_or(0);
+    span(now.saturating_sub(created_unix_s))
+}
+
+fn span(s: u64) -> String {
+    match s {
+        0..=119 => format!("{s} s"),
+        120..=7199 => format!("{} min", s / 60),
+        7200..=172_799 => format!("{} h", s / 3600),
+        _ => format!("{} d", s / 86400),
+    }
+}
+
+/// The first 12 digits of an image id.
+pub fn short(id: &str) -> String {
+    id.chars().take(12).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned_and_narrow() {
+        let rows = [
+            vec!["web".into(), "1.0 GiB".into(), "x".into()],
+            vec!["größer".into(), "12 KiB".into(), String::new()],
+        ];
+        assert_eq!(
+            table(&["NAME", ">SIZE", "P"], &rows),
+            "NAME       SIZE  P\nweb     1.0 GiB  x\ngrößer   12 KiB\n"
+        );
+        assert_eq!(table(&["NAME", ">SIZE"], &[]), "NAME  SIZE\n");
+    }
+
+    #[test]
+    fn sizes_and_ages_are_short() {
+        let sizes = [
+            0,
+            1023,
+            1024,
+            1536,
+            1 << 20,
+            (1 << 20) - 1,
+            3 << 40,
+            u64::MAX,
+        ];
+        assert_eq!(
+            sizes.map(bytes).join(" "),
+            "0 B 1023 B 1.0 KiB 1.5 KiB 1.0 MiB 1.0 MiB 3.0 TiB 16384.0 PiB"
+        );
+        let spans = [5, 119, 120, 7200, 172_800].map(span).join(" ");
+        assert_eq!(spans, "5 s 119 s 2 min 2 h 2 d");
+    }
+
+    #[test]
+    fn empty_fields_are_left_out() {
+        let text = fields(&[
+            ("id", "abc".into()),
+            ("parent", String::new()),
+            ("x", "1".into()),
+        ]);
+        assert_eq!(text, "id      abc\nx       1\n");
+    }
+}

@@ -1,0 +1,323 @@
+//! The command line as a user meets it: the real program, no node.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Runs `floe` with a state directory of its own.
+fn floe(home: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_floe"))
+        .args(args)
+        .env("FLOE_HOME", home)
+        .env_remove("FLOE_SOCKET")
+        .env_remove("FLOE_TOKEN")
+        .env_remove("FLOE_CA")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program that cargo built can be started")
+}
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("floe writes UTF-8")
+}
+
+/// The subcommands that a help text lists.
+fn subcommands(help: &str) -> Vec<String> {
+    let Some(list) = help.split("\nCommands:\n").nth(1) else {
+        return Vec::new();
+    };
+    list.lines()
+        .take_while(|line| !line.is_empty())
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .map(str::to_owned)
+        .collect()
+}
+
+fn check_help(home: &Path, path: &[String], seen: &mut Vec<String>) {
+    let mut args: Vec<&str> = path.iter().map(String::as_str).collect();
+    args.push("--help");
+    let out = floe(home, &args);
+    let help = text(&out.stdout);
+    assert!(out.status.success(), "{path:?}: {}", text(&out.stderr));
+    assert!(
+        help.contains("Example"),
+        "floe {} --help shows no example",
+        path.join(" ")
+    );
+    assert!(
+        help.contains("--json"),
+        "floe {} has no --json",
+        path.join(" ")
+    );
+    seen.push(path.join(" "));
+    for name in subcommands(&help) {
+        check_help(home, &[path, &[name]].concat(), seen);
+    }
+}
+
+#[test]
+fn every_command_teaches_with_an_example() {
+    let home = home();
+    let mut seen = Vec::new();
+    check_help(home.path(), &[], &mut seen);
+    for promised in [
+        "up",
+        "node",
+        "hub serve",
+        "hub token create",
+        "hub token ls",
+        "hub token revoke",
+        "image import",
+        "image ls",
+        "image inspect",
+        "image verify",
+        "image rm",
+        "image tag",
+        "image export",
+        "run",
+        "ps",
+        "console",
+        "screenshot",
+        "logs",
+        "capture",
+        "push",
+        "pull",
+        "mount",
+        "unmount",
+        "stop",
+        "rm",
+        "cache ls",
+        "cache gc",
+        "cache verify",
+        "doctor",
+        "completions",
+    ] {
+        assert!(
+            seen.iter().any(|s| s == promised),
+            "floe {promised} is missing: {seen:?}"
+        );
+    }
+    for hidden in ["supervisor", "exec-qemu"] {
+        assert!(
+            !seen.iter().any(|s| s == hidden),
+            "{hidden} is not for users"
+        );
+        let out = floe(home.path(), &["help", hidden]);
+        assert!(text(&out.stdout).contains("Example"), "{hidden}");
+    }
+}
+
+#[test]
+fn an_unknown_command_is_wrong_usage_and_a_near_one_is_suggested() {
+    let home = home();
+    let out = floe(home.path(), &["capure", "web"]);
+    assert_eq!(out.status.code(), Some(2));
+    let stderr = text(&out.stderr);
+    assert!(
+        stderr.starts_with("error: unrecognized subcommand 'capure'"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("'capture'"), "{stderr}");
+    assert!(out.stdout.is_empty());
+}
+
+#[test]
+fn a_wrong_value_says_how_to_write_it() {
+    let home = home();
+    for (args, hint) in [
+        (
+            &["run", "debian", "--memory", "512"][..],
+            "did you mean 512M?",
+        ),
+        (&["run", "debian", "--memory", "1X"], "such as 512M or 1.5G"),
+        (&["run", "debian", "-p", "80"], "for example 8080:80"),
+        (&["run", "debian", "--cpus", "0"], "0 is not in"),
+        (&["image", "import"], "<DISKS>"),
+        (&["image", "import", "a.raw", "--label", "x"], "KEY=VALUE"),
+        (&["hub", "serve", "--tls-cert", "a.pem"], "--tls-key"),
+        (&["completions", "tcsh"], "bash, zsh, fish"),
+    ] {
+        let out = floe(home.path(), args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        let stderr = text(&out.stderr);
+        assert!(stderr.contains(hint), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn without_a_node_every_command_names_the_one_that_starts_it() {
+    let home = home();
+    for args in [
+        &["ps"][..],
+        &["image", "ls"],
+        &["run", "debian"],
+        &["console", "web"],
+        &["push", "debian", "https://hub.invalid"],
+        &["cache", "ls"],
+        &["down"],
+    ] {
+        let out = floe(home.path(), args);
+        assert_eq!(out.status.code(), Some(4), "{args:?}");
+        let stderr = text(&out.stderr);
+        assert!(
+            stderr.starts_with("error: no node answers on "),
+            "{args:?}: {stderr}"
+        );
+        assert!(
+            stderr.contains("\nfix: start one with `floe up`"),
+            "{args:?}: {stderr}"
+        );
+    }
+}
+
+#[test]
+fn with_json_an_error_is_one_line_that_a_program_can_read() {
+    let home = home();
+    let out = floe(home.path(), &["ps", "--json"]);
+    assert_eq!(out.status.code(), Some(4));
+    let stderr = text(&out.stderr);
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    let error: Value = serde_json::from_str(&stderr).expect("JSON");
+    assert_eq!(error["event"], "error");
+    assert_eq!(error["code"], "unreachable");
+    assert!(error["fix"].as_str().is_some_and(|f| !f.is_empty()));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named_before_any_node_is_asked() {
+    let home = home();
+    let out = floe(home.path(), &["image", "import", "/nonexistent/disk.qcow2"]);
+    assert_eq!(out.status.code(), Some(3));
+    let stderr = text(&out.stderr);
+    assert!(
+        stderr.starts_with("error: cannot open /nonexistent/disk.qcow2"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
+    let home = home();
+    let out = floe(home.path(), &["doctor", "--json"]);
+    let report: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(report.as_object().map(|o| o.len()), Some(1));
+    let checks = report["checks"].as_array().expect("checks");
+    let names: Vec<_> = checks.iter().filter_map(|c| c["name"].as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "qemu", "kvm", "qemu-img", "fuse", "user", "kernel", "pagemap", "memory", "disk",
+            "node"
+        ]
+    );
+    let mut failed = false;
+    for check in checks {
+        let keys: Vec<_> = check
+            .as_object()
+            .expect("an object")
+            .keys()
+            .cloned()
+            .collect();
+        assert_eq!(keys, ["detail", "fix", "name", "status"]);
+        let status = check["status"].as_str().expect("status");
+        assert!(["ok", "warn", "fail"].contains(&status), "{check}");
+        let fix = check["fix"].as_str().expect("fix");
+        assert_eq!(status == "ok", fix.is_empty(), "{check}");
+        failed |= status == "fail";
+    }
+    assert_eq!(out.status.code(), Some(i32::from(failed)));
+    assert_eq!(
+        checks.last().map(|c| &c["status"]),
+        Some(&Value::from("warn")),
+        "no node runs here"
+    );
+}
+
+#[test]
+fn doctor_names_the_packages_of_a_host_that_has_nothing() {
+    let home = home();
+    let out = Command::new(env!("CARGO_BIN_EXE_floe"))
+        .arg("doctor")
+        .env("FLOE_HOME", home.path())
+        .env("PATH", home.path())
+        .output()
+        .expect("the program that cargo built can be started");
+    let stdout = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1), "{stdout}");
+    for package in ["qemu-system-x86", "qemu-utils"] {
+        assert!(
+            stdout.contains(&format!("fix: apt install {package}")),
+            "{stdout}"
+        );
+    }
+}
+
+#[test]
+fn completions_know_the_commands() {
+    let home = home();
+    for (shell, mark) in [
+        ("bash", "_floe()"),
+        ("zsh", "#compdef floe"),
+        ("fish", "complete -c floe"),
+    ] {
+        let out = floe(home.path(), &["completions", shell]);
+        assert!(out.status.success());
+        let script = text(&out.stdout);
+        assert!(script.contains(mark), "{shell}");
+        assert!(
+            script.contains("screenshot") && script.contains("doctor"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+fn a_hubs_tokens_are_made_listed_and_revoked() {
+    let home = home();
+    let json = |args: &[&str]| -> Value {
+        let out = floe(home.path(), args);
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    };
+    let made = json(&["hub", "token", "create", "alice", "--json"]);
+    assert!(
+        made["token"].as_str().is_some_and(|t| t.len() >= 32),
+        "{made}"
+    );
+    let plain = text(&floe(home.path(), &["hub", "token", "create", "alice"]).stdout);
+    assert_eq!(plain.lines().count(), 1, "for $(...)");
+    let list = json(&["hub", "token", "ls", "--json"]);
+    assert_eq!(
+        list["users"][0],
+        serde_json::json!({"user": "alice", "tokens": 2})
+    );
+    assert_eq!(
+        json(&["hub", "token", "revoke", "alice", "--json"])["revoked"],
+        2
+    );
+    let out = floe(home.path(), &["hub", "token", "create", "../x"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let home = home();
+    let script = format!(
+        "'{}' completions bash | head -c 10; exit ${{PIPESTATUS[0]}}",
+        env!("CARGO_BIN_EXE_floe")
+    );
+    let out = Command::new("bash")
+        .args(["-c", &script])
+        .env("FLOE_HOME", home.path())
+        .output();
+    let out = out.expect("bash is there");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
+}
