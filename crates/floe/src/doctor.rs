@@ -8,9 +8,8 @@ use std::process::{Command, Stdio};
 
 use crate::api::{Check, CheckStatus, DoctorReport};
 use crate::paths::Home;
+use floe_machine::QEMU_OLDEST;
 
-/// The oldest QEMU that is driven: the first with everything that a capture needs, and Debian 12's.
-const QEMU_OLDEST: (u32, u32) = (7, 2);
 /// The first Linux with FUSE_NOTIFY_RESEND, which a node needs to take running machines over from one that was killed.
 const KERNEL_TAKEOVER: (u32, u32) = (6, 9);
 /// Free memory below which a machine of 512 MiB and its QEMU do not fit.

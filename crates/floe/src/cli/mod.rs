@@ -6,8 +6,8 @@
 
 mod args;
 mod console;
+mod daemon;
 mod doctor;
-mod down;
 mod error;
 mod hub;
 mod images;
@@ -66,7 +66,9 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Down(down::Down),
+    Up(daemon::Up),
+    Node(daemon::Node),
+    Down(daemon::Down),
     #[command(subcommand)]
     Hub(hub::Hub),
     #[command(subcommand)]
@@ -145,7 +147,7 @@ impl Context {
 pub fn main() -> ExitCode {
     // Before anything else has happened in this process: what these become must inherit nothing.
     let args: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = dispatch(args.get(1..).unwrap_or_default()) {
+    if let Some(code) = crate::node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
     let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
@@ -167,29 +169,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What the node starts as helpers: they become something else at once.
-fn dispatch(args: &[OsString]) -> Option<ExitCode> {
-    let (command, rest) = args.split_first()?;
-    match (command.to_str()?, rest) {
-        ("exec-qemu", rest) => {
-            let code = floe_machine::exec::run(rest.iter().cloned());
-            Some(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
-        }
-        ("supervisor", [socket]) => Some(
-            match floe_mount::supervisor::run(std::path::Path::new(socket)) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    CliError::failed("the supervisor ended", error).print(false);
-                    ExitCode::FAILURE
-                }
-            },
-        ),
-        _ => None,
-    }
-}
-
 fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
     match command {
+        Command::Up(c) => c.run(cx)?,
+        Command::Node(c) => c.run(cx)?,
         Command::Down(c) => c.run(cx)?,
         Command::Hub(c) => c.run(cx)?,
         Command::Image(c) => return c.run(cx),

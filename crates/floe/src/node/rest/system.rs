@@ -24,7 +24,7 @@ pub async fn node(State(node): Floe) -> Result<Json<NodeInfo>, Failure> {
 /// What is missing on this host.
 #[utoipa::path(get, path = "/v1/doctor", tag = "node", responses((status = 200, body = DoctorReport)))]
 pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
-    answer(move || Ok(crate::node::doctor::examine(Some(&node)))).await
+    answer(move || Ok(crate::node::doctor::examine(&node))).await
 }
 
 /// What happens on the node, from now on, one NodeEvent a line.
