@@ -56,7 +56,7 @@ pub struct PushReport {
 /// What one thread sends next.
 enum Job {
     /// A pack file as it is.
-    File { id: Hash, path: PathBuf, raw_bytes: u64 },
+    File { id: Hash, path: PathBuf, raw_bytes: u64, chunks: u64 },
     /// Items that are packed first.
     Items(Vec<(Kind, Hash)>),
 }
@@ -240,11 +240,15 @@ fn plan(
             index.frames().iter().enumerate().flat_map(hashes)
         };
         if items().all(|item| open.contains(&item)) {
-            let raw_bytes = items().map(|(kind, _)| kind.raw_size() as u64).sum();
-            items().for_each(|item| {
-                open.remove(&item);
-            });
-            jobs.push(Job::File { id: pack.id, path, raw_bytes });
+            // A pack may hold an item twice; it counts once.
+            let (mut raw_bytes, mut chunks) = (0, 0);
+            for (kind, hash) in items() {
+                if open.remove(&(kind, hash)) {
+                    raw_bytes += kind.raw_size() as u64;
+                    chunks += u64::from(kind == Kind::Chunk);
+                }
+            }
+            jobs.push(Job::File { id: pack.id, path, raw_bytes, chunks });
         }
     }
     let mut group: Vec<(Kind, Hash)> = Vec::new();
@@ -273,17 +277,11 @@ fn send(
     meter: &Meter<'_>,
 ) -> Result<(u64, u64), TransferError> {
     let (id, bytes, raw_bytes, chunks) = match job {
-        Job::File { id, path, raw_bytes } => {
+        Job::File { id, path, raw_bytes, chunks } => {
             let bytes = std::fs::read(path).map_err(|e| {
                 TransferError::Options(format!("cannot read {}: {e}; check the repository", path.display()))
             })?;
-            let reference = crate::hub::verify_pack(&bytes, id).map_err(|e| {
-                TransferError::Options(format!("{} is damaged: {e}; run `floe image verify`", path.display()))
-            })?;
-            let index = &bytes[reference.index_offset as usize..][..reference.index_bytes as usize];
-            let index = PackIndex::decode(index, &reference).map_err(|e| TransferError::Options(e.to_string()))?;
-            let chunks = index.frames().iter().filter(|f| f.kind == Kind::Chunk).map(|f| u64::from(f.items)).sum();
-            (*id, bytes, *raw_bytes, chunks)
+            (*id, bytes, *raw_bytes, *chunks)
         }
         Job::Items(items) => {
             let (id, bytes) = pack(scope, items)?;
