@@ -1,0 +1,296 @@
+//! The node's promises about machines, kept with real guests: FUSE, QEMU, and processes that are killed.
+
+mod node;
+
+use floe::api::*;
+use node::{TestNode, eventually, finish, system};
+
+fn capture(name: &str) -> CaptureRequest {
+    CaptureRequest {
+        name: Some(name.into()),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
+    if !system() {
+        return;
+    }
+    let here = TestNode::start();
+    here.import_tiny("tiny", None);
+    here.run_named("tiny", "one");
+    here.wait_console("one", "floe-guest ready");
+    here.type_and_wait(
+        "one",
+        "echo marker-$((40+2)) > /www/mark; echo wrote-$((1+1))",
+        "wrote-2",
+    );
+    let outcome = finish(here.client().capture("one", &capture("tiny-live")).unwrap());
+    assert!(outcome.pause_ms.unwrap() > 0.0);
+    let image = outcome.image.unwrap();
+    assert!(image.live);
+    eprintln!(
+        "capture: {:?} pause {:?} ms",
+        outcome.stored, outcome.pause_ms
+    );
+    // the first machine goes on
+    here.type_and_wait("one", "echo still-$((2+2))", "still-4");
+    assert_eq!(
+        here.client().machine("one").unwrap().status,
+        MachineStatus::Running
+    );
+
+    let there = TestNode::start();
+    let from = format!("{}/repo/tiny-live", here.home().display());
+    let outcome = there.run(&RunRequest {
+        image: from,
+        name: Some("two".into()),
+        forwards: vec!["0:80".parse().unwrap()],
+        wait: Wait::Port,
+        ..Default::default()
+    });
+    let machine = outcome.machine.unwrap();
+    assert!(machine.restored);
+    assert_ne!(machine.forwards[0].host_port, 0);
+    // what was only in its memory is there
+    there.type_and_wait("two", "cat /www/mark", "marker-42");
+    assert!(
+        !there.console("two").contains("Linux version"),
+        "it went on and did not boot"
+    );
+    let png = there.client().screenshot("two").unwrap();
+    assert_eq!(&png[1..4], b"PNG");
+    let stats = there.client().machine("two").unwrap().stats;
+    eprintln!("restored machine: {stats:?}");
+
+    // a machine of a captured image keeps what it was captured with
+    let other = RunRequest {
+        image: "tiny-live".into(),
+        memory_bytes: Some(512 << 20),
+        ..Default::default()
+    };
+    let error = here
+        .client()
+        .run(&other)
+        .unwrap()
+        .finish(|_| ())
+        .unwrap_err()
+        .to_api();
+    assert_eq!(error.code, ErrorCode::Refused);
+    assert!(error.fix.contains("--cold"), "{error}");
+}
+
+#[test]
+fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    let disk = node.home().join("disk.raw");
+    std::fs::File::create(&disk)
+        .unwrap()
+        .set_len(64 << 20)
+        .unwrap();
+    node.import_tiny("tiny", Some(&disk));
+    node.run_named("tiny", "one");
+    node.wait_console("one", "floe-guest ready");
+    let write = "printf before-the-crash | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))";
+    node.type_and_wait("one", write, "synced-2");
+    let pid = node.client().machine("one").unwrap().pid;
+    // the guest writes on while there is no node
+    node.type_and_wait("one", "(i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo count-$i | dd of=/dev/vda bs=512 seek=$((4096+i)) conv=sync,fsync 2>/dev/null; done; echo all-$((400+0))) & echo begun-$((3+3))", "begun-6");
+    node.kill();
+    node.start_again();
+    let info = node.client().node().unwrap();
+    assert!(info.took_over);
+    let machine = node.client().machine("one").unwrap();
+    assert_eq!(
+        (machine.status, machine.pid),
+        (MachineStatus::Running, pid),
+        "{}",
+        node.log()
+    );
+    node.wait_console("one", "all-400");
+    let read = "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=512 skip=2048 count=1 2>/dev/null; dd if=/dev/vda bs=512 skip=4496 count=1 2>/dev/null; echo read-$((5+5))";
+    node.type_and_wait("one", read, "read-10");
+    let console = node.console("one");
+    assert!(console.contains("before-the-crash"), "{console}");
+    assert!(console.contains("count-400"), "{console}");
+
+    // and so does one that is ended in order
+    node.terminate();
+    node.start_again();
+    assert_eq!(node.client().machine("one").unwrap().pid, pid);
+    node.type_and_wait("one", "echo after-$((7+7))", "after-14");
+}
+
+#[test]
+fn a_removed_machine_leaves_nothing_and_its_image_can_go_then() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let pid = node.run_named("tiny", "one").machine.unwrap().pid.unwrap();
+    let client = node.client();
+    let remove = RemoveImageRequest {
+        image: "tiny".into(),
+        force: false,
+    };
+    assert_eq!(
+        client.remove_image(&remove).unwrap_err().to_api().code,
+        ErrorCode::Busy
+    );
+    let twice = RunRequest {
+        image: "tiny".into(),
+        name: Some("one".into()),
+        ..Default::default()
+    };
+    assert_eq!(
+        client
+            .run(&twice)
+            .unwrap()
+            .finish(|_| ())
+            .unwrap_err()
+            .to_api()
+            .code,
+        ErrorCode::Busy
+    );
+    assert_eq!(
+        client
+            .remove_machine("one", false)
+            .unwrap_err()
+            .to_api()
+            .code,
+        ErrorCode::Busy
+    );
+    client.remove_machine("one", true).unwrap();
+    assert!(!node.home().join("machines/one").exists());
+    assert!(!std::path::Path::new(&format!("/proc/{pid}/exe")).exists());
+    assert!(!node.home().join("mnt/machines/one").exists());
+    assert_eq!(
+        client.machine("one").unwrap_err().to_api().code,
+        ErrorCode::NotFound
+    );
+    assert!(client.remove_image(&remove).unwrap().freed_bytes > 0);
+    assert!(client.images().unwrap().images.is_empty());
+}
+
+#[test]
+fn a_client_that_hangs_up_leaves_no_half_made_machine() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let request = RunRequest {
+        image: "tiny".into(),
+        name: Some("one".into()),
+        forwards: vec!["0:9".parse().unwrap()], // nobody listens there, so the wait would be long
+        wait: Wait::Port,
+        ..Default::default()
+    };
+    let mut events = node.client().run(&request).unwrap();
+    let started =
+        events.any(|event| matches!(event, Ok(Event::Stage { name, .. }) if name == "qemu start"));
+    assert!(started);
+    drop(events);
+    eventually("the machine's removal", || {
+        node.client().machines().unwrap().machines.is_empty()
+            && !node.home().join("machines/one").exists()
+    });
+}
+
+#[test]
+fn a_machine_captured_twice_is_what_it_was_the_second_time() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    let disk = node.home().join("disk.raw");
+    std::fs::File::create(&disk)
+        .unwrap()
+        .set_len(64 << 20)
+        .unwrap();
+    node.import_tiny("tiny", Some(&disk));
+    node.run_named("tiny", "one");
+    node.wait_console("one", "floe-guest ready");
+    finish(node.client().capture("one", &capture("first")).unwrap());
+    // from now on a restored machine: its memory is relative to `first`
+    node.run_named("first", "two");
+    node.type_and_wait("two", "dd if=/dev/urandom of=/dev/shm/x bs=1M count=8 2>/dev/null; echo one > /www/mark; echo a-$((1+1))", "a-2");
+    let write = |text: &str| {
+        format!(
+            "printf {text} | dd of=/dev/vda bs=512 conv=sync,fsync 2>/dev/null; echo s-$((2+2))-{text}"
+        )
+    };
+    node.type_and_wait("two", &write("disk-one"), "s-4-disk-one");
+    let second = finish(node.client().capture("two", &capture("second")).unwrap());
+    node.type_and_wait(
+        "two",
+        "rm /dev/shm/x; echo two > /www/mark; echo b-$((1+1))",
+        "b-2",
+    );
+    node.type_and_wait("two", &write("disk-two"), "s-4-disk-two");
+    let third = finish(node.client().capture("two", &capture("third")).unwrap());
+    assert_eq!(
+        third.image.as_ref().unwrap().parent,
+        Some(second.image.unwrap().id)
+    );
+    eprintln!("second {:?}\nthird {:?}", second.stored, third.stored);
+    for image in ["first", "second", "third"] {
+        let verified = finish(node.client().verify_image(image).unwrap());
+        assert!(verified.verify.unwrap().problems.is_empty());
+    }
+    node.run_named("third", "three");
+    node.type_and_wait("three", "echo mark-$(cat /www/mark); echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=512 count=1 2>/dev/null; echo c-$((1+1))", "c-2");
+    let console = node.console("three");
+    assert!(console.contains("mark-two"), "{console}");
+    assert!(console.contains("disk-two"), "{console}");
+}
+
+#[test]
+fn a_restored_guest_that_resets_is_started_from_its_disks() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    node.run_named("tiny", "one");
+    node.wait_console("one", "floe-guest ready");
+    let stop = CaptureRequest {
+        stop: true,
+        ..capture("tiny-live")
+    };
+    finish(node.client().capture("one", &stop).unwrap());
+    assert_eq!(
+        node.client().machine("one").unwrap().status,
+        MachineStatus::Stopped
+    );
+    node.run_named("tiny-live", "two");
+    node.type_and_wait("two", "echo b > /proc/sysrq-trigger", "floe-guest ready");
+    let machine = node.client().machine("two").unwrap();
+    assert!(!machine.restored);
+    assert!(machine.detail.contains("cold"), "{}", machine.detail);
+    // a stopped machine starts again, and an image shown elsewhere is a set of plain files
+    let started = finish(
+        node.client()
+            .start("one", &StartRequest::default())
+            .unwrap(),
+    );
+    assert_eq!(started.machine.unwrap().status, MachineStatus::Running);
+    let view = node.home().join("view");
+    std::fs::create_dir(&view).unwrap();
+    let request = MountRequest {
+        image: "tiny-live".into(),
+        path: view.display().to_string(),
+        token: None,
+        ca: None,
+    };
+    node.client().mount(&request).unwrap();
+    let kernel = std::fs::read(view.join("kernel")).unwrap();
+    assert_eq!(kernel, std::fs::read(node::guest("tiny/vmlinuz")).unwrap());
+    node.client().unmount(&request.path).unwrap();
+    assert!(!view.join("kernel").exists());
+}

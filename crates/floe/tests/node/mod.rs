@@ -1,0 +1,257 @@
+//! A node of its own for a test: a state directory, a process that can be killed, and a client.
+
+use floe::{
+    api::{Event, ImportRequest, Outcome, RunRequest, Wait},
+    client::{Client, ClientError, Events},
+};
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// Long enough for the slowest thing that a test waits for: a guest that boots without KVM on a busy host.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Whether tests with real guests were asked for, and why not.
+pub fn system() -> bool {
+    if std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1") {
+        return true;
+    }
+    eprintln!("skipped: needs root, FUSE and QEMU; set FLOE_TEST_SYSTEM=1");
+    false
+}
+
+/// A file of a test guest.
+pub fn guest(file: &str) -> String {
+    let dir = std::env::var_os("FLOE_GUESTS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests"),
+        PathBuf::from,
+    );
+    let path = dir.join(file);
+    assert!(
+        path.exists(),
+        "{} is missing: crates/lab/guests/build tiny DIR",
+        path.display()
+    );
+    path.display().to_string()
+}
+
+/// A node process with a state directory that goes away with it.
+pub struct TestNode {
+    dir: Option<tempfile::TempDir>,
+    process: Option<Child>,
+}
+
+impl TestNode {
+    /// Starts a node in a directory of its own.
+    pub fn start() -> TestNode {
+        let dir = tempfile::Builder::new()
+            .prefix("floe-node-")
+            .tempdir()
+            .unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+        let mut node = TestNode {
+            dir: Some(dir),
+            process: None,
+        };
+        node.start_again();
+        node
+    }
+
+    /// The state directory.
+    pub fn home(&self) -> &Path {
+        self.dir.as_ref().unwrap().path()
+    }
+
+    /// Starts the process.
+    pub fn start_again(&mut self) {
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.home().join("node.log"))
+            .unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_floe"))
+            .arg("node")
+            .env("FLOE_HOME", self.home())
+            .env_remove("FLOE_SOCKET")
+            .env("FLOE_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.process = Some(child);
+        let until = Instant::now() + PATIENCE;
+        while self.try_client().is_err() {
+            if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
+                panic!("the node ended at once: {status}\n{}", self.log());
+            }
+            assert!(
+                Instant::now() < until,
+                "the node does not answer\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills the process as a crash would.
+    pub fn kill(&mut self) {
+        let mut process = self.process.take().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// Ends the process as systemd would.
+    pub fn terminate(&mut self) {
+        let mut process = self.process.take().unwrap();
+        let pid = rustix::process::Pid::from_child(&process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        process.wait().unwrap();
+    }
+
+    fn try_client(&self) -> Result<Client, ClientError> {
+        Client::connect(self.home().join("node.sock"))
+    }
+
+    /// A client.
+    pub fn client(&self) -> Client {
+        self.try_client().unwrap()
+    }
+
+    /// What the node logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home().join("node.log")).unwrap_or_default()
+    }
+
+    /// Imports the tiny guest under a name.
+    pub fn import_tiny(&self, name: &str, disk: Option<&Path>) -> Outcome {
+        let request = ImportRequest {
+            disks: disk
+                .map(|path| path.display().to_string())
+                .into_iter()
+                .collect(),
+            kernel: Some(guest("tiny/vmlinuz")),
+            initrd: Some(guest("tiny/initrd")),
+            cmdline: Some(
+                fs::read_to_string(guest("tiny/cmdline"))
+                    .unwrap()
+                    .trim()
+                    .into(),
+            ),
+            name: Some(name.into()),
+            memory_bytes: Some(256 << 20),
+            cpus: Some(1),
+            ..Default::default()
+        };
+        finish(self.client().import(&request).unwrap())
+    }
+
+    /// Runs a machine; asserts that the stages sum to the total.
+    pub fn run(&self, request: &RunRequest) -> Outcome {
+        let mut sum = 0.0;
+        let mut shown = String::new();
+        let outcome = self.client().run(request).unwrap().finish(|event| {
+            if let Event::Stage { name, ms } = event {
+                sum += ms;
+                shown += &format!(" {name} {ms}");
+            }
+        });
+        let outcome = outcome.unwrap_or_else(|error| panic!("{error}\n{shown}\n{}", self.log()));
+        assert!(
+            (sum - outcome.total_ms).abs() < 0.1,
+            "{sum} is not {}:{shown}",
+            outcome.total_ms
+        );
+        eprintln!("run {}: {} ms:{shown}", request.image, outcome.total_ms);
+        outcome
+    }
+
+    /// Runs an image under a name and waits for its console.
+    pub fn run_named(&self, image: &str, name: &str) -> Outcome {
+        self.run(&RunRequest {
+            image: image.into(),
+            name: Some(name.into()),
+            wait: Wait::None,
+            ..Default::default()
+        })
+    }
+
+    /// What the guest has written so far.
+    pub fn console(&self, name: &str) -> String {
+        let mut bytes = Vec::new();
+        self.client()
+            .logs(name, &Default::default())
+            .unwrap()
+            .read_to_end(&mut bytes)
+            .unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Waits until the guest has written something.
+    pub fn wait_console(&self, name: &str, text: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.console(name).contains(text) {
+            assert!(
+                Instant::now() < until,
+                "{name} never wrote {text:?}:\n{}\n{}",
+                self.console(name),
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Types a command into the guest's shell and waits for what it prints.
+    pub fn type_and_wait(&self, name: &str, command: &str, answer: &str) {
+        use std::io::Write;
+        let mut console = self.client().attach(name).unwrap();
+        console
+            .write_all(format!("{command}\n").as_bytes())
+            .unwrap();
+        // the client must stay until the guest has read the line
+        self.wait_console(name, answer);
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        if self.process.is_none() && self.dir.is_some() {
+            self.start_again(); // machines of a killed node must not outlive the test
+        }
+        if let Ok(client) = self.try_client() {
+            for machine in client
+                .machines()
+                .map(|list| list.machines)
+                .unwrap_or_default()
+            {
+                let _ = client.remove_machine(&machine.name, true);
+            }
+            let _ = client.shutdown(&Default::default());
+        }
+        if let Some(mut process) = self.process.take() {
+            let _ = process.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("the node's log:\n{}", self.log());
+        }
+    }
+}
+
+/// Waits for a long call's end.
+pub fn finish(events: Events) -> Outcome {
+    events.finish(|_| ()).unwrap()
+}
+
+/// Waits until something is so.
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !check() {
+        assert!(Instant::now() < until, "{what} did not come about");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
