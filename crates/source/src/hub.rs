@@ -76,16 +76,6 @@ impl Hub {
         Ok(json)
     }
 
-    fn encoding(&self) -> Encoding {
-        let link = self.http.link();
-        let fast = match (link.bytes_per_s, link.rtt_us) {
-            (Some(rate), _) => rate >= RAW_BYTES_PER_S_MIN,
-            (None, Some(rtt)) => rtt < RAW_RTT_US_MAX,
-            (None, None) => false,
-        };
-        if fast { Encoding::Raw } else { Encoding::Zstd }
-    }
-
     fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
         SourceError::Invalid {
             at: self.describe(),
@@ -146,7 +136,10 @@ impl Source for Hub {
             n => format!("{n} items from {}", item_name(first)),
         };
         let path = format!("/v1/images/{image}/read");
-        let headers = [("x-floe-encoding", self.encoding().name().to_string())];
+        let headers = [(
+            "x-floe-encoding",
+            encoding_for(&self.http.link()).name().to_string(),
+        )];
         let records = wants.len() as u64 + 1;
         let ask = Ask {
             method: Method::POST,
@@ -206,5 +199,40 @@ impl Source for Hub {
 
     fn link(&self) -> LinkEstimate {
         self.http.link()
+    }
+}
+
+/// What suits the link: raw bytes where unpacking would be the slower part.
+fn encoding_for(link: &LinkEstimate) -> Encoding {
+    let fast = match (link.bytes_per_s, link.rtt_us) {
+        (Some(rate), _) => rate >= RAW_BYTES_PER_S_MIN,
+        (None, Some(rtt)) => rtt < RAW_RTT_US_MAX,
+        (None, None) => false,
+    };
+    if fast { Encoding::Raw } else { Encoding::Zstd }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raw_bytes_are_asked_for_on_fast_links_only() {
+        let table = [
+            (None, None, Encoding::Zstd),
+            (None, Some(100), Encoding::Raw),
+            (None, Some(20_000), Encoding::Zstd),
+            (Some(900_000), Some(100), Encoding::Zstd),
+            (Some(12_500_000), Some(100), Encoding::Zstd),
+            (Some(125_000_000), Some(20_000), Encoding::Raw),
+        ];
+        for (bytes_per_s, rtt_us, expected) in table {
+            let link = LinkEstimate {
+                bytes_per_s,
+                rtt_us,
+                ..LinkEstimate::default()
+            };
+            assert_eq!(encoding_for(&link), expected, "{link:?}");
+        }
     }
 }

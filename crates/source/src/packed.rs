@@ -96,19 +96,16 @@ impl<O: Objects> Packed<O> {
             reason: e.to_string(),
         })?;
         let what = format!("image {parsed}");
-        let path = format!("tags/{}", crate::http::escape(&parsed.to_string()));
+        let path = format!("tags/{}", floe_store::tag_file_name(&parsed));
         let bytes = self.objects.get(
             &path,
             TAG_FILE_BYTES_MAX,
             &what,
             &Request::demand(self.timeout),
         )?;
-        let text = String::from_utf8_lossy(&bytes);
-        text.split_whitespace()
-            .next()
-            .unwrap_or_default()
-            .parse()
-            .map_err(|e| self.invalid(&what, &e))
+        let tag = floe_store::parse_tag_file(&bytes);
+        tag.map(|(id, _)| id)
+            .ok_or_else(|| self.invalid(&what, &"it is no tag file (an id and a time)"))
     }
 
     pub fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
