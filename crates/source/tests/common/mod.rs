@@ -547,10 +547,10 @@ async fn ask(server: SocketAddr, request: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     tcp.read_to_end(&mut answer).await.ok()?;
     let at = find_head(&answer)?;
     // The client's own connection is kept.
-    let text = String::from_utf8_lossy(&answer[..at]).to_lowercase();
+    let text = String::from_utf8_lossy(&answer[..at]);
     let kept: Vec<&str> = text
         .split("\r\n")
-        .filter(|l| !l.starts_with("connection:"))
+        .filter(|line| !line.to_lowercase().starts_with("connection:"))
         .collect();
     Some((kept.join("\r\n").into_bytes(), answer[at..].to_vec()))
 }
