@@ -131,6 +131,16 @@ impl StoreError {
         StoreError::Io { what, path, source }
     }
 
+    /// A file whose content cannot be used; for callers with other sources the same as one that cannot be read.
+    pub(crate) fn damaged(path: impl AsRef<Path>, why: String) -> StoreError {
+        let source = io::Error::new(io::ErrorKind::InvalidData, why);
+        StoreError::Io {
+            what: "use",
+            path: path.as_ref().to_path_buf(),
+            source,
+        }
+    }
+
     /// Is this a full disk or a full cache?
     pub fn is_full(&self) -> bool {
         matches!(self, StoreError::Full { .. })

@@ -129,6 +129,20 @@ impl<'a, F: Feed> Job<'a, F> {
             let hash = Worker::new(&self).store_table(table, None)?;
             self.segments.lock()[*number as usize] = hash;
         }
+        // What the feed did not bring is the base's, and done as well.
+        let done_bytes = self.done_bytes.load(Ordering::Relaxed);
+        if let Some(report) = &self.shared.progress
+            && done_bytes < self.size
+        {
+            let (region, total_bytes) = (self.name, self.size);
+            if !report(IngestProgress {
+                region,
+                done_bytes: total_bytes,
+                total_bytes,
+            }) {
+                return Err(StoreError::Cancelled);
+            }
+        }
         Ok(self.segments.into_inner())
     }
 }

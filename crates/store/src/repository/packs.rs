@@ -78,12 +78,10 @@ pub(super) fn read_ref(file: &File, path: &Path) -> Result<PackRef, StoreError> 
     let io = |e| StoreError::io("read", path, e);
     let file_bytes = file.metadata().map_err(io)?.len();
     if file_bytes < PACK_HEADER_BYTES + PACK_FOOTER_BYTES {
-        return Err(StoreError::Invalid {
-            what: format!(
-                "{} has {file_bytes} bytes, which is too short for a pack; fetch it again",
-                path.display()
-            ),
-        });
+        return Err(StoreError::damaged(
+            path,
+            format!("it has {file_bytes} bytes, which is too short for a pack; fetch it again"),
+        ));
     }
     let mut header = [0u8; PACK_HEADER_BYTES as usize];
     file.read_exact_at(&mut header, 0).map_err(io)?;
@@ -110,13 +108,13 @@ pub(super) fn read_index(
         .map_err(|e| StoreError::io("read", path, e))?
         .len();
     if file_bytes != pack.file_bytes {
-        return Err(StoreError::Invalid {
-            what: format!(
-                "{} has {file_bytes} bytes instead of {}; fetch it again",
-                path.display(),
+        return Err(StoreError::damaged(
+            path,
+            format!(
+                "it has {file_bytes} bytes instead of {}; fetch it again",
                 pack.file_bytes
             ),
-        });
+        ));
     }
     let mut bytes = vec![0u8; pack.index_bytes as usize];
     file.read_exact_at(&mut bytes, pack.index_offset)

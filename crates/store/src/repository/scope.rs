@@ -223,24 +223,20 @@ impl Scope {
             attempt += 1;
         }
         match (missing.is_empty(), self.inner.broken.first()) {
-            (false, Some((pack, why))) => Err(StoreError::Invalid {
-                what: format!(
-                    "{} items may be in pack {}, which cannot be opened: {why}",
-                    missing.len(),
-                    pack.id
-                ),
-            }),
+            (false, Some((pack, why))) => Err(StoreError::damaged(
+                self.inner.repository.pack_path(&pack.id),
+                format!("{} items may be in it: {why}", missing.len()),
+            )),
             _ => Ok(missing),
         }
     }
 
     fn lost(&self, kind: &Kind, hash: &Hash) -> StoreError {
-        StoreError::Invalid {
-            what: format!(
-                "{} {hash} is damaged in every pack that holds it",
-                kind.name()
-            ),
-        }
+        let why = format!(
+            "{} {hash} is damaged in every pack that holds it",
+            kind.name()
+        );
+        StoreError::damaged(self.inner.repository.dir(), why)
     }
 
     /// Read pieces of one pack; those that fail go to `failed`, with the last reason as the error.

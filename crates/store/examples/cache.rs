@@ -1,0 +1,63 @@
+//! How long the cache's operations take, in a directory of your choice:
+//!
+//! ```text
+//! cargo run --release -p floe-store --example cache -- /var/tmp/floe-cache
+//! ```
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use floe_image::{CHUNK_SIZE, Hash};
+use floe_store::Cache;
+
+/// 128 MiB: in the page cache, not in the processor's.
+const CHUNKS: u64 = 32 * 1024;
+/// Chunks of one `get_many`: 1 MiB.
+const BATCH: usize = 256;
+
+fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
+    let mut data = [1u8; CHUNK_SIZE];
+    data[..8].copy_from_slice(&n.to_le_bytes());
+    data
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let dir = PathBuf::from(std::env::args().nth(1).ok_or("usage: cache DIRECTORY")?);
+    let cache = Cache::open(&dir, 1 << 30)?;
+    let hashes: Vec<Hash> = (0..CHUNKS).map(|n| Hash::of(&chunk(n))).collect();
+    let each = |start: Instant| start.elapsed().as_secs_f64() * 1e6 / CHUNKS as f64;
+    let start = Instant::now();
+    for (n, hash) in hashes.iter().enumerate() {
+        cache.put(hash, &chunk(n as u64), None)?;
+    }
+    println!("put       {:.2} us a chunk", each(start));
+    let pin = cache.pin();
+    let mut out = [0u8; CHUNK_SIZE];
+    for (what, pin) in [("get      ", None), ("get, pin ", Some(&pin))] {
+        let start = Instant::now();
+        for n in 0..CHUNKS {
+            // A permutation: 40503 is odd and the count a power of two.
+            assert!(cache.get(&hashes[(n * 40503 % CHUNKS) as usize], &mut out, pin)?);
+        }
+        println!("{what} {:.2} us a chunk, random", each(start));
+    }
+    let mut out = vec![0u8; BATCH * CHUNK_SIZE];
+    let mut present = [false; BATCH];
+    let start = Instant::now();
+    for hashes in hashes.chunks_exact(BATCH) {
+        assert_eq!(cache.get_many(hashes, &mut out, &mut present, None)?, BATCH);
+    }
+    println!(
+        "get_many  {:.2} us a chunk, {BATCH} in the order they were put",
+        each(start)
+    );
+    drop((pin, cache));
+    let start = Instant::now();
+    let cache = Cache::open(&dir, 1 << 30)?;
+    println!(
+        "open      {:.1} ms for {} chunks",
+        start.elapsed().as_secs_f64() * 1e3,
+        cache.stats().chunks
+    );
+    Ok(())
+}
