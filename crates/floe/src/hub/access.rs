@@ -35,7 +35,8 @@ impl Viewer {
 
     /// The user's name, for what needs one.
     pub fn user(&self) -> ApiResult<&str> {
-        self.name().ok_or_else(|| ApiError::unauthorized("this needs a token"))
+        self.name()
+            .ok_or_else(|| ApiError::unauthorized("this needs a token"))
     }
 }
 
@@ -64,7 +65,9 @@ impl Tokens {
 
     fn too_many_wrong(&self, address: IpAddr, max: u32) -> bool {
         let wrong = self.wrong.lock();
-        wrong.get(&address).is_some_and(|(count, since)| *count >= max && since.elapsed() < WRONG_TOKEN_WINDOW)
+        wrong
+            .get(&address)
+            .is_some_and(|(count, since)| *count >= max && since.elapsed() < WRONG_TOKEN_WINDOW)
     }
 
     fn count_wrong(&self, address: IpAddr) {
@@ -86,7 +89,9 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
     async fn from_request_parts(parts: &mut Parts, hub: &Arc<Hub>) -> ApiResult<Viewer> {
         let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
             return match &hub.anonymous {
-                Anonymous::Denied => Err(ApiError::unauthorized("this hub answers only with a token")),
+                Anonymous::Denied => {
+                    Err(ApiError::unauthorized("this hub answers only with a token"))
+                }
                 Anonymous::ReadPublic => Ok(Viewer(None)),
                 Anonymous::User(user) => {
                     refuse_foreign_pages(parts)?;
@@ -98,15 +103,20 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
             let (scheme, token) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        let token = token.filter(|token| (1..=TOKEN_CHARACTERS_MAX).contains(&token.len())).ok_or_else(|| {
-            ApiError::unauthorized("the Authorization header is not `Bearer TOKEN`")
-        })?;
+        let token = token
+            .filter(|token| (1..=TOKEN_CHARACTERS_MAX).contains(&token.len()))
+            .ok_or_else(|| {
+                ApiError::unauthorized("the Authorization header is not `Bearer TOKEN`")
+            })?;
         let hashed = Hash::of(token.as_bytes());
         if let Some(user) = hub.tokens.known(&hashed) {
             return Ok(Viewer(Some(user)));
         }
         let address = parts.extensions.get::<Peer>().map(|peer| peer.0.ip());
-        if address.is_some_and(|address| hub.tokens.too_many_wrong(address, hub.limits.wrong_tokens_per_minute)) {
+        if address.is_some_and(|address| {
+            hub.tokens
+                .too_many_wrong(address, hub.limits.wrong_tokens_per_minute)
+        }) {
             return Err(ApiError::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too-many-wrong-tokens",
@@ -125,7 +135,9 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
                 if let Some(address) = address {
                     hub.tokens.count_wrong(address);
                 }
-                Err(ApiError::unauthorized("the token is unknown or was revoked"))
+                Err(ApiError::unauthorized(
+                    "the token is unknown or was revoked",
+                ))
             }
         }
     }
@@ -134,11 +146,21 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
 /// A hub that needs no token trusts every program of this host, but not every web page that a browser of this host
 /// shows: one whose name was rebound to loopback has a foreign `Host`, a cross-site request a foreign `Origin`.
 fn refuse_foreign_pages(parts: &Parts) -> ApiResult<()> {
-    let header = |name| parts.headers.get(name).and_then(|value: &axum::http::HeaderValue| value.to_str().ok());
-    let host = header(header::HOST).or_else(|| parts.uri.authority().map(|authority| authority.as_str()));
+    let header = |name| {
+        parts
+            .headers
+            .get(name)
+            .and_then(|value: &axum::http::HeaderValue| value.to_str().ok())
+    };
+    let host =
+        header(header::HOST).or_else(|| parts.uri.authority().map(|authority| authority.as_str()));
     let origin = match parts.headers.get(header::ORIGIN) {
         None => None,
-        Some(_) => Some(header(header::ORIGIN).and_then(|origin| origin.split_once("://")).map_or("", |(_, host)| host)),
+        Some(_) => Some(
+            header(header::ORIGIN)
+                .and_then(|origin| origin.split_once("://"))
+                .map_or("", |(_, host)| host),
+        ),
     };
     if host.is_none_or(is_loopback_name) && origin.is_none_or(is_loopback_name) {
         return Ok(());
@@ -156,7 +178,10 @@ fn is_loopback_name(authority: &str) -> bool {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => authority.split(':').next().unwrap_or_default(),
     };
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    host.eq_ignore_ascii_case("localhost")
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -165,10 +190,25 @@ mod tests {
 
     #[test]
     fn only_loopback_names_pass_for_this_host() {
-        for good in ["localhost", "localhost:80", "127.0.0.1:4500", "127.1.2.3", "[::1]:4500", "LOCALHOST"] {
+        for good in [
+            "localhost",
+            "localhost:80",
+            "127.0.0.1:4500",
+            "127.1.2.3",
+            "[::1]:4500",
+            "LOCALHOST",
+        ] {
             assert!(is_loopback_name(good), "{good}");
         }
-        for bad in ["evil.example", "evil.example:4500", "localhost.evil.example", "10.0.0.1", "[fe80::1]", "", "127.0.0.1.evil"] {
+        for bad in [
+            "evil.example",
+            "evil.example:4500",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "[fe80::1]",
+            "",
+            "127.0.0.1.evil",
+        ] {
             assert!(!is_loopback_name(bad), "{bad}");
         }
     }

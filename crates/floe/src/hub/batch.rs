@@ -59,7 +59,13 @@ struct Plan {
 
 impl Plan {
     fn new(scope: Arc<Scope>, wants: &[(Kind, Hash)], encoding: Encoding) -> Plan {
-        let mut plan = Plan { scope, groups: Vec::new(), missing: Vec::new(), encoding, raw_bytes: 0 };
+        let mut plan = Plan {
+            scope,
+            groups: Vec::new(),
+            missing: Vec::new(),
+            encoding,
+            raw_bytes: 0,
+        };
         let mut known: HashMap<(u32, u32), usize> = HashMap::new();
         for (kind, hash) in wants {
             let Some(place) = plan.scope.find(*kind, hash) else {
@@ -68,7 +74,11 @@ impl Plan {
             };
             let key = (place.pack, place.at.frame);
             let at = *known.entry(key).or_insert_with(|| {
-                plan.groups.push(Group { pack: key.0, frame: key.1, mask: 0 });
+                plan.groups.push(Group {
+                    pack: key.0,
+                    frame: key.1,
+                    mask: 0,
+                });
                 plan.groups.len() - 1
             });
             let bit = 1 << place.at.slot;
@@ -93,7 +103,10 @@ fn write_group<W: Write>(
     encoding: Encoding,
 ) -> io::Result<()> {
     let hashes = pack.index.frame_hashes(group.frame);
-    let (wanted, items) = (group.mask.count_ones() as usize, usize::from(frame.info.items));
+    let (wanted, items) = (
+        group.mask.count_ones() as usize,
+        usize::from(frame.info.items),
+    );
     let kind = frame.info.kind;
     if encoding == Encoding::Zstd && wanted * 2 > items {
         return out.frame(kind, hashes, Encoding::Zstd, &frame.compressed);
@@ -107,13 +120,24 @@ fn write_group<W: Write>(
         let item = |slot: usize| &raw[slot * size..(slot + 1) * size];
         let some: Vec<Hash> = slots().map(|slot| hashes[slot]).collect();
         match encoding {
-            Encoding::Raw if wanted == 1 => {
-                out.frame(kind, &some, encoding, item(group.mask.trailing_zeros() as usize))
-            }
-            Encoding::Raw => out.frame(kind, &some, encoding, &slots().map(item).collect::<Vec<_>>().concat()),
-            Encoding::Zstd => {
-                out.frame(kind, &some, encoding, &compress_frame(kind, &slots().map(item).collect::<Vec<_>>(), LEVEL))
-            }
+            Encoding::Raw if wanted == 1 => out.frame(
+                kind,
+                &some,
+                encoding,
+                item(group.mask.trailing_zeros() as usize),
+            ),
+            Encoding::Raw => out.frame(
+                kind,
+                &some,
+                encoding,
+                &slots().map(item).collect::<Vec<_>>().concat(),
+            ),
+            Encoding::Zstd => out.frame(
+                kind,
+                &some,
+                encoding,
+                &compress_frame(kind, &slots().map(item).collect::<Vec<_>>(), LEVEL),
+            ),
         }
     });
     match written {
@@ -128,9 +152,13 @@ fn write_group<W: Write>(
 
 /// The whole answer if all of it is in memory.
 fn from_memory(hub: &Hub, plan: &Plan) -> Option<Vec<u8>> {
-    let frames: Option<Vec<_>> =
-        plan.groups.iter().map(|group| hub.shelf.cached(plan.pack(group), group.frame)).collect();
-    let mut answer = Vec::with_capacity(plan.raw_bytes + 64 + 64 * (plan.groups.len() + plan.missing.len()));
+    let frames: Option<Vec<_>> = plan
+        .groups
+        .iter()
+        .map(|group| hub.shelf.cached(plan.pack(group), group.frame))
+        .collect();
+    let mut answer =
+        Vec::with_capacity(plan.raw_bytes + 64 + 64 * (plan.groups.len() + plan.missing.len()));
     let mut write = || {
         let mut out = ResponseEncoder::new(&mut answer)?;
         for (group, frame) in plan.groups.iter().zip(frames.iter().flatten()) {
@@ -145,7 +173,9 @@ fn from_memory(hub: &Hub, plan: &Plan) -> Option<Vec<u8>> {
 }
 
 fn write_missing<W: Write>(out: &mut ResponseEncoder<W>, plan: &Plan) -> io::Result<()> {
-    plan.missing.iter().try_for_each(|(kind, hash)| out.missing(*kind, hash))
+    plan.missing
+        .iter()
+        .try_for_each(|(kind, hash)| out.missing(*kind, hash))
 }
 
 /// The answer with frames from memory or disk. Blocks.
@@ -197,7 +227,10 @@ fn count_bytes(bytes: usize) {
 
 fn answer(body: Body, encoding: Encoding) -> Response {
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/octet-stream"),
+        ),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         (ENCODING_HEADER, HeaderValue::from_static(encoding.name())),
     ];
@@ -224,15 +257,34 @@ pub(crate) async fn read(
     body: Body,
 ) -> ApiResult<Response> {
     let id = parse_id(&id)?;
-    let holding = hub.catalogue.readable(&id, viewer.name()).ok_or_else(|| ApiError::no_image(id))?;
+    let holding = hub
+        .catalogue
+        .readable(&id, viewer.name())
+        .ok_or_else(|| ApiError::no_image(id))?;
     let encoding = match headers.get(&ENCODING_HEADER).map(HeaderValue::as_bytes) {
         None | Some(b"zstd") => Encoding::Zstd,
         Some(b"raw") => Encoding::Raw,
-        Some(_) => return Err(ApiError::bad("x-floe-encoding is neither raw nor zstd", "use one of them")),
+        Some(_) => {
+            return Err(ApiError::bad(
+                "x-floe-encoding is neither raw nor zstd",
+                "use one of them",
+            ));
+        }
     };
-    let body = collect_body(body, &headers, "the batch request", batch::REQUEST_BYTES_MAX as u64, &hub.limits).await?;
-    let request = ReadRequest::decode(&body)
-        .map_err(|e| ApiError::bad(e.to_string(), "send a batch request as docs/format.md draws it"))?;
+    let body = collect_body(
+        body,
+        &headers,
+        "the batch request",
+        batch::REQUEST_BYTES_MAX as u64,
+        &hub.limits,
+    )
+    .await?;
+    let request = ReadRequest::decode(&body).map_err(|e| {
+        ApiError::bad(
+            e.to_string(),
+            "send a batch request as docs/format.md draws it",
+        )
+    })?;
     let wants = request.wants;
 
     let plan = match hub.shelf.scope(&id, &holding.owner) {
@@ -241,7 +293,8 @@ pub(crate) async fn read(
             if plan.raw_bytes <= INLINE_BYTES_MAX
                 && let Some(bytes) = from_memory(&hub, &plan)
             {
-                metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "memory").increment(wants.len() as u64);
+                metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "memory")
+                    .increment(wants.len() as u64);
                 count_bytes(bytes.len());
                 return Ok(answer(Body::from(bytes), encoding));
             }
@@ -251,34 +304,53 @@ pub(crate) async fn read(
     };
 
     metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "disk").increment(wants.len() as u64);
-    let permit = hub.disk_readers.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let permit = hub
+        .disk_readers
+        .clone()
+        .acquire_owned()
+        .await
+        .map_err(io::Error::other)?;
     let (to, mut pieces) = mpsc::channel(PIECES_AHEAD);
     let (ready, is_ready) = tokio::sync::oneshot::channel::<ApiResult<Option<Vec<u8>>>>();
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
         let _permit = permit;
         let plan = match plan.map_or_else(
-            || hub.load_scope(&id, &holding).map(|scope| Plan::new(scope, &wants, encoding)),
+            || {
+                hub.load_scope(&id, &holding)
+                    .map(|scope| Plan::new(scope, &wants, encoding))
+            },
             Ok,
         ) {
             Ok(plan) => plan,
             Err(error) => return drop(ready.send(Err(error))),
         };
         if plan.raw_bytes <= WHOLE_BYTES_MAX {
-            let whole = from_disk(&hub, &plan, Vec::new()).map(Some).map_err(ApiError::from);
+            let whole = from_disk(&hub, &plan, Vec::new())
+                .map(Some)
+                .map_err(ApiError::from);
             return drop(ready.send(whole));
         }
         if ready.send(Ok(None)).is_err() {
             return;
         }
-        let pieces = Pieces { buffer: Vec::with_capacity(PIECE_BYTES * 2), to: to.clone(), runtime: runtime.clone() };
+        let pieces = Pieces {
+            buffer: Vec::with_capacity(PIECE_BYTES * 2),
+            to: to.clone(),
+            runtime: runtime.clone(),
+        };
         if let Err(error) = from_disk(&hub, &plan, pieces).and_then(|mut pieces| pieces.flush()) {
             tracing::debug!(%error, "a batch read ended early");
             // Cut the answer off visibly: the client must not take it for whole.
-            drop(runtime.block_on(async { tokio::time::timeout(STALL_TIMEOUT, to.send(Err(error))).await }));
+            drop(runtime.block_on(async {
+                tokio::time::timeout(STALL_TIMEOUT, to.send(Err(error))).await
+            }));
         }
     });
-    match is_ready.await.map_err(|_| ApiError::from(io::Error::other("the reading thread ended")))?? {
+    match is_ready
+        .await
+        .map_err(|_| ApiError::from(io::Error::other("the reading thread ended")))??
+    {
         Some(whole) => {
             count_bytes(whole.len());
             Ok(answer(Body::from(whole), encoding))

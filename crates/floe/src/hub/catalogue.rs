@@ -119,7 +119,8 @@ impl Catalogue {
         db.pragma_update(None, "synchronous", "FULL")?;
         db.pragma_update(None, "foreign_keys", true)?;
         let mut db = db;
-        let version = |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+        let version =
+            |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
         if version(&db)? == 0 {
             let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             // Another process may have been first.
@@ -131,9 +132,16 @@ impl Catalogue {
         }
         let found = version(&db)?;
         if found != VERSION {
-            return Err(HubError::CatalogueVersion { path: path.to_owned(), found, known: VERSION });
+            return Err(HubError::CatalogueVersion {
+                path: path.to_owned(),
+                found,
+                known: VERSION,
+            });
         }
-        let catalogue = Catalogue { db: Mutex::new(db), holdings: RwLock::default() };
+        let catalogue = Catalogue {
+            db: Mutex::new(db),
+            holdings: RwLock::default(),
+        };
         catalogue.reload_holdings()?;
         Ok(catalogue)
     }
@@ -142,9 +150,16 @@ impl Catalogue {
         let mut held: HashMap<Hash, Vec<Holding>> = HashMap::new();
         {
             let db = self.db.lock();
-            let mut rows = db.prepare("SELECT id, owner, public FROM images ORDER BY pushed, owner")?;
+            let mut rows =
+                db.prepare("SELECT id, owner, public FROM images ORDER BY pushed, owner")?;
             let rows = rows.query_map([], |row| {
-                Ok((hash(row, 0)?, Holding { owner: row.get::<_, String>(1)?.into(), public: row.get(2)? }))
+                Ok((
+                    hash(row, 0)?,
+                    Holding {
+                        owner: row.get::<_, String>(1)?.into(),
+                        public: row.get(2)?,
+                    },
+                ))
             })?;
             for row in rows {
                 let (id, holding) = row?;
@@ -171,7 +186,12 @@ impl Catalogue {
         if !is_user_name(user) {
             return Err(HubError::UserName(user.to_owned()));
         }
-        self.change(|db| db.execute("INSERT OR IGNORE INTO users VALUES (?1, ?2)", params![user, now_unix_s() as i64]))?;
+        self.change(|db| {
+            db.execute(
+                "INSERT OR IGNORE INTO users VALUES (?1, ?2)",
+                params![user, now_unix_s() as i64],
+            )
+        })?;
         Ok(())
     }
 
@@ -215,11 +235,15 @@ impl Catalogue {
         let found = self
             .db
             .lock()
-            .query_row("SELECT hash, user FROM tokens WHERE hash = ?1", [hashed.as_bytes()], |row| {
-                Ok((hash(row, 0)?, row.get::<_, String>(1)?))
-            })
+            .query_row(
+                "SELECT hash, user FROM tokens WHERE hash = ?1",
+                [hashed.as_bytes()],
+                |row| Ok((hash(row, 0)?, row.get::<_, String>(1)?)),
+            )
             .optional()?;
-        Ok(found.filter(|(stored, _)| same_bytes(stored.as_bytes(), hashed.as_bytes())).map(|(_, user)| user))
+        Ok(found
+            .filter(|(stored, _)| same_bytes(stored.as_bytes(), hashed.as_bytes()))
+            .map(|(_, user)| user))
     }
 
     // ---- images
@@ -244,7 +268,9 @@ impl Catalogue {
             "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes FROM images
              WHERE public OR owner = ?1 ORDER BY pushed DESC, id",
         )?;
-        let mut tags = db.prepare("SELECT name, tag FROM tags WHERE image = ?1 AND owner = ?2 ORDER BY name, tag")?;
+        let mut tags = db.prepare(
+            "SELECT name, tag FROM tags WHERE image = ?1 AND owner = ?2 ORDER BY name, tag",
+        )?;
         let rows = rows.query_map([viewer], |row| {
             Ok(ImageRow {
                 id: hash(row, 0)?,
@@ -259,7 +285,9 @@ impl Catalogue {
         })?;
         rows.map(|row| {
             let mut row = row?;
-            let named = tags.query_map(params![row.id.as_bytes(), row.owner], |tag| Ok((tag.get(0)?, tag.get(1)?)))?;
+            let named = tags.query_map(params![row.id.as_bytes(), row.owner], |tag| {
+                Ok((tag.get(0)?, tag.get(1)?))
+            })?;
             row.tags = named.collect::<Rows<_>>()?;
             Ok(row)
         })
@@ -268,7 +296,13 @@ impl Catalogue {
 
     /// What `name:tag` means to `viewer`: its own first, then the public one that has been there longest (so that
     /// nobody takes a name over by publishing it again).
-    pub fn resolve(&self, owner: Option<&str>, name: &str, tag: &str, viewer: Option<&str>) -> Rows<Option<Hash>> {
+    pub fn resolve(
+        &self,
+        owner: Option<&str>,
+        name: &str,
+        tag: &str,
+        viewer: Option<&str>,
+    ) -> Rows<Option<Hash>> {
         self.db
             .lock()
             .query_row(
@@ -314,7 +348,10 @@ impl Catalogue {
              WHERE i.public OR i.owner = ?1 GROUP BY p.id
              ORDER BY max(i.id IS ?2) DESC, max(i.owner = ?1) DESC, max(i.pushed) DESC, p.id",
         )?;
-        let rows = rows.query_map(params![owner, first.map(|id| id.as_bytes().as_slice())], |row| pack_ref(row, 0))?;
+        let rows = rows.query_map(
+            params![owner, first.map(|id| id.as_bytes().as_slice())],
+            |row| pack_ref(row, 0),
+        )?;
         rows.collect()
     }
 
@@ -341,7 +378,10 @@ impl Catalogue {
                     stored as i64
                 ],
             )?;
-            db.execute("DELETE FROM image_packs WHERE image = ?1 AND owner = ?2", params![new.id.as_bytes(), new.owner])?;
+            db.execute(
+                "DELETE FROM image_packs WHERE image = ?1 AND owner = ?2",
+                params![new.id.as_bytes(), new.owner],
+            )?;
             for (seq, pack) in new.packs.iter().enumerate() {
                 insert_pack(db, pack)?;
                 db.execute(
@@ -368,7 +408,10 @@ impl Catalogue {
     /// Removes a tag of `owner`; tells whether it was there.
     pub fn untag(&self, owner: &str, name: &str, tag: &str) -> Rows<bool> {
         let changed = self.change(|db| {
-            db.execute("DELETE FROM tags WHERE owner = ?1 AND name = ?2 AND tag = ?3", params![owner, name, tag])
+            db.execute(
+                "DELETE FROM tags WHERE owner = ?1 AND name = ?2 AND tag = ?3",
+                params![owner, name, tag],
+            )
         })?;
         Ok(changed > 0)
     }
@@ -376,7 +419,10 @@ impl Catalogue {
     /// Removes an owner's holding with its tags; tells whether it was there.
     pub fn remove(&self, id: &Hash, owner: &str) -> Rows<bool> {
         let changed = self.change(|db| {
-            db.execute("DELETE FROM images WHERE id = ?1 AND owner = ?2", params![id.as_bytes(), owner])
+            db.execute(
+                "DELETE FROM images WHERE id = ?1 AND owner = ?2",
+                params![id.as_bytes(), owner],
+            )
         })?;
         self.reload_holdings()?;
         Ok(changed > 0)
@@ -396,15 +442,26 @@ impl Catalogue {
 
     /// Whether the catalogue knows the pack.
     pub fn knows_pack(&self, pack: &Hash) -> Rows<bool> {
-        self.db.lock().query_row("SELECT EXISTS (SELECT 1 FROM packs WHERE id = ?1)", [pack.as_bytes()], |r| r.get(0))
+        self.db.lock().query_row(
+            "SELECT EXISTS (SELECT 1 FROM packs WHERE id = ?1)",
+            [pack.as_bytes()],
+            |r| r.get(0),
+        )
     }
 
     // ---- uploads
 
     /// The owner's upload of `image`: the one that is under way, or a new one; `None` when `uploads_max` are open.
-    pub fn open_upload(&self, owner: &str, image: &Hash, uploads_max: usize) -> Rows<Option<Upload>> {
+    pub fn open_upload(
+        &self,
+        owner: &str,
+        image: &Hash,
+        uploads_max: usize,
+    ) -> Rows<Option<Upload>> {
         let mut key = [0u8; 16];
-        rand::rngs::OsRng.try_fill_bytes(&mut key).map_err(|_| rusqlite::Error::InvalidQuery)?;
+        rand::rngs::OsRng
+            .try_fill_bytes(&mut key)
+            .map_err(|_| rusqlite::Error::InvalidQuery)?;
         let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         let now = now_unix_s();
         self.change(|db| {
@@ -463,8 +520,12 @@ impl Catalogue {
             "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, u.staged FROM upload_packs u
              JOIN packs p ON p.id = u.pack WHERE u.upload = ?1 ORDER BY u.rowid",
         )?;
-        let rows =
-            rows.query_map([key], |row| Ok(UploadPack { pack: pack_ref(row, 0)?, staged: row.get(4)? }))?;
+        let rows = rows.query_map([key], |row| {
+            Ok(UploadPack {
+                pack: pack_ref(row, 0)?,
+                staged: row.get(4)?,
+            })
+        })?;
         rows.collect()
     }
 
@@ -482,7 +543,8 @@ impl Catalogue {
     /// Uploads that nobody touched since `before_unix_s`.
     pub fn stale_uploads(&self, before_unix_s: u64) -> Rows<Vec<Upload>> {
         let db = self.db.lock();
-        let mut rows = db.prepare("SELECT key, owner, image, touched FROM uploads WHERE touched < ?1")?;
+        let mut rows =
+            db.prepare("SELECT key, owner, image, touched FROM uploads WHERE touched < ?1")?;
         let rows = rows.query_map([before_unix_s as i64], upload)?;
         rows.collect()
     }
@@ -505,7 +567,12 @@ impl Catalogue {
 fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
     db.execute(
         "INSERT OR IGNORE INTO packs VALUES (?1, ?2, ?3, ?4)",
-        params![pack.id.as_bytes(), pack.file_bytes as i64, pack.index_offset as i64, pack.index_bytes],
+        params![
+            pack.id.as_bytes(),
+            pack.file_bytes as i64,
+            pack.index_offset as i64,
+            pack.index_bytes
+        ],
     )?;
     Ok(())
 }
@@ -555,5 +622,7 @@ fn is_user_name(name: &str) -> bool {
 
 /// Seconds since 1970.
 pub(crate) fn now_unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

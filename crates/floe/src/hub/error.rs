@@ -14,7 +14,9 @@ pub enum HubError {
     #[error("{0}")]
     Options(String),
     /// The address is taken or not ours.
-    #[error("cannot listen on {addr}: {source}; choose another address with --listen, or stop what listens there")]
+    #[error(
+        "cannot listen on {addr}: {source}; choose another address with --listen, or stop what listens there"
+    )]
     Listen {
         /// The address that was asked for.
         addr: std::net::SocketAddr,
@@ -32,7 +34,9 @@ pub enum HubError {
         source: std::io::Error,
     },
     /// The catalogue.
-    #[error("catalogue: {0}; if the disk is full, free some space; if the file is damaged, restore hub.db from a backup")]
+    #[error(
+        "catalogue: {0}; if the disk is full, free some space; if the file is damaged, restore hub.db from a backup"
+    )]
     Catalogue(#[from] rusqlite::Error),
     /// The catalogue was written by a newer floe.
     #[error("catalogue {}: its format {found} is newer than {known}, the newest that this floe knows; upgrade floe", path.display())]
@@ -80,9 +84,21 @@ pub(crate) struct ApiError {
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
-    pub fn new(status: StatusCode, code: &str, message: impl Into<String>, fix: impl Into<String>) -> Self {
-        let body = ErrorBody { code: code.into(), message: message.into(), fix: fix.into() };
-        ApiError { status, body: Box::new(body) }
+    pub fn new(
+        status: StatusCode,
+        code: &str,
+        message: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        let body = ErrorBody {
+            code: code.into(),
+            message: message.into(),
+            fix: fix.into(),
+        };
+        ApiError {
+            status,
+            body: Box::new(body),
+        }
     }
 
     /// The same words whether the image does not exist or is somebody else's: a private image must not show.
@@ -151,7 +167,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(*self.body)).into_response();
         if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }
@@ -160,7 +178,9 @@ impl IntoResponse for ApiError {
 impl From<std::io::Error> for ApiError {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ApiError::disk_full(),
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                ApiError::disk_full()
+            }
             _ => ApiError::internal(&error),
         }
     }

@@ -19,7 +19,8 @@ const READ_BYTES: usize = 256 << 10;
 /// What an id names never changes.
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 /// The same for what not everybody may see.
-const IMMUTABLE_PRIVATE: HeaderValue = HeaderValue::from_static("private, max-age=31536000, immutable");
+const IMMUTABLE_PRIVATE: HeaderValue =
+    HeaderValue::from_static("private, max-age=31536000, immutable");
 /// What may change: a layout, a tag.
 const MUTABLE: HeaderValue = HeaderValue::from_static("no-cache");
 const BYTES: HeaderValue = HeaderValue::from_static("application/octet-stream");
@@ -35,11 +36,21 @@ enum Wanted {
 
 /// RFC 9110, 14.2: one range of bytes; several, or other units, may be ignored and are.
 fn parse_range(value: Option<&HeaderValue>, size: u64) -> Wanted {
-    let spec = value.and_then(|value| value.to_str().ok()).and_then(|value| value.trim().strip_prefix("bytes="));
-    let Some((from, to)) = spec.filter(|spec| !spec.contains(',')).and_then(|spec| spec.trim().split_once('-')) else {
+    let spec = value
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.trim().strip_prefix("bytes="));
+    let Some((from, to)) = spec
+        .filter(|spec| !spec.contains(','))
+        .and_then(|spec| spec.trim().split_once('-'))
+    else {
         return Wanted::Whole;
     };
-    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
+    let number = |text: &str| {
+        text.bytes()
+            .all(|b| b.is_ascii_digit())
+            .then(|| text.parse::<u64>().ok())
+            .flatten()
+    };
     match (from, to) {
         ("", suffix) => match number(suffix) {
             Some(0) => Wanted::Unsatisfiable,
@@ -47,7 +58,14 @@ fn parse_range(value: Option<&HeaderValue>, size: u64) -> Wanted {
             Some(last) => Wanted::Part(size.saturating_sub(last), size - 1),
             None => Wanted::Whole,
         },
-        (from, to) => match (number(from), if to.is_empty() { Some(u64::MAX) } else { number(to) }) {
+        (from, to) => match (
+            number(from),
+            if to.is_empty() {
+                Some(u64::MAX)
+            } else {
+                number(to)
+            },
+        ) {
             (Some(from), Some(to)) if from > to => Wanted::Whole,
             (Some(from), Some(_)) if from >= size => Wanted::Unsatisfiable,
             (Some(from), Some(to)) => Wanted::Part(from, to.min(size - 1)),
@@ -57,24 +75,39 @@ fn parse_range(value: Option<&HeaderValue>, size: u64) -> Wanted {
 }
 
 /// A file that an id names, whole or in part.
-async fn immutable_file(path: std::path::PathBuf, id: &Hash, public: bool, headers: &HeaderMap) -> ApiResult<Response> {
+async fn immutable_file(
+    path: std::path::PathBuf,
+    id: &Hash,
+    public: bool,
+    headers: &HeaderMap,
+) -> ApiResult<Response> {
     let etag = format!("\"{id}\"");
     let etag = HeaderValue::from_str(&etag).map_err(io::Error::other)?;
     let named = |name: HeaderName, value: &HeaderValue| {
         headers.get(name).is_some_and(|list| {
-            list.to_str().is_ok_and(|list| list.split(',').any(|one| one.trim() == "*" || one.trim().as_bytes() == value))
+            list.to_str().is_ok_and(|list| {
+                list.split(',')
+                    .any(|one| one.trim() == "*" || one.trim().as_bytes() == value)
+            })
         })
     };
     let cache = if public { IMMUTABLE } else { IMMUTABLE_PRIVATE };
-    let common = [(header::ETAG, etag.clone()), (header::CACHE_CONTROL, cache), (header::ACCEPT_RANGES, "bytes".parse().map_err(io::Error::other)?)];
+    let common = [
+        (header::ETAG, etag.clone()),
+        (header::CACHE_CONTROL, cache),
+        (
+            header::ACCEPT_RANGES,
+            "bytes".parse().map_err(io::Error::other)?,
+        ),
+    ];
     if named(header::IF_NONE_MATCH, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, common).into_response());
     }
     let mut file = tokio::fs::File::open(&path).await?;
     let size = file.metadata().await?.len();
-    let range = headers.get(header::RANGE).filter(|_| {
-        !headers.contains_key(header::IF_RANGE) || named(header::IF_RANGE, &etag)
-    });
+    let range = headers
+        .get(header::RANGE)
+        .filter(|_| !headers.contains_key(header::IF_RANGE) || named(header::IF_RANGE, &etag));
     let (status, from, length) = match parse_range(range, size) {
         Wanted::Whole => (StatusCode::OK, 0, size),
         Wanted::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to - from + 1),
@@ -103,7 +136,10 @@ async fn immutable_file(path: std::path::PathBuf, id: &Hash, public: bool, heade
     headers.insert(header::CONTENT_LENGTH, length.into());
     if status == StatusCode::PARTIAL_CONTENT {
         let range = format!("bytes {from}-{}/{size}", from + length - 1);
-        headers.insert(header::CONTENT_RANGE, range.parse().map_err(io::Error::other)?);
+        headers.insert(
+            header::CONTENT_RANGE,
+            range.parse().map_err(io::Error::other)?,
+        );
     }
     Ok(response)
 }
@@ -134,7 +170,12 @@ pub(crate) async fn pack(
     send_pack(&hub, &viewer, parse_id(&id)?, &headers).await
 }
 
-async fn send_pack(hub: &Arc<Hub>, viewer: &Viewer, id: Hash, headers: &HeaderMap) -> ApiResult<Response> {
+async fn send_pack(
+    hub: &Arc<Hub>,
+    viewer: &Viewer,
+    id: Hash,
+    headers: &HeaderMap,
+) -> ApiResult<Response> {
     let name = viewer.name().map(str::to_owned);
     let public = blocking(hub, move |hub| {
         if hub.catalogue.pack_readable(&id, name.as_deref())?.is_none() {
@@ -160,8 +201,16 @@ pub(crate) async fn manifest(
     send_manifest(&hub, &viewer, parse_id(&id)?, &headers).await
 }
 
-async fn send_manifest(hub: &Arc<Hub>, viewer: &Viewer, id: Hash, headers: &HeaderMap) -> ApiResult<Response> {
-    let holding = hub.catalogue.readable(&id, viewer.name()).ok_or_else(|| ApiError::no_image(id))?;
+async fn send_manifest(
+    hub: &Arc<Hub>,
+    viewer: &Viewer,
+    id: Hash,
+    headers: &HeaderMap,
+) -> ApiResult<Response> {
+    let holding = hub
+        .catalogue
+        .readable(&id, viewer.name())
+        .ok_or_else(|| ApiError::no_image(id))?;
     immutable_file(hub.manifest_path(&id), &id, holding.public, headers).await
 }
 
@@ -179,9 +228,18 @@ pub(crate) async fn layout(
 }
 
 async fn send_layout(hub: &Arc<Hub>, viewer: &Viewer, id: Hash) -> ApiResult<Response> {
-    let holding = hub.catalogue.readable(&id, viewer.name()).ok_or_else(|| ApiError::no_image(id))?;
-    let packs = blocking(hub, move |hub| Ok(hub.catalogue.packs(&id, &holding.owner)?)).await?;
-    let headers = [(header::CONTENT_TYPE, BYTES), (header::CACHE_CONTROL, MUTABLE)];
+    let holding = hub
+        .catalogue
+        .readable(&id, viewer.name())
+        .ok_or_else(|| ApiError::no_image(id))?;
+    let packs = blocking(hub, move |hub| {
+        Ok(hub.catalogue.packs(&id, &holding.owner)?)
+    })
+    .await?;
+    let headers = [
+        (header::CONTENT_TYPE, BYTES),
+        (header::CACHE_CONTROL, MUTABLE),
+    ];
     Ok((headers, Layout { packs }.encode()).into_response())
 }
 
@@ -216,7 +274,9 @@ pub(crate) async fn statically(
             let name = parse_name(name)?;
             let user = viewer.name().map(str::to_owned);
             let found = blocking(&hub, move |hub| {
-                Ok(hub.catalogue.resolve(None, name.name(), name.tag(), user.as_deref())?)
+                Ok(hub
+                    .catalogue
+                    .resolve(None, name.name(), name.tag(), user.as_deref())?)
             });
             let id = found.await?.ok_or_else(absent)?;
             Ok(([(header::CACHE_CONTROL, MUTABLE)], format!("{id}\n")).into_response())
@@ -240,9 +300,20 @@ mod tests {
         assert_eq!(range("bytes=-1000"), Wanted::Part(0, 99));
         assert_eq!(range("bytes=100-"), Wanted::Unsatisfiable);
         assert_eq!(range("bytes=-0"), Wanted::Unsatisfiable);
-        for odd in ["bytes=9-0", "bytes=a-b", "items=0-1", "bytes=0-1,5-6", "bytes=+1-2", "bytes=", "bytes=--"] {
+        for odd in [
+            "bytes=9-0",
+            "bytes=a-b",
+            "items=0-1",
+            "bytes=0-1,5-6",
+            "bytes=+1-2",
+            "bytes=",
+            "bytes=--",
+        ] {
             assert_eq!(range(odd), Wanted::Whole, "{odd}");
         }
-        assert_eq!(parse_range(Some(&HeaderValue::from_static("bytes=-5")), 0), Wanted::Unsatisfiable);
+        assert_eq!(
+            parse_range(Some(&HeaderValue::from_static("bytes=-5")), 0),
+            Wanted::Unsatisfiable
+        );
     }
 }

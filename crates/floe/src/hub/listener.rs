@@ -48,7 +48,10 @@ impl Counts {
             return None;
         }
         *count += 1;
-        Some(Seat { counts: self.clone(), address })
+        Some(Seat {
+            counts: self.clone(),
+            address,
+        })
     }
 }
 
@@ -111,9 +114,14 @@ pub(crate) async fn run(
         });
     }
     drop(listener);
-    let drained = tokio::time::timeout(limits.drain_timeout, async { while connections.join_next().await.is_some() {} });
+    let drained = tokio::time::timeout(limits.drain_timeout, async {
+        while connections.join_next().await.is_some() {}
+    });
     if drained.await.is_err() {
-        tracing::warn!(left = connections.len(), "requests were still running when the drain time was over");
+        tracing::warn!(
+            left = connections.len(),
+            "requests were still running when the drain time was over"
+        );
     }
 }
 
@@ -167,7 +175,11 @@ async fn http<I>(
         .max_concurrent_streams(H2_STREAMS_MAX)
         .max_header_list_size(H2_HEAD_BYTES_MAX)
         .keep_alive_interval(Some(limits.head_timeout));
-    let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
+    let builder = if http2 {
+        builder.http2_only()
+    } else {
+        builder.http1_only()
+    };
     let connection = builder.serve_connection(io, TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {

@@ -23,12 +23,13 @@ mod tls;
 mod uploads;
 mod wire;
 
-
 pub use error::{ErrorBody, HubError};
 pub use options::*;
 pub use routes::{Health, ImageEntry, ImageList, Resolved, TagRequest, Visibility, openapi_json};
 pub use shelf::verify_pack;
-pub use uploads::{ApiErrorText, CommitRequest, Committed, HAVE_QUESTION_BYTES, UploadOpened, decode_questions};
+pub use uploads::{
+    ApiErrorText, CommitRequest, Committed, HAVE_QUESTION_BYTES, UploadOpened, decode_questions,
+};
 
 use catalogue::Catalogue;
 use state::Hub;
@@ -58,10 +59,18 @@ impl HubHandle {
 
     /// The base URL for clients on this host, such as `http://127.0.0.1:4500`.
     pub fn url(&self) -> String {
-        let scheme = if self.fingerprint.is_some() { "https" } else { "http" };
+        let scheme = if self.fingerprint.is_some() {
+            "https"
+        } else {
+            "http"
+        };
         let mut addr = self.addr;
         if addr.ip().is_unspecified() {
-            let loopback = if addr.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
+            let loopback = if addr.is_ipv4() {
+                [127, 0, 0, 1].into()
+            } else {
+                std::net::Ipv6Addr::LOCALHOST.into()
+            };
             addr.set_ip(loopback);
         }
         format!("{scheme}://{addr}")
@@ -125,7 +134,10 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
     crate::telemetry::metrics();
     let hub = Arc::new(Hub::open(&options)?);
     let tls = tls::prepare(&options.tls, &options.dir, options.listen)?;
-    let cannot_listen = |source| HubError::Listen { addr: options.listen, source };
+    let cannot_listen = |source| HubError::Listen {
+        addr: options.listen,
+        source,
+    };
     let listener = std::net::TcpListener::bind(options.listen).map_err(cannot_listen)?;
     listener.set_nonblocking(true).map_err(cannot_listen)?;
     let addr = listener.local_addr().map_err(cannot_listen)?;
@@ -150,7 +162,13 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
             runtime.spawn(state::housekeeping(hub.clone()));
             runtime.block_on(async {
                 // On a worker thread, not on this one: `block_on` polls with a longer wake-up path.
-                let served = tokio::spawn(listener::run(listener, config, routes::router(hub), limits, stopped));
+                let served = tokio::spawn(listener::run(
+                    listener,
+                    config,
+                    routes::router(hub),
+                    limits,
+                    stopped,
+                ));
                 if let Err(error) = served.await {
                     tracing::error!(%error, "the hub ended with a panic");
                 }
@@ -159,7 +177,13 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
         })
         .map_err(|e| HubError::Options(format!("cannot start the hub's thread: {e}")))?;
     tracing::info!(%addr, dir = %options.dir.display(), "hub started");
-    Ok(HubHandle { addr, ca_file, fingerprint, stop, thread: Some(thread) })
+    Ok(HubHandle {
+        addr,
+        ca_file,
+        fingerprint,
+        stop,
+        thread: Some(thread),
+    })
 }
 
 fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {

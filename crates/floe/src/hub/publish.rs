@@ -30,7 +30,14 @@ struct Used {
 
 impl Used {
     fn new(scope: &Scope) -> Used {
-        Used { masks: scope.packs.iter().map(|pack| vec![0; pack.index.frame_count() as usize]).collect(), bytes: 0 }
+        Used {
+            masks: scope
+                .packs
+                .iter()
+                .map(|pack| vec![0; pack.index.frame_count() as usize])
+                .collect(),
+            bytes: 0,
+        }
     }
 
     /// Marks an item; tells whether it is the first time.
@@ -60,7 +67,13 @@ fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
             if id.is_zero() {
                 continue;
             }
-            let place = || format!("region {}, bytes from {}", region.name, number as u64 * SEGMENT_SPAN);
+            let place = || {
+                format!(
+                    "region {}, bytes from {}",
+                    region.name,
+                    number as u64 * SEGMENT_SPAN
+                )
+            };
             let Some(found) = scope.find(Kind::Segment, id) else {
                 miss(Kind::Segment, id, place());
                 continue;
@@ -68,8 +81,16 @@ fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
             let seen = !used.mark(Kind::Segment, found);
             let segment = read_segment(hub, scope, found, id)?;
             let chunks = (region.chunks() - number as u64 * segment.hashes().len() as u64) as usize;
-            if segment.hashes().iter().skip(chunks).any(|hash| !hash.is_zero()) {
-                return Err(ApiError::invalid(format!("a segment has chunks beyond its region's end ({})", place())));
+            if segment
+                .hashes()
+                .iter()
+                .skip(chunks)
+                .any(|hash| !hash.is_zero())
+            {
+                return Err(ApiError::invalid(format!(
+                    "a segment has chunks beyond its region's end ({})",
+                    place()
+                )));
             }
             if seen {
                 continue;
@@ -83,7 +104,10 @@ fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
                 }
             }
             if used.bytes > hub.limits.image_bytes_max {
-                return Err(ApiError::too_large("the image's content", hub.limits.image_bytes_max));
+                return Err(ApiError::too_large(
+                    "the image's content",
+                    hub.limits.image_bytes_max,
+                ));
             }
         }
     }
@@ -99,7 +123,12 @@ fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
 }
 
 /// A segment, read from its pack and checked against its name.
-pub(crate) fn read_segment(hub: &Hub, scope: &Scope, place: Place, id: &Hash) -> ApiResult<Segment> {
+pub(crate) fn read_segment(
+    hub: &Hub,
+    scope: &Scope,
+    place: Place,
+    id: &Hash,
+) -> ApiResult<Segment> {
     let pack = &scope.packs[place.pack as usize];
     let frame = hub.shelf.frame_uncached(pack, place.at.frame, &mut None)?;
     let damaged = |error| {
@@ -119,14 +148,25 @@ struct Assembled {
 
 /// Proves that `scope` holds the image, and picks its packs, writing those anew into `folder` that the audience may
 /// not have whole.
-fn assemble(hub: &Hub, manifest: &Manifest, scope: &Scope, public: bool, folder: &Path) -> ApiResult<Assembled> {
+fn assemble(
+    hub: &Hub,
+    manifest: &Manifest,
+    scope: &Scope,
+    public: bool,
+    folder: &Path,
+) -> ApiResult<Assembled> {
     let used = walk(hub, manifest, scope)?;
     let mut packs = Vec::new();
     for (pack, masks) in scope.packs.iter().zip(&used.masks) {
         if masks.iter().all(|mask| *mask == 0) {
             continue;
         }
-        let whole = pack.index.frames().iter().zip(masks).all(|(frame, mask)| mask.count_ones() == u32::from(frame.items));
+        let whole = pack
+            .index
+            .frames()
+            .iter()
+            .zip(masks)
+            .all(|(frame, mask)| mask.count_ones() == u32::from(frame.items));
         let kept = if !public || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
             pack.reference
         } else {
@@ -137,7 +177,10 @@ fn assemble(hub: &Hub, manifest: &Manifest, scope: &Scope, public: bool, folder:
             packs.push(kept);
         }
     }
-    Ok(Assembled { packs, raw_bytes: used.bytes })
+    Ok(Assembled {
+        packs,
+        raw_bytes: used.bytes,
+    })
 }
 
 /// Writes a pack with the marked items of another.
@@ -155,14 +198,22 @@ fn strip(hub: &Hub, pack: &super::shelf::Pack, masks: &[u16], folder: &Path) -> 
             writer.push_frame(frame.info.kind, &hashes, &frame.compressed)?;
             continue;
         }
-        let items = slots.iter().map(|slot| frame.item(*slot)).collect::<Result<Vec<_>, _>>();
+        let items = slots
+            .iter()
+            .map(|slot| frame.item(*slot))
+            .collect::<Result<Vec<_>, _>>();
         let items = items.map_err(|e| ApiError::invalid(e.to_string()))?;
-        writer.push_frame(frame.info.kind, &hashes, &compress_frame(frame.info.kind, &items, LEVEL))?;
+        writer.push_frame(
+            frame.info.kind,
+            &hashes,
+            &compress_frame(frame.info.kind, &items, LEVEL),
+        )?;
     }
     let (out, reference) = writer.finish()?;
     let out = out.into_inner().map_err(io::IntoInnerError::into_error)?;
     out.as_file().sync_all()?;
-    out.persist(folder.join(format!("{}.pack", reference.id))).map_err(|e| e.error)?;
+    out.persist(folder.join(format!("{}.pack", reference.id)))
+        .map_err(|e| e.error)?;
     Ok(reference)
 }
 
@@ -183,11 +234,15 @@ pub(crate) fn publish(
     folder: &Path,
     wish: &Wish<'_>,
 ) -> ApiResult<u64> {
-    let manifest = Manifest::decode_verified(manifest_bytes, id).map_err(|e| ApiError::invalid(e.to_string()))?;
+    let manifest = Manifest::decode_verified(manifest_bytes, id)
+        .map_err(|e| ApiError::invalid(e.to_string()))?;
     let publishing = hub.publishing.lock();
     let assembled = assemble(hub, &manifest, scope, wish.public, folder)?;
     for pack in &assembled.packs {
-        let (from, to) = (folder.join(format!("{}.pack", pack.id)), hub.shelf.pack_path(&pack.id));
+        let (from, to) = (
+            folder.join(format!("{}.pack", pack.id)),
+            hub.shelf.pack_path(&pack.id),
+        );
         if !to.exists() {
             move_in(&from, &to)?;
         }
@@ -196,7 +251,9 @@ pub(crate) fn publish(
     if !path.exists() {
         write_durably(&path, manifest_bytes)?;
     }
-    let layout = Layout { packs: assembled.packs.clone() };
+    let layout = Layout {
+        packs: assembled.packs.clone(),
+    };
     write_durably(&path.with_extension("layout"), &layout.encode())?;
     hub.catalogue.publish(&Publication {
         id: *id,
@@ -230,7 +287,19 @@ pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) ->
     let scope = hub.scope_of(&hub.catalogue.packs(id, owner)?)?;
     let bytes = std::fs::read(hub.manifest_path(id))?;
     let work = tempfile::TempDir::new_in(hub.staging(""))?;
-    publish(hub, id, &bytes, &scope, work.path(), &Wish { owner, public, name: None, upload: None })?;
+    publish(
+        hub,
+        id,
+        &bytes,
+        &scope,
+        work.path(),
+        &Wish {
+            owner,
+            public,
+            name: None,
+            upload: None,
+        },
+    )?;
     hub.forget_uploads();
     hub.sweep()
 }
@@ -246,7 +315,9 @@ pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
             let path = hub.manifest_path(id);
             for path in [path.with_extension("layout"), path] {
                 match std::fs::remove_file(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(error.into());
+                    }
                     _ => {}
                 }
             }

@@ -91,14 +91,21 @@ pub struct Health {
 /// Says that the hub is alive, and that it is a hub.
 #[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, body = Health)))]
 async fn healthz() -> Json<Health> {
-    Json(Health { service: "floe-hub".into(), version: env!("CARGO_PKG_VERSION").into() })
+    Json(Health {
+        service: "floe-hub".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    })
 }
 
 /// The hub's metrics in Prometheus' format.
 #[utoipa::path(get, path = "/metrics", tag = "operation",
     responses((status = 200, content_type = "text/plain", body = String), (status = 401, body = ErrorBody)))]
 async fn metrics(_viewer: Viewer) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], telemetry::render_metrics()).into_response()
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+        telemetry::render_metrics(),
+    )
+        .into_response()
 }
 
 /// This description.
@@ -115,7 +122,10 @@ async fn resolve(
     viewer: Viewer,
     Query(query): Query<NameQuery>,
 ) -> ApiResult<Json<Resolved>> {
-    let absent = ApiError::no_image(format_args!("{:?}", query.name.chars().take(300).collect::<String>()));
+    let absent = ApiError::no_image(format_args!(
+        "{:?}",
+        query.name.chars().take(300).collect::<String>()
+    ));
     if let Ok(id) = query.name.parse::<Hash>() {
         hub.catalogue.readable(&id, viewer.name()).ok_or(absent)?;
         return Ok(Json(Resolved { id: id.to_string() }));
@@ -123,11 +133,18 @@ async fn resolve(
     let name = parse_name(&query.name)?;
     let user = viewer.name().map(str::to_owned);
     let found = blocking(&hub, move |hub| {
-        if let Some(id) = hub.catalogue.resolve(None, name.name(), name.tag(), user.as_deref())? {
+        if let Some(id) = hub
+            .catalogue
+            .resolve(None, name.name(), name.tag(), user.as_deref())?
+        {
             return Ok(Some(id));
         }
-        let Some((owner, rest)) = name.name().split_once('/') else { return Ok(None) };
-        Ok(hub.catalogue.resolve(Some(owner), rest, name.tag(), user.as_deref())?)
+        let Some((owner, rest)) = name.name().split_once('/') else {
+            return Ok(None);
+        };
+        Ok(hub
+            .catalogue
+            .resolve(Some(owner), rest, name.tag(), user.as_deref())?)
     });
     let id = found.await?.ok_or(absent)?;
     Ok(Json(Resolved { id: id.to_string() }))
@@ -138,12 +155,19 @@ async fn resolve(
     responses((status = 200, body = ImageList), (status = 401, body = ErrorBody)))]
 async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<ImageList>> {
     let user = viewer.name().map(str::to_owned);
-    let rows = blocking(&hub, move |hub| Ok(hub.catalogue.images(user.as_deref())?)).await?;
+    let rows = blocking(&hub, move |hub| {
+        Ok(hub.catalogue.images(user.as_deref())?)
+    })
+    .await?;
     let images = rows
         .into_iter()
         .map(|row| ImageEntry {
             id: row.id.to_string(),
-            names: row.tags.iter().map(|(name, tag)| format!("{name}:{tag}")).collect(),
+            names: row
+                .tags
+                .iter()
+                .map(|(name, tag)| format!("{name}:{tag}"))
+                .collect(),
             owner: row.owner,
             public: row.public,
             created_unix_s: row.created_unix_s,
@@ -174,7 +198,11 @@ fn own_image(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<String> {
 /// Removes an image of the asker, and its tags.
 #[utoipa::path(delete, path = "/v1/images/{id}", tag = "catalogue", params(("id" = String, Path)),
     responses((status = 204), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
-async fn remove(State(hub): State<Arc<Hub>>, viewer: Viewer, Path(id): Path<String>) -> ApiResult<StatusCode> {
+async fn remove(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+) -> ApiResult<StatusCode> {
     let id = parse_id(&id)?;
     let owner = own_image(&hub, &id, &viewer)?;
     blocking(&hub, move |hub| publish::remove(hub, &id, &owner)).await?;
@@ -196,7 +224,10 @@ async fn visibility(
     let id = parse_id(&id)?;
     let owner = own_image(&hub, &id, &viewer)?;
     let wish: Visibility = json(body, &headers, &hub.limits).await?;
-    blocking(&hub, move |hub| publish::set_visibility(hub, &id, &owner, wish.public)).await?;
+    blocking(&hub, move |hub| {
+        publish::set_visibility(hub, &id, &owner, wish.public)
+    })
+    .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -204,12 +235,20 @@ async fn visibility(
 #[utoipa::path(put, path = "/v1/tags", tag = "catalogue", request_body = TagRequest,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
               (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
-async fn tag(State(hub): State<Arc<Hub>>, viewer: Viewer, headers: HeaderMap, body: Body) -> ApiResult<StatusCode> {
+async fn tag(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<StatusCode> {
     viewer.user()?;
     let wish: TagRequest = json(body, &headers, &hub.limits).await?;
     let (name, id) = (parse_name(&wish.name)?, parse_id(&wish.id)?);
     let owner = own_image(&hub, &id, &viewer)?;
-    blocking(&hub, move |hub| Ok(hub.catalogue.tag(&owner, name.name(), name.tag(), &id)?)).await?;
+    blocking(&hub, move |hub| {
+        Ok(hub.catalogue.tag(&owner, name.name(), name.tag(), &id)?)
+    })
+    .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -224,19 +263,44 @@ async fn untag(
     let owner = viewer.user()?.to_owned();
     let name = parse_name(&query.name)?;
     let shown = name.to_string();
-    let removed = blocking(&hub, move |hub| Ok(hub.catalogue.untag(&owner, name.name(), name.tag())?)).await?;
-    if removed { Ok(StatusCode::NO_CONTENT) } else { Err(ApiError::no_image(shown)) }
+    let removed = blocking(&hub, move |hub| {
+        Ok(hub.catalogue.untag(&owner, name.name(), name.tag())?)
+    })
+    .await?;
+    if removed {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(ApiError::no_image(shown))
+    }
 }
 
 /// The description of the hub's interface; `docs/openapi-hub.json` is its checked-in form.
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "floe hub", description = "Images of running machines: catalogue, packs, batch reads and uploads. \
-        Authorization is a bearer token; a private image looks absent to everybody but its owner."),
+    info(
+        title = "floe hub",
+        description = "Images of running machines: catalogue, packs, batch reads and uploads. \
+        Authorization is a bearer token; a private image looks absent to everybody but its owner."
+    ),
     paths(
-        healthz, metrics, resolve, images, remove, visibility, tag, untag,
-        files::manifest, files::layout, files::pack, files::statically, batch::read,
-        uploads::open, uploads::have, uploads::put_pack, uploads::commit, uploads::cancel
+        healthz,
+        metrics,
+        resolve,
+        images,
+        remove,
+        visibility,
+        tag,
+        untag,
+        files::manifest,
+        files::layout,
+        files::pack,
+        files::statically,
+        batch::read,
+        uploads::open,
+        uploads::have,
+        uploads::put_pack,
+        uploads::commit,
+        uploads::cancel
     ),
     components(schemas(ErrorBody))
 )]
@@ -244,7 +308,9 @@ struct Api;
 
 /// The OpenAPI description as JSON text, as it is checked in.
 pub fn openapi_json() -> String {
-    let mut text = Api::openapi().to_pretty_json().unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"));
+    let mut text = Api::openapi()
+        .to_pretty_json()
+        .unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"));
     text.push('\n');
     text
 }
@@ -280,7 +346,12 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
 
 async fn no_route(request: Request) -> ApiError {
     let path: String = request.uri().path().chars().take(200).collect();
-    ApiError::new(StatusCode::NOT_FOUND, "no-route", format!("a hub has no {path}"), "see /v1/openapi.json")
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        "no-route",
+        format!("a hub has no {path}"),
+        "see /v1/openapi.json",
+    )
 }
 
 async fn no_method(request: Request) -> ApiError {
@@ -299,7 +370,9 @@ async fn measure(route: Option<MatchedPath>, request: Request, next: Next) -> Re
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
     let response = next.run(request).await;
     let status = response.status().as_u16().to_string();
-    metrics::counter!(telemetry::HUB_REQUESTS, "route" => route.clone(), "status" => status).increment(1);
-    metrics::histogram!(telemetry::HUB_REQUEST_SECONDS, "route" => route).record(from.elapsed().as_secs_f64());
+    metrics::counter!(telemetry::HUB_REQUESTS, "route" => route.clone(), "status" => status)
+        .increment(1);
+    metrics::histogram!(telemetry::HUB_REQUEST_SECONDS, "route" => route)
+        .record(from.elapsed().as_secs_f64());
     response
 }

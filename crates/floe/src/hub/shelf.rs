@@ -8,8 +8,8 @@
 
 use super::HubError;
 use floe_image::{
-    FormatError, FrameInfo, Hash, Kind, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex, PackRef,
-    check_pack_header, decompress_frame,
+    FormatError, FrameInfo, Hash, Kind, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex,
+    PackRef, check_pack_header, decompress_frame,
 };
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -99,7 +99,12 @@ impl Scope {
         let mut items: Vec<(u64, u32)> = packs
             .iter()
             .enumerate()
-            .flat_map(|(i, pack)| pack.index.hashes().iter().map(move |hash| (prefix(hash), i as u32)))
+            .flat_map(|(i, pack)| {
+                pack.index
+                    .hashes()
+                    .iter()
+                    .map(move |hash| (prefix(hash), i as u32))
+            })
             .collect();
         items.sort_unstable();
         items.dedup();
@@ -115,18 +120,23 @@ impl Scope {
     pub fn find(&self, kind: Kind, hash: &Hash) -> Option<Place> {
         let wanted = prefix(hash);
         let from = self.items.partition_point(|(prefix, _)| *prefix < wanted);
-        self.items[from..].iter().take_while(|(prefix, _)| *prefix == wanted).find_map(|&(_, pack)| {
-            let index = &self.packs[pack as usize].index;
-            let at = index.lookup(hash)?;
-            let found = index.frame(at.frame)?.kind;
-            (found == kind).then_some(Place { pack, at })
-        })
+        self.items[from..]
+            .iter()
+            .take_while(|(prefix, _)| *prefix == wanted)
+            .find_map(|&(_, pack)| {
+                let index = &self.packs[pack as usize].index;
+                let at = index.lookup(hash)?;
+                let found = index.frame(at.frame)?.kind;
+                (found == kind).then_some(Place { pack, at })
+            })
     }
 }
 
 fn prefix(hash: &Hash) -> u64 {
     let bytes = hash.as_bytes();
-    u64::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7]])
+    u64::from_be_bytes([
+        bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
+    ])
 }
 
 /// Frames in memory, by pack number and frame number; second-chance eviction, as it needs no write on a hit but one
@@ -146,7 +156,11 @@ struct Shard {
 
 impl FrameCache {
     fn new(budget: u64) -> Self {
-        FrameCache { shards: Default::default(), shard_budget: budget / SHARDS as u64, bytes: AtomicU64::new(0) }
+        FrameCache {
+            shards: Default::default(),
+            shard_budget: budget / SHARDS as u64,
+            bytes: AtomicU64::new(0),
+        }
     }
 
     fn shard(&self, key: (u32, u32)) -> &Mutex<Shard> {
@@ -171,8 +185,12 @@ impl FrameCache {
         }
         let before = shard.bytes;
         while shard.bytes + cost > self.shard_budget {
-            let Some(oldest) = shard.ring.pop_front() else { break };
-            let Some((_, used)) = shard.frames.get_mut(&oldest) else { continue };
+            let Some(oldest) = shard.ring.pop_front() else {
+                break;
+            };
+            let Some((_, used)) = shard.frames.get_mut(&oldest) else {
+                continue;
+            };
             if std::mem::take(used) {
                 shard.ring.push_back(oldest);
             } else if let Some((evicted, _)) = shard.frames.remove(&oldest) {
@@ -184,8 +202,11 @@ impl FrameCache {
         shard.frames.insert(key, (frame, false));
         let after = shard.bytes;
         drop(shard);
-        let all = self.bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-        metrics::gauge!(crate::telemetry::HUB_CACHE_BYTES).set(all.wrapping_add(after.wrapping_sub(before)) as f64);
+        let all = self
+            .bytes
+            .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        metrics::gauge!(crate::telemetry::HUB_CACHE_BYTES)
+            .set(all.wrapping_add(after.wrapping_sub(before)) as f64);
     }
 }
 
@@ -238,7 +259,12 @@ impl Shelf {
         }
         let index = read_index(reference, &path).map_err(HubError::file("cannot read", &path))?;
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let pack = Arc::new(Pack { number, reference: *reference, index, path });
+        let pack = Arc::new(Pack {
+            number,
+            reference: *reference,
+            index,
+            path,
+        });
         let mut packs = self.packs.lock();
         packs.retain(|_, pack| pack.strong_count() > 0);
         packs.insert(reference.id, Arc::downgrade(&pack));
@@ -261,7 +287,11 @@ impl Shelf {
         scopes.tick += 1;
         let tick = scopes.tick;
         while scopes.items + scope.len() > self.index_items_max {
-            let Some(oldest) = scopes.by_holding.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone())
+            let Some(oldest) = scopes
+                .by_holding
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(key, _)| key.clone())
             else {
                 break;
             };
@@ -269,7 +299,9 @@ impl Shelf {
         }
         forget(&mut scopes, &(*id, owner.clone()));
         scopes.items += scope.len();
-        scopes.by_holding.insert((*id, owner.clone()), (scope, tick));
+        scopes
+            .by_holding
+            .insert((*id, owner.clone()), (scope, tick));
     }
 
     /// Forgets the scope of a holding that changed.
@@ -283,7 +315,12 @@ impl Shelf {
     }
 
     /// A frame from memory or disk; `file` is the pack's, opened when first needed and kept for the next frame.
-    pub fn frame(&self, pack: &Pack, frame: u32, file: &mut Option<File>) -> io::Result<Arc<Frame>> {
+    pub fn frame(
+        &self,
+        pack: &Pack,
+        frame: u32,
+        file: &mut Option<File>,
+    ) -> io::Result<Arc<Frame>> {
         if let Some(frame) = self.cached(pack, frame) {
             return Ok(frame);
         }
@@ -293,14 +330,26 @@ impl Shelf {
     }
 
     /// A frame from disk that is not kept: a verification walk must not push out what guests are reading.
-    pub fn frame_uncached(&self, pack: &Pack, frame: u32, file: &mut Option<File>) -> io::Result<Frame> {
-        let info = pack.index.frame(frame).ok_or_else(|| io::Error::other("no such frame in the pack"))?;
+    pub fn frame_uncached(
+        &self,
+        pack: &Pack,
+        frame: u32,
+        file: &mut Option<File>,
+    ) -> io::Result<Frame> {
+        let info = pack
+            .index
+            .frame(frame)
+            .ok_or_else(|| io::Error::other("no such frame in the pack"))?;
         let file = match file {
             Some(file) => file,
             None => file.insert(pack.open()?),
         };
         let compressed = pack.read(file, &info)?;
-        Ok(Frame { info, compressed, raw: OnceLock::new() })
+        Ok(Frame {
+            info,
+            compressed,
+            raw: OnceLock::new(),
+        })
     }
 }
 
@@ -320,7 +369,12 @@ fn read_index(reference: &PackRef, path: &Path) -> io::Result<PackIndex> {
 /// Checks a whole pack in memory: header, footer, index, and that every item of every frame is what its hash says.
 /// Memory beyond `bytes`: the index and one unpacked frame, whatever the pack claims.
 pub fn verify_pack(bytes: &[u8], id: &Hash) -> Result<PackRef, FormatError> {
-    let truncated = |need: u64| FormatError::Truncated { what: "pack", at: 0, need, have: bytes.len() as u64 };
+    let truncated = |need: u64| FormatError::Truncated {
+        what: "pack",
+        at: 0,
+        need,
+        have: bytes.len() as u64,
+    };
     let (header, footer) = (PACK_HEADER_BYTES as usize, PACK_FOOTER_BYTES as usize);
     if bytes.len() < header + footer {
         return Err(truncated((header + footer) as u64));
@@ -328,15 +382,23 @@ pub fn verify_pack(bytes: &[u8], id: &Hash) -> Result<PackRef, FormatError> {
     check_pack_header(&bytes[..header])?;
     let reference = PackRef::from_footer(&bytes[bytes.len() - footer..], bytes.len() as u64)?;
     if reference.id != *id {
-        return Err(FormatError::Mismatch { what: "pack", expected: *id, found: reference.id });
+        return Err(FormatError::Mismatch {
+            what: "pack",
+            expected: *id,
+            found: reference.id,
+        });
     }
     let at = reference.index_offset as usize;
-    let index = bytes.get(at..at + reference.index_bytes as usize).ok_or_else(|| truncated(reference.file_bytes))?;
+    let index = bytes
+        .get(at..at + reference.index_bytes as usize)
+        .ok_or_else(|| truncated(reference.file_bytes))?;
     let index = PackIndex::decode(index, &reference)?;
     let mut raw = Vec::new();
     for (i, frame) in index.frames().iter().enumerate() {
         let at = frame.offset as usize;
-        let packed = bytes.get(at..at + frame.len as usize).ok_or_else(|| truncated(frame.offset + u64::from(frame.len)))?;
+        let packed = bytes
+            .get(at..at + frame.len as usize)
+            .ok_or_else(|| truncated(frame.offset + u64::from(frame.len)))?;
         floe_image::decompress_frame_into(frame.kind, packed, frame.items.into(), &mut raw)?;
         let items = raw.chunks_exact(frame.kind.raw_size());
         for (item, hash) in items.zip(index.frame_hashes(i as u32)) {

@@ -50,13 +50,22 @@ impl Hub {
     /// Opens the hub's folder and puts it in order after a crash.
     pub fn open(options: &HubOptions) -> Result<Hub, HubError> {
         let dir = options.dir.clone();
-        for folder in [dir.clone(), dir.join("staging"), dir.join("repo/images"), dir.join("repo/packs")] {
+        for folder in [
+            dir.clone(),
+            dir.join("staging"),
+            dir.join("repo/images"),
+            dir.join("repo/packs"),
+        ] {
             std::fs::create_dir_all(&folder).map_err(HubError::file("cannot create", &folder))?;
         }
         let catalogue = Catalogue::open(&super::catalogue_path(&dir))?;
         let limits = options.limits.clone();
         let hub = Hub {
-            shelf: Shelf::new(dir.join("repo/packs"), limits.cache_bytes, limits.index_items_max),
+            shelf: Shelf::new(
+                dir.join("repo/packs"),
+                limits.cache_bytes,
+                limits.index_items_max,
+            ),
             limits,
             anonymous: options.anonymous.clone(),
             catalogue,
@@ -88,12 +97,18 @@ impl Hub {
     /// its row.
     pub fn staged_pack_path(&self, key: &str, pack: &Hash) -> PathBuf {
         let staged = self.staging(key).join(format!("{pack}.pack"));
-        if staged.exists() { staged } else { self.shelf.pack_path(pack) }
+        if staged.exists() {
+            staged
+        } else {
+            self.shelf.pack_path(pack)
+        }
     }
 
     /// The scope of a published set of packs.
     pub fn scope_of(&self, packs: &[PackRef]) -> Result<Scope, HubError> {
-        let packs = packs.iter().map(|pack| self.shelf.pack(pack, self.shelf.pack_path(&pack.id)));
+        let packs = packs
+            .iter()
+            .map(|pack| self.shelf.pack(pack, self.shelf.pack_path(&pack.id)));
         Ok(Scope::new(packs.collect::<Result<_, _>>()?))
     }
 
@@ -155,7 +170,11 @@ impl Hub {
     pub fn check_room(&self, bytes: u64) -> ApiResult<()> {
         let disk = rustix::fs::statvfs(&self.dir).map_err(std::io::Error::from)?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if free < bytes.saturating_add(self.limits.disk_reserve_bytes) { Err(ApiError::disk_full()) } else { Ok(()) }
+        if free < bytes.saturating_add(self.limits.disk_reserve_bytes) {
+            Err(ApiError::disk_full())
+        } else {
+            Ok(())
+        }
     }
 
     /// Files without a row: what a killed process left.
@@ -168,14 +187,24 @@ impl Hub {
         }
         for (_, folder) in entries(&self.dir.join("repo/packs"))? {
             for (name, path) in entries(&folder)? {
-                let known = name.strip_suffix(".pack").and_then(|id| id.parse::<Hash>().ok());
-                if !known.map(|id| self.catalogue.knows_pack(&id)).transpose()?.unwrap_or(false) {
+                let known = name
+                    .strip_suffix(".pack")
+                    .and_then(|id| id.parse::<Hash>().ok());
+                if !known
+                    .map(|id| self.catalogue.knows_pack(&id))
+                    .transpose()?
+                    .unwrap_or(false)
+                {
                     remove_file(&path);
                 }
             }
         }
         for (name, path) in entries(&self.dir.join("repo/images"))? {
-            let id = name.strip_suffix(".layout").unwrap_or(&name).parse::<Hash>().ok();
+            let id = name
+                .strip_suffix(".layout")
+                .unwrap_or(&name)
+                .parse::<Hash>()
+                .ok();
             if !id.is_some_and(|id| self.catalogue.held(&id)) {
                 remove_file(&path);
             }
@@ -188,7 +217,11 @@ impl Hub {
         let before = now_unix_s().saturating_sub(self.limits.upload_expiry.as_secs());
         let stale = self.catalogue.stale_uploads(before)?;
         for upload in &stale {
-            tracing::info!(upload = upload.key, owner = upload.owner, "dropping a stale upload");
+            tracing::info!(
+                upload = upload.key,
+                owner = upload.owner,
+                "dropping a stale upload"
+            );
             self.drop_upload(&upload.key)?;
         }
         if !stale.is_empty() {
@@ -221,7 +254,14 @@ pub(crate) async fn housekeeping(hub: Arc<Hub>) {
 fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError> {
     let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
         std::fs::read_dir(folder)?
-            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
+            .map(|entry| {
+                entry.map(|entry| {
+                    (
+                        entry.file_name().to_string_lossy().into_owned(),
+                        entry.path(),
+                    )
+                })
+            })
             .collect()
     };
     read().map_err(HubError::file("cannot list", folder))
@@ -248,7 +288,9 @@ fn remove_folder(path: &Path) {
 /// Writes a file so that it is there whole or not at all, and survives a power cut.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::io::Write;
-    let folder = path.parent().ok_or_else(|| std::io::Error::other("a file without a folder"))?;
+    let folder = path
+        .parent()
+        .ok_or_else(|| std::io::Error::other("a file without a folder"))?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;

@@ -1,7 +1,10 @@
 //! The hub's certificate: the operator's, or one of its own that clients trust by its CA file.
 
 use super::{HubError, Tls};
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::io::Write;
@@ -18,13 +21,21 @@ pub(crate) struct Prepared {
 }
 
 /// Loads the certificate that `tls` names, making it first where the hub is its own authority.
-pub(crate) fn prepare(tls: &Tls, dir: &Path, listen: SocketAddr) -> Result<Option<Prepared>, HubError> {
+pub(crate) fn prepare(
+    tls: &Tls,
+    dir: &Path,
+    listen: SocketAddr,
+) -> Result<Option<Prepared>, HubError> {
     let (cert, key, ca_file) = match tls {
         Tls::Off => return Ok(None),
         Tls::Files { cert, key } => (cert.clone(), key.clone(), None),
         Tls::SelfSigned { names } => {
             let folder = dir.join("tls");
-            let (cert, key, ca) = (folder.join("hub.pem"), folder.join("hub.key"), folder.join("ca.pem"));
+            let (cert, key, ca) = (
+                folder.join("hub.pem"),
+                folder.join("hub.key"),
+                folder.join("ca.pem"),
+            );
             // The key is written last: with it there, all of them are.
             if !key.exists() {
                 make(&folder, &subject_names(names, listen))?;
@@ -34,23 +45,56 @@ pub(crate) fn prepare(tls: &Tls, dir: &Path, listen: SocketAddr) -> Result<Optio
     };
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&cert)
         .and_then(|certs| certs.collect())
-        .map_err(|e| HubError::Tls(format!("cannot read certificates from {}: {e}; it must be PEM", cert.display())))?;
-    let leaf =
-        chain.first().ok_or_else(|| HubError::Tls(format!("{} holds no certificate; it must be PEM", cert.display())))?;
+        .map_err(|e| {
+            HubError::Tls(format!(
+                "cannot read certificates from {}: {e}; it must be PEM",
+                cert.display()
+            ))
+        })?;
+    let leaf = chain.first().ok_or_else(|| {
+        HubError::Tls(format!(
+            "{} holds no certificate; it must be PEM",
+            cert.display()
+        ))
+    })?;
     let fingerprint = fingerprint(leaf);
-    let private = PrivateKeyDer::from_pem_file(&key)
-        .map_err(|e| HubError::Tls(format!("cannot read a private key from {}: {e}; it must be PEM", key.display())))?;
-    let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
-        .map_err(|e| HubError::Tls(format!("{} and {} do not fit: {e}", cert.display(), key.display())))?;
+    let private = PrivateKeyDer::from_pem_file(&key).map_err(|e| {
+        HubError::Tls(format!(
+            "cannot read a private key from {}: {e}; it must be PEM",
+            key.display()
+        ))
+    })?;
+    let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
+        rustls::crypto::ring::default_provider(),
+    ))
+    .with_safe_default_protocol_versions()
+    .and_then(|builder| {
+        builder
+            .with_no_client_auth()
+            .with_single_cert(chain, private)
+    })
+    .map_err(|e| {
+        HubError::Tls(format!(
+            "{} and {} do not fit: {e}",
+            cert.display(),
+            key.display()
+        ))
+    })?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(Some(Prepared { config: Arc::new(config), ca_file, fingerprint }))
+    Ok(Some(Prepared {
+        config: Arc::new(config),
+        ca_file,
+        fingerprint,
+    }))
 }
 
 /// Names that clients on this host and network will use.
 fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
-    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    let mut names = vec![
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+    ];
     if !listen.ip().is_unspecified() {
         names.push(listen.ip().to_string());
     }
@@ -68,12 +112,14 @@ fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
 /// An authority and a leaf below it, not a lone self-signed leaf: clients keep the CA file when the leaf is renewed,
 /// and some verifiers refuse a CA certificate as a server's.
 fn make(folder: &Path, names: &[String]) -> Result<(), HubError> {
-    let failed = |e: rcgen::Error| HubError::Tls(format!("cannot make a certificate for {names:?}: {e}"));
+    let failed =
+        |e: rcgen::Error| HubError::Tls(format!("cannot make a certificate for {names:?}: {e}"));
     std::fs::create_dir_all(folder).map_err(HubError::file("cannot create", folder))?;
 
     let ca_key = KeyPair::generate().map_err(failed)?;
     let mut ca = CertificateParams::default();
-    ca.distinguished_name.push(DnType::CommonName, "floe hub CA");
+    ca.distinguished_name
+        .push(DnType::CommonName, "floe hub CA");
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let ca_cert = ca.self_signed(&ca_key).map_err(failed)?;
@@ -95,8 +141,12 @@ fn make(folder: &Path, names: &[String]) -> Result<(), HubError> {
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), HubError> {
     let partial = path.with_extension("partial");
     let write = || {
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&partial)?;
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&partial)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&partial, path)
@@ -107,6 +157,15 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), HubError> {
 /// SHA-256 in colon-separated hex, as browsers and `openssl x509 -fingerprint -sha256` show it.
 fn fingerprint(cert: &CertificateDer<'_>) -> String {
     let suite = rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
-    let hash = suite.tls13().expect("a TLS 1.3 suite has a hash").common.hash_provider.hash(cert);
-    hash.as_ref().iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
+    let hash = suite
+        .tls13()
+        .expect("a TLS 1.3 suite has a hash")
+        .common
+        .hash_provider
+        .hash(cert);
+    hash.as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02X}"))
+        .collect::<Vec<_>>()
+        .join(":")
 }

@@ -92,19 +92,32 @@ pub(crate) async fn open(
     body: Body,
 ) -> ApiResult<Json<UploadOpened>> {
     let owner = viewer.user()?.to_owned();
-    let bytes = collect_body(body, &headers, "the manifest", MANIFEST_BYTES_MAX as u64, &hub.limits).await?;
+    let bytes = collect_body(
+        body,
+        &headers,
+        "the manifest",
+        MANIFEST_BYTES_MAX as u64,
+        &hub.limits,
+    )
+    .await?;
     blocking(&hub, move |hub| {
         Manifest::decode(&bytes).map_err(|e| refused("manifest", &e))?;
         let image = Hash::of(&bytes);
         hub.check_room(bytes.len() as u64)?;
-        let upload = hub.catalogue.open_upload(&owner, &image, hub.limits.uploads_max)?.ok_or_else(|| {
-            ApiError::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "too-many-uploads",
-                format!("{owner} has {} unfinished uploads, this hub's limit", hub.limits.uploads_max),
-                "finish or cancel one of them, or wait until they expire",
-            )
-        })?;
+        let upload = hub
+            .catalogue
+            .open_upload(&owner, &image, hub.limits.uploads_max)?
+            .ok_or_else(|| {
+                ApiError::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "too-many-uploads",
+                    format!(
+                        "{owner} has {} unfinished uploads, this hub's limit",
+                        hub.limits.uploads_max
+                    ),
+                    "finish or cancel one of them, or wait until they expire",
+                )
+            })?;
         let folder = hub.staging(&upload.key);
         std::fs::create_dir_all(&folder)?;
         write_durably(&folder.join("manifest"), &bytes)?;
@@ -155,7 +168,8 @@ pub(crate) async fn have(
         }
         // What was answered yes must stay until the commit.
         let needed: Vec<PackRef> = needed.into_iter().collect();
-        hub.catalogue.add_upload_packs(&upload.key, &needed, false)?;
+        hub.catalogue
+            .add_upload_packs(&upload.key, &needed, false)?;
         Ok(bits)
     })
     .await?;
@@ -174,9 +188,15 @@ pub fn decode_questions(body: &[u8]) -> Result<Vec<(Kind, Hash)>, ApiErrorText> 
         let kind = match item[0] {
             0 => Kind::Chunk,
             1 => Kind::Segment,
-            other => return Err(ApiErrorText(format!("{other} is no kind of item; 0 is a chunk, 1 a segment"))),
+            other => {
+                return Err(ApiErrorText(format!(
+                    "{other} is no kind of item; 0 is a chunk, 1 a segment"
+                )));
+            }
         };
-        let hash: [u8; 32] = item[1..].try_into().map_err(|_| ApiErrorText("a hash has 32 bytes".into()))?;
+        let hash: [u8; 32] = item[1..]
+            .try_into()
+            .map_err(|_| ApiErrorText("a hash has 32 bytes".into()))?;
         Ok((kind, Hash(hash)))
     };
     body.chunks_exact(HAVE_QUESTION_BYTES).map(item).collect()
@@ -195,17 +215,29 @@ impl From<ApiErrorText> for ApiError {
 
 /// The scopes that an upload may build on: what its owner can read anyway, the parent image first, and its own packs.
 fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
-    let staged: Vec<_> =
-        hub.catalogue.upload_packs(&upload.key)?.into_iter().filter(|pack| pack.staged).map(|pack| pack.pack).collect();
+    let staged: Vec<_> = hub
+        .catalogue
+        .upload_packs(&upload.key)?
+        .into_iter()
+        .filter(|pack| pack.staged)
+        .map(|pack| pack.pack)
+        .collect();
     let mut remembered = match hub.remembered(&upload.key) {
         Some(remembered) => remembered,
         None => {
             let bytes = std::fs::read(hub.staging(&upload.key).join("manifest"))?;
-            let parent = Manifest::decode(&bytes).map_err(|e| refused("manifest", &e))?.parent;
+            let parent = Manifest::decode(&bytes)
+                .map_err(|e| refused("manifest", &e))?
+                .parent;
             let mut items = 0;
             let mut packs = Vec::new();
-            for reference in hub.catalogue.visible_packs(&upload.owner, parent.as_ref())? {
-                let pack = hub.shelf.pack(&reference, hub.shelf.pack_path(&reference.id))?;
+            for reference in hub
+                .catalogue
+                .visible_packs(&upload.owner, parent.as_ref())?
+            {
+                let pack = hub
+                    .shelf
+                    .pack(&reference, hub.shelf.pack_path(&reference.id))?;
                 items += pack.index.hashes().len();
                 packs.push(pack);
                 // An honest "not here" costs the client some bytes, an unbounded index would cost the hub its memory.
@@ -213,7 +245,10 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
                     break;
                 }
             }
-            Remembered { visible: Arc::new(Scope::new(packs)), staged: None }
+            Remembered {
+                visible: Arc::new(Scope::new(packs)),
+                staged: None,
+            }
         }
     };
     let scope = match remembered.staged.take() {
@@ -227,7 +262,9 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
 }
 
 fn staged_scope(hub: &Hub, key: &str, packs: &[PackRef]) -> ApiResult<Scope> {
-    let packs = packs.iter().map(|pack| hub.shelf.pack(pack, hub.staged_pack_path(key, &pack.id)));
+    let packs = packs
+        .iter()
+        .map(|pack| hub.shelf.pack(pack, hub.staged_pack_path(key, &pack.id)));
     Ok(Scope::new(packs.collect::<Result<_, _>>()?))
 }
 
@@ -239,13 +276,21 @@ fn holds(
     hash: &Hash,
     needed: &mut BTreeSet<PackRef>,
 ) -> ApiResult<bool> {
-    let find = |kind, hash: &Hash| scopes.iter().find_map(|scope| scope.find(kind, hash).map(|place| (scope, place)));
-    let Some((scope, place)) = find(kind, hash) else { return Ok(false) };
+    let find = |kind, hash: &Hash| {
+        scopes
+            .iter()
+            .find_map(|scope| scope.find(kind, hash).map(|place| (scope, place)))
+    };
+    let Some((scope, place)) = find(kind, hash) else {
+        return Ok(false);
+    };
     let mut rests_on = vec![scope.packs[place.pack as usize].reference];
     if kind == Kind::Segment {
         let segment = publish::read_segment(hub, scope, place, hash)?;
         for chunk in segment.hashes().iter().filter(|chunk| !chunk.is_zero()) {
-            let Some((scope, place)) = find(Kind::Chunk, chunk) else { return Ok(false) };
+            let Some((scope, place)) = find(Kind::Chunk, chunk) else {
+                return Ok(false);
+            };
             rests_on.push(scope.packs[place.pack as usize].reference);
         }
     }
@@ -269,22 +314,37 @@ pub(crate) async fn put_pack(
 ) -> ApiResult<StatusCode> {
     let id = parse_id(&pack)?;
     let upload = owned(&hub, &viewer, key).await?;
-    let _room = hub.packs_received.acquire().await.map_err(std::io::Error::other)?;
-    let bytes = collect_body(body, &headers, "the pack", hub.limits.pack_bytes_max, &hub.limits).await?;
+    let _room = hub
+        .packs_received
+        .acquire()
+        .await
+        .map_err(std::io::Error::other)?;
+    let bytes = collect_body(
+        body,
+        &headers,
+        "the pack",
+        hub.limits.pack_bytes_max,
+        &hub.limits,
+    )
+    .await?;
     blocking(&hub, move |hub| {
         let staged = hub.catalogue.staged_bytes(&upload.owner)?;
         if staged + bytes.len() as u64 > hub.limits.staged_bytes_max {
             return Err(ApiError::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "quota",
-                format!("{} has {staged} staged bytes, more than {} are not allowed", upload.owner, hub.limits.staged_bytes_max),
+                format!(
+                    "{} has {staged} staged bytes, more than {} are not allowed",
+                    upload.owner, hub.limits.staged_bytes_max
+                ),
                 "commit or cancel an unfinished upload first",
             ));
         }
         hub.check_room(bytes.len() as u64)?;
         let reference = verify_pack(&bytes, &id).map_err(|e| refused("pack", &e))?;
         write_durably(&hub.staging(&upload.key).join(format!("{id}.pack")), &bytes)?;
-        hub.catalogue.add_upload_packs(&upload.key, &[reference], true)?;
+        hub.catalogue
+            .add_upload_packs(&upload.key, &[reference], true)?;
         metrics::counter!(telemetry::HUB_UPLOAD_BYTES).increment(bytes.len() as u64);
         Ok(StatusCode::NO_CONTENT)
     })
@@ -312,23 +372,37 @@ pub(crate) async fn commit(
         let manifest = std::fs::read(folder.join("manifest"))?;
         let packs = hub.catalogue.upload_packs(&upload.key)?;
         // A pack that went away with its image since `have` counted on it is missing, not an error.
-        let files = packs.iter().map(|p| (p.pack, hub.staged_pack_path(&upload.key, &p.pack.id)));
-        let packs = files.filter(|(_, path)| path.exists()).map(|(pack, path)| hub.shelf.pack(&pack, path));
+        let files = packs
+            .iter()
+            .map(|p| (p.pack, hub.staged_pack_path(&upload.key, &p.pack.id)));
+        let packs = files
+            .filter(|(_, path)| path.exists())
+            .map(|(pack, path)| hub.shelf.pack(&pack, path));
         let scope = Scope::new(packs.collect::<Result<_, _>>()?);
-        let own = hub.catalogue.readable(&upload.image, Some(&upload.owner)).filter(|h| *h.owner == *upload.owner);
-        let public = request.public.unwrap_or_else(|| own.is_some_and(|holding| holding.public));
+        let own = hub
+            .catalogue
+            .readable(&upload.image, Some(&upload.owner))
+            .filter(|h| *h.owner == *upload.owner);
+        let public = request
+            .public
+            .unwrap_or_else(|| own.is_some_and(|holding| holding.public));
         let wish = Wish {
             owner: &upload.owner,
             public,
             name: name.as_ref().map(|name| (name.name(), name.tag())),
             upload: Some(&upload.key),
         };
-        let raw_bytes = publish::publish(hub, &upload.image, &manifest, &scope, &folder, &wish).inspect_err(|_| {
-            metrics::counter!(telemetry::HUB_UPLOADS_REFUSED, "reason" => "commit").increment(1);
-        })?;
+        let raw_bytes = publish::publish(hub, &upload.image, &manifest, &scope, &folder, &wish)
+            .inspect_err(|_| {
+                metrics::counter!(telemetry::HUB_UPLOADS_REFUSED, "reason" => "commit")
+                    .increment(1);
+            })?;
         hub.drop_upload(&upload.key)?;
         hub.sweep()?;
-        Ok(Json(Committed { id: upload.image.to_string(), raw_bytes }))
+        Ok(Json(Committed {
+            id: upload.image.to_string(),
+            raw_bytes,
+        }))
     })
     .await
 }

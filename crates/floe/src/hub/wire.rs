@@ -15,7 +15,12 @@ const BODY_FIRST_BYTES_MAX: u64 = 64 << 10;
 /// An image or pack id in a path. Anything else is answered like an id that is not here.
 pub(crate) fn parse_id(text: &str) -> ApiResult<Hash> {
     text.parse().map_err(|error: floe_image::ParseHashError| {
-        ApiError::new(StatusCode::NOT_FOUND, "not-found", error.to_string(), "give the full id, or ask /v1/resolve for a name's")
+        ApiError::new(
+            StatusCode::NOT_FOUND,
+            "not-found",
+            error.to_string(),
+            "give the full id, or ask /v1/resolve for a name's",
+        )
     })
 }
 
@@ -32,24 +37,31 @@ pub(crate) async fn collect_body(
     max: u64,
     limits: &Limits,
 ) -> ApiResult<Bytes> {
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > max) {
         return Err(ApiError::too_large(what, max));
     }
     let mut first: Option<Bytes> = None;
     let mut whole = BytesMut::new();
     loop {
-        let frame = tokio::time::timeout(limits.body_idle_timeout, body.frame()).await.map_err(|_| {
-            ApiError::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "timeout",
-                format!("no byte of {what} came for {:?}", limits.body_idle_timeout),
-                "check the connection and send it again",
-            )
-        })?;
+        let frame = tokio::time::timeout(limits.body_idle_timeout, body.frame())
+            .await
+            .map_err(|_| {
+                ApiError::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "timeout",
+                    format!("no byte of {what} came for {:?}", limits.body_idle_timeout),
+                    "check the connection and send it again",
+                )
+            })?;
         let Some(frame) = frame else { break };
-        let frame = frame.map_err(|e| ApiError::bad(format!("{what} was cut off: {e}"), "send it again"))?;
-        let Ok(data) = frame.into_data() else { continue };
+        let frame = frame
+            .map_err(|e| ApiError::bad(format!("{what} was cut off: {e}"), "send it again"))?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
         let so_far = first.as_ref().map_or(whole.len(), Bytes::len);
         if (so_far + data.len()) as u64 > max {
             return Err(ApiError::too_large(what, max));
@@ -70,8 +82,23 @@ pub(crate) async fn collect_body(
 }
 
 /// A JSON body.
-pub(crate) async fn json<T: DeserializeOwned>(body: Body, headers: &HeaderMap, limits: &Limits) -> ApiResult<T> {
-    let bytes = collect_body(body, headers, "the JSON body", super::JSON_BYTES_MAX as u64, limits).await?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::bad(format!("the body is not the JSON that is expected: {e}"), "see /v1/openapi.json"))
+pub(crate) async fn json<T: DeserializeOwned>(
+    body: Body,
+    headers: &HeaderMap,
+    limits: &Limits,
+) -> ApiResult<T> {
+    let bytes = collect_body(
+        body,
+        headers,
+        "the JSON body",
+        super::JSON_BYTES_MAX as u64,
+        limits,
+    )
+    .await?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        ApiError::bad(
+            format!("the body is not the JSON that is expected: {e}"),
+            "see /v1/openapi.json",
+        )
+    })
 }

@@ -2,8 +2,8 @@
 
 use super::{Cancel, TransferError, retry};
 use crate::hub::{
-    CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry, ImageList, Resolved,
-    TagRequest, UploadOpened, Visibility,
+    CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
+    ImageList, Resolved, TagRequest, UploadOpened, Visibility,
 };
 use floe_image::{Hash, Kind};
 use rustls::pki_types::CertificateDer;
@@ -60,12 +60,21 @@ impl Read for Sending<'_> {
 impl HubClient {
     /// A client for the hub at `url` (http or https; `floe://` means https). `ca` is a PEM file to trust instead of
     /// the system's authorities. Nothing is connected yet.
-    pub fn new(url: &str, token: Option<&str>, ca: Option<&Path>, cancel: &Cancel) -> Result<HubClient, TransferError> {
+    pub fn new(
+        url: &str,
+        token: Option<&str>,
+        ca: Option<&Path>,
+        cancel: &Cancel,
+    ) -> Result<HubClient, TransferError> {
         let base = match url.split_once("://") {
             Some(("http" | "https", _)) => url.to_owned(),
             Some(("floe", rest)) => format!("https://{rest}"),
             Some(("floe+http", rest)) => format!("http://{rest}"),
-            _ => return Err(TransferError::Options(format!("{url:?} is no hub; give its URL, such as https://hub:4500"))),
+            _ => {
+                return Err(TransferError::Options(format!(
+                    "{url:?} is no hub; give its URL, such as https://hub:4500"
+                )));
+            }
         };
         let mut tls = TlsConfig::builder().provider(TlsProvider::Rustls);
         if base.starts_with("https") {
@@ -112,7 +121,9 @@ impl HubClient {
             }
             _ => false,
         };
-        retry(&self.cancel, may_pass, || self.call_once(method, path, what, body, on_bytes))
+        retry(&self.cancel, may_pass, || {
+            self.call_once(method, path, what, body, on_bytes)
+        })
     }
 
     fn call_once(
@@ -128,18 +139,33 @@ impl HubClient {
             what: what.to_owned(),
             reason,
         };
-        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", &**authorization);
         }
-        let no_request = |e: ureq::http::Error| TransferError::Options(format!("cannot ask {} for {what}: {e}", self.base));
+        let no_request = |e: ureq::http::Error| {
+            TransferError::Options(format!("cannot ask {} for {what}: {e}", self.base))
+        };
         let answer = match body {
             None => self.agent.run(request.body(()).map_err(no_request)?),
             Some(bytes) => {
-                let mut sending = Sending { left: bytes, cancel: &self.cancel, on_bytes };
+                let mut sending = Sending {
+                    left: bytes,
+                    cancel: &self.cancel,
+                    on_bytes,
+                };
                 let request = request
                     .header("content-length", bytes.len())
-                    .header("content-type", if path.ends_with("/commit") { "application/json" } else { "application/octet-stream" })
+                    .header(
+                        "content-type",
+                        if path.ends_with("/commit") {
+                            "application/json"
+                        } else {
+                            "application/octet-stream"
+                        },
+                    )
                     .body(SendBody::from_reader(&mut sending))
                     .map_err(no_request)?;
                 self.agent.run(request)
@@ -147,7 +173,11 @@ impl HubClient {
         };
         let mut answer = answer.map_err(|e| unreachable(e.to_string()))?;
         let status = answer.status().as_u16();
-        let bytes = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
+        let bytes = answer
+            .body_mut()
+            .with_config()
+            .limit(ANSWER_BYTES_MAX)
+            .read_to_vec();
         let bytes = bytes.map_err(|e| unreachable(format!("the answer was cut off: {e}")))?;
         if answer.status().is_success() {
             return Ok(bytes);
@@ -158,7 +188,14 @@ impl HubClient {
             fix: "check that the URL is a hub's".into(),
         });
         let (code, message, fix) = (said.code, said.message, said.fix);
-        Err(TransferError::Refused { url: self.base.clone(), what: what.to_owned(), status, code, message, fix })
+        Err(TransferError::Refused {
+            url: self.base.clone(),
+            what: what.to_owned(),
+            status,
+            code,
+            message,
+            fix,
+        })
     }
 
     fn parse<T: DeserializeOwned>(&self, what: &str, bytes: &[u8]) -> Result<T, TransferError> {
@@ -166,10 +203,20 @@ impl HubClient {
     }
 
     fn protocol(&self, what: &str, reason: String) -> TransferError {
-        TransferError::Protocol { url: self.base.clone(), what: what.to_owned(), reason }
+        TransferError::Protocol {
+            url: self.base.clone(),
+            what: what.to_owned(),
+            reason,
+        }
     }
 
-    fn send_json(&self, method: &str, path: &str, what: &str, body: &impl Serialize) -> Result<Vec<u8>, TransferError> {
+    fn send_json(
+        &self,
+        method: &str,
+        path: &str,
+        what: &str,
+        body: &impl Serialize,
+    ) -> Result<Vec<u8>, TransferError> {
         let body = serde_json::to_vec(body).map_err(|e| TransferError::Options(e.to_string()))?;
         self.call(method, path, what, Some(&body), &|_| ())
     }
@@ -189,17 +236,41 @@ impl HubClient {
             body.extend_from_slice(hash.as_bytes());
         }
         let what = "what it has already";
-        let bits = self.call("POST", &format!("/v1/uploads/{upload}/have"), what, Some(&body), &|_| ())?;
+        let bits = self.call(
+            "POST",
+            &format!("/v1/uploads/{upload}/have"),
+            what,
+            Some(&body),
+            &|_| (),
+        )?;
         if bits.len() != items.len().div_ceil(8) {
-            return Err(self.protocol(what, format!("{} bytes answer {} questions", bits.len(), items.len())));
+            return Err(self.protocol(
+                what,
+                format!("{} bytes answer {} questions", bits.len(), items.len()),
+            ));
         }
-        Ok((0..items.len()).map(|i| bits[i / 8] & (1 << (i % 8)) != 0).collect())
+        Ok((0..items.len())
+            .map(|i| bits[i / 8] & (1 << (i % 8)) != 0)
+            .collect())
     }
 
     /// Sends a pack. `on_bytes` is told of bytes as they are handed to the connection, those of repeated tries included.
-    pub fn put_pack(&self, upload: &str, pack: &Hash, bytes: &[u8], on_bytes: &dyn Fn(u64)) -> Result<(), TransferError> {
+    pub fn put_pack(
+        &self,
+        upload: &str,
+        pack: &Hash,
+        bytes: &[u8],
+        on_bytes: &dyn Fn(u64),
+    ) -> Result<(), TransferError> {
         let what = format!("pack {}", pack.short());
-        self.call("PUT", &format!("/v1/uploads/{upload}/packs/{pack}"), &what, Some(bytes), on_bytes).map(drop)
+        self.call(
+            "PUT",
+            &format!("/v1/uploads/{upload}/packs/{pack}"),
+            &what,
+            Some(bytes),
+            on_bytes,
+        )
+        .map(drop)
     }
 
     /// Publishes an upload.
@@ -211,44 +282,76 @@ impl HubClient {
 
     /// Drops an upload with what was sent for it.
     pub fn cancel_upload(&self, upload: &str) -> Result<(), TransferError> {
-        self.call("DELETE", &format!("/v1/uploads/{upload}"), "the end of an upload", None, &|_| ()).map(drop)
+        self.call(
+            "DELETE",
+            &format!("/v1/uploads/{upload}"),
+            "the end of an upload",
+            None,
+            &|_| (),
+        )
+        .map(drop)
     }
 
     /// The images that the token may read.
     pub fn images(&self) -> Result<Vec<ImageEntry>, TransferError> {
         let answer = self.call("GET", "/v1/images", "its images", None, &|_| ())?;
-        self.parse::<ImageList>("its images", &answer).map(|list| list.images)
+        self.parse::<ImageList>("its images", &answer)
+            .map(|list| list.images)
     }
 
     /// The image that a name means.
     pub fn resolve(&self, name: &str) -> Result<Hash, TransferError> {
         let what = format!("image {name}");
-        let answer = self.call("GET", &format!("/v1/resolve?name={}", escape(name)), &what, None, &|_| ())?;
+        let answer = self.call(
+            "GET",
+            &format!("/v1/resolve?name={}", escape(name)),
+            &what,
+            None,
+            &|_| (),
+        )?;
         let id = self.parse::<Resolved>(&what, &answer)?.id;
-        id.parse().map_err(|e: floe_image::ParseHashError| self.protocol(&what, e.to_string()))
+        id.parse()
+            .map_err(|e: floe_image::ParseHashError| self.protocol(&what, e.to_string()))
     }
 
     /// Removes an image of the token's owner.
     pub fn remove(&self, id: &Hash) -> Result<(), TransferError> {
-        self.call("DELETE", &format!("/v1/images/{id}"), "the removal of an image", None, &|_| ()).map(drop)
+        self.call(
+            "DELETE",
+            &format!("/v1/images/{id}"),
+            "the removal of an image",
+            None,
+            &|_| (),
+        )
+        .map(drop)
     }
 
     /// Points a name to an image of the token's owner.
     pub fn tag(&self, name: &str, id: &Hash) -> Result<(), TransferError> {
-        let wish = TagRequest { name: name.to_owned(), id: id.to_string() };
+        let wish = TagRequest {
+            name: name.to_owned(),
+            id: id.to_string(),
+        };
         self.send_json("PUT", "/v1/tags", "a tag", &wish).map(drop)
     }
 
     /// Removes a name.
     pub fn untag(&self, name: &str) -> Result<(), TransferError> {
         let path = format!("/v1/tags?name={}", escape(name));
-        self.call("DELETE", &path, "the removal of a tag", None, &|_| ()).map(drop)
+        self.call("DELETE", &path, "the removal of a tag", None, &|_| ())
+            .map(drop)
     }
 
     /// Shows an image to everybody, or to its owner alone.
     pub fn set_visibility(&self, id: &Hash, public: bool) -> Result<(), TransferError> {
         let path = format!("/v1/images/{id}/visibility");
-        self.send_json("PUT", &path, "an image's visibility", &Visibility { public }).map(drop)
+        self.send_json(
+            "PUT",
+            &path,
+            "an image's visibility",
+            &Visibility { public },
+        )
+        .map(drop)
     }
 }
 
@@ -257,14 +360,23 @@ fn roots(ca: Option<&Path>) -> Result<RootCerts, TransferError> {
     let certs: Vec<Certificate<'static>> = match ca {
         None => {
             let system = rustls_native_certs::load_native_certs().certs;
-            system.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect()
+            system
+                .iter()
+                .map(|cert| Certificate::from_der(cert).to_owned())
+                .collect()
         }
         Some(path) => {
-            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            let read = CertificateDer::pem_file_iter(path)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>);
             let read = read.map_err(|e| {
-                TransferError::Options(format!("cannot read certificates from {}: {e}; give a PEM file", path.display()))
+                TransferError::Options(format!(
+                    "cannot read certificates from {}: {e}; give a PEM file",
+                    path.display()
+                ))
             })?;
-            read.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect()
+            read.iter()
+                .map(|cert| Certificate::from_der(cert).to_owned())
+                .collect()
         }
     };
     if certs.is_empty() {

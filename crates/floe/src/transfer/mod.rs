@@ -34,7 +34,11 @@ impl Cancel {
     }
 
     fn check(&self) -> Result<(), TransferError> {
-        if self.is_cancelled() { Err(TransferError::Cancelled) } else { Ok(()) }
+        if self.is_cancelled() {
+            Err(TransferError::Cancelled)
+        } else {
+            Ok(())
+        }
     }
 
     /// Sleeps, but not beyond a cancellation.
@@ -75,7 +79,12 @@ struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     fn new(total: u64, done: u64, tell: OnProgress<'a>) -> Self {
-        let meter = Meter { done: done.into(), wire: 0.into(), total, tell };
+        let meter = Meter {
+            done: done.into(),
+            wire: 0.into(),
+            total,
+            tell,
+        };
         meter.add(0, 0);
         meter
     }
@@ -83,7 +92,11 @@ impl<'a> Meter<'a> {
     fn add(&self, done: u64, wire: u64) {
         let done_bytes = self.done.fetch_add(done, Ordering::Relaxed) + done;
         let wire_bytes = self.wire.fetch_add(wire, Ordering::Relaxed) + wire;
-        (self.tell)(Progress { done_bytes, total_bytes: self.total, wire_bytes });
+        (self.tell)(Progress {
+            done_bytes,
+            total_bytes: self.total,
+            wire_bytes,
+        });
     }
 }
 
@@ -94,7 +107,9 @@ pub enum TransferError {
     #[error("cancelled; run the same command again to go on where it stopped")]
     Cancelled,
     /// No usable answer from the hub, after several tries.
-    #[error("cannot reach {url} for {what}: {reason}; check that the hub runs, then repeat: the transfer goes on where it stopped")]
+    #[error(
+        "cannot reach {url} for {what}: {reason}; check that the hub runs, then repeat: the transfer goes on where it stopped"
+    )]
     Unreachable {
         /// The hub.
         url: String,

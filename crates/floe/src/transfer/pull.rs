@@ -70,31 +70,63 @@ pub fn pull(
     if let Destination::Repository(repository, _) = to
         && repository.manifest(image).is_ok()
     {
-        return Ok(PullReport { seconds: started.elapsed().as_secs_f64(), ..PullReport::default() });
+        return Ok(PullReport {
+            seconds: started.elapsed().as_secs_f64(),
+            ..PullReport::default()
+        });
     }
     let cancel = &options.cancel;
     let manifest = retry(cancel, may_pass, || Ok(source.manifest(image)?))?;
     let keep = match to {
-        Destination::Repository(repository, cache) => Keep::Packs(Packs::open(repository, cache, image)?),
+        Destination::Repository(repository, cache) => {
+            Keep::Packs(Packs::open(repository, cache, image)?)
+        }
         Destination::Cache(cache) => Keep::Cache(cache),
     };
-    let fetch = Fetch { source, image, keep: &keep, options };
+    let fetch = Fetch {
+        source,
+        image,
+        keep: &keep,
+        options,
+    };
 
-    let ids = manifest.regions.iter().flat_map(|region| &region.segments).copied().filter(|id| !id.is_zero());
-    let segments: Vec<(Kind, Hash)> = unique(ids).into_iter().map(|id| (Kind::Segment, id)).collect();
+    let ids = manifest
+        .regions
+        .iter()
+        .flat_map(|region| &region.segments)
+        .copied()
+        .filter(|id| !id.is_zero());
+    let segments: Vec<(Kind, Hash)> = unique(ids)
+        .into_iter()
+        .map(|id| (Kind::Segment, id))
+        .collect();
     let chunks: Mutex<HashMap<Hash, Vec<Hash>>> = Mutex::default();
     let below = |_: Kind, id: Hash, bytes: &[u8]| {
         if let Ok(segment) = Segment::decode(bytes) {
-            let below = segment.hashes().iter().copied().filter(|hash| !hash.is_zero()).collect();
+            let below = segment
+                .hashes()
+                .iter()
+                .copied()
+                .filter(|hash| !hash.is_zero())
+                .collect();
             chunks.lock().insert(id, below);
         }
     };
-    let start = Meter::new((segments.len() * Kind::Segment.raw_size()) as u64, 0, &|_| ());
+    let start = Meter::new(
+        (segments.len() * Kind::Segment.raw_size()) as u64,
+        0,
+        &|_| (),
+    );
     let fetched_segments = fetch.all(&segments, SEGMENTS_AT_A_TIME, &start, &below)?;
 
     let mut chunks = chunks.into_inner();
-    let in_order = segments.iter().flat_map(|(_, id)| chunks.remove(id).unwrap_or_default());
-    let chunks: Vec<(Kind, Hash)> = unique(in_order).into_iter().map(|id| (Kind::Chunk, id)).collect();
+    let in_order = segments
+        .iter()
+        .flat_map(|(_, id)| chunks.remove(id).unwrap_or_default());
+    let chunks: Vec<(Kind, Hash)> = unique(in_order)
+        .into_iter()
+        .map(|id| (Kind::Chunk, id))
+        .collect();
     let segment_bytes = (segments.len() * Kind::Segment.raw_size()) as u64;
     let total = segment_bytes + (chunks.len() * Kind::Chunk.raw_size()) as u64;
     let meter = Meter::new(total, segment_bytes, progress);
@@ -106,7 +138,8 @@ pub fn pull(
         Keep::Cache(cache) => cache.flush()?,
     }
     Ok(PullReport {
-        bytes_fetched: fetched_segments * Kind::Segment.raw_size() as u64 + fetched * Kind::Chunk.raw_size() as u64,
+        bytes_fetched: fetched_segments * Kind::Segment.raw_size() as u64
+            + fetched * Kind::Chunk.raw_size() as u64,
         chunks_fetched: fetched,
         chunks_reused: chunks.len() as u64 - fetched,
         seconds: started.elapsed().as_secs_f64(),
@@ -134,7 +167,13 @@ struct Fetch<'a> {
 
 impl Fetch<'_> {
     /// Brings all items here; returns how many had to be fetched.
-    fn all(&self, items: &[(Kind, Hash)], at_a_time: usize, meter: &Meter<'_>, each: Each<'_>) -> Result<u64, TransferError> {
+    fn all(
+        &self,
+        items: &[(Kind, Hash)],
+        at_a_time: usize,
+        meter: &Meter<'_>,
+        each: Each<'_>,
+    ) -> Result<u64, TransferError> {
         let parts: Vec<&[(Kind, Hash)]> = items.chunks(at_a_time).collect();
         let (next, fetched) = (AtomicUsize::new(0), AtomicU64::new(0));
         let failed: Mutex<Option<TransferError>> = Mutex::new(None);
@@ -142,7 +181,9 @@ impl Fetch<'_> {
             let mut writer = None;
             let mut done = || -> Result<(), TransferError> {
                 while failed.lock().is_none() {
-                    let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                        break;
+                    };
                     self.options.cancel.check()?;
                     let count = self.part(part, &mut writer, meter, each)?;
                     fetched.fetch_add(count, Ordering::Relaxed);
@@ -155,7 +196,11 @@ impl Fetch<'_> {
                 failed.lock().get_or_insert(error);
             }
         };
-        let connections = if self.options.connections == 0 { CONNECTIONS } else { self.options.connections };
+        let connections = if self.options.connections == 0 {
+            CONNECTIONS
+        } else {
+            self.options.connections
+        };
         std::thread::scope(|threads| {
             for _ in 0..connections.min(parts.len()) {
                 threads.spawn(work);
@@ -177,9 +222,14 @@ impl Fetch<'_> {
         let mut got: HashMap<Hash, Vec<u8>> = HashMap::new();
         let mut wants = self.keep.absent(part, each, &mut got)?;
         let from_cache = got.len();
-        let here = part.iter().filter(|(_, hash)| !wants.iter().any(|(_, want)| want == hash));
+        let here = part
+            .iter()
+            .filter(|(_, hash)| !wants.iter().any(|(_, want)| want == hash));
         meter.add(here.map(|(kind, _)| kind.raw_size() as u64).sum(), 0);
-        let request = Request { purpose: Purpose::Settle, deadline: READ_DEADLINE };
+        let request = Request {
+            purpose: Purpose::Settle,
+            deadline: READ_DEADLINE,
+        };
         let fetched = wants.len() as u64;
         retry(&self.options.cancel, may_pass, || {
             wants.retain(|(_, hash)| !got.contains_key(hash));
@@ -187,17 +237,21 @@ impl Fetch<'_> {
                 return Ok(());
             }
             let asked: HashSet<Hash> = wants.iter().map(|(_, hash)| *hash).collect();
-            Ok(self.source.read(self.image, &wants, &request, &mut |kind, hash, bytes| {
-                // Neighbours may come along; only what was asked for is packed.
-                if asked.contains(&hash) && got.insert(hash, bytes.to_vec()).is_none() {
-                    each(kind, hash, bytes);
-                    meter.add(bytes.len() as u64, bytes.len() as u64);
-                }
-            })?)
+            Ok(self
+                .source
+                .read(self.image, &wants, &request, &mut |kind, hash, bytes| {
+                    // Neighbours may come along; only what was asked for is packed.
+                    if asked.contains(&hash) && got.insert(hash, bytes.to_vec()).is_none() {
+                        each(kind, hash, bytes);
+                        meter.add(bytes.len() as u64, bytes.len() as u64);
+                    }
+                })?)
         })?;
         debug_assert_eq!(got.len(), from_cache + fetched as usize);
-        let ordered: Vec<(Kind, Hash, &[u8])> =
-            part.iter().filter_map(|(kind, hash)| got.get(hash).map(|bytes| (*kind, *hash, &**bytes))).collect();
+        let ordered: Vec<(Kind, Hash, &[u8])> = part
+            .iter()
+            .filter_map(|(kind, hash)| got.get(hash).map(|bytes| (*kind, *hash, &**bytes)))
+            .collect();
         self.keep.put(&ordered, writer)?;
         Ok(fetched)
     }
@@ -232,17 +286,27 @@ impl Keep<'_> {
                 let here = packs.repository.has(&packs.local, part)?;
                 let (mut held, mut rest) = (Vec::new(), Vec::new());
                 for (item, here) in part.iter().zip(here) {
-                    if here { held.push(*item) } else { rest.push(*item) }
+                    if here {
+                        held.push(*item)
+                    } else {
+                        rest.push(*item)
+                    }
                 }
                 // Chunks that are in packs already are not read: only segments tell what is below them.
                 held.retain(|(kind, _)| *kind == Kind::Segment);
                 if !held.is_empty() {
                     let scope = packs.repository.scope_of(&packs.local)?;
-                    let damaged = scope.read(&held, &mut |kind, hash, bytes| each(kind, hash, bytes))?;
+                    let damaged =
+                        scope.read(&held, &mut |kind, hash, bytes| each(kind, hash, bytes))?;
                     rest.extend(damaged);
                 }
                 for (kind, hash) in rest {
-                    match packs.cache.map(|cache| read_cached(cache, kind, &hash)).transpose()?.flatten() {
+                    match packs
+                        .cache
+                        .map(|cache| read_cached(cache, kind, &hash))
+                        .transpose()?
+                        .flatten()
+                    {
                         Some(bytes) => {
                             each(kind, hash, &bytes);
                             got.insert(hash, bytes);
@@ -255,7 +319,11 @@ impl Keep<'_> {
         Ok(absent)
     }
 
-    fn put(&self, items: &[(Kind, Hash, &[u8])], writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
+    fn put(
+        &self,
+        items: &[(Kind, Hash, &[u8])],
+        writer: &mut Option<PackWriter<Vec<u8>>>,
+    ) -> Result<(), TransferError> {
         match self {
             Keep::Cache(cache) => {
                 for (kind, hash, bytes) in items {
@@ -281,7 +349,9 @@ fn read_cached(cache: &Cache, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>
             let mut bytes = [0; floe_image::CHUNK_SIZE];
             cache.get(hash, &mut bytes, None)?.then(|| bytes.to_vec())
         }
-        Kind::Segment => cache.get_segment(hash, None).map(|segment| segment.encode()),
+        Kind::Segment => cache
+            .get_segment(hash, None)
+            .map(|segment| segment.encode()),
     })
 }
 
@@ -297,12 +367,22 @@ struct Packs<'a> {
 }
 
 impl<'a> Packs<'a> {
-    fn open(repository: &'a Repository, cache: Option<&'a Cache>, image: &Hash) -> Result<Self, TransferError> {
+    fn open(
+        repository: &'a Repository,
+        cache: Option<&'a Cache>,
+        image: &Hash,
+    ) -> Result<Self, TransferError> {
         let folder = repository.dir().join("tmp");
         let journal = folder.join(format!("pull-{image}"));
-        let earlier = std::fs::read(&journal).ok().and_then(|bytes| Layout::decode(&bytes).ok()).unwrap_or_default();
-        let made: Vec<PackRef> =
-            earlier.packs.into_iter().filter(|pack| repository.pack_path(&pack.id).exists()).collect();
+        let earlier = std::fs::read(&journal)
+            .ok()
+            .and_then(|bytes| Layout::decode(&bytes).ok())
+            .unwrap_or_default();
+        let made: Vec<PackRef> = earlier
+            .packs
+            .into_iter()
+            .filter(|pack| repository.pack_path(&pack.id).exists())
+            .collect();
         let mut seen: HashSet<Hash> = made.iter().map(|pack| pack.id).collect();
         let mut packs = made.clone();
         for entry in repository.list()? {
@@ -310,15 +390,26 @@ impl<'a> Packs<'a> {
             packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
         }
         packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);
-        Ok(Packs { repository, cache, local: Layout { packs }, made: Mutex::new(made), journal })
+        Ok(Packs {
+            repository,
+            cache,
+            local: Layout { packs },
+            made: Mutex::new(made),
+            journal,
+        })
     }
 
-    fn put(&self, items: &[(Kind, Hash, &[u8])], writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
+    fn put(
+        &self,
+        items: &[(Kind, Hash, &[u8])],
+        writer: &mut Option<PackWriter<Vec<u8>>>,
+    ) -> Result<(), TransferError> {
         let kind_of = |item: &(Kind, Hash, &[u8])| item.0;
         for run in items.chunk_by(|a, b| kind_of(a) == kind_of(b)) {
             let kind = kind_of(&run[0]);
             for frame in run.chunks(kind.frame_items_max()) {
-                let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) = frame.iter().map(|(_, hash, bytes)| (*hash, *bytes)).unzip();
+                let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) =
+                    frame.iter().map(|(_, hash, bytes)| (*hash, *bytes)).unzip();
                 let packed = compress_frame(kind, &bytes, LEVEL);
                 let open = match writer {
                     Some(open) => open,
@@ -335,15 +426,21 @@ impl<'a> Packs<'a> {
 
     /// Takes the pack being written into the repository and notes it.
     fn close(&self, writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
-        let Some(writer) = writer.take() else { return Ok(()) };
+        let Some(writer) = writer.take() else {
+            return Ok(());
+        };
         let (bytes, _) = writer.finish().map_err(in_memory)?;
-        let pack = self.repository.adopt_pack_from(&mut &bytes[..], bytes.len() as u64)?;
+        let pack = self
+            .repository
+            .adopt_pack_from(&mut &bytes[..], bytes.len() as u64)?;
         let mut made = self.made.lock();
         if made.iter().all(|other| other.id != pack.id) {
             made.push(pack);
         }
         // The journal only saves work: if it cannot be written, the pull goes on.
-        let layout = Layout { packs: made.clone() };
+        let layout = Layout {
+            packs: made.clone(),
+        };
         let partial = self.journal.with_extension("partial");
         let note = || -> io::Result<()> {
             if let Some(folder) = self.journal.parent() {
@@ -359,9 +456,16 @@ impl<'a> Packs<'a> {
     }
 
     fn publish(&self, manifest: &Manifest) -> Result<(), TransferError> {
-        let mut layout = Layout { packs: self.made.lock().clone() };
+        let mut layout = Layout {
+            packs: self.made.lock().clone(),
+        };
         let made: HashSet<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
-        layout.packs.extend(self.local.packs.iter().filter(|pack| !made.contains(&pack.id)));
+        layout.packs.extend(
+            self.local
+                .packs
+                .iter()
+                .filter(|pack| !made.contains(&pack.id)),
+        );
         let layout = self.repository.check_complete(manifest, &layout)?;
         self.repository.publish(manifest, &layout)?;
         if let Err(error) = std::fs::remove_file(&self.journal)
@@ -376,4 +480,3 @@ impl<'a> Packs<'a> {
 fn in_memory(error: io::Error) -> TransferError {
     TransferError::Options(format!("cannot pack: {error}"))
 }
-

@@ -56,7 +56,12 @@ pub struct PushReport {
 /// What one thread sends next.
 enum Job {
     /// A pack file as it is.
-    File { id: Hash, path: PathBuf, raw_bytes: u64, chunks: u64 },
+    File {
+        id: Hash,
+        path: PathBuf,
+        raw_bytes: u64,
+        chunks: u64,
+    },
     /// Items that are packed first.
     Items(Vec<(Kind, Hash)>),
 }
@@ -83,15 +88,30 @@ pub fn push(
     let manifest = repository.manifest_bytes(image)?;
     let scope = repository.scope(image)?;
     let content = read_content(repository, &scope, image, &options.cancel)?;
-    let wish = CommitRequest { name: options.name.clone(), public: options.public };
+    let wish = CommitRequest {
+        name: options.name.clone(),
+        public: options.public,
+    };
     let mut report = PushReport::default();
     let mut round = 1;
     loop {
-        let done = send_missing(repository, &scope, image, &client, &manifest, &content, options, progress, &mut report)
-            .and_then(|upload| client.commit(&upload, &wish));
+        let done = send_missing(
+            repository,
+            &scope,
+            image,
+            &client,
+            &manifest,
+            &content,
+            options,
+            progress,
+            &mut report,
+        )
+        .and_then(|upload| client.commit(&upload, &wish));
         match done {
             Ok(_) => break,
-            Err(TransferError::Refused { code, .. }) if matches!(&*code, "incomplete" | "no-upload") && round < ROUNDS => {
+            Err(TransferError::Refused { code, .. })
+                if matches!(&*code, "incomplete" | "no-upload") && round < ROUNDS =>
+            {
                 round += 1;
             }
             Err(_) if options.cancel.is_cancelled() => return Err(TransferError::Cancelled),
@@ -103,9 +123,18 @@ pub fn push(
     Ok(report)
 }
 
-fn read_content(repository: &Repository, scope: &Scope, image: &Hash, cancel: &Cancel) -> Result<Content, TransferError> {
+fn read_content(
+    repository: &Repository,
+    scope: &Scope,
+    image: &Hash,
+    cancel: &Cancel,
+) -> Result<Content, TransferError> {
     let manifest = repository.manifest(image)?;
-    let mut content = Content { segments: Vec::new(), chunks: 0, raw_bytes: 0 };
+    let mut content = Content {
+        segments: Vec::new(),
+        chunks: 0,
+        raw_bytes: 0,
+    };
     let (mut seen_segments, mut seen_chunks) = (HashSet::new(), HashSet::new());
     for id in manifest.regions.iter().flat_map(|region| &region.segments) {
         if id.is_zero() || !seen_segments.insert(*id) {
@@ -116,7 +145,8 @@ fn read_content(repository: &Repository, scope: &Scope, image: &Hash, cancel: &C
         let fresh = |hash: &Hash| !hash.is_zero() && seen_chunks.insert(*hash);
         let chunks: Vec<Hash> = segment.hashes().iter().copied().filter(fresh).collect();
         content.chunks += chunks.len() as u64;
-        content.raw_bytes += (chunks.len() * Kind::Chunk.raw_size() + Kind::Segment.raw_size()) as u64;
+        content.raw_bytes +=
+            (chunks.len() * Kind::Chunk.raw_size() + Kind::Segment.raw_size()) as u64;
         content.segments.push((*id, chunks));
     }
     Ok(content)
@@ -141,13 +171,19 @@ fn send_missing(
     let pack_bytes_max = upload.pack_bytes_max.min(crate::hub::PACK_BYTES_MAX);
     let jobs = plan(repository, image, missing, pack_bytes_max)?;
 
-    let meter = Meter::new(content.raw_bytes, content.raw_bytes.saturating_sub(missing_bytes), progress);
+    let meter = Meter::new(
+        content.raw_bytes,
+        content.raw_bytes.saturating_sub(missing_bytes),
+        progress,
+    );
     let queue = Mutex::new(VecDeque::from(jobs));
     let failed: Mutex<Option<TransferError>> = Mutex::new(None);
     let (chunks_sent, bytes_sent) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
         while failed.lock().is_none() {
-            let Some(job) = queue.lock().pop_front() else { return };
+            let Some(job) = queue.lock().pop_front() else {
+                return;
+            };
             match send(scope, client, &upload.id, &job, &meter) {
                 Ok((chunks, bytes)) => {
                     chunks_sent.fetch_add(chunks, Ordering::Relaxed);
@@ -159,7 +195,11 @@ fn send_missing(
             }
         }
     };
-    let connections = if options.connections == 0 { CONNECTIONS } else { options.connections };
+    let connections = if options.connections == 0 {
+        CONNECTIONS
+    } else {
+        options.connections
+    };
     let threads = connections.min(queue.lock().len());
     std::thread::scope(|threads_of| {
         for _ in 0..threads {
@@ -186,13 +226,28 @@ fn ask(
         for part in items.chunks(HAVE_ITEMS_MAX) {
             cancel.check()?;
             let have = client.have(upload, part)?;
-            lacking.extend(part.iter().zip(have).filter(|(_, have)| !have).map(|(item, _)| *item));
+            lacking.extend(
+                part.iter()
+                    .zip(have)
+                    .filter(|(_, have)| !have)
+                    .map(|(item, _)| *item),
+            );
         }
         Ok(lacking)
     };
-    let segments = lacking(content.segments.iter().map(|(id, _)| (Kind::Segment, *id)).collect())?;
+    let segments = lacking(
+        content
+            .segments
+            .iter()
+            .map(|(id, _)| (Kind::Segment, *id))
+            .collect(),
+    )?;
     let absent: HashSet<Hash> = segments.iter().map(|(_, id)| *id).collect();
-    let below = content.segments.iter().filter(|(id, _)| absent.contains(id)).flat_map(|(_, chunks)| chunks);
+    let below = content
+        .segments
+        .iter()
+        .filter(|(id, _)| absent.contains(id))
+        .flat_map(|(_, chunks)| chunks);
     // A chunk is listed under its first segment only: if that is there, so is the chunk.
     let mut missing = lacking(below.map(|hash| (Kind::Chunk, *hash)).collect())?;
     missing.extend(segments);
@@ -235,7 +290,11 @@ fn plan(
         let items = || {
             let hashes = |(i, frame): (usize, &floe_image::FrameInfo)| {
                 let kind = frame.kind;
-                index.frame_hashes(i as u32).iter().map(move |hash| (kind, *hash)).collect::<Vec<_>>()
+                index
+                    .frame_hashes(i as u32)
+                    .iter()
+                    .map(move |hash| (kind, *hash))
+                    .collect::<Vec<_>>()
             };
             index.frames().iter().enumerate().flat_map(hashes)
         };
@@ -248,7 +307,12 @@ fn plan(
                     chunks += u64::from(kind == Kind::Chunk);
                 }
             }
-            jobs.push(Job::File { id: pack.id, path, raw_bytes, chunks });
+            jobs.push(Job::File {
+                id: pack.id,
+                path,
+                raw_bytes,
+                chunks,
+            });
         }
     }
     let mut group: Vec<(Kind, Hash)> = Vec::new();
@@ -277,16 +341,32 @@ fn send(
     meter: &Meter<'_>,
 ) -> Result<(u64, u64), TransferError> {
     let (id, bytes, raw_bytes, chunks) = match job {
-        Job::File { id, path, raw_bytes, chunks } => {
+        Job::File {
+            id,
+            path,
+            raw_bytes,
+            chunks,
+        } => {
             let bytes = std::fs::read(path).map_err(|e| {
-                TransferError::Options(format!("cannot read {}: {e}; check the repository", path.display()))
+                TransferError::Options(format!(
+                    "cannot read {}: {e}; check the repository",
+                    path.display()
+                ))
             })?;
             (*id, bytes, *raw_bytes, *chunks)
         }
         Job::Items(items) => {
             let (id, bytes) = pack(scope, items)?;
             let raw_bytes = items.iter().map(|(kind, _)| kind.raw_size() as u64).sum();
-            (id, bytes, raw_bytes, items.iter().filter(|(kind, _)| *kind == Kind::Chunk).count() as u64)
+            (
+                id,
+                bytes,
+                raw_bytes,
+                items
+                    .iter()
+                    .filter(|(kind, _)| *kind == Kind::Chunk)
+                    .count() as u64,
+            )
         }
     };
     client.put_pack(upload, &id, &bytes, &|wire| meter.add(0, wire))?;
@@ -302,7 +382,8 @@ fn pack(scope: &Scope, items: &[(Kind, Hash)]) -> Result<(Hash, Vec<u8>), Transf
     let mut result = Ok(());
     let mut flush = |kind: Kind, group: &mut Vec<(Hash, Vec<u8>)>, result: &mut io::Result<()>| {
         if result.is_ok() && !group.is_empty() {
-            let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) = group.iter().map(|(hash, bytes)| (*hash, &**bytes)).unzip();
+            let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) =
+                group.iter().map(|(hash, bytes)| (*hash, &**bytes)).unzip();
             *result = writer.push_frame(kind, &hashes, &compress_frame(kind, &bytes, LEVEL));
         }
         group.clear();

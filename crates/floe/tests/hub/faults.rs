@@ -17,7 +17,9 @@ const CHILD_ADDR: &str = "FLOE_TEST_HUB_ADDR";
 /// Not a test of its own: the process that others kill.
 #[test]
 fn hub_process() {
-    let Some(dir) = std::env::var_os(CHILD_DIR) else { return };
+    let Some(dir) = std::env::var_os(CHILD_DIR) else {
+        return;
+    };
     let addr: SocketAddr = std::env::var(CHILD_ADDR).unwrap().parse().unwrap();
     let hub = hub::serve(HubOptions::new(dir, addr)).unwrap();
     println!("\nlistening on {}", hub.addr());
@@ -37,7 +39,9 @@ impl Process {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let addr = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+        let addr = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
         Process(child, addr.expect("the hub starts").parse().unwrap())
     }
 
@@ -62,8 +66,21 @@ fn a_killed_hub_loses_neither_images_nor_what_was_staged() {
     let mut process = Process::start(&at, "127.0.0.1:0");
     let url = format!("http://{}", process.1);
     let first = image(&repository, &(1..600).collect::<Vec<_>>());
-    let options = |name: &str| PushOptions { name: Some(name.into()), public: Some(true), connections: 1, ..PushOptions::default() };
-    push(&repository, &first, &url, Some(&token), &options("first"), &|_| ()).unwrap();
+    let options = |name: &str| PushOptions {
+        name: Some(name.into()),
+        public: Some(true),
+        connections: 1,
+        ..PushOptions::default()
+    };
+    push(
+        &repository,
+        &first,
+        &url,
+        Some(&token),
+        &options("first"),
+        &|_| (),
+    )
+    .unwrap();
 
     // Killed in the middle of the second push: from inside its progress, so that some packs are staged for sure.
     let second = image(&repository, &(5000..8000).collect::<Vec<_>>());
@@ -77,22 +94,44 @@ fn a_killed_hub_loses_neither_images_nor_what_was_staged() {
         }
     });
     assert!(killed.load(Ordering::SeqCst));
-    assert!(matches!(&ended, Err(error @ TransferError::Unreachable { .. }) if error.is_resumable()), "{ended:?}");
+    assert!(
+        matches!(&ended, Err(error @ TransferError::Unreachable { .. }) if error.is_resumable()),
+        "{ended:?}"
+    );
     process.kill();
 
     let again = Process::start(&at, "127.0.0.1:0");
     let url = format!("http://{}", again.1);
     let list = ask(&url, "GET", "/v1/images", None, &[], None).json();
-    assert_eq!(list["images"].as_array().unwrap().len(), 1, "only what was whole is shown");
+    assert_eq!(
+        list["images"].as_array().unwrap().len(),
+        1,
+        "only what was whole is shown"
+    );
     assert_eq!(list["images"][0]["names"][0], "first:latest");
-    let report = push(&repository, &second, &url, Some(&token), &options("second"), &|_| ()).unwrap();
-    assert!(report.chunks_sent > 0 && report.chunks_reused > 1000, "{report:?}");
+    let report = push(
+        &repository,
+        &second,
+        &url,
+        Some(&token),
+        &options("second"),
+        &|_| (),
+    )
+    .unwrap();
+    assert!(
+        report.chunks_sent > 0 && report.chunks_reused > 1000,
+        "{report:?}"
+    );
     let list = ask(&url, "GET", "/v1/images", None, &[], None).json();
     assert_eq!(list["images"].as_array().unwrap().len(), 2);
 }
 
 /// Passes bytes on, but cuts each of the first connections after some of them.
-fn cutting_proxy(to: SocketAddr, cuts: usize, after_bytes: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+fn cutting_proxy(
+    to: SocketAddr,
+    cuts: usize,
+    after_bytes: usize,
+) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let made = Arc::new(AtomicUsize::new(0));
@@ -100,8 +139,14 @@ fn cutting_proxy(to: SocketAddr, cuts: usize, after_bytes: usize) -> (SocketAddr
     std::thread::spawn(move || {
         for client in listener.incoming() {
             let Ok(client) = client else { return };
-            let Ok(server) = TcpStream::connect(to) else { return };
-            let left = if counted.fetch_add(1, Ordering::SeqCst) < cuts { after_bytes } else { usize::MAX };
+            let Ok(server) = TcpStream::connect(to) else {
+                return;
+            };
+            let left = if counted.fetch_add(1, Ordering::SeqCst) < cuts {
+                after_bytes
+            } else {
+                usize::MAX
+            };
             let copy = |mut from: TcpStream, mut to: TcpStream, mut left: usize| {
                 std::thread::spawn(move || {
                     let mut buffer = [0; 4096];
@@ -115,7 +160,11 @@ fn cutting_proxy(to: SocketAddr, cuts: usize, after_bytes: usize) -> (SocketAddr
                     let _ = to.shutdown(std::net::Shutdown::Both);
                 });
             };
-            copy(client.try_clone().unwrap(), server.try_clone().unwrap(), left);
+            copy(
+                client.try_clone().unwrap(),
+                server.try_clone().unwrap(),
+                left,
+            );
             copy(server, client, usize::MAX);
         }
     });
@@ -127,8 +176,21 @@ fn a_push_survives_cut_connections() {
     let world = world();
     let id = image(&world.repository, &(1..2500).collect::<Vec<_>>());
     let (proxy, connections) = cutting_proxy(world.hub.addr(), 4, 300_000);
-    let options = PushOptions { name: Some("a".into()), public: Some(true), connections: 2, ..PushOptions::default() };
-    push(&world.repository, &id, &format!("http://{proxy}"), Some(&world.ann), &options, &|_| ()).unwrap();
+    let options = PushOptions {
+        name: Some("a".into()),
+        public: Some(true),
+        connections: 2,
+        ..PushOptions::default()
+    };
+    push(
+        &world.repository,
+        &id,
+        &format!("http://{proxy}"),
+        Some(&world.ann),
+        &options,
+        &|_| (),
+    )
+    .unwrap();
     assert!(connections.load(Ordering::SeqCst) > 4);
     assert_eq!(world.visible(None), 1);
 }
@@ -137,7 +199,12 @@ fn a_push_survives_cut_connections() {
 fn an_orderly_shutdown_finishes_what_is_in_flight() {
     let world = world();
     let parts = image_parts(&[1, 2, 3], &[]);
-    let opened = world.ask("POST", "/v1/uploads", Some(&world.ann), Some(&parts.manifest.encode()));
+    let opened = world.ask(
+        "POST",
+        "/v1/uploads",
+        Some(&world.ann),
+        Some(&parts.manifest.encode()),
+    );
     let key = opened.json()["id"].as_str().unwrap().to_owned();
     let (reference, bytes) = &parts.packs[0];
     let mut stream = TcpStream::connect(world.hub.addr()).unwrap();
@@ -167,7 +234,14 @@ fn an_orderly_shutdown_finishes_what_is_in_flight() {
     world.hub.shutdown();
 
     let hub = hub::serve(options(&dir)).unwrap();
-    let committed = ask(&hub.url(), "POST", &format!("/v1/uploads/{key}/commit"), Some(&ann), &[], Some(b"{}"));
+    let committed = ask(
+        &hub.url(),
+        "POST",
+        &format!("/v1/uploads/{key}/commit"),
+        Some(&ann),
+        &[],
+        Some(b"{}"),
+    );
     assert_eq!(committed.status, 200, "{}", committed.text());
 }
 
@@ -184,7 +258,9 @@ fn an_upload_that_nobody_goes_on_with_is_dropped() {
     // Not stale yet: a restart keeps it, and clears away only what belongs to nothing.
     let hub = hub::serve(options(&dir)).unwrap();
     assert!(dir.join("staging").join(&key).exists());
-    assert!(!dir.join("staging/unknown").exists() && !dir.join("repo/packs/ab/litter.pack").exists());
+    assert!(
+        !dir.join("staging/unknown").exists() && !dir.join("repo/packs/ab/litter.pack").exists()
+    );
     hub.shutdown();
     std::thread::sleep(std::time::Duration::from_millis(2100));
     let mut hasty = options(&dir);
@@ -193,7 +269,14 @@ fn an_upload_that_nobody_goes_on_with_is_dropped() {
     while dir.join("staging").join(&key).exists() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let gone = ask(&hub.url(), "POST", &format!("/v1/uploads/{key}/commit"), Some(&ann), &[], Some(b"{}"));
+    let gone = ask(
+        &hub.url(),
+        "POST",
+        &format!("/v1/uploads/{key}/commit"),
+        Some(&ann),
+        &[],
+        Some(b"{}"),
+    );
     assert_eq!(gone.code(), "no-upload");
 }
 
@@ -204,20 +287,45 @@ fn removing_an_image_keeps_the_packs_that_another_needs() {
     let b = image(&world.repository, &(1..601).collect::<Vec<_>>());
     world.push(&a, "a", true).unwrap();
     world.push(&b, "b", true).unwrap();
-    assert_eq!(world.ask("DELETE", &format!("/v1/images/{a}"), Some(&world.ann), None).status, 204);
+    assert_eq!(
+        world
+            .ask("DELETE", &format!("/v1/images/{a}"), Some(&world.ann), None)
+            .status,
+        204
+    );
     let there = Repository::create(&world.dir.path().join("there")).unwrap();
     let source = floe_source::open(&world.hub.url(), &Default::default()).unwrap();
     let to = floe::transfer::Destination::Repository(&there, None);
     floe::transfer::pull(&*source, &b, to, &Default::default(), &|_| ()).unwrap();
     assert_eq!(pages_of(&there, &b), pages_of(&world.repository, &b));
-    assert_eq!(world.ask("DELETE", &format!("/v1/images/{b}"), Some(&world.ann), None).status, 204);
-    let left = |dir: &Path| walk(dir).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack")).count();
+    assert_eq!(
+        world
+            .ask("DELETE", &format!("/v1/images/{b}"), Some(&world.ann), None)
+            .status,
+        204
+    );
+    let left = |dir: &Path| {
+        walk(dir)
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|e| e == "pack"))
+            .count()
+    };
     assert_eq!(left(&world.hub_dir()), 0);
 }
 
 fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
-    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+    let entries = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                walk(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }
 
 #[test]
@@ -226,7 +334,10 @@ fn a_hub_that_must_keep_room_says_that_its_disk_is_full() {
     let id = image(&world.repository, &[1, 2, 3]);
     match world.push(&id, "a", true) {
         Err(error @ TransferError::Refused { status: 507, .. }) => {
-            assert!(error.is_resumable() && error.to_string().contains("disk is full"), "{error}");
+            assert!(
+                error.is_resumable() && error.to_string().contains("disk is full"),
+                "{error}"
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -239,7 +350,14 @@ impl Tmpfs {
     fn mount(at: &Path, size: &str) -> Tmpfs {
         std::fs::create_dir_all(at).unwrap();
         let options = std::ffi::CString::new(format!("size={size}")).unwrap();
-        rustix::mount::mount("tmpfs", at, "tmpfs", rustix::mount::MountFlags::empty(), Some(&*options)).unwrap();
+        rustix::mount::mount(
+            "tmpfs",
+            at,
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            Some(&*options),
+        )
+        .unwrap();
         Tmpfs(at.to_owned())
     }
 }
@@ -267,14 +385,36 @@ fn a_full_disk_is_told_and_the_push_goes_on_when_there_is_room() {
     let filler = at.join("filler");
     std::fs::write(&filler, vec![1; 7 << 20]).unwrap();
     let id = image(&repository, &(1..3000).collect::<Vec<_>>());
-    let wish = PushOptions { name: Some("a".into()), public: Some(true), connections: 1, ..PushOptions::default() };
+    let wish = PushOptions {
+        name: Some("a".into()),
+        public: Some(true),
+        connections: 1,
+        ..PushOptions::default()
+    };
     match push(&repository, &id, &hub.url(), Some(&token), &wish, &|_| ()) {
-        Err(error @ TransferError::Refused { status: 507, .. }) => assert!(error.is_resumable(), "{error}"),
+        Err(error @ TransferError::Refused { status: 507, .. }) => {
+            assert!(error.is_resumable(), "{error}")
+        }
         other => panic!("{other:?}"),
     }
-    assert_eq!(ask(&hub.url(), "GET", "/v1/images", None, &[], None).json()["images"].as_array().unwrap().len(), 0);
+    assert_eq!(
+        ask(&hub.url(), "GET", "/v1/images", None, &[], None).json()["images"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
     std::fs::remove_file(&filler).unwrap();
     let report = push(&repository, &id, &hub.url(), Some(&token), &wish, &|_| ()).unwrap();
-    assert!(report.chunks_reused > 0 && report.chunks_sent > 0, "{report:?}");
-    assert_eq!(ask(&hub.url(), "GET", "/v1/images", None, &[], None).json()["images"].as_array().unwrap().len(), 1);
+    assert!(
+        report.chunks_reused > 0 && report.chunks_sent > 0,
+        "{report:?}"
+    );
+    assert_eq!(
+        ask(&hub.url(), "GET", "/v1/images", None, &[], None).json()["images"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
 }

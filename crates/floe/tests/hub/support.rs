@@ -3,8 +3,8 @@
 use floe::hub::{self, HubHandle, HubOptions};
 use floe::transfer::{PushOptions, PushReport, TransferError, push};
 use floe_image::{
-    CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Layout, MachineConfig, Manifest, PackRef, PackWriter, Region, Segment,
-    chunk_hash, compress_frame,
+    CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Layout, MachineConfig, Manifest, PackRef,
+    PackWriter, Region, Segment, chunk_hash, compress_frame,
 };
 use floe_store::Repository;
 use std::collections::HashSet;
@@ -68,21 +68,41 @@ pub fn image_parts(numbers: &[u64], leave_out: &[u64]) -> Parts {
         for frame in stored.chunks(16) {
             let hashes: Vec<Hash> = frame.iter().map(|(hash, _)| *hash).collect();
             let pages: Vec<&[u8]> = frame.iter().map(|(_, page)| &**page).collect();
-            writer.push_frame(Kind::Chunk, &hashes, &compress_frame(Kind::Chunk, &pages, 1)).unwrap();
+            writer
+                .push_frame(
+                    Kind::Chunk,
+                    &hashes,
+                    &compress_frame(Kind::Chunk, &pages, 1),
+                )
+                .unwrap();
             if writer.bytes_written() > PACK_BYTES {
                 close(&mut writer, &mut packs);
             }
         }
         if !segment.is_zero() {
             let bytes = segment.encode();
-            writer.push_frame(Kind::Segment, &[segment.id()], &compress_frame(Kind::Segment, &[&bytes], 1)).unwrap();
+            writer
+                .push_frame(
+                    Kind::Segment,
+                    &[segment.id()],
+                    &compress_frame(Kind::Segment, &[&bytes], 1),
+                )
+                .unwrap();
         }
         segments.push(segment.id());
     }
     close(&mut writer, &mut packs);
-    let region = Region { name: "ram".into(), size: (numbers.len() * CHUNK_SIZE) as u64, segments };
-    let manifest =
-        Manifest { parent: None, created_unix_s: 1_700_000_000, config: MachineConfig::default(), regions: vec![region] };
+    let region = Region {
+        name: "ram".into(),
+        size: (numbers.len() * CHUNK_SIZE) as u64,
+        segments,
+    };
+    let manifest = Manifest {
+        parent: None,
+        created_unix_s: 1_700_000_000,
+        config: MachineConfig::default(),
+        regions: vec![region],
+    };
     Parts { manifest, packs }
 }
 
@@ -91,7 +111,11 @@ pub fn image(repository: &Repository, numbers: &[u64]) -> Hash {
     let parts = image_parts(numbers, &[]);
     let mut layout = Layout::default();
     for (_, bytes) in &parts.packs {
-        layout.packs.push(repository.adopt_pack_from(&mut &bytes[..], bytes.len() as u64).unwrap());
+        layout.packs.push(
+            repository
+                .adopt_pack_from(&mut &bytes[..], bytes.len() as u64)
+                .unwrap(),
+        );
     }
     repository.publish(&parts.manifest, &layout).unwrap()
 }
@@ -124,8 +148,17 @@ pub fn world_with(change: impl FnOnce(&mut HubOptions)) -> World {
     let at = dir.path().join("hub");
     let mut options = options(&at);
     change(&mut options);
-    let (ann, bob) = (hub::create_token(&at, "ann").unwrap(), hub::create_token(&at, "bob").unwrap());
-    World { repository, hub: hub::serve(options).unwrap(), ann, bob, dir }
+    let (ann, bob) = (
+        hub::create_token(&at, "ann").unwrap(),
+        hub::create_token(&at, "bob").unwrap(),
+    );
+    World {
+        repository,
+        hub: hub::serve(options).unwrap(),
+        ann,
+        bob,
+        dir,
+    }
 }
 
 impl World {
@@ -135,11 +168,28 @@ impl World {
 
     /// Pushes as ann.
     pub fn push(&self, id: &Hash, name: &str, public: bool) -> Result<PushReport, TransferError> {
-        let options = PushOptions { name: Some(name.into()), public: Some(public), ..PushOptions::default() };
-        push(&self.repository, id, &self.hub.url(), Some(&self.ann), &options, &|_| ())
+        let options = PushOptions {
+            name: Some(name.into()),
+            public: Some(public),
+            ..PushOptions::default()
+        };
+        push(
+            &self.repository,
+            id,
+            &self.hub.url(),
+            Some(&self.ann),
+            &options,
+            &|_| (),
+        )
     }
 
-    pub fn ask(&self, method: &str, path: &str, token: Option<&str>, body: Option<&[u8]>) -> Answer {
+    pub fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        body: Option<&[u8]>,
+    ) -> Answer {
         ask(&self.hub.url(), method, path, token, &[], body)
     }
 
@@ -149,7 +199,12 @@ impl World {
 
     /// Begins an upload and sends its packs, as `token`; the upload's key.
     pub fn stage(&self, parts: &Parts, token: &str) -> String {
-        let opened = self.ask("POST", "/v1/uploads", Some(token), Some(&parts.manifest.encode()));
+        let opened = self.ask(
+            "POST",
+            "/v1/uploads",
+            Some(token),
+            Some(&parts.manifest.encode()),
+        );
         assert_eq!(opened.status, 200, "{}", opened.text());
         let key = opened.json()["id"].as_str().unwrap().to_owned();
         for (reference, bytes) in &parts.packs {
@@ -161,7 +216,12 @@ impl World {
     }
 
     pub fn commit(&self, key: &str, token: &str, wish: &str) -> Answer {
-        self.ask("POST", &format!("/v1/uploads/{key}/commit"), Some(token), Some(wish.as_bytes()))
+        self.ask(
+            "POST",
+            &format!("/v1/uploads/{key}/commit"),
+            Some(token),
+            Some(wish.as_bytes()),
+        )
     }
 
     /// Images that this token sees.
@@ -188,20 +248,38 @@ impl Answer {
     }
 
     pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// The word of a refusal, which must also say what is wrong and what to do.
     pub fn code(&self) -> String {
         let body = self.json();
-        assert!(!body["message"].as_str().unwrap().is_empty() && !body["fix"].as_str().unwrap().is_empty());
+        assert!(
+            !body["message"].as_str().unwrap().is_empty()
+                && !body["fix"].as_str().unwrap().is_empty()
+        );
         body["code"].as_str().unwrap().to_owned()
     }
 }
 
-pub fn ask(url: &str, method: &str, path: &str, token: Option<&str>, headers: &[(&str, &str)], body: Option<&[u8]>) -> Answer {
-    let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
-    let mut request = ureq::http::Request::builder().method(method).uri(format!("{url}{path}"));
+pub fn ask(
+    url: &str,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    headers: &[(&str, &str)],
+    body: Option<&[u8]>,
+) -> Answer {
+    let agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .build()
+        .new_agent();
+    let mut request = ureq::http::Request::builder()
+        .method(method)
+        .uri(format!("{url}{path}"));
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
@@ -214,7 +292,16 @@ pub fn ask(url: &str, method: &str, path: &str, token: Option<&str>, headers: &[
     };
     let mut answer = answer.unwrap();
     let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-    Answer { status, headers, body: answer.body_mut().with_config().limit(1 << 30).read_to_vec().unwrap() }
+    Answer {
+        status,
+        headers,
+        body: answer
+            .body_mut()
+            .with_config()
+            .limit(1 << 30)
+            .read_to_vec()
+            .unwrap(),
+    }
 }
 
 /// Whether tests that need root run; says so if not.

@@ -1,7 +1,9 @@
 //! What was pushed can be pulled, and only what is missing moves.
 
 use crate::support::*;
-use floe::transfer::{Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, pull, push};
+use floe::transfer::{
+    Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, pull, push,
+};
 use floe_image::Hash;
 use floe_source::{Options, open};
 use floe_store::{Cache, Repository};
@@ -9,13 +11,42 @@ use std::sync::Mutex;
 
 fn numbers(count: u64) -> Vec<u64> {
     // Zero pages, repeated pages, and more than one segment.
-    (0..count).map(|i| if i % 7 == 0 { 0 } else if i % 11 == 0 { 5 } else { i }).collect()
+    (0..count)
+        .map(|i| {
+            if i % 7 == 0 {
+                0
+            } else if i % 11 == 0 {
+                5
+            } else {
+                i
+            }
+        })
+        .collect()
 }
 
-fn pulled(world: &World, id: &Hash, into: &str, token: Option<&str>) -> (Repository, floe::transfer::PullReport) {
+fn pulled(
+    world: &World,
+    id: &Hash,
+    into: &str,
+    token: Option<&str>,
+) -> (Repository, floe::transfer::PullReport) {
     let repository = Repository::create(&world.dir.path().join(into)).unwrap();
-    let source = open(&world.hub.url(), &Options { token: token.map(str::to_owned), ..Options::default() }).unwrap();
-    let report = pull(&*source, id, Destination::Repository(&repository, None), &PullOptions::default(), &|_| ()).unwrap();
+    let source = open(
+        &world.hub.url(),
+        &Options {
+            token: token.map(str::to_owned),
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    let report = pull(
+        &*source,
+        id,
+        Destination::Repository(&repository, None),
+        &PullOptions::default(),
+        &|_| (),
+    )
+    .unwrap();
     (repository, report)
 }
 
@@ -24,11 +55,26 @@ fn what_was_pushed_can_be_pulled_byte_for_byte() {
     let world = world();
     let id = image(&world.repository, &numbers(2500));
     let last = Mutex::new(Progress::default());
-    let options = PushOptions { name: Some("debian".into()), public: Some(true), ..PushOptions::default() };
-    let report = push(&world.repository, &id, &world.hub.url(), Some(&world.ann), &options, &|p| {
-        let mut last = last.lock().unwrap();
-        *last = Progress { done_bytes: last.done_bytes.max(p.done_bytes), total_bytes: p.total_bytes, wire_bytes: last.wire_bytes.max(p.wire_bytes) };
-    })
+    let options = PushOptions {
+        name: Some("debian".into()),
+        public: Some(true),
+        ..PushOptions::default()
+    };
+    let report = push(
+        &world.repository,
+        &id,
+        &world.hub.url(),
+        Some(&world.ann),
+        &options,
+        &|p| {
+            let mut last = last.lock().unwrap();
+            *last = Progress {
+                done_bytes: last.done_bytes.max(p.done_bytes),
+                total_bytes: p.total_bytes,
+                wire_bytes: last.wire_bytes.max(p.wire_bytes),
+            };
+        },
+    )
     .unwrap();
     let last = last.into_inner().unwrap();
     assert_eq!(last.done_bytes, last.total_bytes);
@@ -57,9 +103,15 @@ fn a_second_push_sends_only_what_is_new() {
     assert_eq!(report.chunks_sent, 2);
     assert!(report.chunks_reused >= sent.chunks_sent - 2, "{report:?}");
     // Two pages and two segments of hashes, which do not compress.
-    assert!(report.bytes_sent < 2 * (32 << 10) + 3 * 4096 + 2048, "{report:?}");
+    assert!(
+        report.bytes_sent < 2 * (32 << 10) + 3 * 4096 + 2048,
+        "{report:?}"
+    );
     let (there, _) = pulled(&world, &second, "there", Some(&world.ann));
-    assert_eq!(pages_of(&there, &second), pages_of(&world.repository, &second));
+    assert_eq!(
+        pages_of(&there, &second),
+        pages_of(&world.repository, &second)
+    );
 
     let again = world.push(&second, "b", false).unwrap();
     assert_eq!((again.chunks_sent, again.bytes_sent), (0, 0));
@@ -76,9 +128,19 @@ fn a_second_pull_fetches_only_what_is_new() {
     world.push(&second, "b", true).unwrap();
     let (there, _) = pulled(&world, &first, "there", None);
     let source = open(&world.hub.url(), &Options::default()).unwrap();
-    let report = pull(&*source, &second, Destination::Repository(&there, None), &PullOptions::default(), &|_| ()).unwrap();
+    let report = pull(
+        &*source,
+        &second,
+        Destination::Repository(&there, None),
+        &PullOptions::default(),
+        &|_| (),
+    )
+    .unwrap();
     assert_eq!(report.chunks_fetched, 1);
-    assert_eq!(pages_of(&there, &second), pages_of(&world.repository, &second));
+    assert_eq!(
+        pages_of(&there, &second),
+        pages_of(&world.repository, &second)
+    );
 }
 
 #[test]
@@ -92,10 +154,20 @@ fn a_cache_takes_an_image_in_and_gives_it_to_a_repository() {
     let report = pull(&*source, &id, Destination::Cache(&cache), &options, &|_| ()).unwrap();
     assert!(report.chunks_fetched > 1000);
     let again = pull(&*source, &id, Destination::Cache(&cache), &options, &|_| ()).unwrap();
-    assert_eq!((again.chunks_fetched, again.chunks_reused), (0, report.chunks_fetched));
+    assert_eq!(
+        (again.chunks_fetched, again.chunks_reused),
+        (0, report.chunks_fetched)
+    );
 
     let there = Repository::create(&world.dir.path().join("there")).unwrap();
-    let from_cache = pull(&*source, &id, Destination::Repository(&there, Some(&cache)), &options, &|_| ()).unwrap();
+    let from_cache = pull(
+        &*source,
+        &id,
+        Destination::Repository(&there, Some(&cache)),
+        &options,
+        &|_| (),
+    )
+    .unwrap();
     assert_eq!(from_cache.chunks_fetched, 0);
     assert_eq!(pages_of(&there, &id), pages_of(&world.repository, &id));
 }
@@ -105,16 +177,31 @@ fn a_cancelled_push_shows_nothing_and_goes_on_where_it_stopped() {
     let world = world();
     let id = image(&world.repository, &numbers(2500));
     let cancel = Cancel::default();
-    let options = PushOptions { name: Some("a".into()), cancel: cancel.clone(), connections: 1, ..PushOptions::default() };
-    let ended = push(&world.repository, &id, &world.hub.url(), Some(&world.ann), &options, &|p| {
-        if p.done_bytes > p.total_bytes / 2 {
-            cancel.cancel();
-        }
-    });
+    let options = PushOptions {
+        name: Some("a".into()),
+        cancel: cancel.clone(),
+        connections: 1,
+        ..PushOptions::default()
+    };
+    let ended = push(
+        &world.repository,
+        &id,
+        &world.hub.url(),
+        Some(&world.ann),
+        &options,
+        &|p| {
+            if p.done_bytes > p.total_bytes / 2 {
+                cancel.cancel();
+            }
+        },
+    );
     assert!(matches!(ended, Err(TransferError::Cancelled)), "{ended:?}");
     assert_eq!(world.visible(Some(&world.ann)), 0);
     let report = world.push(&id, "a", false).unwrap();
-    assert!(report.chunks_sent > 0 && report.chunks_reused > report.chunks_sent / 2, "{report:?}");
+    assert!(
+        report.chunks_sent > 0 && report.chunks_reused > report.chunks_sent / 2,
+        "{report:?}"
+    );
     let (there, _) = pulled(&world, &id, "there", Some(&world.ann));
     assert_eq!(pages_of(&there, &id), pages_of(&world.repository, &id));
 }
@@ -126,16 +213,35 @@ fn a_cancelled_pull_goes_on_where_it_stopped() {
     world.push(&id, "a", true).unwrap();
     let there = Repository::create(&world.dir.path().join("there")).unwrap();
     let source = open(&world.hub.url(), &Options::default()).unwrap();
-    let options = PullOptions { connections: 1, ..PullOptions::default() };
-    let ended = pull(&*source, &id, Destination::Repository(&there, None), &options, &|p| {
-        if p.done_bytes > p.total_bytes / 2 {
-            options.cancel.cancel();
-        }
-    });
+    let options = PullOptions {
+        connections: 1,
+        ..PullOptions::default()
+    };
+    let ended = pull(
+        &*source,
+        &id,
+        Destination::Repository(&there, None),
+        &options,
+        &|p| {
+            if p.done_bytes > p.total_bytes / 2 {
+                options.cancel.cancel();
+            }
+        },
+    );
     assert!(matches!(ended, Err(TransferError::Cancelled)), "{ended:?}");
     assert!(there.manifest(&id).is_err());
-    let report = pull(&*source, &id, Destination::Repository(&there, None), &PullOptions::default(), &|_| ()).unwrap();
-    assert!(report.chunks_reused > 0 && report.chunks_fetched > 0, "{report:?}");
+    let report = pull(
+        &*source,
+        &id,
+        Destination::Repository(&there, None),
+        &PullOptions::default(),
+        &|_| (),
+    )
+    .unwrap();
+    assert!(
+        report.chunks_reused > 0 && report.chunks_fetched > 0,
+        "{report:?}"
+    );
     assert_eq!(pages_of(&there, &id), pages_of(&world.repository, &id));
 }
 
@@ -145,13 +251,32 @@ fn a_public_image_can_be_read_as_static_files() {
     let id = image(&world.repository, &numbers(1200));
     world.push(&id, "team/web:v2", true).unwrap();
     let base = format!("{}/v1/static", world.hub.url());
-    assert_eq!(ask(&base, "GET", "/tags/team/web:v2", None, &[], None).text().trim(), id.to_string());
+    assert_eq!(
+        ask(&base, "GET", "/tags/team/web:v2", None, &[], None)
+            .text()
+            .trim(),
+        id.to_string()
+    );
     let manifest = ask(&base, "GET", &format!("/images/{id}"), None, &[], None);
     assert_eq!(Hash::of(&manifest.body), id);
-    let layout = ask(&base, "GET", &format!("/images/{id}.layout"), None, &[], None);
+    let layout = ask(
+        &base,
+        "GET",
+        &format!("/images/{id}.layout"),
+        None,
+        &[],
+        None,
+    );
     for pack in floe_image::Layout::decode(&layout.body).unwrap().packs {
         let name = pack.id.to_string();
-        let bytes = ask(&base, "GET", &format!("/packs/{}/{name}.pack", &name[..2]), None, &[], None);
+        let bytes = ask(
+            &base,
+            "GET",
+            &format!("/packs/{}/{name}.pack", &name[..2]),
+            None,
+            &[],
+            None,
+        );
         assert_eq!(floe::hub::verify_pack(&bytes.body, &pack.id).unwrap(), pack);
     }
 }
