@@ -4,6 +4,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use floe_lab::experiments::{self, Experiment};
 use floe_lab::harness::Context;
 use floe_lab::link::tool;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,6 +27,10 @@ enum Command {
     Link(tool::Arguments),
     #[command(hide = true)]
     Toucher(experiments::touch::toucher::Arguments),
+    #[command(hide = true)]
+    ServeNode(experiments::live::NodeArguments),
+    #[command(hide = true)]
+    ServeHub(experiments::live::HubArguments),
 }
 
 /// Options of every experiment.
@@ -43,6 +48,11 @@ struct RunArguments {
 }
 
 fn main() -> ExitCode {
+    // Nodes of the experiments start their supervisor and wrap their QEMUs with this program.
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(code) = floe::node::helpers::dispatch(&arguments) {
+        return code;
+    }
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
@@ -84,6 +94,8 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Link(arguments) => arguments.run(),
         Command::Toucher(arguments) => arguments.run(),
+        Command::ServeNode(arguments) => arguments.run(),
+        Command::ServeHub(arguments) => arguments.run(),
     }
 }
 

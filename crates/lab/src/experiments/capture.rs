@@ -24,7 +24,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     node.boot("guest", "m")?;
     let mut plain = PlainQemu::boot(&context.scratch.join("plain"), &guest, memory)?;
 
-    let (mut pauses, mut totals, mut migrations) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut pauses, mut totals, mut migrations) =
+        (Samples::default(), Samples::default(), Samples::default());
     for round in 0..context.pick(7, 2) {
         std::thread::sleep(BETWEEN);
         let outcome = node.capture("m", &format!("c{round}"), false)?;
@@ -33,25 +34,43 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         migrations.push(plain.save(&context.scratch.join("state"))?.as_secs_f64() * 1000.0);
     }
     drop(plain);
-    report.add("pause_ms_p50", "ms", &pauses).against("QEMU's stop and migrate to a file", "ms", migrations.median());
+    report.add("pause_ms_p50", "ms", &pauses).against(
+        "QEMU's stop and migrate to a file",
+        "ms",
+        migrations.median(),
+    );
     report.add("capture_ms_p50", "ms", &totals);
 
     let mut ratios = Samples::default();
     let (mut new_mb, mut changed_mb) = (Samples::default(), Samples::default());
-    let mut before = node.capture("m", "base", false)?.image.context("a capture makes an image")?.id;
+    let mut before = node
+        .capture("m", "base", false)?
+        .image
+        .context("a capture makes an image")?
+        .id;
     for round in 0..context.pick(3, 1) {
         std::thread::sleep(context.pick(LATER, BETWEEN));
         let outcome = node.capture("m", &format!("later{round}"), false)?;
         let after = outcome.image.context("a capture makes an image")?.id;
-        let stored = outcome.stored.context("a capture tells what it stored")?.new_bytes_compressed;
+        let stored = outcome
+            .stored
+            .context("a capture tells what it stored")?
+            .new_bytes_compressed;
         let changed = changed_bytes(&home.join("repo"), &before, &after)?;
-        anyhow::ensure!(changed > 0, "nothing changed in the guest between two captures");
+        anyhow::ensure!(
+            changed > 0,
+            "nothing changed in the guest between two captures"
+        );
         ratios.push(stored as f64 / changed as f64);
         new_mb.push(stored as f64 / 1e6);
         changed_mb.push(changed as f64 / 1e6);
         before = after;
     }
-    report.add("incremental_ratio", "x", &ratios).against("bytes of the chunks that changed", "MB", changed_mb.median());
+    report.add("incremental_ratio", "x", &ratios).against(
+        "bytes of the chunks that changed",
+        "MB",
+        changed_mb.median(),
+    );
     report.add("incremental_mb", "MB", &new_mb);
     report.note("the guest is idle at its prompt; incremental: what a capture stores beyond the one before it");
     Ok(report)
@@ -68,14 +87,24 @@ fn changed_bytes(repository: &std::path::Path, before: &str, after: &str) -> any
     for region in &new.regions {
         let base = old.region(&region.name);
         for (index, segment) in region.segments.iter().enumerate() {
-            let base = base.and_then(|base| base.segments.get(index)).copied().unwrap_or(Hash::ZERO);
+            let base = base
+                .and_then(|base| base.segments.get(index))
+                .copied()
+                .unwrap_or(Hash::ZERO);
             if *segment == base || *segment == Hash::ZERO {
                 continue;
             }
             let now = new_scope.segment(segment)?;
-            let was = if base == Hash::ZERO { None } else { Some(old_scope.segment(&base)?) };
+            let was = if base == Hash::ZERO {
+                None
+            } else {
+                Some(old_scope.segment(&base)?)
+            };
             for slot in 0..CHUNKS_PER_SEGMENT {
-                let (now, was) = (now.get(slot), was.as_ref().map_or(Hash::ZERO, |was| was.get(slot)));
+                let (now, was) = (
+                    now.get(slot),
+                    was.as_ref().map_or(Hash::ZERO, |was| was.get(slot)),
+                );
                 changed += u64::from(now != was && now != Hash::ZERO);
             }
         }

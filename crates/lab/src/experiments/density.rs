@@ -30,9 +30,20 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut pids = Vec::new();
     for n in 0..clones {
         let name = format!("clone{n}");
-        node.run(&RunRequest { image: "booted".into(), name: Some(name.clone()), ..RunRequest::default() }, |_| {})?;
+        node.run(
+            &RunRequest {
+                image: "booted".into(),
+                name: Some(name.clone()),
+                ..RunRequest::default()
+            },
+            |_| {},
+        )?;
         node.ask(&name, ANSWER_MAX)?;
-        pids.push(node.machine(&name)?.pid.context("a running machine has a process")?);
+        pids.push(
+            node.machine(&name)?
+                .pid
+                .context("a running machine has a process")?,
+        );
         std::thread::sleep(context.pick(SETTLE, Duration::from_secs(2)));
         // All that the host has less of, kernel and node included; reclaimable page cache is counted as free.
         used.push(used_mb()?);
@@ -49,7 +60,12 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     drop(plain);
     let (mut before, mut copies, mut each) = (used_mb()?, Vec::new(), Samples::default());
     for n in 0..context.pick(3, 1) {
-        copies.push(PlainQemu::load(&context.scratch.join(format!("copy{n}")), &guest, memory, &state)?);
+        copies.push(PlainQemu::load(
+            &context.scratch.join(format!("copy{n}")),
+            &guest,
+            memory,
+            &state,
+        )?);
         std::thread::sleep(SETTLE);
         let now = used_mb()?;
         each.push(now - before);
@@ -69,8 +85,17 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
 fn used_mb() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let field = |name: &str| -> anyhow::Result<f64> {
-        let line = text.lines().find(|line| line.starts_with(name)).with_context(|| format!("no {name} in /proc/meminfo"))?;
-        Ok(line.split_whitespace().nth(1).context("a number")?.parse::<f64>()? * 1024.0 / 1e6)
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(name))
+            .with_context(|| format!("no {name} in /proc/meminfo"))?;
+        Ok(line
+            .split_whitespace()
+            .nth(1)
+            .context("a number")?
+            .parse::<f64>()?
+            * 1024.0
+            / 1e6)
     };
     Ok(field("MemTotal:")? - field("MemAvailable:")?)
 }
@@ -80,7 +105,12 @@ fn parts(pids: &[u32]) -> anyhow::Result<BTreeMap<&'static str, Samples>> {
     let mut all: BTreeMap<&'static str, Samples> = BTreeMap::new();
     for pid in pids {
         let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-        let mut sums: BTreeMap<&'static str, f64> = [("guest_ram", 0.0), ("heap_and_stacks", 0.0), ("code_and_data", 0.0)].into();
+        let mut sums: BTreeMap<&'static str, f64> = [
+            ("guest_ram", 0.0),
+            ("heap_and_stacks", 0.0),
+            ("code_and_data", 0.0),
+        ]
+        .into();
         let mut kind = "heap_and_stacks";
         for line in smaps.lines() {
             let mut words = line.split_whitespace();

@@ -79,13 +79,20 @@ struct Server {
 
 impl Server {
     /// Starts it, inside `namespace` if there is one, and returns the rest of its first line.
-    fn start(namespace: Option<&Namespace>, arguments: &[&std::ffi::OsStr]) -> anyhow::Result<(Server, String)> {
+    fn start(
+        namespace: Option<&Namespace>,
+        arguments: &[&std::ffi::OsStr],
+    ) -> anyhow::Result<(Server, String)> {
         let program = std::env::current_exe()?;
         let mut command = match namespace {
             Some(namespace) => namespace.command(program)?,
             None => Command::new(program),
         };
-        let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let server = Server { child, input };
         let mut line = String::new();
@@ -123,11 +130,23 @@ pub struct Hub {
 
 impl Hub {
     /// With its data in `dir`.
-    pub fn start(namespace: Option<&Namespace>, dir: &Path, address: Ipv4Addr, port: u16) -> anyhow::Result<Hub> {
+    pub fn start(
+        namespace: Option<&Namespace>,
+        dir: &Path,
+        address: Ipv4Addr,
+        port: u16,
+    ) -> anyhow::Result<Hub> {
         std::fs::create_dir_all(dir)?;
         let listen = SocketAddr::from((address, port)).to_string();
-        let (server, token) = Server::start(namespace, &["serve-hub".as_ref(), dir.as_os_str(), listen.as_ref()])?;
-        Ok(Hub { url: format!("http://{listen}"), token, _server: server })
+        let (server, token) = Server::start(
+            namespace,
+            &["serve-hub".as_ref(), dir.as_os_str(), listen.as_ref()],
+        )?;
+        Ok(Hub {
+            url: format!("http://{listen}"),
+            token,
+            _server: server,
+        })
     }
 }
 
@@ -142,7 +161,11 @@ pub struct Node {
 
 impl Node {
     /// With its state in `home`.
-    pub fn start(namespace: Option<&Namespace>, home: &Path, standby: bool) -> anyhow::Result<Node> {
+    pub fn start(
+        namespace: Option<&Namespace>,
+        home: &Path,
+        standby: bool,
+    ) -> anyhow::Result<Node> {
         std::fs::create_dir_all(home)?;
         let mut arguments = vec!["serve-node".as_ref(), home.as_os_str()];
         if standby {
@@ -150,7 +173,11 @@ impl Node {
         }
         let (server, _) = Server::start(namespace, &arguments)?;
         let client = Client::connect(Home::at(home).socket())?;
-        Ok(Node { client, home: home.to_path_buf(), server: Some(server) })
+        Ok(Node {
+            client,
+            home: home.to_path_buf(),
+            server: Some(server),
+        })
     }
 
     /// Runs a machine, telling `each` event.
@@ -162,7 +189,11 @@ impl Node {
     pub fn import(&self, guest: &Guest, name: &str, memory: u64) -> anyhow::Result<Outcome> {
         let text = |path: PathBuf| path.display().to_string();
         let request = ImportRequest {
-            disks: if guest.disk().exists() { vec![text(guest.disk())] } else { Vec::new() },
+            disks: if guest.disk().exists() {
+                vec![text(guest.disk())]
+            } else {
+                Vec::new()
+            },
             kernel: Some(text(guest.kernel())),
             initrd: Some(text(guest.initrd())),
             cmdline: Some(guest.cmdline()?),
@@ -176,13 +207,23 @@ impl Node {
 
     /// Boots an imported image and waits for its shell.
     pub fn boot(&self, image: &str, machine: &str) -> anyhow::Result<()> {
-        let request = RunRequest { image: image.into(), name: Some(machine.into()), cold: true, wait: Wait::None, ..RunRequest::default() };
+        let request = RunRequest {
+            image: image.into(),
+            name: Some(machine.into()),
+            cold: true,
+            wait: Wait::None,
+            ..RunRequest::default()
+        };
         self.run(&request, |_| {})?;
         let log = PathBuf::from(self.client.console(machine)?.log);
         let until = Instant::now() + BOOT_MAX;
-        while !std::fs::read(&log).is_ok_and(|text| String::from_utf8_lossy(&text).contains(READY)) {
+        while !std::fs::read(&log).is_ok_and(|text| String::from_utf8_lossy(&text).contains(READY))
+        {
             if Instant::now() > until {
-                bail!("{machine} did not boot within {BOOT_MAX:?}; its console is {}", log.display());
+                bail!(
+                    "{machine} did not boot within {BOOT_MAX:?}; its console is {}",
+                    log.display()
+                );
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -191,7 +232,11 @@ impl Node {
 
     /// Captures a machine as an image.
     pub fn capture(&self, machine: &str, name: &str, stop: bool) -> anyhow::Result<Outcome> {
-        let request = CaptureRequest { name: Some(name.into()), stop, ..CaptureRequest::default() };
+        let request = CaptureRequest {
+            name: Some(name.into()),
+            stop,
+            ..CaptureRequest::default()
+        };
         Ok(self.client.capture(machine, &request)?.finish(|_| {})?)
     }
 
@@ -207,27 +252,38 @@ impl Node {
 
     /// Asks the guest's shell something and waits until it has answered.
     pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
-        let start = Instant::now();
-        let mut console = UnixStream::connect(self.client.console(machine)?.socket)?;
-        // The shell calculates: the terminal's echo of the question does not contain the answer.
-        let (a, b) = (std::process::id() % 1000, 123_456);
-        writeln!(console, "\necho lab-$(({a} + {b}))-answers")?;
-        let answer = format!("lab-{}-answers", a + b);
-        console.set_read_timeout(Some(LOOK_EVERY))?;
-        let (mut seen, mut buffer) = (String::new(), [0; 4096]);
-        while start.elapsed() < patience {
-            match console.read(&mut buffer) {
-                Ok(0) => bail!("the console of {machine} was closed"),
-                Ok(bytes) => seen += &String::from_utf8_lossy(&buffer[..bytes]),
-                Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {}
-                Err(error) => return Err(error.into()),
-            }
-            if seen.contains(&answer) {
-                return Ok(start.elapsed());
-            }
-        }
-        bail!("{machine} did not answer within {patience:?}; its console said {seen:?}")
+        ask_console(Path::new(&self.client.console(machine)?.socket), patience)
+            .with_context(|| format!("{machine} does not answer"))
     }
+}
+
+/// Asks a guest's shell something over its serial line and waits until it has answered.
+pub fn ask_console(socket: &Path, patience: Duration) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    let mut console = UnixStream::connect(socket)
+        .with_context(|| format!("no console at {}", socket.display()))?;
+    // The shell calculates: the terminal's echo of the question does not contain the answer.
+    let (a, b) = (std::process::id() % 1000, 123_456);
+    write!(console, "\necho lab-$(({a} + {b}))-answers\n")?;
+    let answer = format!("lab-{}-answers", a + b);
+    console.set_read_timeout(Some(LOOK_EVERY))?;
+    let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+    while start.elapsed() < patience {
+        match console.read(&mut buffer) {
+            Ok(0) => bail!("the console was closed"),
+            Ok(bytes) => seen += &String::from_utf8_lossy(&buffer[..bytes]),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                ) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if seen.contains(&answer) {
+            return Ok(start.elapsed());
+        }
+    }
+    bail!("nothing within {patience:?}; the console said {seen:?}")
 }
 
 impl Drop for Node {

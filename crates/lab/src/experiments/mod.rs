@@ -2,13 +2,19 @@
 //!
 //! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
 //! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
+pub mod capture;
+pub mod density;
 pub mod disk;
 pub mod emulator;
 pub mod fault;
 pub mod import;
+pub mod live;
 pub mod local;
 pub mod plain;
+pub mod restore;
+pub mod resume_wan;
 pub mod touch;
+pub mod wan;
 
 use crate::harness::{Context, Report};
 
@@ -48,5 +54,25 @@ pub const ALL: &[Experiment] = &[
         name: "fault",
         about: "a page fault served from another host, against userfaultfd over the same hub",
         run: fault::run,
+    },
+    Experiment {
+        name: "capture",
+        about: "the pause of a capture and the size of the next, against QEMU's migration file",
+        run: capture::run,
+    },
+    Experiment {
+        name: "restore",
+        about: "a running guest from the local store, against QEMU's migration file",
+        run: restore::run,
+    },
+    Experiment {
+        name: "density",
+        about: "memory of each further clone, against QEMU's migration file",
+        run: density::run,
+    },
+    Experiment {
+        name: "resume-wan",
+        about: "a guest goes on behind 7.2 Mbit/s and 120 ms, against copying the image",
+        run: resume_wan::run,
     },
 ];

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The stage of `run` that is QEMU's start, not floe's.
-const QEMU_STAGE: &str = "qemu";
+const QEMU_STAGE: &str = "qemu start";
 /// How long a standby QEMU gets to come up between two runs.
 const STANDBY_TIME: Duration = Duration::from_secs(3);
 /// How long a restored guest may take to answer.
@@ -53,12 +53,22 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         std::thread::sleep(STANDBY_TIME);
     }
     let alternative = "QEMU -incoming of a migration file, started to running";
-    report.add("own_ms_p50", "ms", &cold.own).against(alternative, "ms", qemus.median());
-    report.add("total_ms_p50", "ms", &cold.total).against(alternative, "ms", qemus.median());
-    report.add("standby_ms_p50", "ms", &standby.total).against(alternative, "ms", qemus.median());
+    report
+        .add("own_ms_p50", "ms", &cold.own)
+        .against(alternative, "ms", qemus.median());
+    report
+        .add("total_ms_p50", "ms", &cold.total)
+        .against(alternative, "ms", qemus.median());
+    report
+        .add("standby_ms_p50", "ms", &standby.total)
+        .against(alternative, "ms", qemus.median());
     report.add("answer_ms_p50", "ms", &cold.answered);
     for (stage, times) in &cold.stages {
-        report.add(&format!("stage_{stage}_ms"), "ms", times);
+        report.add(
+            &format!("stage_{}_ms", stage.replace(' ', "_")),
+            "ms",
+            times,
+        );
     }
     report.note("own: the total less the stage in which QEMU starts; answer: from the command to the shell's answer");
     Ok(report)
@@ -82,7 +92,8 @@ struct Restored {
 impl Restores {
     fn push(&mut self, run: &Restored) {
         self.total.push(run.total_ms);
-        self.own.push(run.total_ms - run.stages.get(QEMU_STAGE).copied().unwrap_or(0.0));
+        self.own
+            .push(run.total_ms - run.stages.get(QEMU_STAGE).copied().unwrap_or(0.0));
         self.answered.push(run.answered_ms);
         for (stage, ms) in &run.stages {
             self.stages.entry(stage.clone()).or_default().push(*ms);
@@ -94,7 +105,11 @@ impl Restores {
 fn restore(node: &Node, round: usize) -> anyhow::Result<Restored> {
     let name = format!("r{round}");
     let mut stages: BTreeMap<String, f64> = BTreeMap::new();
-    let request = RunRequest { image: "booted".into(), name: Some(name.clone()), ..RunRequest::default() };
+    let request = RunRequest {
+        image: "booted".into(),
+        name: Some(name.clone()),
+        ..RunRequest::default()
+    };
     let outcome = node.run(&request, |event| {
         if let Event::Stage { name, ms } = event {
             *stages.entry(name.clone()).or_default() += ms;
@@ -102,5 +117,9 @@ fn restore(node: &Node, round: usize) -> anyhow::Result<Restored> {
     })?;
     let answered_ms = outcome.total_ms + node.ask(&name, ANSWER_MAX)?.as_secs_f64() * 1000.0;
     node.remove(&name)?;
-    Ok(Restored { total_ms: outcome.total_ms, answered_ms, stages })
+    Ok(Restored {
+        total_ms: outcome.total_ms,
+        answered_ms,
+        stages,
+    })
 }

@@ -15,9 +15,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(120);
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("resume-wan", context.quick);
     let (guest, memory) = wan::guest(context)?;
-    let wan = Wan::prepare(&context.scratch, &guest, memory, &mut |what| eprintln!("resume-wan: {what}"))?;
+    let wan = Wan::prepare(&context.scratch, &guest, memory, &mut |what| {
+        eprintln!("resume-wan: {what}")
+    })?;
     let rounds = context.pick(3, 1);
-    let (mut answers, mut wires, mut ratios, mut touched_mb) = (Samples::default(), Samples::default(), Samples::default(), Samples::default());
+    let (mut answers, mut wires, mut ratios, mut touched_mb) = (
+        Samples::default(),
+        Samples::default(),
+        Samples::default(),
+        Samples::default(),
+    );
     let mut runs = Samples::default();
     for round in 0..rounds {
         let resumed = wan.resume(&format!("near{round}"), |_| {})?;
@@ -35,13 +42,35 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let (copied, copy_answered) = wan.copy_first("copy")?;
     let alternative = "copying the image first, then starting it";
     let copy_s = copy_answered.as_secs_f64();
-    report.add("answer_vs_copy", "x", &answers.values().iter().map(|s| s / copy_s).collect()).against(alternative, "s", copy_s);
-    report.add("answer_s", "s", &answers).against(alternative, "s", copy_s);
+    report
+        .add(
+            "answer_vs_copy",
+            "x",
+            &answers.values().iter().map(|s| s / copy_s).collect(),
+        )
+        .against(alternative, "s", copy_s);
+    report
+        .add("answer_s", "s", &answers)
+        .against(alternative, "s", copy_s);
     report.add("run_s", "s", &runs);
-    report.add("wire_ratio", "x", &ratios).against("uncompressed bytes of touched chunks", "MB", touched_mb.median());
-    report.add("wire_mb_at_answer", "MB", &wires).against("the whole image, compressed", "MB", wan.image.stored_bytes as f64 / 1e6);
+    report.add("wire_ratio", "x", &ratios).against(
+        "uncompressed bytes of touched chunks",
+        "MB",
+        touched_mb.median(),
+    );
+    report.add("wire_mb_at_answer", "MB", &wires).against(
+        "the whole image, compressed",
+        "MB",
+        wan.image.stored_bytes as f64 / 1e6,
+    );
     report.add_value("copy_s", "s", copied.as_secs_f64());
-    report.note(format!("the image: {} MB of state, {} MB as stored", wan.image.virtual_bytes / 1_000_000, wan.image.stored_bytes / 1_000_000));
-    report.note("wire bytes are counted at the link, both directions, headers and retransmissions included");
+    report.note(format!(
+        "the image: {} MB of state, {} MB as stored",
+        wan.image.virtual_bytes / 1_000_000,
+        wan.image.stored_bytes / 1_000_000
+    ));
+    report.note(
+        "wire bytes are counted at the link, both directions, headers and retransmissions included",
+    );
     Ok(report)
 }

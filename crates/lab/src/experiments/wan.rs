@@ -48,7 +48,12 @@ pub struct Resumed {
 
 impl Wan {
     /// Boots `guest` at the far end, captures it at its prompt, publishes it. `tell` hears what is being done.
-    pub fn prepare(dir: &Path, guest: &Guest, memory: u64, tell: &mut dyn FnMut(&str)) -> anyhow::Result<Wan> {
+    pub fn prepare(
+        dir: &Path,
+        guest: &Guest,
+        memory: u64,
+        tell: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Wan> {
         let bridge = Bridge::new(Shape::wan(), Shape::wan())?;
         let far = Some(&bridge.ends.far);
         let hub_dir = dir.join("hub");
@@ -65,14 +70,27 @@ impl Wan {
             tell(&format!("captured; it stood still for {pause:.0} ms"));
         }
         tell("publishing it to the hub");
-        let push = PushRequest { image: IMAGE.into(), to: hub.url.clone(), name: None, token: Some(hub.token.clone()), ca: None, public: true };
+        let push = PushRequest {
+            image: IMAGE.into(),
+            to: hub.url.clone(),
+            name: None,
+            token: Some(hub.token.clone()),
+            ca: None,
+            public: true,
+        };
         origin.client.push(&push)?.finish(|_| {})?;
-        Ok(Wan { hub, image, hub_dir, homes: dir.to_path_buf(), bridge })
+        Ok(Wan {
+            hub,
+            image,
+            hub_dir,
+            homes: dir.to_path_buf(),
+            bridge,
+        })
     }
 
     /// Bytes on the link so far, both directions.
     pub fn wire(&self) -> u64 {
-        self.bridge.up.read().bytes + self.bridge.down.read().bytes
+        self.bridge.up.read().bytes_delivered + self.bridge.down.read().bytes_delivered
     }
 
     fn address(&self) -> String {
@@ -84,11 +102,22 @@ impl Wan {
         let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
         let wire_before = self.wire();
         let start = Instant::now();
-        let request = RunRequest { image: self.address(), name: Some(MACHINE.into()), token: Some(self.hub.token.clone()), ..RunRequest::default() };
+        let request = RunRequest {
+            image: self.address(),
+            name: Some(MACHINE.into()),
+            token: Some(self.hub.token.clone()),
+            ..RunRequest::default()
+        };
         let outcome = node.run(&request, each)?;
         node.ask(MACHINE, ANSWER_MAX)?;
         let (answered, wire_at_answer) = (start.elapsed(), self.wire() - wire_before);
-        Ok(Resumed { node, answered, outcome, wire_at_answer, wire_before })
+        Ok(Resumed {
+            node,
+            answered,
+            outcome,
+            wire_at_answer,
+            wire_before,
+        })
     }
 
     /// Copies the whole (compressed) image to another fresh node at the near end, then runs it there until its shell
@@ -96,10 +125,22 @@ impl Wan {
     pub fn copy_first(&self, name: &str) -> anyhow::Result<(Duration, Duration)> {
         let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
         let start = Instant::now();
-        let pull = PullRequest { from: self.address(), name: None, token: Some(self.hub.token.clone()), ca: None };
+        let pull = PullRequest {
+            from: self.address(),
+            name: None,
+            token: Some(self.hub.token.clone()),
+            ca: None,
+        };
         node.client.pull(&pull)?.finish(|_| {})?;
         let copied = start.elapsed();
-        node.run(&RunRequest { image: IMAGE.into(), name: Some(MACHINE.into()), ..RunRequest::default() }, |_| {})?;
+        node.run(
+            &RunRequest {
+                image: IMAGE.into(),
+                name: Some(MACHINE.into()),
+                ..RunRequest::default()
+            },
+            |_| {},
+        )?;
         node.ask(MACHINE, ANSWER_MAX)?;
         Ok((copied, start.elapsed()))
     }
@@ -116,9 +157,19 @@ impl Wan {
                 chunks.insert((access.region as usize, u64::from(access.chunk)));
             }
         }
-        anyhow::ensure!(!chunks.is_empty(), "the machine left no trace of what it touched below {}", resumed.node.home.display());
-        let tables = Tables { repository, id, manifest };
-        tables.non_zero(&chunks).map(|count| count * floe_image::CHUNK_SIZE as u64)
+        anyhow::ensure!(
+            !chunks.is_empty(),
+            "the machine left no trace of what it touched below {}",
+            resumed.node.home.display()
+        );
+        let tables = Tables {
+            repository,
+            id,
+            manifest,
+        };
+        tables
+            .non_zero(&chunks)
+            .map(|count| count * floe_image::CHUNK_SIZE as u64)
     }
 }
 
@@ -144,8 +195,15 @@ impl Tables {
         let mut count = 0;
         for (region, chunk) in chunks {
             let per_segment = floe_image::CHUNKS_PER_SEGMENT as u64;
-            let region = self.manifest.regions.get(*region).context("the trace names a region that the image lacks")?;
-            let hash = region.segments.get((chunk / per_segment) as usize).context("the trace names a chunk that the region lacks")?;
+            let region = self
+                .manifest
+                .regions
+                .get(*region)
+                .context("the trace names a region that the image lacks")?;
+            let hash = region
+                .segments
+                .get((chunk / per_segment) as usize)
+                .context("the trace names a chunk that the region lacks")?;
             if *hash == Hash::ZERO {
                 continue;
             }
@@ -163,11 +221,17 @@ fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut dirs = vec![home.join("machines")];
     while let Some(dir) = dirs.pop() {
-        for entry in std::fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))?.flatten() {
+        for entry in std::fs::read_dir(&dir)
+            .with_context(|| format!("cannot list {}", dir.display()))?
+            .flatten()
+        {
             let path = entry.path();
             if entry.file_type()?.is_dir() {
                 dirs.push(path);
-            } else if path.file_name().is_some_and(|name| name.to_string_lossy().contains("trace")) {
+            } else if path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().contains("trace"))
+            {
                 found.push(path);
             }
         }
@@ -177,5 +241,9 @@ fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 /// The guest of an experiment: Debian with 1 GiB, or the tiny one for a quick check.
 pub fn guest(context: &Context) -> anyhow::Result<(Guest, u64)> {
-    if context.quick { Ok((Guest::tiny()?, 128 << 20)) } else { Ok((Guest::debian()?, 1 << 30)) }
+    if context.quick {
+        Ok((Guest::tiny()?, 128 << 20))
+    } else {
+        Ok((Guest::debian()?, 1 << 30))
+    }
 }

@@ -48,9 +48,9 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Traffic {
     /// Bytes of IP packets that arrived.
-    pub bytes: u64,
+    pub bytes_delivered: u64,
     /// Packets that arrived.
-    pub packets: u64,
+    pub packets_delivered: u64,
     /// Packets lost as promised.
     pub lost: u64,
     /// Packets that found the queue full.
@@ -61,8 +61,8 @@ impl Counters {
     /// What went through so far.
     pub fn read(&self) -> Traffic {
         Traffic {
-            bytes: self.bytes.load(Relaxed),
-            packets: self.packets.load(Relaxed),
+            bytes_delivered: self.bytes.load(Relaxed),
+            packets_delivered: self.packets.load(Relaxed),
             lost: self.lost.load(Relaxed),
             no_room: self.no_room.load(Relaxed),
         }

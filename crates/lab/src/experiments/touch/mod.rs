@@ -7,6 +7,7 @@
 //! - under a real QEMU: bytes that one cold fault reads.
 pub mod toucher;
 pub mod uffd;
+mod under_qemu;
 
 use crate::experiments::local::LocalRam;
 use crate::harness::{Context, Report, Samples};
@@ -85,6 +86,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         toucher::order(bytes, 0).len()
     ));
     drop(ram);
+    under_qemu::measure(context, &mut report)?;
     Ok(report)
 }
 
