@@ -159,8 +159,11 @@ fn a_pack_can_be_read_by_range_and_kept_for_ever() {
 /// Prints the time of a one-chunk read from the hub's memory over loopback, beside the smallest request that the same
 /// server answers, on the same connection.
 #[test]
-#[ignore = "a measurement: run it alone"]
 fn latency_of_a_one_chunk_read_from_memory() {
+    if std::env::var_os("FLOE_TEST_LATENCY").is_none() {
+        eprintln!("skipped: a measurement; run it alone with FLOE_TEST_LATENCY=1 and --nocapture");
+        return;
+    }
     let world = world();
     let id = image(&world.repository, &(1..2500).collect::<Vec<_>>());
     world.push(&id, "a", true).unwrap();
