@@ -14,7 +14,9 @@ use super::slab::Slab;
 use crate::StoreError;
 use crate::error::is_full;
 
-/// Most shards. More than threads that fault at the same time on a large host.
+/// Most shards. More than threads that fault at the same time on a large host: one that is preempted with the lock in its
+/// hand holds up 1/64 of the others. The price is that neighbours of an image are not neighbours in the slab: with one shard
+/// `get_many` was 15 to 30 % faster and `get` the same.
 const SHARDS_MAX: u64 = 64;
 /// Fewer slots than this a shard would make "full" a matter of luck.
 const SLOTS_PER_SHARD_MIN: u64 = 4096;
