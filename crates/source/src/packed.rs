@@ -64,6 +64,9 @@ pub(crate) struct Packed<O> {
 /// The lock is held while the index is fetched, so that it is fetched once.
 type IndexSlot = Mutex<Option<Arc<PackIndex>>>;
 
+/// The frames to read, and the items that are in no pack.
+type Located = (Vec<Piece>, Vec<(Kind, Hash)>);
+
 /// A frame that is wanted.
 struct Piece {
     pack: Hash,
@@ -224,7 +227,7 @@ impl<O: Objects> Packed<O> {
         layout: &Layout,
         wants: &[(Kind, Hash)],
         clock: &Deadline,
-    ) -> Result<(Vec<Piece>, Vec<(Kind, Hash)>), SourceError> {
+    ) -> Result<Located, SourceError> {
         let slots: Vec<(&PackRef, Arc<IndexSlot>)> = {
             let mut indices = self.indices.lock();
             layout

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use common::proxy::{Fault, Proxy};
 use common::script::{Act, Script};
 use common::*;
 use floe_image::{Hash, Kind};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use common::proxy::{Fault, Proxy};
 use common::*;
 use floe_image::{Hash, Kind};
 use floe_source::{
