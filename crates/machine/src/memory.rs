@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use floe_image::CHUNK_SIZE;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
-use parking_lot::Mutex;
 
 /// Bytes that one thread takes at a time: small enough to share out the end evenly.
 const BLOCK_BYTES: u64 = 16 << 20;
@@ -219,80 +218,44 @@ impl Memory {
 
     /// Bytes of pages that are not zero. For a running guest an estimate; it also brings a shared mapping's page tables up.
     pub fn count(&self) -> Result<u64, CopyError> {
-        let found = AtomicU64::new(0);
-        self.scan(threads(self.size()), |_, _, page| {
-            if page.is_some() {
-                found.fetch_add(PAGE, Ordering::Relaxed);
-            }
-            Ok(())
-        })?;
-        Ok(found.into_inner())
+        let counters = self.scan(vec![Counter(0); threads(self.size())])?;
+        Ok(counters.iter().map(|c| c.0).sum())
     }
 
     /// Copy every page that counts. The guest must be paused.
     pub fn copy(&self, buffers: Buffers) -> Result<Pages, CopyError> {
         let Buffers { maps, limit } = buffers;
-        let used = AtomicU64::new(0);
         let rest = match self {
             Memory::Shared { .. } => Rest::Zero,
             Memory::Private { rest, .. } => *rest,
         };
-        let workers = maps.len();
-        let state: Vec<_> = maps
-            .into_iter()
-            .map(|map| Mutex::new((map, 0usize, Vec::new())))
-            .collect();
-        self.scan(workers, |worker, chunk, page| {
-            // Each worker locks only its own state, without contention.
-            let (map, pages, entries) = &mut *state[worker].lock();
-            let Some(page) = page else {
-                if rest == Rest::Base {
-                    entries.push(Entry {
-                        chunk,
-                        place: ZEROED,
-                    });
-                }
-                return Ok(());
-            };
-            if used.fetch_add(PAGE, Ordering::Relaxed) >= limit {
-                return Err(CopyError::TooLarge(limit));
-            }
-            let start = *pages * CHUNK_SIZE;
-            // SAFETY: `page` points to a page that stays mapped during the scan; the destination is inside of `map`, which
-            // has room for the whole region.
-            unsafe {
-                let to = map[start..start + CHUNK_SIZE].as_mut_ptr();
-                std::ptr::copy_nonoverlapping(page, to, CHUNK_SIZE);
-            }
-            entries.push(Entry {
-                chunk,
-                place: (worker as u64) << 56 | *pages as u64,
-            });
-            *pages += 1;
-            Ok(())
-        })?;
+        let used = AtomicU64::new(0);
+        let keepers = maps.into_iter().enumerate().map(|(number, buffer)| Keeper {
+            number: number as u64,
+            buffer,
+            pages: 0,
+            entries: Vec::new(),
+            zeros: rest == Rest::Base,
+            used: &used,
+            limit,
+        });
         let mut all = Pages {
             rest,
             ..Pages::empty(self.size())
         };
-        for worker in state {
-            let (map, _, entries) = worker.into_inner();
-            all.buffers.push(map);
-            all.entries.extend(entries);
+        for keeper in self.scan(keepers.collect())? {
+            all.buffers.push(keeper.buffer);
+            all.entries.extend(keeper.entries);
         }
-        all.zeroed = all.entries.iter().filter(|e| e.place == ZEROED).count();
         Ok(all)
     }
 
-    /// Show every page that counts to `visit`: worker, chunk, and the content unless it is zero.
-    fn scan(
-        &self,
-        workers: usize,
-        visit: impl Fn(usize, u32, Option<*const u8>) -> Result<(), CopyError> + Sync,
-    ) -> Result<(), CopyError> {
+    /// Show every page that counts to one of the visitors, each in a thread of its own.
+    fn scan<V: Visitor>(&self, visitors: Vec<V>) -> Result<Vec<V>, CopyError> {
         let blocks = self.blocks()?;
         let next = AtomicUsize::new(0);
-        let work = |worker: usize| -> Result<(), CopyError> {
+        let work = |mut visitor: V| -> Result<V, CopyError> {
+            hurry();
             let mut batch = Batch::default();
             while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
                 match self {
@@ -300,28 +263,26 @@ impl Memory {
                         for offset in (block.offset..block.offset + block.len).step_by(CHUNK_SIZE) {
                             // SAFETY: blocks lie inside of the mapping, and are whole pages.
                             let page = unsafe { map.as_ptr().add(offset as usize) };
-                            visit(worker, (offset / PAGE) as u32, not_zero(page))?;
+                            visitor.visit((offset / PAGE) as u32, not_zero(page))?;
                         }
                     }
                     Memory::Private { pid, pagemap, .. } => {
-                        batch.run(*pid, pagemap, *block, &mut |chunk, page| {
-                            visit(worker, chunk, page)
-                        })?;
+                        batch.run(*pid, pagemap, *block, &mut visitor)?;
                     }
                 }
             }
-            Ok(())
+            Ok(visitor)
         };
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..workers)
-                .map(|w| (w, &work))
-                .map(|(w, work)| scope.spawn(move || work(w)))
-                .collect();
-            let mine = work(0);
-            others
+            let threads: Vec<_> = visitors
                 .into_iter()
-                .map(|t| t.join().expect("a scan does not panic"))
-                .fold(mine, |a, b| a.and(b))
+                .map(|visitor| (visitor, &work))
+                .map(|(visitor, work)| scope.spawn(move || work(visitor)))
+                .collect();
+            let ends = threads
+                .into_iter()
+                .map(|t| t.join().expect("a scan does not panic"));
+            ends.collect::<Vec<_>>().into_iter().collect()
         })
     }
 
@@ -342,6 +303,69 @@ impl Memory {
         };
         Ok(spans.into_iter().flat_map(cut).collect())
     }
+}
+
+/// Takes pages.
+trait Visitor: Send {
+    /// The content points to a whole page, valid during the call; `None` is a page of zeros that the machine wrote.
+    fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError>;
+}
+
+/// Counts bytes that are not zero.
+#[derive(Clone)]
+struct Counter(u64);
+
+impl Visitor for Counter {
+    fn visit(&mut self, _chunk: u32, page: Option<*const u8>) -> Result<(), CopyError> {
+        self.0 += page.map_or(0, |_| PAGE);
+        Ok(())
+    }
+}
+
+/// Keeps pages in one thread's buffer.
+struct Keeper<'a> {
+    number: u64,
+    buffer: MmapMut,
+    pages: usize,
+    entries: Vec<Entry>,
+    zeros: bool,
+    used: &'a AtomicU64,
+    limit: u64,
+}
+
+impl Visitor for Keeper<'_> {
+    fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError> {
+        let Some(page) = page else {
+            if self.zeros {
+                self.entries.push(Entry {
+                    chunk,
+                    place: ZEROED,
+                });
+            }
+            return Ok(());
+        };
+        if self.used.fetch_add(PAGE, Ordering::Relaxed) >= self.limit {
+            return Err(CopyError::TooLarge(self.limit));
+        }
+        let start = self.pages * CHUNK_SIZE;
+        let to = self.buffer[start..start + CHUNK_SIZE].as_mut_ptr();
+        // SAFETY: the trait promises a whole readable page; the destination is a page of our own buffer, which has room for
+        // the whole region and overlaps no memory of another process.
+        unsafe { std::ptr::copy_nonoverlapping(page, to, CHUNK_SIZE) };
+        self.entries.push(Entry {
+            chunk,
+            place: self.number << 56 | self.pages as u64,
+        });
+        self.pages += 1;
+        Ok(())
+    }
+}
+
+/// While a guest is paused for it, the copy goes before everything else on the host. Only root may; others wait their turn.
+fn hurry() {
+    const NICE: libc::c_int = -15;
+    // SAFETY: the call takes integers and concerns only the calling thread, which ends with the scan.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
 }
 
 /// Where a sparse file has data, in whole pages. Swapped pages are data, so that nothing is lost (`mincore` would lose them).
@@ -395,15 +419,13 @@ impl Default for Batch {
     }
 }
 
-type Visit<'a> = &'a mut dyn FnMut(u32, Option<*const u8>) -> Result<(), CopyError>;
-
 impl Batch {
     fn run(
         &mut self,
         pid: u32,
         pagemap: &File,
         block: Span,
-        visit: Visit<'_>,
+        visitor: &mut impl Visitor,
     ) -> Result<(), CopyError> {
         let pages = (block.len / PAGE) as usize;
         pagemap.read_exact_at(&mut self.pagemap[..pages * 8], block.address / PAGE * 8)?;
@@ -426,13 +448,13 @@ impl Batch {
                 }),
             }
             if self.chunks.len() == BATCH_PAGES {
-                self.flush(pid, visit)?;
+                self.flush(pid, visitor)?;
             }
         }
-        self.flush(pid, visit)
+        self.flush(pid, visitor)
     }
 
-    fn flush(&mut self, pid: u32, visit: Visit<'_>) -> Result<(), CopyError> {
+    fn flush(&mut self, pid: u32, visitor: &mut impl Visitor) -> Result<(), CopyError> {
         if self.chunks.is_empty() {
             return Ok(());
         }
@@ -463,7 +485,7 @@ impl Batch {
             });
         }
         for (page, chunk) in self.data.chunks_exact(CHUNK_SIZE).zip(&self.chunks) {
-            visit(*chunk, not_zero(page.as_ptr()))?;
+            visitor.visit(*chunk, not_zero(page.as_ptr()))?;
         }
         self.chunks.clear();
         self.remote.clear();
@@ -479,6 +501,7 @@ fn is_private(entry: u64) -> bool {
 impl Pages {
     /// Bring the pages into order; each worker's are already. Not part of the pause.
     pub(crate) fn sort(&mut self) {
+        self.zeroed = self.entries.iter().filter(|e| e.place == ZEROED).count();
         self.entries.sort_unstable_by_key(|e| e.chunk);
     }
 }
