@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::command::RamBacking;
 use crate::error::MachineError;
 use crate::machine::{Machine, Status, memfd};
-use crate::memory::{Buffers, CopyError, Memory, Pages, Rest, Span};
+use crate::memory::{Buffers, CopyError, Hurry, Memory, Pages, Rest, Span};
 use crate::process::is_mapping_of;
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
@@ -156,6 +156,7 @@ impl Machine {
             let now = Instant::now();
             now - std::mem::replace(&mut last, now)
         };
+        let hurry = Hurry::begin();
         let mut paused = Paused {
             machine: self,
             go_on: status == Status::Running,
@@ -189,6 +190,7 @@ impl Machine {
             paused.go_on = false;
             pause.cont = lap();
         }
+        drop(hurry);
         ram.sort();
         vram.sort();
         let device = read_state(&state).map_err(MachineError::io("read the device state"))?;

@@ -252,20 +252,14 @@ impl Memory {
 
     /// Show every page that counts to one of the visitors, each in a thread of its own.
     fn scan<V: Visitor>(&self, visitors: Vec<V>) -> Result<Vec<V>, CopyError> {
-        let blocks = self.blocks()?;
+        let blocks = self.blocks();
         let next = AtomicUsize::new(0);
         let work = |mut visitor: V| -> Result<V, CopyError> {
-            hurry();
+            let _hurry = V::URGENT.then(Hurry::begin);
             let mut batch = Batch::default();
             while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
                 match self {
-                    Memory::Shared { map, .. } => {
-                        for offset in (block.offset..block.offset + block.len).step_by(CHUNK_SIZE) {
-                            // SAFETY: blocks lie inside of the mapping, and are whole pages.
-                            let page = unsafe { map.as_ptr().add(offset as usize) };
-                            visitor.visit((offset / PAGE) as u32, not_zero(page))?;
-                        }
-                    }
+                    Memory::Shared { file, map } => scan_shared(file, map, *block, &mut visitor)?,
                     Memory::Private { pid, pagemap, .. } => {
                         batch.run(*pid, pagemap, *block, &mut visitor)?;
                     }
@@ -286,10 +280,14 @@ impl Memory {
         })
     }
 
-    /// The work, in pieces of at most `BLOCK_BYTES`; what holds no data is left out.
-    fn blocks(&self) -> io::Result<Vec<Span>> {
+    /// The work, in pieces of at most `BLOCK_BYTES`.
+    fn blocks(&self) -> Vec<Span> {
         let spans = match self {
-            Memory::Shared { file, map } => data_ranges(file, map.len() as u64)?,
+            Memory::Shared { map, .. } => vec![Span {
+                address: 0,
+                offset: 0,
+                len: map.len() as u64,
+            }],
             Memory::Private { spans, .. } => spans.clone(),
         };
         let cut = |span: Span| {
@@ -301,12 +299,15 @@ impl Memory {
                     len: (span.len - at).min(BLOCK_BYTES),
                 })
         };
-        Ok(spans.into_iter().flat_map(cut).collect())
+        spans.into_iter().flat_map(cut).collect()
     }
 }
 
 /// Takes pages.
 trait Visitor: Send {
+    /// Whether the guest waits for it.
+    const URGENT: bool;
+
     /// The content points to a whole page, valid during the call; `None` is a page of zeros that the machine wrote.
     fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError>;
 }
@@ -316,6 +317,8 @@ trait Visitor: Send {
 struct Counter(u64);
 
 impl Visitor for Counter {
+    const URGENT: bool = false;
+
     fn visit(&mut self, _chunk: u32, page: Option<*const u8>) -> Result<(), CopyError> {
         self.0 += page.map_or(0, |_| PAGE);
         Ok(())
@@ -334,6 +337,8 @@ struct Keeper<'a> {
 }
 
 impl Visitor for Keeper<'_> {
+    const URGENT: bool = true;
+
     fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError> {
         let Some(page) = page else {
             if self.zeros {
@@ -361,35 +366,91 @@ impl Visitor for Keeper<'_> {
     }
 }
 
-/// While a guest is paused for it, the copy goes before everything else on the host. Only root may; others wait their turn.
-fn hurry() {
-    const NICE: libc::c_int = -15;
-    // SAFETY: the call takes integers and concerns only the calling thread, which ends with the scan.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+/// While it lives, the calling thread goes before everything else on the host: a guest is paused for it, for some tens of
+/// milliseconds. Only root may ask for that (others wait their turn), and niceness would not do: it counts only within a
+/// session.
+pub(crate) struct Hurry {
+    policy: libc::c_int,
+    parameters: libc::sched_param,
 }
 
-/// Where a sparse file has data, in whole pages. Swapped pages are data, so that nothing is lost (`mincore` would lose them).
-fn data_ranges(file: &File, size: u64) -> io::Result<Vec<Span>> {
+impl Hurry {
+    pub(crate) fn begin() -> Hurry {
+        let mut parameters = libc::sched_param { sched_priority: 0 };
+        let lowest = libc::sched_param { sched_priority: 1 };
+        // SAFETY: the calls read and write one structure each and concern only the calling thread.
+        let policy = unsafe {
+            libc::sched_getparam(0, &mut parameters);
+            let policy = libc::sched_getscheduler(0);
+            libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &lowest);
+            policy
+        };
+        Hurry { policy, parameters }
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        // SAFETY: the call reads one structure and concerns only the calling thread.
+        unsafe { libc::sched_setscheduler(0, self.policy, &self.parameters) };
+    }
+}
+
+/// Show the pages of a memfd. A hole must not be read: that would make it a page of the guest's.
+///
+/// `mincore` tells the resident pages of a mapping at once. What it calls absent is a hole or swapped, which the file's
+/// `SEEK_DATA` tells apart; asked about everything, that alone would take 10 ms a GiB in the pause.
+fn scan_shared(
+    file: &File,
+    map: &Mmap,
+    block: Span,
+    visitor: &mut impl Visitor,
+) -> Result<(), CopyError> {
+    let mut resident = vec![0u8; (block.len / PAGE) as usize];
+    // SAFETY: the block lies inside of the mapping, and `resident` has a byte for each of its pages.
+    let done = unsafe {
+        let start = map.as_ptr().add(block.offset as usize);
+        libc::mincore(start as *mut _, block.len as usize, resident.as_mut_ptr())
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    let mut show = |page: u64| {
+        // SAFETY: blocks lie inside of the mapping, and are whole pages.
+        let content = unsafe { map.as_ptr().add((page * PAGE) as usize) };
+        visitor.visit(page as u32, not_zero(content))
+    };
+    let mut page = block.offset / PAGE;
+    for run in resident.chunk_by(|a, b| a & 1 == b & 1) {
+        let end = page + run.len() as u64;
+        if run[0] & 1 == 1 {
+            (page..end).try_for_each(&mut show)?;
+        } else {
+            for (start, end) in data_ranges(file, page * PAGE, end * PAGE)? {
+                (start / PAGE..end / PAGE).try_for_each(&mut show)?;
+            }
+        }
+        page = end;
+    }
+    Ok(())
+}
+
+/// Where a sparse file has data between two offsets, in whole pages.
+fn data_ranges(file: &File, from: u64, to: u64) -> io::Result<Vec<(u64, u64)>> {
     use rustix::fs::{SeekFrom, seek};
-    let mut spans = Vec::new();
-    let mut at = 0;
-    while at < size {
+    let mut ranges = Vec::new();
+    let mut at = from;
+    while at < to {
         let start = match seek(file, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => break,
+            Ok(start) if start < to => start / PAGE * PAGE,
+            Ok(_) | Err(rustix::io::Errno::NXIO) => break,
             Err(e) => return Err(e.into()),
         };
-        let end = seek(file, SeekFrom::Hole(start))?.min(size);
-        let start = start / PAGE * PAGE;
-        let end = end.next_multiple_of(PAGE).min(size);
-        spans.push(Span {
-            address: 0,
-            offset: start,
-            len: end - start,
-        });
-        at = end;
+        let end = seek(file, SeekFrom::Hole(start))?;
+        at = end.next_multiple_of(PAGE).min(to);
+        ranges.push((start, at));
     }
-    Ok(spans)
+    Ok(ranges)
 }
 
 /// The page itself unless it is zero.
@@ -503,5 +564,125 @@ impl Pages {
     pub(crate) fn sort(&mut self) {
         self.zeroed = self.entries.iter().filter(|e| e.place == ZEROED).count();
         self.entries.sort_unstable_by_key(|e| e.chunk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    const PAGES: usize = 9000;
+    const SIZE: u64 = (PAGES * CHUNK_SIZE) as u64;
+
+    fn memfd() -> File {
+        let file: File = memfd_create("test", MemfdFlags::CLOEXEC).unwrap().into();
+        file.set_len(SIZE).unwrap();
+        file
+    }
+
+    fn copy(memory: &Memory, limit: u64) -> Result<Pages, CopyError> {
+        let expected = memory.count()?;
+        let mut pages = memory.copy(Buffers::new(memory.size(), expected, limit).unwrap())?;
+        pages.sort();
+        Ok(pages)
+    }
+
+    #[test]
+    fn a_shared_memory_gives_its_pages_and_keeps_its_holes() {
+        let file = memfd();
+        // Across the border of two blocks, at both ends, and a page of zeros.
+        let written = [0, 1, 4095, 4096, 4097, PAGES - 1];
+        for &page in &written {
+            file.write_all_at(&[page as u8 | 1; CHUNK_SIZE], (page * CHUNK_SIZE) as u64)
+                .unwrap();
+        }
+        file.write_all_at(&[0; CHUNK_SIZE], 50 * PAGE).unwrap();
+        let allocated = rustix::fs::fstat(&file).unwrap().st_blocks;
+        let memory = Memory::shared(file.try_clone().unwrap()).unwrap();
+        let pages = copy(&memory, u64::MAX).unwrap();
+        let chunks: Vec<usize> = pages.iter().map(|(chunk, _)| chunk as usize).collect();
+        assert_eq!(chunks, written);
+        assert!(
+            pages
+                .iter()
+                .all(|(chunk, content)| *content == [chunk as u8 | 1; CHUNK_SIZE])
+        );
+        assert_eq!(
+            (pages.rest(), pages.zeroed(), pages.size()),
+            (Rest::Zero, 0, SIZE)
+        );
+        assert_eq!(
+            rustix::fs::fstat(&file).unwrap().st_blocks,
+            allocated,
+            "a scan makes no pages"
+        );
+        let small = copy(&memory, 2 * PAGE);
+        assert!(matches!(small, Err(CopyError::TooLarge(limit)) if limit == 2 * PAGE));
+    }
+
+    #[test]
+    fn a_private_mapping_gives_what_was_written_and_what_became_zero() {
+        let file = memfd();
+        let base = vec![7; CHUNK_SIZE * 20];
+        file.write_all_at(&base, 0).unwrap();
+        // SAFETY: nobody shrinks the file or changes it while it is mapped.
+        let mut map = unsafe { MmapOptions::new().map_copy(&file).unwrap() };
+        let read = map[3 * CHUNK_SIZE];
+        assert_eq!(read, 7);
+        map[5 * CHUNK_SIZE] = 1;
+        map[8 * CHUNK_SIZE..9 * CHUNK_SIZE].fill(0);
+        map[8000 * CHUNK_SIZE + 17] = 2;
+        // The mapping in two parts, as the kernel may split it.
+        let address = map.as_ptr() as u64;
+        let cut = 100 * PAGE;
+        let spans = vec![
+            Span {
+                address,
+                len: cut,
+                offset: 0,
+            },
+            Span {
+                address: address + cut,
+                len: SIZE - cut,
+                offset: cut,
+            },
+        ];
+        let memory = Memory::private(std::process::id(), spans, SIZE, Rest::Base).unwrap();
+        let pages = copy(&memory, u64::MAX).unwrap();
+        let chunks: Vec<u32> = pages.iter().map(|(chunk, _)| chunk).collect();
+        assert_eq!(
+            chunks,
+            [5, 8, 8000],
+            "pages that were only read are the image's"
+        );
+        assert_eq!(pages.zeroed(), 1);
+        let content: Vec<_> = pages.iter().map(|(_, content)| content).collect();
+        assert_eq!(
+            (content[0][0], content[0][1], content[1], content[2][17]),
+            (1, 7, &ZERO_PAGE, 2)
+        );
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_an_error() {
+        let spans = vec![Span {
+            address: 0x1000,
+            len: PAGE,
+            offset: 0,
+        }];
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let memory = Memory::Private {
+            pid: std::process::id(),
+            pagemap,
+            spans,
+            size: PAGE,
+            rest: Rest::Zero,
+        };
+        assert!(
+            copy(&memory, u64::MAX).unwrap().is_empty(),
+            "nothing is mapped there"
+        );
+        assert!(Memory::private(u32::MAX, vec![], PAGE, Rest::Zero).is_err());
     }
 }

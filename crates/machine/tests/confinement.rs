@@ -48,7 +48,7 @@ fn network_listeners(pid: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_machine_is_confined_and_outlives_its_starter() {
+fn a_machine_is_confined_and_a_failed_capture_leaves_it_running() {
     let Some(guest) = guest() else { return };
     let dir = scratch();
     let mut original = spec(&guest, dir.path(), "confined", 10);
@@ -234,4 +234,46 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
             "{out}"
         );
     }
+}
+
+/// Set for the process that starts a machine and is killed.
+const STARTER: &str = "FLOE_TEST_STARTER_DIR";
+
+#[test]
+fn a_machine_outlives_its_killed_starter() {
+    let Some(guest) = guest() else { return };
+    if let Some(dir) = std::env::var_os(STARTER) {
+        let machine =
+            Machine::start(spec(&guest, std::path::Path::new(&dir), "orphan", 12)).unwrap();
+        println!("started {}", machine.pid());
+        loop {
+            std::thread::park();
+        }
+    }
+    let dir = scratch();
+    let mut starter = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_machine_outlives_its_killed_starter",
+            "--nocapture",
+        ])
+        .env(STARTER, dir.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufRead::lines(std::io::BufReader::new(starter.stdout.take().unwrap()));
+    let line = said
+        .find(|l| l.as_ref().unwrap().contains("started "))
+        .unwrap()
+        .unwrap();
+    starter.kill().unwrap();
+    starter.wait().unwrap();
+    let machine = Machine::adopt(dir.path().join("orphan")).unwrap();
+    let _machine = Guard(&machine);
+    assert!(
+        line.ends_with(&format!("started {}", machine.pid())),
+        "{line}"
+    );
+    wait_ready(&machine);
+    assert_eq!(machine.status().unwrap(), Status::Running);
 }

@@ -33,11 +33,7 @@ pub fn guest() -> Option<PathBuf> {
 pub fn programs() -> Programs {
     Programs {
         qemu: "/usr/bin/qemu-system-x86_64".into(),
-        wrapper: vec![
-            option_env!("CARGO_BIN_EXE_floe-exec-qemu")
-                .unwrap_or("/tmp/wt/machine/target/debug/floe-exec-qemu")
-                .into(),
-        ],
+        wrapper: vec![env!("CARGO_BIN_EXE_floe-exec-qemu").into()],
     }
 }
 
