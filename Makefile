@@ -49,7 +49,7 @@ doc: deps
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
 fuzz-check: deps
-	$(CARGO) check --locked --quiet --manifest-path fuzz/Cargo.toml
+	$(CARGO) test --locked --quiet --manifest-path fuzz/Cargo.toml
 
 # Unit, property and integration tests; FLOE_TEST_SYSTEM=1 lets the tests use FUSE, QEMU and network namespaces.
 system: deps guest-tiny
