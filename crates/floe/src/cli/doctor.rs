@@ -83,8 +83,8 @@ fn describe(report: &DoctorReport) -> String {
     let count = |status| report.checks.iter().filter(|c| c.status == status).count();
     let verdict = match (count(CheckStatus::Fail), count(CheckStatus::Warn)) {
         (0, 0) => "all is well".to_owned(),
-        (0, n) => format!("floe works here; {n} warnings"),
-        (n, _) => format!("{n} things are missing"),
+        (0, n) => format!("floe works here; warnings: {n}"),
+        (n, _) => format!("floe cannot work here; missing: {n}"),
     };
     table(&["CHECK", "STATUS", "FOUND"], &rows) + &format!("\n{verdict}\n")
 }

@@ -60,11 +60,21 @@ impl CliError {
             let event = Event::Error(self.0.clone());
             return serde_json::to_string(&event).unwrap_or_else(|e| e.to_string()) + "\n";
         }
-        let mut text = format!("error: {}\n", self.0.message);
-        if !self.0.fix.is_empty() {
-            text += &format!("fix: {}\n", self.0.fix);
+        let (what, fix) = self.parts();
+        let mut text = format!("error: {what}\n");
+        if !fix.is_empty() {
+            text += &format!("fix: {fix}\n");
         }
         text
+    }
+
+    /// What happened, and the way out. The crates below put it behind the last semicolon of their messages.
+    fn parts(&self) -> (&str, &str) {
+        let ApiError { message, fix, .. } = &self.0;
+        match message.rsplit_once("; ") {
+            Some((what, way_out)) if fix.is_empty() => (what, way_out),
+            _ => (message.as_str(), fix.as_str()),
+        }
     }
 
     /// Writes it to standard error.
@@ -87,12 +97,7 @@ impl From<crate::hub::HubError> for CliError {
             HubError::Options(_) | HubError::UserName(_) => ErrorCode::Usage,
             _ => ErrorCode::Failed,
         };
-        // What can be done stands behind the semicolon of the hub's messages.
-        let text = error.to_string();
-        match text.split_once("; ") {
-            Some((what, fix)) => CliError::new(code, what, fix),
-            None => CliError::new(code, text, ""),
-        }
+        CliError::new(code, error.to_string(), "")
     }
 }
 
@@ -110,6 +115,21 @@ mod tests {
         assert_eq!(error.exit_code(), 3);
         let json: Event = serde_json::from_str(&error.render(true)).unwrap();
         assert_eq!(json, Event::Error(error.0));
+    }
+
+    #[test]
+    fn a_way_out_within_the_message_is_shown_on_its_own_line() {
+        let error = CliError::new(
+            ErrorCode::NotFound,
+            "no image x; `floe image ls` lists them",
+            "",
+        );
+        assert_eq!(
+            error.render(false),
+            "error: no image x\nfix: `floe image ls` lists them\n"
+        );
+        let error = CliError::new(ErrorCode::Failed, "a; b", "c");
+        assert_eq!(error.render(false), "error: a; b\nfix: c\n");
     }
 
     #[test]
