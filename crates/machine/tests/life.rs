@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use floe_machine::{CaptureOptions, Machine, Rest, Status};
+use floe_machine::{Capture, CaptureOptions, Machine, Rest, Status};
 
 /// The numbers that the guest's counter said.
 fn counts(text: &str) -> Vec<u64> {
@@ -11,6 +11,25 @@ fn counts(text: &str) -> Vec<u64> {
         .skip(1)
         .filter_map(|rest| rest.split(['\r', '\n']).next()?.parse().ok())
         .collect()
+}
+
+/// A generation's id as it stands in the guest's memory.
+fn guid_bytes(text: &str) -> Vec<u8> {
+    let hex: String = text.chars().filter(|c| *c != '-').collect();
+    let mut bytes: Vec<u8> = (0..16)
+        .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap())
+        .collect();
+    for field in [0..4, 4..6, 6..8] {
+        bytes[field].reverse();
+    }
+    bytes
+}
+
+fn holds<F>(capture: &Capture<F>, bytes: &[u8]) -> bool {
+    capture
+        .ram
+        .iter()
+        .any(|(_, page)| page.windows(bytes.len()).any(|w| w == bytes))
 }
 
 #[test]
@@ -118,6 +137,11 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         assert!(
             second.ram.len() < capture.ram.len(),
             "only what the clone wrote"
+        );
+        let new = guid_bytes(generations.last().unwrap());
+        assert!(
+            holds(&second, &new) && !holds(&second, &guid_bytes(&generations[0])),
+            "the guest sees its new generation"
         );
         clone.quit(PATIENCE).unwrap();
 
