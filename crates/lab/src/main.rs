@@ -4,10 +4,17 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use floe_lab::experiments::{self, Experiment};
 use floe_lab::harness::Context;
 use floe_lab::link::tool;
+use floe_lab::signals;
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Exit code after Ctrl-C, as shells have it.
+const INTERRUPTED_CODE: i32 = 130;
 
 /// Measures floe against its alternatives
 #[derive(Parser)]
@@ -99,6 +106,38 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// QEMUs run as users of their own, who must be able to pass through to what is theirs.
+fn scratch_in(base: &Path) -> std::io::Result<tempfile::TempDir> {
+    let passable = std::fs::Permissions::from_mode(0o711);
+    tempfile::Builder::new()
+        .prefix(".floe-lab-")
+        .permissions(passable)
+        .tempdir_in(base)
+}
+
+/// Ctrl-C: nothing stays mounted, no data stays behind. Namespaces have no names and end with us; nodes and hubs end
+/// their machines when our end of their input closes.
+fn clean_up_when_interrupted(scratch: &Path) -> anyhow::Result<()> {
+    const LOOK_EVERY: Duration = Duration::from_millis(100);
+    let (interrupted, scratch) = (signals::until_interrupted()?, scratch.to_path_buf());
+    std::thread::spawn(move || {
+        while !interrupted.load(Relaxed) {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for path in mounts
+            .lines()
+            .filter_map(|line| line.split(' ').nth(1))
+            .filter(|path| Path::new(path).starts_with(&scratch))
+        {
+            let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+        }
+        let _ = std::fs::remove_dir_all(&scratch);
+        std::process::exit(INTERRUPTED_CODE);
+    });
+    Ok(())
+}
+
 fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let base = match &arguments.scratch {
         Some(dir) => dir.clone(),
@@ -111,11 +150,8 @@ fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<Exit
     {
         bail!("{} is no directory; make it first", json.display());
     }
-    // Before any thread: Ctrl-C raises a flag in a thread of its own, which then ends the process; what the experiments
-    // leave behind are namespaces without names and children that die with us.
-    let scratch = tempfile::Builder::new()
-        .prefix(".floe-lab-")
-        .tempdir_in(&base)?;
+    let scratch = scratch_in(&base)?;
+    clean_up_when_interrupted(scratch.path())?;
     let context = Context {
         quick: arguments.quick,
         scratch: scratch.path().to_path_buf(),

@@ -39,10 +39,16 @@ pub struct HubArguments {
     listen: SocketAddr,
 }
 
+/// Each node has a socket of its own, beside the one that a node of this host may have.
+fn socket_of(home: &Path) -> PathBuf {
+    home.join("node.sock")
+}
+
 impl NodeArguments {
     /// Serves.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let mut options = floe::node::NodeOptions::new(Home::at(&self.home))?;
+        options.socket = socket_of(&self.home);
         options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
         let node = floe::node::serve(options)?;
         println!("ready");
@@ -172,7 +178,7 @@ impl Node {
             arguments.push("--standby".as_ref());
         }
         let (server, _) = Server::start(namespace, &arguments)?;
-        let client = Client::connect(Home::at(home).socket())?;
+        let client = Client::connect(socket_of(home))?;
         Ok(Node {
             client,
             home: home.to_path_buf(),

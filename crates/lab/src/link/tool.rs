@@ -103,7 +103,6 @@ impl Arguments {
         }
         let up = self.shape(self.up_rate.or(self.rate), self.up_trace.as_deref())?;
         let down = self.shape(self.rate, self.trace.as_deref())?;
-        // Before the threads exist, so that all of them inherit it and the signal comes to `ended` alone.
         let ended = crate::signals::until_interrupted()?;
         eprintln!("up: {}; down: {}", up.describe(), down.describe());
         let mut bridge = Bridge::new(up, down)?;
@@ -121,7 +120,7 @@ impl Arguments {
         let mut child = match self.command.split_first() {
             Some((program, arguments)) => {
                 let mut command = bridge.ends.near.command_that_dies_with_us(program)?;
-                crate::signals::restore_in(command.args(arguments));
+                command.args(arguments);
                 Some(
                     command
                         .spawn()
@@ -130,7 +129,7 @@ impl Arguments {
             }
             None => None,
         };
-        let status = wait(&ended, child.as_mut(), || self.write_stats(start, &bridge))?;
+        let status = wait(ended, child.as_mut(), || self.write_stats(start, &bridge))?;
         self.write_stats(start, &bridge)?;
         Ok(ExitCode::from(status))
     }
