@@ -1,0 +1,209 @@
+//! A node that is killed under a running machine, and the next one.
+
+mod common;
+
+use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
+use floe_mount::supervisor::{self, Client};
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Runs as another process when the variable tells which: this binary starts itself.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var("FLOE_TEST_ROLE") else {
+        return;
+    };
+    let root = PathBuf::from(std::env::var("FLOE_TEST_ROOT").unwrap());
+    if role == "supervisor" {
+        return supervisor::run(&root.join("sock")).unwrap();
+    }
+    let id = std::env::var("FLOE_TEST_IMAGE").unwrap().parse().unwrap();
+    let place = Place::found(&root, id);
+    let mut options = place.options();
+    options.supervisor = Some(root.join("sock"));
+    let mut node = place.start(options);
+    let _machine = place.machine(&node, "a");
+    node.mount.takeover_done();
+    std::fs::write(root.join(format!("ready-{}", std::process::id())), "").unwrap();
+    node.mount.wait();
+}
+
+struct Process(Child);
+
+impl Process {
+    fn start(role: &str, place: &Place) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "role", "--nocapture"]).env("FLOE_TEST_ROLE", role);
+        command.env("FLOE_TEST_ROOT", &place.root).env("FLOE_TEST_IMAGE", place.id.to_string());
+        Self(command.spawn().unwrap())
+    }
+
+    fn node(place: &Place) -> Self {
+        let mut node = Self::start("node", place);
+        let ready = place.root.join(format!("ready-{}", node.0.id()));
+        while !ready.exists() {
+            assert!(node.0.try_wait().unwrap().is_none(), "the node ended");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        node
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Unmount(PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn supervisor_of(place: &Place) -> (Process, PathBuf) {
+    let process = Process::start("supervisor", place);
+    let socket = place.root.join("sock");
+    while Client::connect(&socket).is_err() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    (process, socket)
+}
+
+#[test]
+fn a_killed_node_loses_no_write_and_no_reader_notices() {
+    if !system() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let (supervisor, socket) = supervisor_of(&place);
+    let unmount = Unmount(place.root.join("mnt"));
+    let mut node = Process::node(&place);
+    let machine = place.root.join("mnt/machines/a");
+    let stop = AtomicBool::new(false);
+    let writes = AtomicU64::new(0);
+    let touches = AtomicU64::new(0);
+    let model = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let file = OpenOptions::new().read(true).write(true).open(machine.join("disk0")).unwrap();
+            let mut model = place.disk.clone();
+            let mut random = Random(3);
+            while !stop.load(Ordering::Relaxed) {
+                let unit = [100, 512, 4096][random.below(3) as usize];
+                let at = random.below((DISK_BYTES as u64 - 65536) / unit) * unit;
+                let data = vec![random.below(256) as u8; ((random.below(8) + 1) * unit) as usize];
+                file.write_all_at(&data, at).unwrap();
+                model[at as usize..][..data.len()].copy_from_slice(&data);
+                if random.below(50) == 0 {
+                    file.sync_data().unwrap();
+                }
+                writes.fetch_add(1, Ordering::Relaxed);
+            }
+            model
+        });
+        let reader = scope.spawn(|| {
+            let memory = map(&machine.join("ram"));
+            let mut random = Random(9);
+            while !stop.load(Ordering::Relaxed) {
+                let page = random.below(RAM_BYTES as u64 / 4096) as usize * 4096;
+                assert!(memory[page..page + 4096] == place.ram[page..page + 4096]);
+                touches.fetch_add(1, Ordering::Relaxed);
+                // Goes on being cold: pages that were read are given back.
+                if random.below(1000) == 0 {
+                    memory.advise(memmap2::Advice::Normal).unwrap();
+                    let file = std::fs::File::open(machine.join("ram")).unwrap();
+                    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+                }
+            }
+        });
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(300));
+            node.0.kill().unwrap();
+            node.0.wait().unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            node = Process::node(&place);
+            let (w, t) = (writes.load(Ordering::Relaxed), touches.load(Ordering::Relaxed));
+            while writes.load(Ordering::Relaxed) < w + 20 || touches.load(Ordering::Relaxed) < t + 20 {
+                assert!(!writer.is_finished() && !reader.is_finished());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+        writer.join().unwrap()
+    });
+    assert!(std::fs::read(machine.join("disk0")).unwrap() == model);
+    assert!(writes.load(Ordering::Relaxed) > 60);
+    drop(unmount);
+    drop(node);
+    Client::connect(&socket).unwrap().quit().unwrap();
+    drop(supervisor);
+}
+
+#[test]
+fn what_a_takeover_does_not_bring_back_is_gone() {
+    if !system() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let (_supervisor, socket) = supervisor_of(&place);
+    let _unmount = Unmount(place.root.join("mnt"));
+    let mut node = Process::node(&place);
+    let disk = place.root.join("mnt/machines/a/disk0");
+    let file = std::fs::File::open(&disk).unwrap();
+    node.0.kill().unwrap();
+    node.0.wait().unwrap();
+    let mut options = place.options();
+    options.supervisor = Some(socket);
+    let node = place.start(options);
+    assert!(node.mount.took_over());
+    assert_eq!(node.mount.expected(), (vec![], vec!["a".to_owned()]));
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| file.read_at(&mut [0; 512], 0));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!early.is_finished(), "a request for what isn't added yet waits");
+        node.mount.takeover_done();
+        assert_eq!(early.join().unwrap().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    });
+    assert!(!disk.exists());
+    node.mount.unmount().unwrap();
+}
+
+#[test]
+fn the_supervisor_keeps_descriptors_and_gives_them_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("sock");
+    let serving = socket.clone();
+    let thread = std::thread::spawn(move || supervisor::run(&serving));
+    let mut client = loop {
+        match Client::connect(&socket) {
+            Ok(client) => break client,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let path = dir.path().join("file");
+    std::fs::write(&path, "content").unwrap();
+    client.put("a", std::fs::File::open(&path).unwrap()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(client.list().unwrap(), ["a"]);
+    let mut other = Client::connect(&socket).unwrap();
+    let fd = other.get("a").unwrap().unwrap();
+    assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    assert_eq!(std::io::read_to_string(std::fs::File::from(fd)).unwrap(), "content");
+    assert!(client.get("b").unwrap().is_none());
+    assert!(client.put(&"n".repeat(65), std::fs::File::open("/dev/null").unwrap()).is_err());
+    assert!(supervisor::run(&socket).is_err(), "there is one already");
+    assert!(client.drop_fd("a").unwrap() && !client.drop_fd("a").unwrap());
+    client.quit().unwrap();
+    thread.join().unwrap().unwrap();
+    assert!(!Path::new(&socket).exists());
+}
