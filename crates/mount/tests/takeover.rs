@@ -37,8 +37,12 @@ struct Process(Child);
 impl Process {
     fn start(role: &str, place: &Place) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "role", "--nocapture"]).env("FLOE_TEST_ROLE", role);
-        command.env("FLOE_TEST_ROOT", &place.root).env("FLOE_TEST_IMAGE", place.id.to_string());
+        command
+            .args(["--exact", "role", "--nocapture"])
+            .env("FLOE_TEST_ROLE", role);
+        command
+            .env("FLOE_TEST_ROOT", &place.root)
+            .env("FLOE_TEST_IMAGE", place.id.to_string());
         Self(command.spawn().unwrap())
     }
 
@@ -93,7 +97,11 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
     let touches = AtomicU64::new(0);
     let model = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let file = OpenOptions::new().read(true).write(true).open(machine.join("disk0")).unwrap();
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(machine.join("disk0"))
+                .unwrap();
             let mut model = place.disk.clone();
             let mut random = Random(3);
             while !stop.load(Ordering::Relaxed) {
@@ -130,8 +138,13 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
             node.0.wait().unwrap();
             std::thread::sleep(Duration::from_millis(50));
             node = Process::node(&place);
-            let (w, t) = (writes.load(Ordering::Relaxed), touches.load(Ordering::Relaxed));
-            while writes.load(Ordering::Relaxed) < w + 20 || touches.load(Ordering::Relaxed) < t + 20 {
+            let (w, t) = (
+                writes.load(Ordering::Relaxed),
+                touches.load(Ordering::Relaxed),
+            );
+            while writes.load(Ordering::Relaxed) < w + 20
+                || touches.load(Ordering::Relaxed) < t + 20
+            {
                 assert!(!writer.is_finished() && !reader.is_finished());
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -170,9 +183,15 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
     std::thread::scope(|scope| {
         let early = scope.spawn(|| file.read_at(&mut [0; 512], 0));
         std::thread::sleep(Duration::from_millis(200));
-        assert!(!early.is_finished(), "a request for what isn't added yet waits");
+        assert!(
+            !early.is_finished(),
+            "a request for what isn't added yet waits"
+        );
         node.mount.takeover_done();
-        assert_eq!(early.join().unwrap().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+        assert_eq!(
+            early.join().unwrap().unwrap_err().raw_os_error(),
+            Some(libc::ESTALE)
+        );
     });
     assert!(!disk.exists());
     node.mount.unmount().unwrap();
@@ -192,15 +211,28 @@ fn the_supervisor_keeps_descriptors_and_gives_them_back() {
     };
     let path = dir.path().join("file");
     std::fs::write(&path, "content").unwrap();
-    client.put("a", std::fs::File::open(&path).unwrap()).unwrap();
+    client
+        .put("a", std::fs::File::open(&path).unwrap())
+        .unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(client.list().unwrap(), ["a"]);
     let mut other = Client::connect(&socket).unwrap();
     let fd = other.get("a").unwrap().unwrap();
-    assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
-    assert_eq!(std::io::read_to_string(std::fs::File::from(fd)).unwrap(), "content");
+    assert!(
+        rustix::io::fcntl_getfd(&fd)
+            .unwrap()
+            .contains(rustix::io::FdFlags::CLOEXEC)
+    );
+    assert_eq!(
+        std::io::read_to_string(std::fs::File::from(fd)).unwrap(),
+        "content"
+    );
     assert!(client.get("b").unwrap().is_none());
-    assert!(client.put(&"n".repeat(65), std::fs::File::open("/dev/null").unwrap()).is_err());
+    assert!(
+        client
+            .put(&"n".repeat(65), std::fs::File::open("/dev/null").unwrap())
+            .is_err()
+    );
     assert!(supervisor::run(&socket).is_err(), "there is one already");
     assert!(client.drop_fd("a").unwrap() && !client.drop_fd("a").unwrap());
     client.quit().unwrap();

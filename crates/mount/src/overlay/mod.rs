@@ -12,6 +12,8 @@
 mod frozen;
 mod layer;
 mod map;
+#[cfg(test)]
+mod power_loss;
 
 pub use frozen::FrozenDisk;
 

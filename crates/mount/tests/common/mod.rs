@@ -2,7 +2,9 @@
 #![allow(dead_code)]
 
 use floe_image::{Hash, Kind, Layout, MachineConfig, Manifest};
-use floe_mount::{DiskSpec, ImageHandle, ImageSpec, MachineHandle, MachineSpec, Mount, MountOptions};
+use floe_mount::{
+    DiskSpec, ImageHandle, ImageSpec, MachineHandle, MachineSpec, Mount, MountOptions,
+};
 use floe_source::{Directory, FetchOptions, Fetcher, Request, Sink, Source, SourceError};
 use floe_store::{Cache, Ingest, IngestOptions, Repository};
 use std::path::{Path, PathBuf};
@@ -15,7 +17,8 @@ pub const DISK_BYTES: usize = 8 << 20;
 
 /// Tests that mount need root and `/dev/fuse`.
 pub fn system() -> bool {
-    let wanted = std::env::var("FLOE_TEST_SYSTEM").is_ok_and(|v| v == "1") && Path::new("/dev/fuse").exists();
+    let wanted = std::env::var("FLOE_TEST_SYSTEM").is_ok_and(|v| v == "1")
+        && Path::new("/dev/fuse").exists();
     if !wanted {
         println!("skipped: needs FLOE_TEST_SYSTEM=1 and /dev/fuse");
     }
@@ -31,7 +34,9 @@ pub fn content(seed: u64, len: usize) -> Vec<u8> {
             continue;
         }
         for word in page.chunks_mut(8) {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             word.copy_from_slice(&(state >> 11 & 0xFFFF_FFFF).to_le_bytes()[..word.len()]);
         }
     }
@@ -58,7 +63,13 @@ impl Source for Switch {
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
         self.inner.layout(id)
     }
-    fn read(&self, image: &Hash, wants: &[(Kind, Hash)], request: &Request, sink: &mut Sink<'_>) -> Result<(), SourceError> {
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
         std::thread::sleep(Duration::from_micros(self.delay_us.load(Ordering::Relaxed)));
         if self.down.load(Ordering::Relaxed) {
             let (at, what, reason) = (self.describe(), "a chunk".into(), "switched off".into());
@@ -86,12 +97,22 @@ impl Place {
         ingest.region_bytes("disk0", &disk).unwrap();
         let id = ingest.finish(MachineConfig::default()).unwrap();
         std::fs::create_dir(root.join("mnt")).unwrap();
-        Self { root: root.to_owned(), id, ram, disk }
+        Self {
+            root: root.to_owned(),
+            id,
+            ram,
+            disk,
+        }
     }
 
     /// The image that another process made.
     pub fn found(root: &Path, id: Hash) -> Self {
-        Self { root: root.to_owned(), id, ram: content(1, RAM_BYTES), disk: content(2, DISK_BYTES) }
+        Self {
+            root: root.to_owned(),
+            id,
+            ram: content(1, RAM_BYTES),
+            disk: content(2, DISK_BYTES),
+        }
     }
 
     pub fn options(&self) -> MountOptions {
@@ -108,11 +129,24 @@ impl Place {
         });
         let cache = Arc::new(cache.expect("the cache can be opened"));
         let inner = Directory::open(&self.root.join("repo")).unwrap();
-        let source = Arc::new(Switch { inner, down: AtomicBool::new(false), delay_us: AtomicU64::new(0) });
-        let fetch = FetchOptions { demand_deadline: Some(Duration::from_millis(100)), ..FetchOptions::default() };
+        let source = Arc::new(Switch {
+            inner,
+            down: AtomicBool::new(false),
+            delay_us: AtomicU64::new(0),
+        });
+        let fetch = FetchOptions {
+            demand_deadline: Some(Duration::from_millis(100)),
+            ..FetchOptions::default()
+        };
         let fetcher = Arc::new(Fetcher::new(source.clone(), cache.clone(), fetch));
         let mount = Mount::start(&mountpoint, options).unwrap();
-        let mut node = Node { mount, cache, source, fetcher, image: None };
+        let mut node = Node {
+            mount,
+            cache,
+            source,
+            fetcher,
+            image: None,
+        };
         node.image = Some(node.add_image(self.id));
         node
     }
@@ -124,7 +158,16 @@ impl Place {
     pub fn machine_in(&self, node: &Node, name: &str, dir: &Path) -> MachineHandle {
         let image = node.image.clone().unwrap();
         let disks = vec![DiskSpec::of_region("disk0", DISK_BYTES as u64)];
-        node.mount.add_machine(MachineSpec { name: name.into(), uid: 0, gid: 0, image, dir: dir.to_owned(), disks }).unwrap()
+        node.mount
+            .add_machine(MachineSpec {
+                name: name.into(),
+                uid: 0,
+                gid: 0,
+                image,
+                dir: dir.to_owned(),
+                disks,
+            })
+            .unwrap()
     }
 }
 
@@ -140,15 +183,30 @@ impl Node {
     pub fn add_image(&self, id: Hash) -> ImageHandle {
         let manifest = self.source.manifest(&id).unwrap();
         let (fetcher, cache) = (self.fetcher.clone(), self.cache.clone());
-        self.mount.add_image(ImageSpec { id, manifest, fetcher, cache }).unwrap()
+        self.mount
+            .add_image(ImageSpec {
+                id,
+                manifest,
+                fetcher,
+                cache,
+            })
+            .unwrap()
     }
 }
 
 /// A private mapping of a file, as QEMU makes one of its memory.
 pub fn map(path: &Path) -> memmap2::Mmap {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
     // SAFETY: nobody changes the file behind the mapping: the mount refuses writes to an image, which is what is tested.
-    unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() }
+    unsafe {
+        memmap2::MmapOptions::new()
+            .map_copy_read_only(&file)
+            .unwrap()
+    }
 }
 
 /// Small deterministic random numbers.
