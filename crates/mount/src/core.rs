@@ -44,6 +44,9 @@ pub(crate) struct Counters {
     pub ahead_chunks: AtomicU64,
 }
 
+/// A request as it came: the descriptor's number and the bytes.
+pub(crate) type Raw = (usize, Vec<u8>);
+
 /// What a request is about.
 #[derive(Clone)]
 pub(crate) enum Target {
@@ -100,11 +103,11 @@ pub(crate) struct Core {
     pub max_write: usize,
     pub counters: Counters,
     pub owner: Sender<Message>,
-    pub workers: Sender<(usize, Vec<u8>)>,
+    pub workers: Sender<Raw>,
     pub pusher: Sender<PushBlock>,
     pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
     /// Requests for what the connection knows and nobody has added yet; `None` once the takeover is done.
-    pub early: Mutex<Option<Vec<(usize, Vec<u8>)>>>,
+    pub early: Mutex<Option<Vec<Raw>>>,
     pub images: RwLock<HashMap<floe_image::Hash, Arc<Image>>>,
     pub machines: RwLock<HashMap<String, Arc<Machine>>>,
     pub regions: RwLock<HashMap<RegionId, (Weak<Image>, usize)>>,
@@ -141,7 +144,7 @@ impl Core {
         options: MountOptions,
         max_write: usize,
         owner: Sender<Message>,
-        workers: Sender<(usize, Vec<u8>)>,
+        workers: Sender<Raw>,
         pusher: Sender<PushBlock>,
         took_over: bool,
     ) -> Self {

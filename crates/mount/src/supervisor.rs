@@ -127,8 +127,11 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
 fn serve(client: &OwnedFd, held: &Held) -> bool {
     let ours = socket_peercred(client)
         .is_ok_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root());
+    if !ours {
+        return false;
+    }
     let mut buf = [0; NAME_BYTES_MAX + 16];
-    while ours {
+    loop {
         let Ok((n, fd)) = receive(client, &mut buf) else {
             return false;
         };
@@ -161,7 +164,6 @@ fn serve(client: &OwnedFd, held: &Held) -> bool {
             return false;
         }
     }
-    false
 }
 
 fn put(held: &Held, name: &str, fd: OwnedFd) -> &'static str {
