@@ -45,7 +45,10 @@ impl PlainQemu {
         let mut qemu = PlainQemu::start(dir, guest, memory, Some(state))?;
         loop {
             let status = qemu.ask("query-status", json!({}))?;
-            if status["status"] == "running" {
+            // It was saved while it stood still, and comes back so.
+            if status["status"] == "paused" {
+                qemu.ask("cont", json!({}))?;
+            } else if status["status"] == "running" {
                 qemu.started = start.elapsed();
                 return Ok(qemu);
             }

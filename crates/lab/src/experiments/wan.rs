@@ -27,7 +27,6 @@ pub struct Wan {
     hub: Hub,
     /// The published image.
     pub image: ImageSummary,
-    hub_dir: PathBuf,
     homes: PathBuf,
     /// The link between them.
     pub bridge: Bridge,
@@ -82,7 +81,6 @@ impl Wan {
         Ok(Wan {
             hub,
             image,
-            hub_dir,
             homes: dir.to_path_buf(),
             bridge,
         })
@@ -147,7 +145,7 @@ impl Wan {
 
     /// Bytes of the chunks that the machine touched, before compression. Zero chunks don't count: they are never sent.
     pub fn touched_bytes(&self, resumed: &Resumed) -> anyhow::Result<u64> {
-        let repository = Repository::open(&self.hub_dir.join("repo"))?;
+        let repository = Repository::open(&self.homes.join("origin/repo"))?;
         let id: Hash = self.image.id.parse()?;
         let manifest = repository.manifest(&id)?;
         let mut chunks: BTreeSet<(usize, u64)> = BTreeSet::new();
