@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const RETRY_MIN: Duration = Duration::from_millis(50);
 /// Longest pause: a source that comes back is noticed within this time.
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// Serving threads that may be fetching themselves (the fetcher's default `here_max`); with no more than these none may.
+const FETCHERS_HERE_MAX: usize = 2;
 /// Threads whose machine is remembered; more are forgotten all at once.
 const THREADS_REMEMBERED: usize = 4096;
 
@@ -204,8 +206,9 @@ impl Core {
         });
         machine::add(&self.counters.waits, 1);
         self.waiting.lock().insert(asker.unique, parked.clone());
-        // One chunk on an otherwise idle link: the thread may fetch it itself, which saves two switches.
-        let here = reading.needs.len() == 1;
+        // One chunk on an otherwise idle link: the thread may fetch it itself, which saves two switches. The fetcher lets
+        // two do so at a time and for 50 ms at most; the others go on serving.
+        let here = reading.needs.len() == 1 && self.devices.len() > FETCHERS_HERE_MAX;
         self.wait_for(&parked, reading, here);
     }
 
