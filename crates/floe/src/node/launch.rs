@@ -4,7 +4,7 @@ use crate::{
     api,
     node::{
         Node,
-        error::{NodeError, failed, usage},
+        error::{NodeError, at, failed, usage},
         machines::Entry,
         plan,
         record::{Origin, Record, load_manifest},
@@ -13,7 +13,13 @@ use crate::{
 use floe_image::{Hash, MachineConfig, Manifest};
 use floe_machine::{Boot, Machine, PortForward, Protocol, Spec, User};
 use floe_mount::{DiskSpec, ImageHandle, MachineHandle, MachineSpec, Mount};
-use std::{net::TcpListener, path::PathBuf, sync::Arc};
+use std::{
+    fs, io,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Disks come in sectors of this many bytes.
 const SECTOR: u64 = 512;
@@ -142,12 +148,31 @@ impl Node {
             spec.forwards.push(machine_forward(forward)?);
         }
         if let Some(image) = image {
-            spec.boot = image.region_path("kernel").map(|kernel| Boot {
-                kernel,
-                initrd: image.region_path("initrd"),
-            });
+            spec.boot = self.boot_files(record, image)?;
         }
         Ok(spec)
+    }
+
+    /// Kernel and initial ramdisk where the machine's own user can read them. The image's files on the mount are the
+    /// node's alone, since one machine's user must not read another's image. QEMU reads both whole anyway.
+    fn boot_files(&self, record: &Record, image: &ImageHandle) -> Result<Option<Boot>, NodeError> {
+        let dir = self.home.root().join(&record.place).join("boot");
+        let copy = |region: &str| -> Result<Option<PathBuf>, NodeError> {
+            let Some(from) = image.region_path(region) else {
+                return Ok(None);
+            };
+            let to = dir.join(region);
+            copy_for(&from, &to, record.uid)
+                .map_err(at(format!("cannot copy {region} to {}", to.display())))?;
+            Ok(Some(to))
+        };
+        let Some(kernel) = copy("kernel")? else {
+            return Ok(None);
+        };
+        Ok(Some(Boot {
+            kernel,
+            initrd: copy("initrd")?,
+        }))
     }
 
     /// Starts a machine cold: its disks as they are, the image's kernel if it has one.
@@ -181,6 +206,18 @@ impl Node {
         let config = machine.config();
         entry.update(|record| record.config = config)
     }
+}
+
+/// Copies a file so that only this user's group can read the copy.
+fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
+    let dir = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(dir)?;
+    fs::copy(from, to)?;
+    for (path, mode) in [(to, 0o440), (dir, 0o750)] {
+        std::os::unix::fs::chown(path, None, gid)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
 }
 
 /// The user that a machine's QEMU runs as.
