@@ -157,7 +157,8 @@ mod tests {
             rate: Rate::Recorded(Arc::new(Trace::parse(text.as_bytes()).unwrap())),
             ..Shape::default()
         };
-        let table: Vec<(&str, Shape, Vec<(u64, usize)>, Vec<Verdict>)> = vec![
+        type Offers = Vec<(u64, usize)>;
+        let table: Vec<(&str, Shape, Offers, Vec<Verdict>)> = vec![
             (
                 "a perfect wire",
                 Shape::default(),
