@@ -210,9 +210,11 @@ impl TestNode {
     pub fn type_and_wait(&self, name: &str, command: &str, answer: &str) {
         use std::io::Write;
         let mut console = self.client().attach(name).unwrap();
-        console
-            .write_all(format!("{command}\n").as_bytes())
-            .unwrap();
+        // as fast as a fast typist: an emulated UART loses the wake-up of a guest that gets a long line at once
+        for piece in format!("{command}\n").as_bytes().chunks(8) {
+            console.write_all(piece).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
         // the client must stay until the guest has read the line
         self.wait_console(name, answer);
     }
