@@ -166,7 +166,12 @@ impl Node {
                 ingest.region_from_parent(region)?;
             }
         }
-        finish(ingest, captured.config.clone())
+        finish(
+            &self.repo,
+            Some(&parent_id),
+            ingest,
+            captured.config.clone(),
+        )
     }
 
     fn store_ram(

@@ -10,7 +10,7 @@ use crate::{
     },
 };
 use floe_image::{Hash, ImageName, MachineConfig};
-use floe_store::{GcOptions, Ingest, IngestOptions, IngestStats};
+use floe_store::{GcOptions, Ingest, IngestOptions, Repository};
 use std::{
     fs::File,
     path::{Path, PathBuf},
@@ -129,7 +129,7 @@ impl Node {
             labels: request.labels.clone(),
             ..Default::default()
         };
-        let (id, stats) = finish(ingest, config)?;
+        let (id, stats) = finish(&self.repo, None, ingest, config)?;
         if let Some(name) = &name {
             self.repo.tag(name, &id)?;
         }
@@ -390,25 +390,26 @@ pub(crate) fn parse_name(name: &str) -> Result<ImageName, NodeError> {
 
 /// Publishes what was ingested, with its statistics.
 pub(crate) fn finish(
+    repo: &Repository,
+    parent: Option<&Hash>,
     ingest: Ingest,
     config: MachineConfig,
 ) -> Result<(Hash, StoredReport), NodeError> {
-    let IngestStats {
-        bytes_in,
-        zero_chunks,
-        unchanged_chunks,
-        dedup_chunks,
-        new_chunks,
-        new_stored_bytes,
-        ..
-    } = ingest.stats();
+    let stats = ingest.stats();
     let id = ingest.finish(config)?;
+    // the last packs are closed by `finish`, so what is new is told by the layouts
+    let shared = match parent {
+        Some(parent) => repo.layout(parent)?.packs,
+        None => Vec::new(),
+    };
+    let packs = repo.layout(&id)?.packs;
+    let new = packs.iter().filter(|pack| !shared.contains(pack));
     let stored = StoredReport {
-        bytes_in,
-        new_chunks,
-        new_bytes_compressed: new_stored_bytes,
-        dedup_chunks: dedup_chunks + unchanged_chunks,
-        zero_chunks,
+        bytes_in: stats.bytes_in,
+        new_chunks: stats.new_chunks,
+        new_bytes_compressed: new.map(|pack| pack.file_bytes).sum(),
+        dedup_chunks: stats.dedup_chunks + stats.unchanged_chunks,
+        zero_chunks: stats.zero_chunks,
     };
     Ok((id, stored))
 }
