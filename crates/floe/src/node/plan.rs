@@ -198,7 +198,7 @@ fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
         ));
     }
     if !(MEMORY_MIN..=MEMORY_MAX).contains(&plan.memory_bytes)
-        || plan.memory_bytes % MEMORY_STEP != 0
+        || !plan.memory_bytes.is_multiple_of(MEMORY_STEP)
     {
         return Err(usage(
             format!("{} bytes of memory", plan.memory_bytes),
