@@ -672,10 +672,19 @@ pub struct CaptureRequest {
     /// End the machine instead of letting it go on.
     #[serde(default)]
     pub stop: bool,
+    /// For how many seconds an isolated copy runs to learn what a resume touches first; [`REHEARSE_S_DEFAULT`] by default,
+    /// 0 for not at all.
+    #[serde(default)]
+    pub rehearse_s: Option<u32>,
     /// Free text by key.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
 }
+
+/// How long a capture is rehearsed, seconds: a resumed guest answers its first user within that, even emulated.
+pub const REHEARSE_S_DEFAULT: u32 = 4;
+/// The longest rehearsal, seconds.
+pub const REHEARSE_S_MAX: u32 = 600;
 
 /// Body of `POST /v1/machines/{name}/stop`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -220,7 +220,11 @@ pub fn arguments(
             .iter()
             .map(|f| format!(",hostfwd={f}"))
             .collect();
-        arg("-netdev", format!("user,id=net0{forwards}").into());
+        let restrict = if spec.isolated { ",restrict=on" } else { "" };
+        arg(
+            "-netdev",
+            format!("user,id=net0{restrict}{forwards}").into(),
+        );
     }
     for (i, path) in spec.disks.iter().enumerate() {
         let mut value = OsString::from(format!(

@@ -121,6 +121,8 @@ pub struct Spec {
     pub boot: Option<Boot>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<PortForward>,
+    /// Its network leads nowhere: neither to the host nor beyond. For a copy that must not be noticed.
+    pub isolated: bool,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
     /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
@@ -144,6 +146,7 @@ impl Spec {
             disks: Vec::new(),
             boot: None,
             forwards: Vec::new(),
+            isolated: false,
             accel,
             user: None,
             programs,

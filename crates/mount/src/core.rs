@@ -389,11 +389,25 @@ impl Core {
     }
 
     /// The machine that a request is for. Memory is shared by clones, so there it is the one whose process asks
-    /// ([`crate::MachineHandle::set_pid`]); nobody's when the kernel asks on its own.
+    /// ([`crate::MachineHandle::set_pid`]), or the only one of the image: its QEMU reads memory before anybody could tell its
+    /// number. Nobody's when the kernel asks on its own for several.
     pub(crate) fn machine_of(&self, target: &Target, pid: u32) -> Option<Arc<Machine>> {
-        if let Target::Disk(machine, _) = target {
-            return Some(machine.clone());
-        }
+        let image = match target {
+            Target::Disk(machine, _) => return Some(machine.clone()),
+            Target::Region(image, _) => image,
+        };
+        self.machine_of_thread(pid)
+            .or_else(|| self.only_machine_of(image))
+    }
+
+    fn only_machine_of(&self, image: &Arc<Image>) -> Option<Arc<Machine>> {
+        let machines = self.machines.read();
+        let mut of_image = machines.values().filter(|m| Arc::ptr_eq(&m.image, image));
+        let first = of_image.next()?;
+        of_image.next().is_none().then(|| first.clone())
+    }
+
+    fn machine_of_thread(&self, pid: u32) -> Option<Arc<Machine>> {
         if let Some(machine) = self.threads.read().get(&pid) {
             return machine.upgrade();
         }

@@ -14,7 +14,8 @@
 //! * When a window is nearly used up, the next one is fetched before it is asked for.
 //! * Segment tables (a chunk can't be fetched before its hash is known) are loaded in the background, memory first
 //!   ([`tables`]).
-//! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows.
+//! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows, their tables
+//!   before all others.
 //!
 //! Not here: learning, profiles, clusters and the choice between buffering and streaming.
 

@@ -6,6 +6,14 @@ use crate::window::Region;
 use crate::{Action, BLOCK_CHUNKS, Config, Event, RegionId, Urgency};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+/// Expected chunks that are looked at in vain for one that can be asked for: bounds the work of an event.
+const EXPECTED_NAMELESS_MAX: usize = 1024;
+
+/// The table that names a chunk.
+fn segment_of(chunk: u64) -> u32 {
+    u32::try_from(chunk / floe_image::CHUNKS_PER_SEGMENT as u64).unwrap_or(u32::MAX)
+}
+
 /// The planner of one mount.
 #[derive(Debug)]
 pub struct Planner {
@@ -196,16 +204,31 @@ impl Planner {
         };
         let room = self.config.expect_max.saturating_sub(self.expected.len());
         let new = chunks.into_iter().filter(|c| state.contains(*c)).take(room);
-        self.expected.extend(new.map(|c| (region, c)));
+        let new: Vec<u64> = new.collect();
+        let mut tables: Vec<u32> = Vec::new();
+        for table in new.iter().map(|c| segment_of(*c)) {
+            if self.tables.is_missing(region, table) && tables.last() != Some(&table) {
+                tables.push(table);
+            }
+        }
+        self.tables.hurry(region, &tables);
+        self.expected.extend(new.into_iter().map(|c| (region, c)));
     }
 
-    /// Sends what is expected as far as the link has room, a block's chunks together.
+    /// Sends what is expected as far as the link has room, a block's chunks together. A chunk whose table isn't here has no
+    /// name yet: it keeps its place until then, and those behind it may go first.
     fn send_expected(&mut self, actions: &mut Vec<Action>) {
         let mut room = self.budget.room(&self.config);
         let mut together: BTreeMap<(RegionId, u64), u64> = BTreeMap::new();
+        let mut nameless = VecDeque::new();
         while room > 0
+            && nameless.len() < EXPECTED_NAMELESS_MAX
             && let Some((region, chunk)) = self.expected.pop_front()
         {
+            if self.tables.is_missing(region, segment_of(chunk)) {
+                nameless.push_back((region, chunk));
+                continue;
+            }
             if self
                 .regions
                 .get_mut(&region)
@@ -215,6 +238,9 @@ impl Planner {
                 *together.entry(place).or_default() |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
                 room -= 1;
             }
+        }
+        while let Some(place) = nameless.pop_back() {
+            self.expected.push_front(place);
         }
         for ((region, block), chunks) in together {
             self.budget.sent(u64::from(chunks.count_ones()), false);

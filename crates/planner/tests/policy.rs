@@ -320,6 +320,51 @@ fn a_table_that_never_comes_is_not_asked_for_without_end() {
 }
 
 #[test]
+fn what_is_expected_waits_for_its_table_and_its_table_comes_first() {
+    let mut planner = Planner::new(Config::default());
+    planner.on_event(0, Event::LinkEstimate(MOBILE));
+    let ram = Event::RegionAdded {
+        region: 0,
+        chunks: 8 * 1024,
+        segments: vec![0, 1, 2, 3, 4, 5],
+        urgency: Urgency::Memory,
+    };
+    // One table at a time as long as nobody knows which are needed; number 7 is here, or all zero.
+    let tables = |segments| Action::FetchSegments {
+        region: 0,
+        segments,
+    };
+    assert_eq!(planner.on_event(0, ram), [tables(vec![0])]);
+    let expect = Event::Expect {
+        region: 0,
+        chunks: vec![5 * 1024, 3 * 1024, 7 * 1024, 5 * 1024 + 1],
+    };
+    let here = Action::Fetch {
+        region: 0,
+        block: 7 * 16,
+        chunks: 1,
+    };
+    assert_eq!(
+        planner.on_event(1, expect),
+        [here, tables(vec![5, 3])],
+        "the expected tables before the others, all at once"
+    );
+    let loaded = |segment| Event::SegmentLoaded {
+        region: 0,
+        segment,
+        ok: true,
+    };
+    let fetch = |block, chunks| Action::Fetch {
+        region: 0,
+        block,
+        chunks,
+    };
+    assert_eq!(planner.on_event(2, loaded(5)), [fetch(5 * 16, 3)]);
+    assert_eq!(planner.on_event(2, loaded(3)), [fetch(3 * 16, 1)]);
+    assert_eq!(planner.on_event(2, loaded(0)), [tables(vec![1])]);
+}
+
+#[test]
 fn what_is_expected_comes_in_its_order_as_the_link_has_room() {
     let mut planner = planner(MOBILE, 4096);
     let mut actions = planner.on_event(

@@ -363,6 +363,9 @@ pub struct Capture {
     /// End the machine once it is captured
     #[arg(long)]
     stop: bool,
+    /// Seconds for which an isolated copy runs, to learn what a resume touches first (0: not at all)
+    #[arg(long, value_name = "SECONDS", default_value_t = api::REHEARSE_S_DEFAULT)]
+    rehearse: u32,
     /// A note to keep in the image (repeatable)
     #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
     label: Vec<(String, String)>,
@@ -373,6 +376,7 @@ impl Capture {
         let request = api::CaptureRequest {
             name: self.name,
             stop: self.stop,
+            rehearse_s: Some(self.rehearse),
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.capture(&self.machine, &request)?)?;

@@ -9,10 +9,12 @@
 //! (the balloon gave it back) holds the original's content again; those are added from the original.
 
 use crate::{
-    api::{CaptureRequest, ImageSummary, Outcome, StoredReport},
+    api::{
+        CaptureRequest, ImageSummary, Outcome, REHEARSE_S_DEFAULT, REHEARSE_S_MAX, StoredReport,
+    },
     node::{
         Node,
-        error::{NodeError, failed},
+        error::{NodeError, failed, usage},
         images::{finish, parse_name},
         machines::Operation,
         record::{Wanted, save_manifest},
@@ -42,6 +44,13 @@ impl Node {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let new_name = request.name.as_deref().map(parse_name).transpose()?;
+        if request.rehearse_s.is_some_and(|s| s > REHEARSE_S_MAX) {
+            let what = format!("a rehearsal takes at most {REHEARSE_S_MAX} s");
+            return Err(usage(
+                what,
+                format!("its default is {REHEARSE_S_DEFAULT} s"),
+            ));
+        }
         let operation = self.machines.get(name)?.begin("capture")?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
@@ -61,7 +70,7 @@ impl Node {
         report.stage("capture")?;
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, report);
-        let (id, stored) = match published {
+        let (mut id, stored) = match published {
             Ok(done) => done,
             Err(error) => {
                 // the frozen layers stay where they are; the machine goes on over them
@@ -71,10 +80,20 @@ impl Node {
                 return Err(error);
             }
         };
+        report.stage("store")?;
+        let seconds = request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT);
+        if seconds > 0 {
+            // Without it the image is as good, only slower to resume from afar.
+            match self.rehearse(id, seconds, report) {
+                Ok(rehearsed) => id = rehearsed,
+                Err(NodeError::Cancelled) => return Err(NodeError::Cancelled),
+                Err(error) => report.note(format!("the image was not rehearsed: {error}")),
+            }
+            report.stage("rehearse")?;
+        }
         if let Some(name) = &new_name {
             self.repo.tag(name, &id)?;
         }
-        report.stage("store")?;
         let pause_ms = millis(captured.pause.total());
         self.rebase(&operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;

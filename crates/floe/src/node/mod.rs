@@ -23,6 +23,7 @@ mod options;
 pub mod plan;
 mod qemu_img;
 pub mod record;
+mod rehearse;
 pub mod report;
 mod rest;
 mod run;

@@ -9,6 +9,7 @@ use crate::{
         machines::{Entry, Operation},
         plan::{self, Kind, Plan},
         record::{RECORD_VERSION, Record, Wanted, save_manifest},
+        rehearse::{self, TRACE_REGION},
         report::Report,
         sources::Found,
         unix_now,
@@ -17,7 +18,9 @@ use crate::{
 };
 use floe_image::{CHUNK_SIZE, is_zero};
 use floe_machine::{ClockSync, Machine, Restored, Snapshot, Stage};
+use floe_mount::{ImageHandle, MachineHandle};
 use std::{
+    collections::HashMap,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -162,20 +165,18 @@ impl Node {
             None => {
                 self.attach(entry)?;
                 report.stage("mount")?;
-                let snapshot = {
+                let (disks, images) = {
                     let state = entry.state.read();
-                    let ram = state.disks.as_ref().and_then(|disks| disks.ram_path());
-                    self.snapshot(found, ram)?
+                    let disks = state.disks.clone();
+                    (
+                        disks.ok_or_else(|| failed("the machine has no disks", "report this"))?,
+                        state.images.clone(),
+                    )
                 };
+                let snapshot = self.snapshot(found, &disks, &images)?;
                 report.stage("state fetch")?;
-                let spec = {
-                    let state = entry.state.read();
-                    let disks = state
-                        .disks
-                        .as_ref()
-                        .ok_or_else(|| failed("the machine has no disks", "report this"))?;
-                    self.spec(&state.record, disks, None)?
-                };
+                let spec = self.spec(&entry.record(), &disks, None)?;
+                drop((disks, images));
                 let began = Instant::now();
                 let restored = Machine::restore(spec, &snapshot)?;
                 tell_stages(&restored.stages, began, report);
@@ -202,21 +203,30 @@ impl Node {
         report.check()
     }
 
-    /// The state that QEMU loads, in two round trips.
+    /// The state that QEMU loads, in two round trips. What the image's rehearsal touched is on its way from then on.
     pub(crate) fn snapshot(
         &self,
         found: &Found,
-        ram: Option<PathBuf>,
+        disks: &MachineHandle,
+        images: &[ImageHandle],
     ) -> Result<Snapshot, NodeError> {
-        let ram =
-            ram.ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?;
+        let ram = disks
+            .ram_path()
+            .ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?;
         let mut names = vec!["device"];
         if found.manifest.region("vram").is_some() {
             names.push("vram");
         }
-        let mut regions = self.sources.read_small(found, &names)?.into_iter();
-        let device = regions.next().unwrap_or_default();
-        let vram = regions.next().unwrap_or_default();
+        if found.manifest.region(TRACE_REGION).is_some() {
+            names.push(TRACE_REGION);
+        }
+        let regions = self.sources.read_small(found, &names)?;
+        let mut regions: HashMap<&str, Vec<u8>> = names.into_iter().zip(regions).collect();
+        if let (Some(trace), Some(image)) = (regions.get(TRACE_REGION), images.first()) {
+            rehearse::follow(image, &found.manifest, trace);
+        }
+        let device = regions.remove("device").unwrap_or_default();
+        let vram = regions.remove("vram").unwrap_or_default();
         let chunks = vram
             .chunks(CHUNK_SIZE)
             .enumerate()

@@ -13,7 +13,8 @@ use crate::node::{
     unix_now,
 };
 use floe_image::Hash;
-use floe_machine::{PortForward, Restored, Standby, User};
+use floe_machine::{Machine, PortForward, Restored, Standby, User};
+use floe_mount::MachineHandle;
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
@@ -64,6 +65,16 @@ pub(crate) struct Place {
 }
 
 impl Waiting {
+    /// The machine that waits.
+    pub fn machine(&self) -> &Machine {
+        self.standby.machine()
+    }
+
+    /// Its files on the mount.
+    pub fn disks(&self) -> &MachineHandle {
+        &self.attached.disks
+    }
+
     /// Lets the guest go.
     pub fn activate(
         self,
@@ -179,7 +190,7 @@ impl Node {
         let node = self.clone();
         let (id, found) = (found.id, found.copy());
         let spawned = std::thread::Builder::new().name("standby".into()).spawn(move || {
-            let waiting = match node.prepare_standby(&found) {
+            let waiting = match node.prepare_standby(&found, false) {
                 Ok(waiting) => Some(waiting),
                 Err(error) => {
                     tracing::info!(image = found.id.short(), %error, "no QEMU waits for the next run");
@@ -195,7 +206,12 @@ impl Node {
         }
     }
 
-    fn prepare_standby(self: &Arc<Self>, found: &Found) -> Result<Waiting, NodeError> {
+    /// A QEMU with an image's state loaded. An `isolated` one has no way to the network.
+    pub(crate) fn prepare_standby(
+        &self,
+        found: &Found,
+        isolated: bool,
+    ) -> Result<Waiting, NodeError> {
         let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
         // unlike any machine's name, and unlike that of a machine that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
@@ -207,7 +223,7 @@ impl Node {
             uid: uid.map(|user| user.uid),
         };
         let dir = self.home.root().join(&place.directory);
-        let prepared = self.prepare_in(found, &place);
+        let prepared = self.prepare_in(found, &place, isolated);
         match prepared {
             Ok((standby, attached)) => Ok(Waiting {
                 image: found.id,
@@ -224,7 +240,12 @@ impl Node {
         }
     }
 
-    fn prepare_in(&self, found: &Found, place: &Place) -> Result<(Standby, Attached), NodeError> {
+    fn prepare_in(
+        &self,
+        found: &Found,
+        place: &Place,
+        isolated: bool,
+    ) -> Result<(Standby, Attached), NodeError> {
         let record = Record {
             version: RECORD_VERSION,
             name: "standby".into(),
@@ -248,8 +269,9 @@ impl Node {
             found.fetcher.clone(),
             Vec::new(),
         )?;
-        let snapshot = self.snapshot(found, attached.disks.ram_path())?;
-        let spec = self.spec(&record, &attached.disks, None)?;
+        let snapshot = self.snapshot(found, &attached.disks, &attached.images)?;
+        let mut spec = self.spec(&record, &attached.disks, None)?;
+        spec.isolated = isolated;
         Ok((Standby::prepare(spec, &snapshot)?, attached))
     }
 
@@ -270,7 +292,7 @@ impl Node {
             .for_each(|waiting| self.end_waiting(waiting));
     }
 
-    fn end_waiting(&self, waiting: Waiting) {
+    pub(crate) fn end_waiting(&self, waiting: Waiting) {
         let name = waiting.place.mount_name.clone();
         waiting.end();
         if let Err(error) = self.with_mount(|mount| mount.remove_machine(&name)) {

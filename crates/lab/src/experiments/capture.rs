@@ -28,7 +28,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         (Samples::default(), Samples::default(), Samples::default());
     for round in 0..context.pick(7, 2) {
         std::thread::sleep(BETWEEN);
-        let outcome = node.capture("m", &format!("c{round}"), false)?;
+        let outcome = node.capture("m", &format!("c{round}"), false, 0)?;
         pauses.push(outcome.pause_ms.context("a capture tells its pause")?);
         totals.push(outcome.total_ms);
         migrations.push(plain.save(&context.scratch.join("state"))?.as_secs_f64() * 1000.0);
@@ -44,13 +44,13 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut ratios = Samples::default();
     let (mut new_mb, mut changed_mb) = (Samples::default(), Samples::default());
     let mut before = node
-        .capture("m", "base", false)?
+        .capture("m", "base", false, 0)?
         .image
         .context("a capture makes an image")?
         .id;
     for round in 0..context.pick(3, 1) {
         std::thread::sleep(context.pick(LATER, BETWEEN));
-        let outcome = node.capture("m", &format!("later{round}"), false)?;
+        let outcome = node.capture("m", &format!("later{round}"), false, 0)?;
         let after = outcome.image.context("a capture makes an image")?.id;
         let (changed, stored) = difference(&home.join("repo"), &before, &after)?;
         anyhow::ensure!(

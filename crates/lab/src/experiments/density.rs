@@ -22,7 +22,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let node = Node::start(None, &context.scratch.join("node"), false)?;
     node.import(&guest, "guest", memory)?;
     node.boot("guest", "origin")?;
-    node.capture("origin", "booted", true)?;
+    node.capture("origin", "booted", true, 0)?;
     node.remove("origin").ok();
 
     let mut steps = Samples::default();

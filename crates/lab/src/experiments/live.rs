@@ -236,11 +236,18 @@ impl Node {
         Ok(())
     }
 
-    /// Captures a machine as an image.
-    pub fn capture(&self, machine: &str, name: &str, stop: bool) -> anyhow::Result<Outcome> {
+    /// Captures a machine as an image. For `rehearse_s` seconds a copy runs to learn what a resume touches.
+    pub fn capture(
+        &self,
+        machine: &str,
+        name: &str,
+        stop: bool,
+        rehearse_s: u32,
+    ) -> anyhow::Result<Outcome> {
         let request = CaptureRequest {
             name: Some(name.into()),
             stop,
+            rehearse_s: Some(rehearse_s),
             ..CaptureRequest::default()
         };
         Ok(self.client.capture(machine, &request)?.finish(|_| {})?)

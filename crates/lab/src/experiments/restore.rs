@@ -25,7 +25,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let node = Node::start(None, &home, false)?;
     node.import(&guest, "guest", memory)?;
     node.boot("guest", "origin")?;
-    node.capture("origin", "booted", true)?;
+    node.capture("origin", "booted", true, 0)?;
     let mut plain = PlainQemu::boot(&context.scratch.join("plain"), &guest, memory)?;
     let state = context.scratch.join("state");
     plain.save(&state)?;

@@ -5,7 +5,9 @@ use crate::guest::Guest;
 use crate::harness::Context;
 use crate::link::{Bridge, Shape};
 use anyhow::Context as _;
-use floe::api::{Event, ImageSummary, Outcome, PullRequest, PushRequest, RunRequest};
+use floe::api::{
+    Event, ImageSummary, Outcome, PullRequest, PushRequest, REHEARSE_S_DEFAULT, RunRequest,
+};
 use floe_image::{Hash, Manifest, TraceReader};
 use floe_store::Repository;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +65,7 @@ impl Wan {
         tell("booting it");
         origin.boot("guest", "origin")?;
         tell("capturing it while it runs");
-        let captured = origin.capture("origin", IMAGE, false)?;
+        let captured = origin.capture("origin", IMAGE, false, REHEARSE_S_DEFAULT)?;
         let image = captured.image.context("a capture makes an image")?;
         if let Some(pause) = captured.pause_ms {
             tell(&format!("captured; it stood still for {pause:.0} ms"));

@@ -114,10 +114,26 @@ pub struct Ingest {
     parent: Option<(Manifest, Scope)>,
     shared: Shared,
     regions: Vec<Region>,
+    /// Another image's parent instead of `options.parent`, see [`Ingest::sibling`].
+    lineage: Option<Option<Hash>>,
     failed: bool,
 }
 
 impl Ingest {
+    /// Begin an image that has all regions of another one, to which more are added. It is the other's sibling: its parent is
+    /// the other's parent.
+    pub fn sibling(repository: &Repository, of: &Hash) -> Result<Ingest, StoreError> {
+        let options = IngestOptions {
+            parent: Some(*of),
+            ..IngestOptions::default()
+        };
+        let mut ingest = Ingest::new(repository, options)?;
+        let regions = ingest.parent.iter().flat_map(|(m, _)| &m.regions);
+        ingest.regions = regions.cloned().collect();
+        ingest.lineage = ingest.parent.as_ref().map(|(m, _)| m.parent);
+        Ok(ingest)
+    }
+
     /// Begin an image.
     pub fn new(repository: &Repository, options: IngestOptions) -> Result<Ingest, StoreError> {
         let parent = match &options.parent {
@@ -150,6 +166,7 @@ impl Ingest {
             parent,
             shared,
             regions: Vec::new(),
+            lineage: None,
             failed: false,
         })
     }
@@ -344,7 +361,7 @@ impl Ingest {
         }
         let mut stats = self.stats();
         let manifest = Manifest {
-            parent: self.options.parent,
+            parent: self.lineage.unwrap_or(self.options.parent),
             created_unix_s: self.options.created_unix_s.unwrap_or_else(unix_now),
             config,
             regions: self.regions,
