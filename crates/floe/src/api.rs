@@ -19,7 +19,10 @@ pub const API_VERSION: u32 = 1;
 /// One line of a long call's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[allow(clippy::large_enum_variant, reason = "one Done a call; boxing it would only burden its readers")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one Done a call; boxing it would only burden its readers"
+)]
 pub enum Event {
     /// A stage is over. The stages' times sum to the `total_ms` of [`Event::Done`].
     Stage {

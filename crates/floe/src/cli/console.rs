@@ -114,10 +114,10 @@ impl Session {
         let mut stdin = std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
         loop {
             let (input, guest) = self.wait(&stdin)?;
-            if guest && let Some(left) = self.from_guest()? {
+            if guest && let Some(left) = self.take_from_guest()? {
                 return Ok(left);
             }
-            if input && let Some(left) = self.from_input(&mut stdin)? {
+            if input && let Some(left) = self.take_from_input(&mut stdin)? {
                 return Ok(left);
             }
             if !input && !guest && !self.input_open && self.unsent.is_empty() {
@@ -148,7 +148,7 @@ impl Session {
         Ok((any(1), any(0)))
     }
 
-    fn from_guest(&mut self) -> std::io::Result<Option<Left>> {
+    fn take_from_guest(&mut self) -> std::io::Result<Option<Left>> {
         let mut buffer = [0; 16 * 1024];
         match self.socket.read(&mut buffer) {
             Ok(0) => Ok(Some(Left::Closed)),
@@ -159,7 +159,7 @@ impl Session {
         }
     }
 
-    fn from_input(&mut self, input: &mut impl Read) -> std::io::Result<Option<Left>> {
+    fn take_from_input(&mut self, input: &mut impl Read) -> std::io::Result<Option<Left>> {
         let mut buffer = [0; 4096];
         let n = match input.read(&mut buffer) {
             Err(e) if retry(&e) => return Ok(None),
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn the_detach_key_leaves_and_what_was_typed_before_it_arrives() {
         let (mut session, mut guest) = session(true);
-        let left = session.from_input(&mut &b"ls\r\x1drm"[..]).unwrap();
+        let left = session.take_from_input(&mut &b"ls\r\x1drm"[..]).unwrap();
         assert_eq!(left, Some(Left::Detached));
         drop(session);
         let mut got = String::new();
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_pipe_may_contain_every_byte() {
         let (mut session, mut guest) = session(false);
-        assert_eq!(session.from_input(&mut &b"a\x1db"[..]).unwrap(), None);
+        assert_eq!(session.take_from_input(&mut &b"a\x1db"[..]).unwrap(), None);
         session.flush().unwrap();
         drop(session);
         let mut got = Vec::new();
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn the_end_of_the_input_is_not_the_end_of_the_session() {
         let (mut session, _guest) = session(false);
-        assert_eq!(session.from_input(&mut &b""[..]).unwrap(), None);
+        assert_eq!(session.take_from_input(&mut &b""[..]).unwrap(), None);
         assert!(!session.input_open);
     }
 
@@ -244,7 +244,7 @@ mod tests {
     fn a_guest_that_goes_away_ends_the_session() {
         let (mut session, guest) = session(true);
         drop(guest);
-        assert_eq!(session.from_guest().unwrap(), Some(Left::Closed));
+        assert_eq!(session.take_from_guest().unwrap(), Some(Left::Closed));
     }
 
     #[test]

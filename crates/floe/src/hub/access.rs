@@ -154,14 +154,12 @@ fn refuse_foreign_pages(parts: &Parts) -> ApiResult<()> {
     };
     let host =
         header(header::HOST).or_else(|| parts.uri.authority().map(|authority| authority.as_str()));
-    let origin = match parts.headers.get(header::ORIGIN) {
-        None => None,
-        Some(_) => Some(
-            header(header::ORIGIN)
-                .and_then(|origin| origin.split_once("://"))
-                .map_or("", |(_, host)| host),
-        ),
-    };
+    // An origin that can't be read is a foreign one.
+    let origin = parts.headers.get(header::ORIGIN).map(|_| {
+        header(header::ORIGIN)
+            .and_then(|origin| origin.split_once("://"))
+            .map_or("", |(_, host)| host)
+    });
     if host.is_none_or(is_loopback_name) && origin.is_none_or(is_loopback_name) {
         return Ok(());
     }

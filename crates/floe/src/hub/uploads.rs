@@ -178,7 +178,9 @@ pub(crate) async fn have(
 
 /// Reads the body of `have`.
 pub fn decode_questions(body: &[u8]) -> Result<Vec<(Kind, Hash)>, ApiErrorText> {
-    if body.len() % HAVE_QUESTION_BYTES != 0 || body.len() / HAVE_QUESTION_BYTES > HAVE_ITEMS_MAX {
+    if !body.len().is_multiple_of(HAVE_QUESTION_BYTES)
+        || body.len() / HAVE_QUESTION_BYTES > HAVE_ITEMS_MAX
+    {
         return Err(ApiErrorText(format!(
             "a question of {} bytes is no list of at most {HAVE_ITEMS_MAX} items of {HAVE_QUESTION_BYTES}",
             body.len()

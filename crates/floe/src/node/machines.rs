@@ -244,10 +244,10 @@ impl Machines {
     pub fn leave(&self) {
         for entry in self.all() {
             let state = entry.state.read();
-            if let Some(disks) = &state.disks {
-                if let Err(error) = disks.flush() {
-                    tracing::warn!(machine = %entry.name, %error, "disks were not flushed");
-                }
+            if let Some(disks) = &state.disks
+                && let Err(error) = disks.flush()
+            {
+                tracing::warn!(machine = %entry.name, %error, "disks were not flushed");
             }
         }
     }

@@ -201,12 +201,9 @@ impl NodeHandle {
         if let Err(error) = node.cache.flush() {
             tracing::warn!(%error, "the cache was not written out");
         }
-        if !running {
-            if let Ok(client) =
-                floe_mount::supervisor::Client::connect(&supervisor_socket(&node.options))
-            {
-                let _ = client.quit(); // it holds nothing any more
-            }
+        let supervisor = supervisor_socket(&node.options);
+        if !running && let Ok(client) = floe_mount::supervisor::Client::connect(&supervisor) {
+            let _ = client.quit(); // it holds nothing any more
         }
         runtime.shutdown_timeout(CONNECTIONS_END);
     }

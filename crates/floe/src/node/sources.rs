@@ -139,13 +139,16 @@ impl Found {
     }
 }
 
+/// Where a fetcher fetches from: addresses, and the token for them.
+type Place = (Vec<String>, Option<String>);
+
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
 pub struct Sources {
     repo: Repository,
     cache: Arc<Cache>,
     io_timeout: Option<Duration>,
     index_dir: PathBuf,
-    fetchers: Mutex<HashMap<(Vec<String>, Option<String>), Weak<Fetcher>>>,
+    fetchers: Mutex<HashMap<Place, Weak<Fetcher>>>,
 }
 
 impl Sources {
