@@ -27,7 +27,7 @@ pub fn report(home: &Home) -> DoctorReport {
             acceleration(),
             qemu_img(),
             fuse(),
-            user(),
+            user(home.root()),
             kernel(),
             pagemap(),
             memory(),
@@ -160,7 +160,31 @@ fn fuse() -> Check {
     }
 }
 
-fn user() -> Check {
+/// The directory on the way to `home` that the machines' own users can't pass, if there is one and there are such users.
+pub(crate) fn impassable(home: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    const OTHERS_PASS: u32 = 0o001;
+    let closed = |dir: &&Path| {
+        std::fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & OTHERS_PASS == 0)
+    };
+    let root = rustix::process::geteuid().is_root();
+    let dir = home.ancestors().filter(closed).last()?;
+    root.then(|| dir.to_owned())
+}
+
+fn user(home: &Path) -> Check {
+    if let Some(dir) = impassable(home) {
+        let text = format!(
+            "the machines' own users can't pass {} on the way to {}",
+            dir.display(),
+            home.display()
+        );
+        let fix = format!(
+            "chmod o+x {}, or name another place with FLOE_HOME",
+            dir.display()
+        );
+        return check("user", CheckStatus::Fail, text, &fix);
+    }
     if rustix::process::geteuid().is_root() {
         return ok("user", "root: each machine's QEMU gets a user of its own");
     }

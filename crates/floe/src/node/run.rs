@@ -4,7 +4,7 @@ use crate::{
     api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait},
     node::{
         MachineName, Node,
-        error::{NodeError, at, busy, failed, usage},
+        error::{NodeError, at, busy, failed, refused, usage},
         launch::{CONSOLE_LOG, choose_ports, cold_config, machine_forward},
         machines::{Entry, Operation},
         plan::{self, Kind, Plan},
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use floe_image::{CHUNK_SIZE, is_zero};
-use floe_machine::{ClockSync, Machine, Restored, Snapshot, Stage};
+use floe_machine::{ClockSync, Machine, Restored, Snapshot, Stage, Status};
 use floe_mount::{ImageHandle, MachineHandle};
 use std::{
     collections::HashMap,
@@ -42,6 +42,13 @@ impl Node {
             .map(str::parse::<MachineName>)
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
+        if let Some(dir) = crate::doctor::impassable(self.home.root()) {
+            let dir = dir.display();
+            return Err(refused(
+                format!("the machine's own user could not pass {dir} on the way to its files"),
+                format!("chmod o+x {dir}, or start the node with another FLOE_HOME"),
+            ));
+        }
         let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
         let found = self
             .sources
@@ -291,7 +298,7 @@ impl Node {
         self.vm_dir(record).join(CONSOLE_LOG)
     }
 
-    /// Starts a stopped machine from its disks.
+    /// Starts a stopped machine from its disks, or lets a paused one go on.
     pub fn start_machine(
         self: &Arc<Self>,
         name: &str,
@@ -300,8 +307,18 @@ impl Node {
     ) -> Result<Outcome, NodeError> {
         let entry = self.machines.get(name)?;
         let operation = entry.begin("start")?;
-        if operation.state.read().vm.is_some() {
-            return Err(busy(format!("machine {name} is running"), ""));
+        let vm = operation.state.read().vm.clone();
+        if let Some(vm) = vm {
+            // Paused by a full disk: the request that failed is tried again when the guest goes on.
+            if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
+                return Err(busy(format!("machine {name} is running"), ""));
+            }
+            vm.cont()?;
+            report.stage("continue")?;
+            return Ok(Outcome {
+                machine: Some(self.info_of(&operation)),
+                ..Default::default()
+            });
         }
         let before =
             std::fs::metadata(self.console_log(&operation.record())).map_or(0, |log| log.len());
