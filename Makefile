@@ -60,7 +60,7 @@ test: fmt lint doc fuzz-check system ## Everything that must hold: format, lints
 
 lab: build guest-debian guest-tiny ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
-	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --guests $(GUESTS) --json lab/results/$$e.json; done
+	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --json lab/results/$$e.json; done
 
 clean: ## Remove what was built here (guests and packages stay installed)
 	$(CARGO) clean

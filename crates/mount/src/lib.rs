@@ -21,6 +21,7 @@ mod backend;
 mod core;
 mod device;
 mod error;
+mod handles;
 mod image;
 mod machine;
 mod options;
@@ -33,8 +34,9 @@ pub mod supervisor;
 mod trace;
 mod tree;
 
-pub use api::{FrozenLayers, ImageHandle, MachineHandle, Mount};
+pub use api::Mount;
 pub use error::MountError;
+pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
 pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
 pub use overlay::FrozenDisk;
 pub use stats::{ImageStats, MachineStats, PushReport, Stats};

@@ -277,19 +277,36 @@ pub fn ask(
         .proxy(None)
         .build()
         .new_agent();
-    let mut request = ureq::http::Request::builder()
-        .method(method)
-        .uri(format!("{url}{path}"));
-    if let Some(token) = token {
-        request = request.header("authorization", format!("Bearer {token}"));
-    }
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    let answer = match body {
-        Some(body) => agent.run(request.body(body).unwrap()),
-        None => agent.run(request.body(()).unwrap()),
+    let once = || {
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{url}{path}"));
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        match body {
+            Some(body) => agent.run(request.body(body).unwrap()),
+            None => agent.run(request.body(()).unwrap()),
+        }
     };
+    // A hub that refuses a large body answers before it has read all of it, and closes; whoever is still writing then may
+    // learn of the closing first.
+    let closed_early = |answer: &Result<_, ureq::Error>| {
+        let kinds = [
+            std::io::ErrorKind::BrokenPipe,
+            std::io::ErrorKind::ConnectionReset,
+        ];
+        matches!(answer, Err(ureq::Error::Io(e)) if body.is_some() && kinds.contains(&e.kind()))
+    };
+    let mut answer = once();
+    for _ in 0..20 {
+        if closed_early(&answer) {
+            answer = once();
+        }
+    }
     let mut answer = answer.unwrap();
     let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
     Answer {

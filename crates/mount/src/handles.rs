@@ -1,0 +1,187 @@
+//! What a caller holds of an image or a machine on the mount.
+
+use crate::core::Core;
+use crate::image::Image;
+use crate::machine::{self, Machine};
+use crate::overlay::{Base, Disk};
+use crate::owner::Message;
+use crate::{FrozenDisk, ImageStats, MachineStats, MountError};
+use floe_image::Hash;
+use floe_planner::Event;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An image on the mount.
+#[derive(Clone)]
+pub struct ImageHandle {
+    pub(crate) image: Arc<Image>,
+    pub(crate) core: Arc<Core>,
+    pub(crate) mountpoint: PathBuf,
+}
+
+impl ImageHandle {
+    /// Its name.
+    pub fn id(&self) -> Hash {
+        self.image.id
+    }
+
+    /// A region's file in the image's directory.
+    pub fn region_path(&self, region: &str) -> Option<PathBuf> {
+        self.image.region(region)?;
+        Some(
+            self.mountpoint
+                .join(format!("images/{}/{region}", self.image.id)),
+        )
+    }
+
+    /// Tells the planner that these chunks of a region will be wanted, first one first.
+    pub fn expect(&self, region: &str, chunks: Vec<u64>) -> Result<(), MountError> {
+        let unknown = || MountError::Unknown {
+            what: "region",
+            name: region.to_owned(),
+        };
+        let number = self.image.region(region).ok_or_else(unknown)?;
+        let _ = self.core.owner.send(Message::Event(Event::Expect {
+            region: self.image.regions[number].id,
+            chunks,
+        }));
+        Ok(())
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> ImageStats {
+        let tables = self.image.regions.iter().map(|r| r.tables());
+        let (tables_loaded, tables) =
+            tables.fold((0, 0), |(l, a), (loaded, all)| (l + loaded, a + all));
+        ImageStats {
+            touched_chunks: machine::read(&self.image.touched),
+            missed_chunks: machine::read(&self.image.missed),
+            zero_chunks: machine::read(&self.image.zero),
+            tables_loaded,
+            tables,
+        }
+    }
+}
+
+/// A machine on the mount.
+#[derive(Clone)]
+pub struct MachineHandle {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) core: Arc<Core>,
+    pub(crate) dir: PathBuf,
+}
+
+impl MachineHandle {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.machine.name
+    }
+
+    /// The memory's file, if the image has memory.
+    pub fn ram_path(&self) -> Option<PathBuf> {
+        self.machine
+            .image
+            .region("ram")
+            .map(|_| self.dir.join("ram"))
+    }
+
+    /// The video memory's file, if the image has one.
+    pub fn vram_path(&self) -> Option<PathBuf> {
+        self.machine
+            .image
+            .region("vram")
+            .map(|_| self.dir.join("vram"))
+    }
+
+    /// A disk's file.
+    pub fn disk_path(&self, disk: &str) -> Option<PathBuf> {
+        self.machine
+            .disks
+            .iter()
+            .find(|d| d.name == disk)
+            .map(|d| self.dir.join(&d.name))
+    }
+
+    /// The disks' files, in the order in which they were given.
+    pub fn disk_paths(&self) -> Vec<PathBuf> {
+        self.machine
+            .disks
+            .iter()
+            .map(|d| self.dir.join(&d.name))
+            .collect()
+    }
+
+    /// The process whose memory faults are this machine's: clones share the memory's file, so a fault is recorded in the
+    /// trace of the machine whose process took it, and only the first one on this host is seen at all.
+    pub fn set_pid(&self, pid: u32) {
+        self.core.set_pid(&self.machine, pid);
+    }
+
+    /// Puts a new layer on every disk; what was written before is in the frozen ones. Takes the time to make two small
+    /// files a disk. The machine should be paused, so that all disks are frozen at one moment.
+    pub fn freeze(&self) -> Result<FrozenLayers, MountError> {
+        let disks = self
+            .machine
+            .disks
+            .iter()
+            .map(Disk::freeze)
+            .collect::<Result<_, _>>()?;
+        Ok(FrozenLayers { disks })
+    }
+
+    /// The frozen content is now in `image`, in regions of the disks' names: they become the disks' bases and the frozen
+    /// layers' files are removed. Layers frozen later stay as they are.
+    pub fn drop_frozen(
+        &self,
+        frozen: &FrozenLayers,
+        image: &ImageHandle,
+    ) -> Result<(), MountError> {
+        for (disk, frozen) in self.machine.disks.iter().zip(&frozen.disks) {
+            let unknown = || MountError::Unknown {
+                what: "region",
+                name: disk.name.clone(),
+            };
+            let region = image.image.region(&disk.name).ok_or_else(unknown)?;
+            disk.drop_frozen(
+                frozen,
+                Base {
+                    image: image.image.clone(),
+                    region,
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Makes all completed writes durable.
+    pub fn flush(&self) -> Result<(), MountError> {
+        let mut disks = self.machine.disks.iter();
+        disks.try_for_each(|d| {
+            d.flush()
+                .map(|_| ())
+                .map_err(MountError::io("flush disk", &d.name))
+        })
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> MachineStats {
+        self.machine.stats()
+    }
+
+    /// The trace file (`floe_image::trace`), written out up to now.
+    pub fn trace_path(&self) -> Result<PathBuf, MountError> {
+        self.machine.trace.write_out().map(Path::to_owned)
+    }
+}
+
+/// What was frozen at one moment.
+pub struct FrozenLayers {
+    pub(crate) disks: Vec<FrozenDisk>,
+}
+
+impl FrozenLayers {
+    /// The disks, in the order in which they were given.
+    pub fn disks(&self) -> &[FrozenDisk] {
+        &self.disks
+    }
+}
