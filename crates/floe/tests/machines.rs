@@ -3,6 +3,7 @@
 mod node;
 
 use floe::api::*;
+use floe::hub::HubOptions;
 use node::{TestNode, eventually, finish, system};
 
 fn capture(name: &str) -> CaptureRequest {
@@ -293,4 +294,75 @@ fn a_restored_guest_that_resets_is_started_from_its_disks() {
     assert_eq!(kernel, std::fs::read(node::guest("tiny/vmlinuz")).unwrap());
     node.client().unmount(&request.path).unwrap();
     assert!(!view.join("kernel").exists());
+}
+
+#[test]
+fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
+    if !system() {
+        return;
+    }
+    let here = TestNode::start();
+    here.import_tiny("tiny", None);
+    here.run_named("tiny", "one");
+    here.wait_console("one", "floe-guest ready");
+    here.type_and_wait(
+        "one",
+        "echo kept-$((40+2)) > /www/mark; echo wrote-$((1+1))",
+        "wrote-2",
+    );
+    finish(here.client().capture("one", &capture("tiny-live")).unwrap());
+    let detail = here.client().image("tiny-live").unwrap();
+    let rehearsed = detail.regions.iter().any(|region| region.name == "trace");
+    assert!(rehearsed, "a capture is rehearsed: {:?}", detail.regions);
+    assert_eq!(
+        here.client().images().unwrap().images.len(),
+        2,
+        "the image without its rehearsal is gone"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let loopback = "127.0.0.1:0".parse().unwrap();
+    let serve = |listen| floe::hub::serve(HubOptions::new(dir.path(), listen)).unwrap();
+    let token = floe::hub::create_token(dir.path(), "ann").unwrap();
+    let hub = serve(loopback);
+    let address = hub.addr();
+    let push = PushRequest {
+        image: "tiny-live".into(),
+        to: hub.url(),
+        name: None,
+        token: Some(token.clone()),
+        ca: None,
+        public: false,
+    };
+    finish(here.client().push(&push).unwrap());
+
+    let there = TestNode::start();
+    let mut request = RunRequest {
+        image: format!("{}/tiny-live", hub.url()),
+        name: Some("two".into()),
+        wait: Wait::None,
+        ..Default::default()
+    };
+    let refused = there.client().run(&request).unwrap().finish(|_| ());
+    assert_eq!(
+        refused.unwrap_err().to_api().code,
+        ErrorCode::NotFound,
+        "without its token a private image does not exist"
+    );
+    request.token = Some(token);
+    assert!(there.run(&request).machine.unwrap().restored);
+    // The hub goes away while most of the guest is still there, and comes back.
+    hub.stop();
+    hub.wait();
+    let waiting = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| there.type_and_wait("two", "cat /www/mark", "kept-42"));
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let hub = serve(address);
+        asked.join().unwrap();
+        hub
+    });
+    assert!(!there.console("two").contains("Linux version"));
+    let stats = there.client().machine("two").unwrap().stats;
+    eprintln!("restored from a hub: {stats:?}");
+    waiting.shutdown();
 }
