@@ -13,21 +13,26 @@ fn capture(name: &str) -> CaptureRequest {
     }
 }
 
+/// Boots the tiny guest as `one`, puts `marker-42` into a file in its memory, captures it as `tiny-live`.
+fn capture_with_a_mark(node: &TestNode) -> Outcome {
+    node.import_tiny("tiny", None);
+    node.run_named("tiny", "one");
+    node.wait_console("one", "floe-guest ready");
+    node.type_and_wait(
+        "one",
+        "echo marker-$((40+2)) > /www/mark; echo wrote-$((1+1))",
+        "wrote-2",
+    );
+    finish(node.client().capture("one", &capture("tiny-live")).unwrap())
+}
+
 #[test]
 fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
     if !system() {
         return;
     }
     let here = TestNode::start();
-    here.import_tiny("tiny", None);
-    here.run_named("tiny", "one");
-    here.wait_console("one", "floe-guest ready");
-    here.type_and_wait(
-        "one",
-        "echo marker-$((40+2)) > /www/mark; echo wrote-$((1+1))",
-        "wrote-2",
-    );
-    let outcome = finish(here.client().capture("one", &capture("tiny-live")).unwrap());
+    let outcome = capture_with_a_mark(&here);
     assert!(outcome.pause_ms.unwrap() > 0.0);
     let image = outcome.image.unwrap();
     assert!(image.live);
@@ -302,15 +307,7 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
         return;
     }
     let here = TestNode::start();
-    here.import_tiny("tiny", None);
-    here.run_named("tiny", "one");
-    here.wait_console("one", "floe-guest ready");
-    here.type_and_wait(
-        "one",
-        "echo kept-$((40+2)) > /www/mark; echo wrote-$((1+1))",
-        "wrote-2",
-    );
-    finish(here.client().capture("one", &capture("tiny-live")).unwrap());
+    capture_with_a_mark(&here);
     let detail = here.client().image("tiny-live").unwrap();
     let rehearsed = detail.regions.iter().any(|region| region.name == "trace");
     assert!(rehearsed, "a capture is rehearsed: {:?}", detail.regions);
@@ -355,7 +352,7 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
     hub.stop();
     hub.wait();
     let waiting = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| there.type_and_wait("two", "cat /www/mark", "kept-42"));
+        let asked = scope.spawn(|| there.type_and_wait("two", "cat /www/mark", "marker-42"));
         std::thread::sleep(std::time::Duration::from_secs(1));
         let hub = serve(address);
         asked.join().unwrap();
