@@ -1,8 +1,8 @@
 //! The hub: a catalogue of images, their packs, batch reads for page faults, and uploads, over HTTP.
 //!
-//! A request's way: [`listener`] (connection, TLS, limits) -> [`routes`] -> [`access`] (who asks) -> one of
-//! [`batch`] (many chunks at once, the hot path), [`files`] (immutable files by range), [`uploads`] -> [`publish`]
-//! (packs become an image). Below lie the [`catalogue`] (SQLite: who may see what) and the [`shelf`] (packs on disk,
+//! A request's way: `listener` (connection, TLS, limits) -> `routes` -> `access` (who asks) -> one of
+//! `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish`
+//! (packs become an image). Below lie the `catalogue` (SQLite: who may see what) and the `shelf` (packs on disk,
 //! frames in memory). [`serve`] starts all of it on threads of its own.
 //!
 //! Deliberately absent: any trust in what clients send. Packs are checked item by item as they come and an image's

@@ -1,4 +1,4 @@
-//! Moving whole images: [`push`] to a hub, [`pull`] from any source.
+//! Moving whole images: [`push`](fn@push) to a hub, [`pull`](fn@pull) from any source.
 //!
 //! Both send or fetch only what the other side does not have, several packs or batches at a time, and go on where they
 //! stopped when they are called again. Both end soon after their [`Cancel`] switch is thrown, leaving what was moved so
