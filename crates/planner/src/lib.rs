@@ -6,14 +6,14 @@
 //!
 //! The policy (there is no profile yet, so neighbours are all that can be guessed):
 //!
-//! * Around a miss the aligned window of 1 to 64 chunks is fetched ([`window`]). A region's window grows while what was
+//! * Around a miss the aligned window of 1 to 64 chunks is fetched (`window`). A region's window grows while what was
 //!   fetched ahead gets used and shrinks when it doesn't.
 //! * What may be fetched in vain is bounded by [`Config::waste_ratio_slow`] of what was touched, plus what the link would
-//!   have carried anyway while the first answers were on their way ([`budget`]). On a slow link this keeps the bytes that
+//!   have carried anyway while the first answers were on their way (`budget`). On a slow link this keeps the bytes that
 //!   cross it close to the bytes that are needed; on a fast one waste is cheap and time isn't.
 //! * When a window is nearly used up, the next one is fetched before it is asked for.
 //! * Segment tables (a chunk can't be fetched before its hash is known) are loaded in the background, memory first
-//!   ([`tables`]).
+//!   (`tables`).
 //! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows, their tables
 //!   before all others.
 //!

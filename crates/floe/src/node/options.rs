@@ -4,7 +4,7 @@ use crate::paths::Home;
 use floe_machine::Programs;
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-/// Everything that [`serve`](super::serve) needs to know.
+/// Everything that [`serve`](fn@super::serve) needs to know.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// State directory.
