@@ -30,7 +30,7 @@ pub const MANIFEST_BYTES_MAX: usize = 129 << 20;
 /// One byte range of a machine's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// `ram`, `vram`, `disk0`, `device`, `kernel`, `initrd` ...: 1 to 32 of `a-z 0-9 -`.
+    /// `ram`, `vram`, `disk0`, `device`, `kernel`, `initrd`, `trace` ...: 1 to 32 of `a-z 0-9 -`.
     pub name: String,
     /// Bytes. The last chunk is padded with zeros before it is hashed.
     pub size: u64,
