@@ -257,6 +257,7 @@ impl Node {
                 "remove that first",
             ));
         }
+        self.drop_standby(&id);
         self.forget_image(&id);
         self.repo.remove(&id)?;
         let freed_bytes = self.collect_garbage()?;

@@ -156,10 +156,9 @@ impl Node {
         })
     }
 
-    /// Takes an image off the mount if nothing uses it any more.
+    /// Takes an image off the mount if nothing uses it any more, a QEMU that waits for its next run included.
     pub(crate) fn forget_image(&self, id: &Hash) {
-        if self.user_of(id).is_none() {
-            self.drop_standby(id);
+        if self.user_of(id).is_none() && !self.standby.is_for(id) {
             // an image that was never shown is no error
             let _ = self.with_mount(|mount| mount.remove_image(id));
         }

@@ -51,7 +51,6 @@ impl Node {
         let waiting = self.prepare_standby(&found, true)?;
         let traced = perform(&waiting, Duration::from_secs(seconds.into()), report);
         self.end_waiting(waiting);
-        self.forget_image(&id);
         let mut ingest = Ingest::sibling(&self.repo, &id)?;
         ingest.region_bytes(TRACE_REGION, &traced?)?;
         let sibling = ingest.finish(manifest.config)?;

@@ -91,6 +91,13 @@ impl Pool {
         self.inner.lock().waiting.len()
     }
 
+    /// Whether one waits for this image or is being prepared.
+    pub fn is_for(&self, image: &Hash) -> bool {
+        let inner = self.inner.lock();
+        inner.waiting.iter().any(|waiting| waiting.image == *image)
+            || inner.preparing.contains(image)
+    }
+
     /// One that waits for this image.
     pub fn take(&self, image: &Hash) -> Option<Waiting> {
         let mut inner = self.inner.lock();
@@ -293,11 +300,12 @@ impl Node {
     }
 
     pub(crate) fn end_waiting(&self, waiting: Waiting) {
-        let name = waiting.place.mount_name.clone();
+        let (name, image) = (waiting.place.mount_name.clone(), waiting.image);
         waiting.end();
         if let Err(error) = self.with_mount(|mount| mount.remove_machine(&name)) {
             tracing::debug!(%error, "a waiting machine stays on the mount");
         }
+        self.forget_image(&image);
     }
 }
 
