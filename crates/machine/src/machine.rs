@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use floe_image::MachineConfig;
 use parking_lot::Mutex;
@@ -24,6 +24,9 @@ use crate::qmp::{Event, Qmp, QmpError};
 use crate::record::{self, Record};
 use crate::screen;
 use crate::spec::{PortForward, Spec};
+
+/// How long a QEMU that closed its connection may take to be gone, and its last event to be read.
+const END_WAIT: Duration = Duration::from_secs(1);
 
 /// What a machine is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,8 +205,12 @@ impl Machine {
     pub fn status(&self) -> Result<Status, MachineError> {
         let answer = self.qmp.execute("query-status", json!({}));
         if !self.process.is_alive() || matches!(answer, Err(QmpError::Closed { .. })) {
-            // The last event stands in the socket before its end.
-            self.process.wait(Duration::from_secs(1));
+            // Why it ended is the last event before the socket's end, which the reading thread may still have before it.
+            self.process.wait(END_WAIT);
+            let until = Instant::now() + END_WAIT;
+            while self.qmp.closed().is_none() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             return Ok(Status::Ended(
                 self.events.state.lock().end.unwrap_or(End::Lost),
             ));
