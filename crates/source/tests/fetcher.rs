@@ -179,13 +179,17 @@ fn no_prefetch_starts_while_a_demand_has_no_thread() {
     while !first_prefetch_done() {
         std::thread::yield_now();
     }
+    // Time for a prefetch that should not start; the demand's thread still stands at its gate.
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(bench.script.log.lock().len(), 2, "a prefetch started");
     bench.script.close(&[]);
     for _ in 0..5 {
         next(&told).1.unwrap();
     }
+    // Once a thread has taken them prefetch goes on beside it, and either may be the first to reach the source.
     let log = bench.script.log.lock().clone();
-    let third = &log[2];
-    assert_eq!((third.0, third.1.len()), (Purpose::Demand, 4), "{log:?}");
+    let second = log[2..].iter().find(|(p, _)| *p == Purpose::Demand);
+    assert_eq!(second.map(|(_, wants)| wants.len()), Some(4), "{log:?}");
 }
 
 #[test]
