@@ -66,7 +66,8 @@ fn demand(bench: &Bench, hash: Hash, tell: &mpsc::Sender<Outcome>) {
     bench
         .fetcher
         .demand(&IMAGE, Kind::Chunk, &hash, move |outcome| {
-            tell.send((hash, outcome.map(<[u8]>::to_vec))).unwrap();
+            // Nobody listens any more when a test has failed before.
+            let _ = tell.send((hash, outcome.map(<[u8]>::to_vec)));
         });
 }
 

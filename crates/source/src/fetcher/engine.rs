@@ -351,12 +351,15 @@ impl Engine {
 
     /// An item has come: store it, then tell those who want it.
     fn land(&self, purpose: Purpose, kind: Kind, hash: &Hash, bytes: &[u8]) {
-        let stored = if self.cache.contains(kind, hash) {
+        // The cache verifies what it takes in; what it has already is verified here, since these bytes go to a guest.
+        let held = self.cache.contains(kind, hash);
+        let stored = if held {
             Ok(())
         } else {
             self.cache.put_item(kind, hash, bytes, None)
         };
-        if let Err(StoreError::Corrupt { .. }) = &stored {
+        let wrong = held && kind.verify(hash, bytes).is_err();
+        if wrong || matches!(&stored, Err(StoreError::Corrupt { .. })) {
             // The source broke its promise; the item counts as not delivered.
             tracing::error!(source = self.source.describe(), %hash, "unverified data was dropped");
             return;
