@@ -490,7 +490,7 @@ proptest! {
                 Step::Acts(acts) => {
                     let act = |n: &u8| match n % 5 {
                         0 => Act::GiveThenFail(usize::from(n / 5 % 4)),
-                        1 => Act::Lie,
+                        1 => Act::GiveThenFail(1),
                         2 => Act::Silent,
                         _ => Act::Give,
                     };
