@@ -253,6 +253,8 @@ impl Engine {
                 }
                 Next::Wait(_) => {
                     drop(state);
+                    // What expired here may be left to prefetch.
+                    self.prefetch_added.notify_one();
                     calls.make();
                     state = self.state.lock();
                 }
