@@ -22,7 +22,7 @@ mod name;
 mod pack;
 mod segment;
 pub mod trace;
-mod wire;
+pub mod wire;
 
 pub use batch::{
     Encoding, ReadRequest, Record, ResponseDecoder, ResponseEncoder, ResponseError, read_response,

@@ -1,27 +1,33 @@
-//! A bounded cursor over foreign bytes, and varints.
+//! A bounded cursor over foreign bytes, and varints: what decoders here and in `floe-planner` are made of.
 
 use crate::{FormatError, Hash};
 
-pub(crate) struct Cursor<'a> {
+/// Reads fields one after the other and never past the end.
+#[derive(Clone, Debug)]
+pub struct Cursor<'a> {
     what: &'static str,
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn new(what: &'static str, bytes: &'a [u8]) -> Cursor<'a> {
+    /// Starts at the first byte; `what` names the format in errors.
+    pub fn new(what: &'static str, bytes: &'a [u8]) -> Cursor<'a> {
         Cursor { what, bytes, at: 0 }
     }
 
-    pub(crate) fn left(&self) -> usize {
+    /// Bytes not read yet.
+    pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    pub(crate) fn at(&self) -> usize {
+    /// Offset of the next byte.
+    pub fn at(&self) -> usize {
         self.at
     }
 
-    pub(crate) fn take(&mut self, n: usize) -> Result<&'a [u8], FormatError> {
+    /// The next `n` bytes.
+    pub fn take(&mut self, n: usize) -> Result<&'a [u8], FormatError> {
         if n > self.left() {
             return Err(self.truncated(n as u64));
         }
@@ -31,7 +37,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Refuses a count before anything is allocated for it.
-    pub(crate) fn expect_items(&self, count: u64, item_bytes: u64) -> Result<(), FormatError> {
+    pub fn expect_items(&self, count: u64, item_bytes: u64) -> Result<(), FormatError> {
         let need = count.saturating_mul(item_bytes);
         if need > self.left() as u64 {
             Err(self.truncated(need))
@@ -55,27 +61,48 @@ impl<'a> Cursor<'a> {
         Ok(out)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, FormatError> {
+    /// One byte.
+    pub fn u8(&mut self) -> Result<u8, FormatError> {
         Ok(self.array::<1>()?[0])
     }
 
-    pub(crate) fn u16(&mut self) -> Result<u16, FormatError> {
+    /// Two bytes, little-endian.
+    pub fn u16(&mut self) -> Result<u16, FormatError> {
         self.array().map(u16::from_le_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, FormatError> {
+    /// Four bytes, little-endian.
+    pub fn u32(&mut self) -> Result<u32, FormatError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, FormatError> {
+    /// Eight bytes, little-endian.
+    pub fn u64(&mut self) -> Result<u64, FormatError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    pub(crate) fn hash(&mut self) -> Result<Hash, FormatError> {
+    /// A varint in its shortest form.
+    pub fn varint(&mut self) -> Result<u64, FormatError> {
+        match get_varint(&self.bytes[self.at..]) {
+            Varint::Value(n, len) => {
+                self.at += len;
+                Ok(n)
+            }
+            Varint::Short => Err(self.truncated(1)),
+            Varint::Bad => Err(FormatError::invalid(
+                self.what,
+                format!("no varint at offset {}", self.at),
+            )),
+        }
+    }
+
+    /// 32 bytes.
+    pub fn hash(&mut self) -> Result<Hash, FormatError> {
         self.array().map(Hash)
     }
 
-    pub(crate) fn magic(&mut self, magic: &[u8; 8]) -> Result<(), FormatError> {
+    /// Checks the eight bytes that name the format.
+    pub fn magic(&mut self, magic: &[u8; 8]) -> Result<(), FormatError> {
         let found = &self.bytes[self.at..self.bytes.len().min(self.at + 8)];
         if found != magic {
             return Err(FormatError::Magic {
@@ -87,7 +114,8 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    pub(crate) fn version(&mut self, known: u32) -> Result<(), FormatError> {
+    /// Checks the version.
+    pub fn version(&mut self, known: u32) -> Result<(), FormatError> {
         match self.u32()? {
             found if found == known => Ok(()),
             found => Err(FormatError::Version {
@@ -98,7 +126,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(crate) fn zero_u32(&mut self, field: &str) -> Result<(), FormatError> {
+    /// Checks that a reserved field is zero.
+    pub fn zero_u32(&mut self, field: &str) -> Result<(), FormatError> {
         match self.u32()? {
             0 => Ok(()),
             n => Err(FormatError::invalid(
@@ -108,7 +137,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(crate) fn end(&self) -> Result<(), FormatError> {
+    /// Checks that nothing follows.
+    pub fn end(&self) -> Result<(), FormatError> {
         match self.left() {
             0 => Ok(()),
             n => Err(FormatError::invalid(
@@ -119,7 +149,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-pub(crate) fn limit(what: &'static str, found: u64, max: u64) -> Result<(), FormatError> {
+/// Refuses a count or size above its limit.
+pub fn limit(what: &'static str, found: u64, max: u64) -> Result<(), FormatError> {
     if found > max {
         Err(FormatError::Limit { what, found, max })
     } else {
@@ -128,7 +159,7 @@ pub(crate) fn limit(what: &'static str, found: u64, max: u64) -> Result<(), Form
 }
 
 /// LEB128, least significant group first.
-pub(crate) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
+pub fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -136,7 +167,10 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-pub(crate) enum Varint {
+/// What a varint turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Varint {
+    /// Its value and its length in bytes.
     Value(u64, usize),
     /// The input ends inside it.
     Short,
@@ -144,7 +178,8 @@ pub(crate) enum Varint {
     Bad,
 }
 
-pub(crate) fn get_varint(bytes: &[u8]) -> Varint {
+/// Reads a varint at the start of `bytes`; only the shortest form is one.
+pub fn get_varint(bytes: &[u8]) -> Varint {
     let mut n = 0u64;
     for (i, &b) in bytes.iter().take(10).enumerate() {
         if i == 9 && b > 1 {
@@ -166,10 +201,12 @@ pub(crate) fn get_varint(bytes: &[u8]) -> Varint {
     }
 }
 
-pub(crate) fn zigzag(n: i64) -> u64 {
+/// Maps 0, -1, 1, -2 ... to 0, 1, 2, 3 ...
+pub fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
 
-pub(crate) fn unzigzag(n: u64) -> i64 {
+/// Undoes [`zigzag`].
+pub fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }

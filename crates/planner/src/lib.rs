@@ -20,11 +20,16 @@
 //! Not here: learning, profiles, clusters and the choice between buffering and streaming.
 
 mod budget;
+mod model;
 mod planner;
 mod tables;
 mod window;
 
 pub use budget::Link;
+pub use model::{
+    ACCESSES_MAX, ChunkAt, Cluster, MODEL_BYTES_MAX, MODEL_CHUNKS_MAX, MODEL_SEEN_MAX, Method,
+    Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, Transition, ZeroTrace, train,
+};
 pub use planner::{Counters, Planner};
 
 /// A region's number, chosen by the caller.

@@ -1,0 +1,185 @@
+//! What is learnt of earlier runs: VMTorrent's profile or clusters with the times at which each trace touched them.
+
+mod codec;
+mod partition;
+mod train;
+mod zero;
+
+pub use codec::{MODEL_BYTES_MAX, MODEL_CHUNKS_MAX, MODEL_SEEN_MAX, ModelError, TRACES_MAX};
+pub use train::{TrainOptions, train};
+pub use zero::{ACCESSES_MAX, Timed, ZeroTrace};
+
+use floe_image::Hash;
+
+/// How a model was made and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Method {
+    /// VMTorrent's profile (2.2.3 of its paper): every chunk that any run touched, by the mean time of its first access.
+    VmTorrent,
+    /// vTube's clusters (4.2.1 of its paper).
+    VTube,
+    /// Our own: clusters as vTube's, but short ones, so that their times say when each chunk is needed.
+    Floe,
+}
+
+impl Method {
+    /// All of them.
+    pub const ALL: [Method; 3] = [Method::VmTorrent, Method::VTube, Method::Floe];
+
+    /// Its name in addresses and figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::VmTorrent => "vmtorrent",
+            Method::VTube => "vtube",
+            Method::Floe => "floe",
+        }
+    }
+}
+
+impl std::str::FromStr for Method {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Method, String> {
+        let found = Method::ALL.into_iter().find(|m| m.name() == text);
+        found.ok_or_else(|| format!("no method {text:?}: it is vmtorrent, vtube or floe"))
+    }
+}
+
+/// A chunk of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkAt {
+    /// Number of the region in the manifest.
+    pub region: u8,
+    /// Chunk in the region.
+    pub chunk: u32,
+}
+
+/// A line of VMTorrent's profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The chunk.
+    pub at: ChunkAt,
+    /// Mean time of its first access in the traces that touched it, in milliseconds since the start.
+    pub mean_ms: u32,
+    /// Traces that touched it; divided by [`Model::traces`] it is its frequency.
+    pub seen: u32,
+}
+
+/// A cluster in one trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The trace's number; traces are numbered in an order that only depends on their content.
+    pub trace: u32,
+    /// Its first access, in milliseconds since the start.
+    pub first_ms: u32,
+    /// Its last access.
+    pub last_ms: u32,
+}
+
+/// Chunks that were touched together in every trace that touched them. Clusters are disjoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// Its chunks in the order of their mean time within the cluster.
+    pub chunks: Vec<ChunkAt>,
+    /// Where it occurred, by trace; never empty.
+    pub seen: Vec<Seen>,
+}
+
+/// How one cluster follows another (vTube 4.2.2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Transition {
+    /// The shortest time in any trace between the first access to the one and the first to the other, in milliseconds.
+    pub interval_ms: u32,
+    /// The share of the traces with the first in which the second follows.
+    pub probability: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    Profile(Vec<Row>),
+    Clusters(Vec<Cluster>),
+}
+
+/// A trained model of one image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    pub(crate) method: Method,
+    pub(crate) image: Hash,
+    pub(crate) traces: u32,
+    pub(crate) body: Body,
+}
+
+impl Model {
+    /// The image that it is about.
+    pub fn image(&self) -> Hash {
+        self.image
+    }
+
+    /// How it was made.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Traces that it was made of.
+    pub fn traces(&self) -> u32 {
+        self.traces
+    }
+
+    /// VMTorrent's profile in its order; empty for other methods.
+    pub fn rows(&self) -> &[Row] {
+        match &self.body {
+            Body::Profile(rows) => rows,
+            Body::Clusters(_) => &[],
+        }
+    }
+
+    /// The clusters by mean time of their first access; empty for VMTorrent's profile.
+    pub fn clusters(&self) -> &[Cluster] {
+        match &self.body {
+            Body::Profile(_) => &[],
+            Body::Clusters(clusters) => clusters,
+        }
+    }
+
+    /// All chunks that it knows, in the order in which they were needed on the mean.
+    pub fn chunks(&self) -> impl Iterator<Item = ChunkAt> + '_ {
+        let rows = self.rows().iter().map(|r| r.at);
+        rows.chain(
+            self.clusters()
+                .iter()
+                .flat_map(|c| c.chunks.iter().copied()),
+        )
+    }
+
+    /// How cluster `y` follows cluster `x`, computed from the traces that hold both: a table of all pairs would grow with
+    /// the square of the clusters. `None` when it never does.
+    pub fn transition(&self, x: usize, y: usize) -> Option<Transition> {
+        let (from, to) = (self.clusters().get(x)?, self.clusters().get(y)?);
+        let mut follows = 0;
+        let mut interval_ms = u32::MAX;
+        for a in &from.seen {
+            let found = to.seen.binary_search_by_key(&a.trace, |s| s.trace);
+            let Some(b) = found.ok().map(|i| to.seen[i]) else {
+                continue;
+            };
+            if let Some(interval) = follows_after(a, &b) {
+                follows += 1;
+                interval_ms = interval_ms.min(interval);
+            }
+        }
+        (follows > 0).then(|| Transition {
+            interval_ms,
+            probability: f64::from(follows) / from.seen.len() as f64,
+        })
+    }
+}
+
+/// How long after the start of `x` cluster `y` of the same trace begins. One that began earlier and goes on while `x` does
+/// follows at once: the rest of it is still to come.
+pub(crate) fn follows_after(x: &Seen, y: &Seen) -> Option<u32> {
+    if y.first_ms >= x.first_ms {
+        Some(y.first_ms - x.first_ms)
+    } else {
+        (y.last_ms >= x.first_ms).then_some(0)
+    }
+}

@@ -1,0 +1,172 @@
+//! From traces to a model. No floating point and no hashed order on the way: the same traces in any order, on any machine,
+//! give the same bytes.
+
+use super::partition::{Cut, partition};
+use super::{
+    ACCESSES_MAX, Body, ChunkAt, Cluster, MODEL_CHUNKS_MAX, Method, Model, Row, Seen, TRACES_MAX,
+    ZeroTrace,
+};
+use floe_image::Hash;
+
+/// How clusters are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainOptions {
+    /// Accesses further apart than this belong to different clusters (vTube 4.2.1: 2 s), in microseconds.
+    pub clustering_interval_us: u64,
+    /// The same for our own method.
+    pub floe_interval_us: u64,
+    /// Our own method also cuts where a cluster has gone on for so long in one trace: a film that plays without a pause
+    /// would be one cluster otherwise, and its time would say nothing.
+    pub floe_span_us: u64,
+}
+
+impl Default for TrainOptions {
+    fn default() -> Self {
+        Self {
+            clustering_interval_us: 2_000_000,
+            floe_interval_us: 1_000_000,
+            floe_span_us: 4_000_000,
+        }
+    }
+}
+
+/// Unique chunks of all traces, and each trace as numbers into them.
+pub(super) struct Table {
+    pub chunks: Vec<ChunkAt>,
+    /// For each trace, (chunk's number, microseconds) in the order of time.
+    pub traces: Vec<Vec<(u32, u64)>>,
+}
+
+impl Table {
+    fn new(traces: &[&ZeroTrace]) -> Table {
+        let most = ACCESSES_MAX.min(MODEL_CHUNKS_MAX / traces.len().max(1));
+        let accesses = |t: &ZeroTrace| -> Vec<(ChunkAt, u64)> {
+            let taken = t.accesses.iter().take(most);
+            let at = |a: &super::Timed| ChunkAt {
+                region: a.region,
+                chunk: a.chunk,
+            };
+            taken.map(|a| (at(a), a.t_us)).collect()
+        };
+        let all = traces.iter().flat_map(|t| accesses(t));
+        let mut chunks: Vec<ChunkAt> = all.map(|(at, _)| at).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        let numbered = traces.iter().map(|t| {
+            let mut row: Vec<(u32, u64)> = accesses(t)
+                .into_iter()
+                .filter_map(|(at, t)| Some((chunks.binary_search(&at).ok()? as u32, t)))
+                .collect();
+            // Whoever made the trace: a chunk once, and in the order of time.
+            row.sort_unstable();
+            row.dedup_by_key(|(i, _)| *i);
+            row.sort_by_key(|(_, t)| *t);
+            row
+        });
+        let traces = numbered.collect();
+        Table { chunks, traces }
+    }
+}
+
+fn ms(us: u64) -> u32 {
+    u32::try_from(us / 1000).unwrap_or(u32::MAX)
+}
+
+/// Learns from traces. Equal traces count once (a repeated one has no more say than any other), [`TRACES_MAX`] at most
+/// count at all. What any single trace can add is bounded by [`ACCESSES_MAX`] chunks, each known to be of one trace only; all
+/// together give no more than [`MODEL_CHUNKS_MAX`] accesses.
+pub fn train(method: Method, image: &Hash, traces: &[ZeroTrace], options: &TrainOptions) -> Model {
+    let mut sorted: Vec<&ZeroTrace> = traces.iter().filter(|t| !t.accesses.is_empty()).collect();
+    sorted.sort();
+    sorted.dedup();
+    sorted.truncate(TRACES_MAX);
+    let table = Table::new(&sorted);
+    let body = match method {
+        Method::VmTorrent => Body::Profile(profile(&table)),
+        Method::VTube => Body::Clusters(clusters(
+            &table,
+            Cut {
+                interval_us: options.clustering_interval_us,
+                span_us: u64::MAX,
+            },
+        )),
+        Method::Floe => Body::Clusters(clusters(
+            &table,
+            Cut {
+                interval_us: options.floe_interval_us,
+                span_us: options.floe_span_us,
+            },
+        )),
+    };
+    Model {
+        method,
+        image: *image,
+        traces: sorted.len() as u32,
+        body,
+    }
+}
+
+/// VMTorrent 2.2.3: mean time of the first access, in how many runs, earliest first.
+fn profile(table: &Table) -> Vec<Row> {
+    let mut sums = vec![(0u128, 0u32); table.chunks.len()];
+    for (i, t) in table.traces.iter().flatten() {
+        let (sum, seen) = &mut sums[*i as usize];
+        *sum += u128::from(*t);
+        *seen += 1;
+    }
+    let mut rows: Vec<(u128, Row)> = Vec::with_capacity(sums.len());
+    for (at, (sum, seen)) in table.chunks.iter().zip(sums) {
+        let mean_us = sum / u128::from(seen.max(1));
+        let mean_ms = ms(u64::try_from(mean_us).unwrap_or(u64::MAX));
+        rows.push((
+            mean_us,
+            Row {
+                at: *at,
+                mean_ms,
+                seen,
+            },
+        ));
+    }
+    rows.sort_by_key(|(mean_us, row)| (*mean_us, row.at));
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+fn clusters(table: &Table, cut: Cut) -> Vec<Cluster> {
+    let labels = partition(table, cut);
+    let n = labels.iter().max().map_or(0, |m| *m as usize + 1);
+    let mut clusters = vec![Cluster::default(); n];
+    // Sum over the traces of the time since the cluster's first access, for the order within it.
+    let mut offsets = vec![0u128; table.chunks.len()];
+    for (number, trace) in table.traces.iter().enumerate() {
+        let number = number as u32;
+        let mut first = vec![None; n];
+        for (i, t) in trace {
+            let label = labels[*i as usize] as usize;
+            let since = *first[label].get_or_insert(*t);
+            offsets[*i as usize] += u128::from(t - since);
+            let seen = &mut clusters[label].seen;
+            match seen.last_mut() {
+                Some(last) if last.trace == number => last.last_ms = ms(*t),
+                _ => seen.push(Seen {
+                    trace: number,
+                    first_ms: ms(*t),
+                    last_ms: ms(*t),
+                }),
+            }
+        }
+    }
+    for (i, label) in labels.iter().enumerate() {
+        clusters[*label as usize].chunks.push(table.chunks[i]);
+    }
+    // Chunks were added in the order of `table.chunks`, so their numbers can be found again by searching.
+    for cluster in &mut clusters {
+        let at = |c: &ChunkAt| table.chunks.binary_search(c).map_or(0, |i| offsets[i]);
+        cluster.chunks.sort_by_cached_key(|c| (at(c), *c));
+    }
+    let mean = |c: &Cluster| {
+        let sum: u64 = c.seen.iter().map(|s| u64::from(s.first_ms)).sum();
+        sum / c.seen.len().max(1) as u64
+    };
+    clusters.sort_by_cached_key(|c| (mean(c), c.chunks.first().copied()));
+    clusters
+}

@@ -1,0 +1,126 @@
+//! Traces with the waiting taken out.
+
+use floe_image::{Access, TraceReader};
+use std::collections::HashSet;
+
+/// Accesses of one trace that are looked at; what comes later is left out. 200,000 chunks are 800 MB.
+pub const ACCESSES_MAX: usize = 200_000;
+
+/// A first access at the time at which a machine that never waits would have made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timed {
+    /// Microseconds since the start.
+    pub t_us: u64,
+    /// Number of the region in the manifest.
+    pub region: u8,
+    /// Chunk in the region.
+    pub chunk: u32,
+}
+
+/// A trace with the waiting taken out (vTube 3, step 5: the zero-latency idealised trace).
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ZeroTrace {
+    /// First accesses in the order of time, each chunk once.
+    pub accesses: Vec<Timed>,
+    /// When the trace ends, in microseconds since its start.
+    pub end_us: u64,
+}
+
+impl ZeroTrace {
+    /// Reads a trace to its end or to [`ACCESSES_MAX`] accesses.
+    pub fn from_reader(reader: TraceReader<'_>) -> ZeroTrace {
+        ZeroTrace::from_accesses(reader)
+    }
+
+    /// Takes the waiting out. A machine with several virtual CPUs waits for several chunks at once: the intervals
+    /// `[t_us, t_us + wait_us)` are merged, so that a second is taken out once however many waited through it.
+    pub fn from_accesses(accesses: impl IntoIterator<Item = Access>) -> ZeroTrace {
+        let mut seen = HashSet::new();
+        let mut out = Vec::new();
+        // Waiting before the present access: all intervals that are over, and the one that is open.
+        let (mut waited, mut open_from, mut open_to) = (0u64, 0u64, 0u64);
+        let mut last = 0;
+        for access in accesses.into_iter().take(ACCESSES_MAX) {
+            let t = access.t_us.max(last);
+            last = t;
+            if t >= open_to {
+                waited = waited.saturating_add(open_to - open_from);
+                (open_from, open_to) = (t, t);
+            }
+            let t_us = t.saturating_sub(waited).saturating_sub(t - open_from);
+            open_to = open_to.max(t.saturating_add(access.wait_us));
+            if seen.insert((access.region, access.chunk)) {
+                out.push(Timed {
+                    t_us,
+                    region: access.region,
+                    chunk: access.chunk,
+                });
+            }
+        }
+        let end_us = out.last().map_or(0, |a| a.t_us);
+        ZeroTrace {
+            accesses: out,
+            end_us,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(chunk: u32, t_us: u64, wait_us: u64) -> Access {
+        Access {
+            region: 0,
+            chunk,
+            t_us,
+            wait_us,
+        }
+    }
+
+    fn times(accesses: &[Access]) -> Vec<u64> {
+        let zero = ZeroTrace::from_accesses(accesses.iter().copied());
+        zero.accesses.iter().map(|a| a.t_us).collect()
+    }
+
+    #[test]
+    fn waiting_is_taken_out_of_all_that_follows() {
+        assert_eq!(
+            times(&[at(0, 100, 50), at(1, 160, 1000), at(2, 1170, 0)]),
+            [100, 110, 120]
+        );
+    }
+
+    #[test]
+    fn overlapping_waits_are_merged_and_not_added_up() {
+        // Two virtual CPUs wait from 100 to 300 and from 200 to 400; the third access comes 10 after both are over.
+        assert_eq!(
+            times(&[at(0, 100, 200), at(1, 200, 200), at(2, 410, 0)]),
+            [100, 100, 110]
+        );
+    }
+
+    #[test]
+    fn a_chunk_counts_once_and_a_long_trace_is_cut() {
+        let twice = ZeroTrace::from_accesses([at(7, 0, 0), at(7, 5, 0)]);
+        assert_eq!(twice.accesses.len(), 1);
+        let long = ZeroTrace::from_accesses((0..300_000).map(|i| at(i, u64::from(i), 0)));
+        assert_eq!(long.accesses.len(), ACCESSES_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn time_never_runs_backwards_nor_faster_than_the_machine(
+            raw in proptest::collection::vec((any::<u16>(), 0u64..1 << 62, 0u64..1 << 62), 0..60)
+        ) {
+            let mut raw: Vec<_> = raw.into_iter().map(|(c, t, w)| at(c.into(), t, w)).collect();
+            raw.sort_by_key(|a| a.t_us);
+            let zero = ZeroTrace::from_accesses(raw.iter().copied());
+            prop_assert!(zero.accesses.windows(2).all(|w| w[0].t_us <= w[1].t_us));
+            for a in &zero.accesses {
+                prop_assert!(raw.iter().any(|r| r.chunk == a.chunk && a.t_us <= r.t_us));
+            }
+        }
+    }
+}
