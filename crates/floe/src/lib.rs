@@ -19,5 +19,6 @@ pub mod hub;
 pub mod node;
 pub mod paths;
 pub mod telemetry;
+pub mod traces;
 pub mod transfer;
 pub mod up;

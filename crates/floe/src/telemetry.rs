@@ -90,6 +90,8 @@ metrics_table! {
     HUB_CACHE_BYTES Gauge "floe_hub_cache_bytes" "Decompressed frames held in memory.";
     HUB_UPLOAD_BYTES Counter "floe_hub_upload_bytes_total" "Bytes of verified packs received.";
     HUB_UPLOADS_REFUSED Counter "floe_hub_uploads_refused_total" "Packs and commits that failed verification, by reason.";
+    HUB_TRACES Counter "floe_hub_traces_total" "Traces of machines that were taken.";
+    HUB_TRACES_REFUSED Counter "floe_hub_traces_refused_total" "Traces that were none, or not of their image.";
     HUB_IMAGES Gauge "floe_hub_images" "Published images.";
     HUB_WRONG_TOKENS Counter "floe_hub_wrong_tokens_total" "Requests with an unknown token.";
     NODE_MACHINES Gauge "floe_node_machines" "Machines, running or not.";

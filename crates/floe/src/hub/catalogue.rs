@@ -256,6 +256,13 @@ impl Catalogue {
         own.or_else(|| holdings.iter().find(|h| h.public)).cloned()
     }
 
+    /// Whether `owner` holds the image.
+    pub fn holds(&self, id: &Hash, owner: &str) -> bool {
+        let held = self.holdings.read();
+        held.get(id)
+            .is_some_and(|holdings| holdings.iter().any(|h| *h.owner == *owner))
+    }
+
     /// Whether anybody holds the image.
     pub fn held(&self, id: &Hash) -> bool {
         self.holdings.read().contains_key(id)
@@ -618,6 +625,13 @@ fn is_user_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && name.chars().all(inner)
         && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Seconds since 1970.

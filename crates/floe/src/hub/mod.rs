@@ -2,7 +2,7 @@
 //!
 //! A request's way: `listener` (connection, TLS, limits) -> `routes` -> `access` (who asks) -> one of
 //! `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish`
-//! (packs become an image). Below lie the `catalogue` (SQLite: who may see what) and the `shelf` (packs on disk,
+//! (packs become an image), `traces` (what machines touched, and the models made of it). Below lie the `catalogue` (SQLite: who may see what) and the `shelf` (packs on disk,
 //! frames in memory). [`serve`] starts all of it on threads of its own.
 //!
 //! Deliberately absent: any trust in what clients send. Packs are checked item by item as they come and an image's
@@ -20,6 +20,7 @@ mod routes;
 mod shelf;
 mod state;
 mod tls;
+mod traces;
 mod uploads;
 mod wire;
 
@@ -27,6 +28,7 @@ pub use error::{ErrorBody, HubError};
 pub use options::*;
 pub use routes::{Health, ImageEntry, ImageList, Resolved, TagRequest, Visibility, openapi_json};
 pub use shelf::verify_pack;
+pub use traces::TraceTaken;
 pub use uploads::{
     ApiErrorText, CommitRequest, Committed, HAVE_QUESTION_BYTES, UploadOpened, decode_questions,
 };

@@ -8,6 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct HubOptions {
     /// The hub's folder: `hub.db` (catalogue), `repo/` (published images), `staging/` (unfinished uploads),
+    /// `traces/` (what machines touched, and models),
     /// `tls/` (the certificate that the hub made for itself).
     pub dir: PathBuf,
     /// The address to listen on; port 0 takes a free one (see [`HubHandle::addr`](super::HubHandle::addr)).
@@ -82,6 +83,8 @@ pub struct Limits {
     pub upload_expiry: Duration,
     /// Free space that uploads leave on the disk, in bytes, so that the catalogue can still be written.
     pub disk_reserve_bytes: u64,
+    /// How long no new trace of an image must have come before its model is made anew.
+    pub training_quiet: Duration,
     /// Connections in all; more wait in the kernel's backlog.
     pub connections_max: usize,
     /// Connections from one address; more are closed at once.
@@ -109,6 +112,7 @@ impl Default for Limits {
             uploads_max: 16,
             upload_expiry: Duration::from_secs(24 * 3600),
             disk_reserve_bytes: 64 << 20,
+            training_quiet: Duration::from_secs(3),
             connections_max: 4096,
             connections_per_address_max: 512,
             wrong_tokens_per_minute: 30,

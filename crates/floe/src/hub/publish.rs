@@ -304,13 +304,16 @@ pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) ->
     hub.sweep()
 }
 
-/// Removes an owner's holding, and the files that nobody else needs; tells whether it was there.
+/// Removes an owner's holding with its traces and models, and the files that nobody else needs; tells whether it was there.
 pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
     let removed = hub.catalogue.remove(id, owner)?;
     hub.shelf.forget_scope(id, owner);
     hub.forget_uploads();
     {
         let _publishing = hub.publishing.lock();
+        if removed && !hub.catalogue.holds(id, owner) {
+            hub.traces.remove(id, owner)?;
+        }
         if removed && !hub.catalogue.held(id) {
             let path = hub.manifest_path(id);
             for path in [path.with_extension("layout"), path] {

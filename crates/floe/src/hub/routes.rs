@@ -4,7 +4,7 @@ use super::access::Viewer;
 use super::error::{ApiError, ApiResult, ErrorBody};
 use super::state::{Hub, blocking};
 use super::wire::{json, parse_id, parse_name};
-use super::{batch, files, publish, uploads};
+use super::{batch, files, publish, traces, uploads};
 use crate::telemetry;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Query, Request, State};
@@ -279,7 +279,7 @@ async fn untag(
 #[openapi(
     info(
         title = "floe hub",
-        description = "Images of running machines: catalogue, packs, batch reads and uploads. \
+        description = "Images of running machines: catalogue, packs, batch reads, uploads and traces. \
         Authorization is a bearer token; a private image looks absent to everybody but its owner."
     ),
     paths(
@@ -300,7 +300,12 @@ async fn untag(
         uploads::have,
         uploads::put_pack,
         uploads::commit,
-        uploads::cancel
+        uploads::cancel,
+        traces::send,
+        traces::all,
+        traces::one,
+        traces::remove,
+        traces::model
     ),
     components(schemas(ErrorBody))
 )]
@@ -328,6 +333,15 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
         .route("/v1/images/{id}/layout", get(files::layout))
         .route("/v1/images/{id}/visibility", put(visibility))
         .route("/v1/images/{id}/read", post(batch::read))
+        .route(
+            "/v1/images/{id}/traces",
+            post(traces::send).get(traces::all),
+        )
+        .route(
+            "/v1/images/{id}/traces/{hash}",
+            get(traces::one).delete(traces::remove),
+        )
+        .route("/v1/images/{id}/model", get(traces::model))
         .route("/v1/packs/{id}", get(files::pack))
         .route("/v1/static/{*path}", get(files::statically))
         .route("/v1/tags", put(tag).delete(untag))

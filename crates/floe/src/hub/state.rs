@@ -5,6 +5,7 @@ use super::catalogue::{Catalogue, Holding, now_unix_s};
 use super::error::{ApiError, ApiResult, HubError};
 use super::shelf::{Scope, Shelf};
 use super::{HubOptions, Limits};
+use crate::traces::{self, TraceStore, Trainer};
 use floe_image::{Hash, PackRef};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -38,6 +39,8 @@ pub(crate) struct Hub {
     pub catalogue: Catalogue,
     pub shelf: Shelf,
     pub tokens: Tokens,
+    pub traces: Arc<TraceStore>,
+    pub trainer: Trainer,
     /// Held while files are moved in or out of the published folders, so that a sweep never meets a commit.
     pub publishing: Mutex<()>,
     pub disk_readers: Arc<Semaphore>,
@@ -60,7 +63,22 @@ impl Hub {
         }
         let catalogue = Catalogue::open(&super::catalogue_path(&dir))?;
         let limits = options.limits.clone();
+        let folder = dir.join("traces");
+        let no_traces = |source| HubError::File {
+            what: "cannot open",
+            path: folder.clone(),
+            source,
+        };
+        let traces = Arc::new(TraceStore::open(&folder).map_err(no_traces)?);
+        let trainer = Trainer::start(
+            traces.clone(),
+            limits.training_quiet,
+            Box::new(traces::learn),
+        );
+        let trainer = trainer.map_err(no_traces)?;
         let hub = Hub {
+            traces,
+            trainer,
             shelf: Shelf::new(
                 dir.join("repo/packs"),
                 limits.cache_bytes,
@@ -80,6 +98,7 @@ impl Hub {
             hub.catalogue.ensure_user(user)?;
         }
         hub.clear_litter()?;
+        hub.trainer.schedule_outdated().map_err(no_traces)?;
         Ok(hub)
     }
 
@@ -185,6 +204,16 @@ impl Hub {
                 remove_folder(&path);
             }
         }
+        let folder = self.dir.join("traces");
+        let clear = || {
+            for (id, owner) in self.traces.images()? {
+                if !self.catalogue.holds(&id, &owner) {
+                    self.traces.remove(&id, &owner)?;
+                }
+            }
+            Ok(())
+        };
+        clear().map_err(HubError::file("cannot clear", &folder))?;
         for (_, folder) in entries(&self.dir.join("repo/packs"))? {
             for (name, path) in entries(&folder)? {
                 let known = name

@@ -3,8 +3,9 @@
 use super::{Cancel, TransferError, retry};
 use crate::hub::{
     CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
-    ImageList, Resolved, TagRequest, UploadOpened, Visibility,
+    ImageList, Resolved, TagRequest, TraceTaken, UploadOpened, Visibility,
 };
+use crate::traces::{Method, TraceList};
 use floe_image::{Hash, Kind};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -35,6 +36,8 @@ pub struct HubClient {
     base: String,
     authorization: Option<Arc<str>>,
     cancel: Cancel,
+    /// Ask once, not again.
+    once: bool,
 }
 
 /// A body that counts itself and ends when the transfer is cancelled.
@@ -66,6 +69,27 @@ impl HubClient {
         ca: Option<&Path>,
         cancel: &Cancel,
     ) -> Result<HubClient, TransferError> {
+        HubClient::build(url, token, ca, cancel, None)
+    }
+
+    /// The same, but it asks once and takes no longer than `timeout` for a whole request: for what is not worth waiting.
+    pub fn impatient(
+        url: &str,
+        token: Option<&str>,
+        ca: Option<&Path>,
+        cancel: &Cancel,
+        timeout: Duration,
+    ) -> Result<HubClient, TransferError> {
+        HubClient::build(url, token, ca, cancel, Some(timeout))
+    }
+
+    fn build(
+        url: &str,
+        token: Option<&str>,
+        ca: Option<&Path>,
+        cancel: &Cancel,
+        timeout: Option<Duration>,
+    ) -> Result<HubClient, TransferError> {
         let base = match url.split_once("://") {
             Some(("http" | "https", _)) => url.to_owned(),
             Some(("floe", rest)) => format!("https://{rest}"),
@@ -86,6 +110,7 @@ impl HubClient {
             .proxy(None)
             .tls_config(tls.build())
             .max_idle_connections_per_host(8)
+            .timeout_global(timeout)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_recv_response(Some(ANSWER_TIMEOUT))
             .timeout_per_write(Some(STALL_TIMEOUT))
@@ -96,6 +121,7 @@ impl HubClient {
             base: base.trim_end_matches('/').to_owned(),
             authorization: token.map(|token| format!("Bearer {token}").into()),
             cancel: cancel.clone(),
+            once: timeout.is_some(),
         })
     }
 
@@ -121,17 +147,22 @@ impl HubClient {
             }
             _ => false,
         };
+        if self.once {
+            return self.call_once(method, path, what, body, None, on_bytes);
+        }
         retry(&self.cancel, may_pass, || {
-            self.call_once(method, path, what, body, on_bytes)
+            self.call_once(method, path, what, body, None, on_bytes)
         })
     }
 
+    /// `seen`: the content that is here already; if it is still the same, the answer is empty.
     fn call_once(
         &self,
         method: &str,
         path: &str,
         what: &str,
         body: Option<&[u8]>,
+        seen: Option<&Hash>,
         on_bytes: &dyn Fn(u64),
     ) -> Result<Vec<u8>, TransferError> {
         let unreachable = |reason: String| TransferError::Unreachable {
@@ -144,6 +175,9 @@ impl HubClient {
             .uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", &**authorization);
+        }
+        if let Some(seen) = seen {
+            request = request.header("if-none-match", format!("\"{seen}\""));
         }
         let no_request = |e: ureq::http::Error| {
             TransferError::Options(format!("cannot ask {} for {what}: {e}", self.base))
@@ -173,6 +207,9 @@ impl HubClient {
         };
         let mut answer = answer.map_err(|e| unreachable(e.to_string()))?;
         let status = answer.status().as_u16();
+        if status == 304 && seen.is_some() {
+            return Ok(Vec::new());
+        }
         let bytes = answer
             .body_mut()
             .with_config()
@@ -312,6 +349,38 @@ impl HubClient {
         let id = self.parse::<Resolved>(&what, &answer)?.id;
         id.parse()
             .map_err(|e: floe_image::ParseHashError| self.protocol(&what, e.to_string()))
+    }
+
+    /// Sends a trace of an image that the token may read.
+    pub fn send_trace(&self, id: &Hash, trace: &[u8]) -> Result<TraceTaken, TransferError> {
+        let (path, what) = (format!("/v1/images/{id}/traces"), "a trace");
+        let answer = self.call("POST", &path, what, Some(trace), &|_| ())?;
+        self.parse(what, &answer)
+    }
+
+    /// The traces of an image of the token's owner.
+    pub fn traces(&self, id: &Hash) -> Result<TraceList, TransferError> {
+        let (path, what) = (format!("/v1/images/{id}/traces"), "an image's traces");
+        let answer = self.call("GET", &path, what, None, &|_| ())?;
+        self.parse(what, &answer)
+    }
+
+    /// One trace of an image of the token's owner.
+    pub fn trace(&self, id: &Hash, trace: &Hash) -> Result<Vec<u8>, TransferError> {
+        let path = format!("/v1/images/{id}/traces/{trace}");
+        self.call("GET", &path, "a trace", None, &|_| ())
+    }
+
+    /// The model of an image, asked for once. `seen` is the BLAKE3 of the one that is here; if it is still that one, the
+    /// answer is empty.
+    pub fn model(
+        &self,
+        id: &Hash,
+        method: Method,
+        seen: Option<&Hash>,
+    ) -> Result<Vec<u8>, TransferError> {
+        let path = format!("/v1/images/{id}/model?method={}", method.name());
+        self.call_once("GET", &path, "an image's model", None, seen, &|_| ())
     }
 
     /// Removes an image of the token's owner.

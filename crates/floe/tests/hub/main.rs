@@ -5,4 +5,5 @@ mod faults;
 mod hostile;
 mod reads;
 mod support;
+mod traces;
 mod transfers;

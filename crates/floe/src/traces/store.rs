@@ -1,0 +1,540 @@
+//! Traces and models on the disk, in folders of their own beside the images.
+//!
+//! ```text
+//! <root>/<image id>/<owner>/<received, ms>~<uploader>~<BLAKE3>.trace
+//! <root>/<image id>/<owner>/<method>~<version>~<BLAKE3 of the traces' names>.model
+//! ```
+//!
+//! A file is there whole or not at all (temporary name, fsync, rename), and its name says all that isn't in it, so that there
+//! is no index that could disagree with the folder. Image ids, hashes and user names are the only parts of names that come from
+//! outside, and each was parsed before.
+//!
+//! At most [`TRACES_MAX`] traces are kept: the newest, but whoever sent most loses one first, and nobody but the owner has
+//! more than [`STRANGER_TRACES_MAX`]. A trace that continues one of the same uploader takes its place.
+
+use super::{STRANGER_TRACES_MAX, TRACES_MAX};
+use floe_image::Hash;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The newest versions of a model that are kept: one that is being read may go no sooner than the next training.
+const MODEL_VERSIONS: usize = 2;
+/// Between the parts of a name: in no user's name and in no hash.
+const SEPARATOR: char = '~';
+/// Who sends without a name. No user's name begins so.
+const NOBODY: &str = "-";
+/// What an unfinished file begins with.
+const UNFINISHED: &str = ".new-";
+
+/// A trace that is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// When it came, Unix time in milliseconds; later ones have later times.
+    pub received_ms: u64,
+    /// Who sent it; `None` is somebody without a name.
+    pub uploader: Option<String>,
+    /// BLAKE3 of its bytes.
+    pub hash: Hash,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// What became of a trace that came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Added {
+    /// The name under which it is kept: that of a longer one which it is the beginning of, or its own.
+    pub hash: Hash,
+    /// Whether nothing changed: it, or a longer one, was there.
+    pub known: bool,
+    /// Traces that went for it.
+    pub dropped: usize,
+    /// Traces kept now.
+    pub kept: usize,
+}
+
+/// A model that was trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredModel {
+    /// Counts trainings, from 1.
+    pub version: u64,
+    /// Which traces it was made of: [`TraceStore::digest`].
+    pub digest: Hash,
+    /// Its file.
+    pub path: PathBuf,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct TraceStore {
+    root: PathBuf,
+    /// Held while files come and go.
+    changing: Mutex<()>,
+}
+
+impl TraceStore {
+    /// Opens the store in a folder, and clears away what an earlier process did not finish.
+    pub fn open(root: impl Into<PathBuf>) -> io::Result<TraceStore> {
+        let root = root.into();
+        fs::create_dir_all(&root)?;
+        for image in folders(&root)? {
+            for owner in folders(&image)? {
+                for (name, path) in files(&owner)? {
+                    if name.starts_with(UNFINISHED) {
+                        remove(&path)?;
+                    }
+                }
+            }
+        }
+        Ok(TraceStore {
+            root,
+            changing: Mutex::new(()),
+        })
+    }
+
+    fn folder(&self, image: &Hash, owner: &str) -> PathBuf {
+        self.root.join(image.to_string()).join(owner)
+    }
+
+    /// The images that something is kept of, each with its owner.
+    pub fn images(&self) -> io::Result<Vec<(Hash, String)>> {
+        let mut all = Vec::new();
+        for image in folders(&self.root)? {
+            let Some(id) = name_of(&image).and_then(|name| name.parse::<Hash>().ok()) else {
+                continue;
+            };
+            for owner in folders(&image)? {
+                all.extend(name_of(&owner).map(|name| (id, name.to_owned())));
+            }
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    /// Keeps a trace that [`check`](super::check) has taken.
+    pub fn add(
+        &self,
+        image: &Hash,
+        owner: &str,
+        uploader: Option<&str>,
+        bytes: &[u8],
+        now_ms: u64,
+    ) -> io::Result<Added> {
+        let _changing = self.changing.lock();
+        let folder = self.folder(image, owner);
+        let mut kept = traces(&folder)?;
+        let hash = Hash::of(bytes);
+        let same = |hash: Hash, kept: &[Kept]| Added {
+            hash,
+            known: true,
+            dropped: 0,
+            kept: kept.len(),
+        };
+        if kept.iter().any(|trace| trace.hash == hash) {
+            return Ok(same(hash, &kept));
+        }
+        let mut continued = Vec::new();
+        for old in kept.iter().filter(|t| t.uploader.as_deref() == uploader) {
+            let there = fs::read(folder.join(file_name(old)))?;
+            if there.starts_with(bytes) {
+                return Ok(same(old.hash, &kept));
+            }
+            if bytes.starts_with(&there) {
+                continued.push(old.clone());
+            }
+        }
+        let newest = kept.iter().map(|trace| trace.received_ms).max();
+        let new = Kept {
+            received_ms: now_ms.max(newest.map_or(0, |newest| newest + 1)),
+            uploader: uploader.map(str::to_owned),
+            hash,
+            bytes: bytes.len() as u64,
+        };
+        if !folder.exists() {
+            fs::create_dir_all(&folder)?;
+            sync(&self.root.join(image.to_string()))?;
+            sync(&self.root)?;
+        }
+        write(&folder, &file_name(&new), bytes)?;
+        kept.retain(|trace| !continued.contains(trace));
+        kept.push(new);
+        let excess = excess(&mut kept, owner);
+        for gone in continued.iter().chain(&excess) {
+            remove(&folder.join(file_name(gone)))?;
+        }
+        Ok(Added {
+            hash,
+            known: false,
+            dropped: continued.len() + excess.len(),
+            kept: kept.len(),
+        })
+    }
+
+    /// The traces of an image, oldest first.
+    pub fn traces(&self, image: &Hash, owner: &str) -> io::Result<Vec<Kept>> {
+        traces(&self.folder(image, owner))
+    }
+
+    /// A trace's bytes, if it is kept.
+    pub fn read(&self, image: &Hash, owner: &str, hash: &Hash) -> io::Result<Option<Vec<u8>>> {
+        let folder = self.folder(image, owner);
+        match traces(&folder)?.iter().find(|trace| trace.hash == *hash) {
+            Some(trace) => fs::read(folder.join(file_name(trace))).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Removes one trace; tells whether it was there.
+    pub fn remove_trace(&self, image: &Hash, owner: &str, hash: &Hash) -> io::Result<bool> {
+        let _changing = self.changing.lock();
+        let folder = self.folder(image, owner);
+        let kept = traces(&folder)?;
+        let found = kept.iter().find(|trace| trace.hash == *hash);
+        if let Some(trace) = found {
+            remove(&folder.join(file_name(trace)))?;
+        }
+        Ok(found.is_some())
+    }
+
+    /// Names a set of traces, whatever their order.
+    pub fn digest(traces: &[Kept]) -> Hash {
+        let mut hashes: Vec<Hash> = traces.iter().map(|trace| trace.hash).collect();
+        hashes.sort_unstable();
+        Hash::of(&hashes.iter().flat_map(|hash| hash.0).collect::<Vec<u8>>())
+    }
+
+    /// The newest model of a method.
+    pub fn model(
+        &self,
+        image: &Hash,
+        owner: &str,
+        method: &str,
+    ) -> io::Result<Option<StoredModel>> {
+        Ok(models(&self.folder(image, owner), method)?.pop())
+    }
+
+    /// Keeps a model as the newest one; earlier versions go, but one.
+    pub fn add_model(
+        &self,
+        image: &Hash,
+        owner: &str,
+        method: &str,
+        digest: Hash,
+        bytes: &[u8],
+    ) -> io::Result<u64> {
+        let _changing = self.changing.lock();
+        let folder = self.folder(image, owner);
+        // the image was removed while it was trained
+        if !folder.exists() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let old = models(&folder, method)?;
+        let version = old.last().map_or(0, |model| model.version) + 1;
+        write(
+            &folder,
+            &format!("{method}{SEPARATOR}{version:08}{SEPARATOR}{digest}.model"),
+            bytes,
+        )?;
+        for gone in old.iter().rev().skip(MODEL_VERSIONS - 1) {
+            remove(&gone.path)?;
+        }
+        Ok(version)
+    }
+
+    /// Removes all that is kept of an owner's image.
+    pub fn remove(&self, image: &Hash, owner: &str) -> io::Result<()> {
+        let _changing = self.changing.lock();
+        match fs::remove_dir_all(self.folder(image, owner)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // the last owner's: a folder that is not empty stays
+        let _ = fs::remove_dir(self.root.join(image.to_string()));
+        Ok(())
+    }
+}
+
+/// Takes out what is too much: strangers beyond their share, then the oldest of whoever sent most.
+fn excess(kept: &mut Vec<Kept>, owner: &str) -> Vec<Kept> {
+    let mut out = Vec::new();
+    loop {
+        let mut counts: HashMap<Option<&str>, usize> = HashMap::new();
+        for trace in kept.iter() {
+            *counts.entry(trace.uploader.as_deref()).or_default() += 1;
+        }
+        let stranger = |uploader: &Option<&str>| *uploader != Some(owner);
+        let greedy = counts
+            .iter()
+            .filter(|(uploader, count)| stranger(uploader) && **count > STRANGER_TRACES_MAX)
+            .map(|(uploader, _)| *uploader)
+            .min();
+        // of two who sent as much the owner is spared
+        let most = counts
+            .iter()
+            .max_by_key(|(uploader, count)| (**count, stranger(uploader), **uploader))
+            .map(|(uploader, _)| *uploader);
+        let from = greedy.or(most.filter(|_| kept.len() > TRACES_MAX));
+        let Some(from) = from.map(|uploader| uploader.map(str::to_owned)) else {
+            return out;
+        };
+        let oldest = kept
+            .iter()
+            .enumerate()
+            .filter(|(_, trace)| trace.uploader == from)
+            .min_by_key(|(_, trace)| trace.received_ms)
+            .map(|(index, _)| index);
+        match oldest {
+            Some(index) => out.push(kept.remove(index)),
+            None => return out,
+        }
+    }
+}
+
+fn file_name(trace: &Kept) -> String {
+    let uploader = trace.uploader.as_deref().unwrap_or(NOBODY);
+    format!(
+        "{:016}{SEPARATOR}{uploader}{SEPARATOR}{}.trace",
+        trace.received_ms, trace.hash
+    )
+}
+
+fn traces(folder: &Path) -> io::Result<Vec<Kept>> {
+    let mut all = Vec::new();
+    for (name, path) in files(folder)? {
+        let parsed = || {
+            let mut parts = name.strip_suffix(".trace")?.split(SEPARATOR);
+            let received_ms = parts.next()?.parse().ok()?;
+            let uploader = parts.next().filter(|name| *name != NOBODY);
+            let hash = parts.next()?.parse().ok()?;
+            Some((received_ms, uploader.map(str::to_owned), hash))
+        };
+        let Some((received_ms, uploader, hash)) = parsed() else {
+            continue;
+        };
+        // one that has gone meanwhile is not there any more
+        if let Ok(found) = fs::metadata(&path) {
+            all.push(Kept {
+                received_ms,
+                uploader,
+                hash,
+                bytes: found.len(),
+            });
+        }
+    }
+    all.sort_by_key(|trace| (trace.received_ms, trace.hash));
+    Ok(all)
+}
+
+fn models(folder: &Path, method: &str) -> io::Result<Vec<StoredModel>> {
+    let mut all = Vec::new();
+    for (name, path) in files(folder)? {
+        let parsed = || {
+            let mut parts = name.strip_suffix(".model")?.split(SEPARATOR);
+            let version = (parts.next()? == method).then(|| parts.next()?.parse().ok())??;
+            Some((version, parts.next()?.parse().ok()?))
+        };
+        if let Some((version, digest)) = parsed() {
+            all.push(StoredModel {
+                version,
+                digest,
+                path,
+            });
+        }
+    }
+    all.sort_by_key(|model| model.version);
+    Ok(all)
+}
+
+/// Writes a file that is there whole or not at all.
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let mut file = tempfile::Builder::new()
+        .prefix(UNFINISHED)
+        .tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(folder.join(name)).map_err(|e| e.error)?;
+    sync(folder)
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn name_of(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()
+}
+
+/// What is in a folder, by name; nothing if there is none.
+fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if let Some(name) = name_of(&path) {
+            all.push((name.to_owned(), path));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let all = files(folder)?.into_iter().map(|(_, path)| path);
+    Ok(all.filter(|path| path.is_dir()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::trace;
+    use super::*;
+
+    fn image() -> Hash {
+        Hash::of(b"image")
+    }
+
+    struct World {
+        store: TraceStore,
+        dir: tempfile::TempDir,
+    }
+
+    fn world() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        World {
+            store: TraceStore::open(dir.path()).unwrap(),
+            dir,
+        }
+    }
+
+    impl World {
+        fn add(&self, from: Option<&str>, start: u64) -> Added {
+            let bytes = trace(start, &[(0, 1, 0, 0)]);
+            self.store
+                .add(&image(), "ann", from, &bytes, start)
+                .unwrap()
+        }
+
+        fn count(&self, from: Option<&str>) -> usize {
+            let all = self.store.traces(&image(), "ann").unwrap();
+            all.iter()
+                .filter(|trace| trace.uploader.as_deref() == from)
+                .count()
+        }
+    }
+
+    #[test]
+    fn the_65th_trace_takes_the_oldest_ones_place() {
+        let world = world();
+        for start in 0..70 {
+            world.add(Some("ann"), start);
+        }
+        let kept = world.store.traces(&image(), "ann").unwrap();
+        assert_eq!(kept.len(), TRACES_MAX);
+        assert_eq!(kept[0].hash, Hash::of(&trace(6, &[(0, 1, 0, 0)])));
+    }
+
+    #[test]
+    fn a_stranger_displaces_no_more_than_a_share() {
+        let world = world();
+        for start in 0..64 {
+            world.add(Some("ann"), start);
+        }
+        for start in 100..300 {
+            world.add(Some("eve"), start);
+            world.add(None, start + 1000);
+        }
+        let shares = [Some("ann"), Some("eve"), None].map(|from| world.count(from));
+        assert_eq!(shares, [32, STRANGER_TRACES_MAX, STRANGER_TRACES_MAX]);
+        // and the owner's come in again
+        for start in 5000..5100 {
+            world.add(Some("ann"), start);
+        }
+        let shares = [Some("ann"), Some("eve"), None].map(|from| world.count(from));
+        assert_eq!(shares, [32, STRANGER_TRACES_MAX, STRANGER_TRACES_MAX]);
+    }
+
+    #[test]
+    fn the_same_trace_is_kept_once_and_a_longer_one_instead_of_its_beginning() {
+        let world = world();
+        let accesses: Vec<_> = (0..50).map(|i| (0, i, u64::from(i) * 10, 1)).collect();
+        let (short, long) = (trace(5, &accesses[..20]), trace(5, &accesses));
+        let add = |from, bytes: &[u8]| world.store.add(&image(), "ann", from, bytes, 1).unwrap();
+        assert!(!add(None, &short).known);
+        assert!(add(None, &short).known);
+        let grown = add(None, &long);
+        assert_eq!((grown.known, grown.dropped, grown.kept), (false, 1, 1));
+        // an upload that was late
+        let late = add(None, &short);
+        assert_eq!((late.known, late.hash), (true, Hash::of(&long)));
+        // another's beginning is not touched
+        assert_eq!(add(Some("eve"), &short).kept, 2);
+        let read = world.store.read(&image(), "ann", &Hash::of(&long)).unwrap();
+        assert_eq!(read.unwrap(), long);
+        assert_eq!(
+            world.store.read(&image(), "bob", &Hash::of(&long)).unwrap(),
+            None
+        );
+    }
+
+    #[test]
+    fn what_was_not_finished_is_gone_after_a_restart_and_the_rest_is_there() {
+        let world = world();
+        world.add(Some("ann"), 1);
+        let version = world
+            .store
+            .add_model(&image(), "ann", "floe", Hash::ZERO, b"model");
+        assert_eq!(version.unwrap(), 1);
+        let folder = world.store.folder(&image(), "ann");
+        fs::write(folder.join(".new-abc"), b"half").unwrap();
+        let again = TraceStore::open(world.dir.path()).unwrap();
+        assert!(!folder.join(".new-abc").exists());
+        assert_eq!(again.traces(&image(), "ann").unwrap().len(), 1);
+        assert_eq!(again.images().unwrap(), [(image(), "ann".to_owned())]);
+        assert!(again.model(&image(), "ann", "floe").unwrap().is_some());
+        again.remove(&image(), "ann").unwrap();
+        assert!(again.images().unwrap().is_empty());
+        assert!(!world.dir.path().join(image().to_string()).exists());
+    }
+
+    #[test]
+    fn the_newest_model_is_the_one_and_the_one_before_stays_for_a_while() {
+        let world = world();
+        world.add(None, 1);
+        for version in 1..=4 {
+            let digest = Hash::of(&[version]);
+            let kept = world
+                .store
+                .add_model(&image(), "ann", "floe", digest, &[version]);
+            assert_eq!(kept.unwrap(), u64::from(version));
+        }
+        let newest = world.store.model(&image(), "ann", "floe").unwrap().unwrap();
+        assert_eq!((newest.version, newest.digest), (4, Hash::of(&[4])));
+        assert_eq!(fs::read(&newest.path).unwrap(), [4]);
+        assert!(
+            world
+                .store
+                .model(&image(), "ann", "vtube")
+                .unwrap()
+                .is_none()
+        );
+        let folder = world.store.folder(&image(), "ann");
+        assert_eq!(models(&folder, "floe").unwrap().len(), MODEL_VERSIONS);
+        // and of an image that is gone none is kept
+        let other = Hash::of(b"gone");
+        let late = world
+            .store
+            .add_model(&other, "ann", "floe", Hash::ZERO, b"x");
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
