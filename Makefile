@@ -18,7 +18,7 @@ CARGO := cargo
 EXPERIMENTS := import disk touch fault capture restore resume-wan density
 
 .PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
-.PHONY: guest-tiny guest-debian
+.PHONY: guest-tiny guest-debian guest-desktop traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ guest-tiny: deps ## Build the small test guest: kernel, busybox
 
 guest-debian: deps ## Build the Debian guest from packages
 	@$(GUEST_BUILD) debian $(GUESTS)/debian
+
+guest-desktop: deps ## Build the guest of the workloads: a screen, a browser, a game, a player, a compiler, TeX
+	@$(GUEST_BUILD) desktop $(GUESTS)/desktop
 
 demo: build guest-debian ## Capture a running Debian, publish it, resume it behind a 7.2 Mbit/s link
 	@$(CARGO) build --release --locked -p floe-lab
@@ -61,6 +64,10 @@ test: fmt lint doc fuzz-check system ## Everything that must hold: format, lints
 lab: build guest-debian guest-tiny ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --json lab/results/$$e.json; done
+
+traces: deps guest-desktop ## Run the workloads in real guests and keep their traces in lab/traces/ (an hour)
+	$(CARGO) build --release --locked -p floe-lab
+	target/release/floe-lab collect --out lab/traces
 
 clean: ## Remove what was built here (guests and packages stay installed)
 	$(CARGO) clean

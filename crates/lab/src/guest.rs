@@ -19,6 +19,11 @@ impl Guest {
         Guest::find("debian")
     }
 
+    /// Debian with a screen and the workloads' programs.
+    pub fn desktop() -> anyhow::Result<Guest> {
+        Guest::find("desktop")
+    }
+
     /// `$FLOE_GUESTS/KIND`, or `.cache/guests/KIND` in the workspace; built if it isn't there.
     fn find(kind: &str) -> anyhow::Result<Guest> {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -67,7 +72,7 @@ impl Guest {
         self.dir.join("initrd")
     }
 
-    /// The disk (of `debian`).
+    /// The disk (the tiny guest has none).
     pub fn disk(&self) -> PathBuf {
         self.dir.join("disk.raw")
     }

@@ -9,13 +9,17 @@
 //! - [`link`]: the link emulator, a state machine and its driver.
 //! - [`harness`]: interleaved runs, statistics, the report.
 //! - [`experiments`]: one file each; what they measure is the real thing, over the real kernel, QEMU and network.
+//! - [`workloads`]: what a user does in a guest, scripted; the traces that the simulator replays are collected from it.
+//! - [`content`]: an image's chunks, looked up by those who count them.
 //! - [`guest`]: the guests that experiments run, built from Debian packages by `guests/build`.
 //!
 //! Not here: tests of right and wrong (each crate has its own), anything that ships to a user.
 
+pub mod content;
 pub mod experiments;
 pub mod guest;
 pub mod harness;
 pub mod link;
 pub mod signals;
 pub mod workload;
+pub mod workloads;

@@ -32,6 +32,7 @@ enum Command {
     /// What there is to measure
     List,
     Link(tool::Arguments),
+    Collect(floe_lab::workloads::Arguments),
     #[command(hide = true)]
     Toucher(experiments::touch::toucher::Arguments),
     #[command(hide = true)]
@@ -100,10 +101,26 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Link(arguments) => arguments.run(),
+        Command::Collect(arguments) => collect(arguments),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }
+}
+
+/// The workloads' images and machines live in a directory that is kept if the user names it.
+fn collect(arguments: floe_lab::workloads::Arguments) -> anyhow::Result<ExitCode> {
+    let (scratch, work);
+    match arguments.work() {
+        Some(dir) => work = dir.to_path_buf(),
+        None => {
+            scratch = scratch_in(&std::env::current_dir()?)?;
+            clean_up_when_interrupted(scratch.path())?;
+            work = scratch.path().to_path_buf();
+        }
+    }
+    arguments.run(&work)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// QEMUs run as users of their own, who must be able to pass through to what is theirs.

@@ -1,6 +1,10 @@
 //! What needs root and the kernel's own devices: the emulated link with real packets, and an experiment from its command.
+use floe_image::{Access, TraceReader};
+use floe_lab::content::Content;
+use floe_lab::guest::Guest;
 use floe_lab::harness::Report;
 use floe_lab::link::{Bridge, Rate, Shape, measure};
+use floe_lab::workloads::Meta;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -119,5 +123,54 @@ fn the_import_experiment_writes_its_figures() {
         std::fs::read_dir(dir.path()).unwrap().count(),
         1,
         "the scratch directory was left behind"
+    );
+}
+
+#[test]
+fn a_collected_trace_is_in_order_and_has_no_zero_chunk() {
+    if !wanted("root, FUSE, QEMU and the tiny guest") {
+        return;
+    }
+    let dir = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
+        .tempdir()
+        .unwrap();
+    let guest = Guest::tiny().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
+        .args(["collect", "--workload", "shell", "--count", "2", "--guest"])
+        .arg(guest.kernel().parent().unwrap())
+        .arg("--out")
+        .arg(dir.path().join("traces"))
+        .arg("--work")
+        .arg(dir.path().join("work"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let traces = dir.path().join("traces/shell");
+    let meta: Meta =
+        serde_json::from_slice(&std::fs::read(traces.join("meta.json")).unwrap()).unwrap();
+    assert_eq!((meta.run_s.len(), meta.accesses.len()), (2, 2));
+    assert!((100.0..4096.0).contains(&meta.wire_bytes_per_chunk));
+    let mut lengths = Vec::new();
+    for number in 0..2 {
+        let file = std::fs::read(traces.join(format!("{number:02}.trace.zst"))).unwrap();
+        let bytes = zstd::decode_all(&file[..]).unwrap();
+        let reader = TraceReader::new(&bytes).unwrap();
+        let home = dir.path().join("work/node");
+        let image = Content::open(&home, &reader.header().image.to_string()).unwrap();
+        let accesses: Vec<Access> = reader.collect();
+        assert!(accesses.is_sorted_by_key(|access| access.t_us));
+        for access in &accesses {
+            assert!(image.hash(access.region, access.chunk).is_some());
+        }
+        let last_s = accesses.last().unwrap().t_us as f64 / 1e6;
+        assert!(last_s <= meta.run_s[number] + 0.001);
+        assert_eq!(accesses.len() as u64, meta.accesses[number]);
+        lengths.push(accesses.len());
+    }
+    assert!(
+        lengths[1] * 2 > lengths[0] && lengths[0] > 100,
+        "the second run must not find the pages of the first: {lengths:?}"
     );
 }

@@ -20,6 +20,9 @@ pub struct NodeOptions {
     pub cache_budget: u64,
     /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever.
     pub io_timeout: Option<Duration>,
+    /// Whether chunks are fetched before they are touched. Without it every first touch is a demand, so that a trace shows
+    /// what the machine did and nothing that the node did.
+    pub read_ahead: bool,
     /// Command that holds the mount's descriptors while a node is replaced: `floe supervisor`, followed by a socket.
     pub supervisor: Vec<OsString>,
     /// QEMU and the wrapper that it is started through.
@@ -66,6 +69,7 @@ impl NodeOptions {
             mountpoint: home.mountpoint(),
             cache_budget: CACHE_BUDGET_DEFAULT,
             io_timeout: None,
+            read_ahead: true,
             supervisor: vec![program, "supervisor".into()],
             programs: Programs::of_this_host()?,
             standby: StandbyOptions::default(),

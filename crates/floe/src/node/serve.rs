@@ -235,6 +235,11 @@ fn start_mount(options: &NodeOptions) -> Result<Mount, NodeError> {
     let mut mount = MountOptions::new(options.home.run());
     mount.supervisor = Some(supervisor);
     mount.io_timeout = options.io_timeout;
+    if !options.read_ahead {
+        // A window of one chunk is the demanded one.
+        mount.planner.window_log2_start = 0;
+        mount.planner.window_log2_max = 0;
+    }
     Ok(Mount::start(&options.mountpoint, mount)?)
 }
 

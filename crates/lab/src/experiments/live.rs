@@ -30,6 +30,9 @@ pub struct NodeArguments {
     /// Keep QEMUs waiting
     #[arg(long)]
     standby: bool,
+    /// Fetch nothing before it is touched
+    #[arg(long)]
+    demand_only: bool,
 }
 
 /// `floe-lab serve-hub DIR ADDRESS`: a hub until its input ends.
@@ -50,6 +53,7 @@ impl NodeArguments {
         let mut options = floe::node::NodeOptions::new(Home::at(&self.home))?;
         options.socket = socket_of(&self.home);
         options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
+        options.read_ahead = !self.demand_only;
         let node = floe::node::serve(options)?;
         println!("ready");
         wait_for_end_of_input()?;
@@ -172,11 +176,22 @@ impl Node {
         home: &Path,
         standby: bool,
     ) -> anyhow::Result<Node> {
+        Node::start_with(namespace, home, standby.then_some("--standby"))
+    }
+
+    /// One that fetches nothing before it is touched, for traces that show the machine alone.
+    pub fn demand_only(home: &Path) -> anyhow::Result<Node> {
+        Node::start_with(None, home, Some("--demand-only"))
+    }
+
+    fn start_with(
+        namespace: Option<&Namespace>,
+        home: &Path,
+        option: Option<&str>,
+    ) -> anyhow::Result<Node> {
         std::fs::create_dir_all(home)?;
         let mut arguments = vec!["serve-node".as_ref(), home.as_os_str()];
-        if standby {
-            arguments.push("--standby".as_ref());
-        }
+        arguments.extend(option.map(std::ffi::OsStr::new));
         let (server, _) = Server::start(namespace, &arguments)?;
         let client = Client::connect(socket_of(home))?;
         Ok(Node {
@@ -191,8 +206,19 @@ impl Node {
         Ok(self.client.run(request)?.finish(each)?)
     }
 
-    /// Imports a guest under its own name with `memory` bytes of RAM.
+    /// Imports a guest under its own name with `memory` bytes of RAM and two CPUs.
     pub fn import(&self, guest: &Guest, name: &str, memory: u64) -> anyhow::Result<Outcome> {
+        self.import_with(guest, name, memory, 2)
+    }
+
+    /// The same with so many CPUs.
+    pub fn import_with(
+        &self,
+        guest: &Guest,
+        name: &str,
+        memory: u64,
+        cpus: u32,
+    ) -> anyhow::Result<Outcome> {
         let text = |path: PathBuf| path.display().to_string();
         let request = ImportRequest {
             disks: if guest.disk().exists() {
@@ -205,7 +231,7 @@ impl Node {
             cmdline: Some(guest.cmdline()?),
             name: Some(name.into()),
             memory_bytes: Some(memory),
-            cpus: Some(2),
+            cpus: Some(cpus),
             ..ImportRequest::default()
         };
         Ok(self.client.import(&request)?.finish(|_| {})?)

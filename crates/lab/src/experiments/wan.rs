@@ -1,6 +1,7 @@
 //! The main job on two hosts: a guest is captured here, published, and goes on there, behind a slow link. The experiment
 //! `resume-wan` measures it, `floe-lab demo` shows it.
 use super::live::{Hub, Node};
+use crate::content::Content;
 use crate::guest::Guest;
 use crate::harness::Context;
 use crate::link::{Bridge, Shape};
@@ -8,9 +9,8 @@ use anyhow::Context as _;
 use floe::api::{
     Event, ImageSummary, Outcome, PullRequest, PushRequest, REHEARSE_S_DEFAULT, RunRequest,
 };
-use floe_image::{Hash, Manifest, TraceReader};
-use floe_store::Repository;
-use std::collections::{BTreeMap, BTreeSet};
+use floe_image::TraceReader;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -147,14 +147,12 @@ impl Wan {
 
     /// Bytes of the chunks that the machine touched, before compression. Zero chunks don't count: they are never sent.
     pub fn touched_bytes(&self, resumed: &Resumed) -> anyhow::Result<u64> {
-        let repository = Repository::open(&self.homes.join("origin/repo"))?;
-        let id: Hash = self.image.id.parse()?;
-        let manifest = repository.manifest(&id)?;
-        let mut chunks: BTreeSet<(usize, u64)> = BTreeSet::new();
+        let image = Content::open(&self.homes.join("origin"), &self.image.id)?;
+        let mut chunks: BTreeSet<(u8, u32)> = BTreeSet::new();
         for trace in find_traces(&resumed.node.home)? {
             let bytes = std::fs::read(&trace)?;
             for access in TraceReader::new(&bytes)? {
-                chunks.insert((access.region as usize, u64::from(access.chunk)));
+                chunks.insert((access.region, access.chunk));
             }
         }
         anyhow::ensure!(
@@ -162,14 +160,11 @@ impl Wan {
             "the machine left no trace of what it touched below {}",
             resumed.node.home.display()
         );
-        let tables = Tables {
-            repository,
-            id,
-            manifest,
-        };
-        tables
-            .non_zero(&chunks)
-            .map(|count| count * floe_image::CHUNK_SIZE as u64)
+        let count = chunks
+            .iter()
+            .filter(|(region, chunk)| image.hash(*region, *chunk).is_some())
+            .count();
+        Ok((count * floe_image::CHUNK_SIZE) as u64)
     }
 }
 
@@ -180,44 +175,8 @@ impl Resumed {
     }
 }
 
-/// An image's segment tables.
-struct Tables {
-    repository: Repository,
-    id: Hash,
-    manifest: Manifest,
-}
-
-impl Tables {
-    /// How many of these chunks are not all zero.
-    fn non_zero(&self, chunks: &BTreeSet<(usize, u64)>) -> anyhow::Result<u64> {
-        let scope = self.repository.scope(&self.id)?;
-        let mut segments = BTreeMap::new();
-        let mut count = 0;
-        for (region, chunk) in chunks {
-            let per_segment = floe_image::CHUNKS_PER_SEGMENT as u64;
-            let region = self
-                .manifest
-                .regions
-                .get(*region)
-                .context("the trace names a region that the image lacks")?;
-            let hash = region
-                .segments
-                .get((chunk / per_segment) as usize)
-                .context("the trace names a chunk that the region lacks")?;
-            if *hash == Hash::ZERO {
-                continue;
-            }
-            if !segments.contains_key(hash) {
-                segments.insert(*hash, scope.segment(hash)?);
-            }
-            count += u64::from(segments[hash].get((chunk % per_segment) as usize) != Hash::ZERO);
-        }
-        Ok(count)
-    }
-}
-
 /// The trace files of a node's machines.
-fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut dirs = vec![home.join("machines")];
     while let Some(dir) = dirs.pop() {

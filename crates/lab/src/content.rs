@@ -1,0 +1,137 @@
+//! An image's chunks as they stand in a node's repository: which ones are zero, and how well they compress.
+use anyhow::Context;
+use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Segment};
+use floe_store::{Repository, Scope};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io::Write;
+use std::path::Path;
+
+/// What images are compressed with when they travel.
+const ZSTD_LEVEL: i32 = 3;
+/// Chunks that are read at a time, 16 MiB.
+const READ_CHUNKS: usize = 4096;
+
+/// An image with all its segment tables.
+pub struct Content {
+    manifest: Manifest,
+    scope: Scope,
+    /// One list of tables a region; an empty table stands for 1024 zero chunks.
+    tables: Vec<Vec<Segment>>,
+}
+
+impl Content {
+    /// The image with this id (in hexadecimal) in the repository of a node's home.
+    pub fn open(home: &Path, id: &str) -> anyhow::Result<Content> {
+        let repository = Repository::open(&home.join("repo"))?;
+        let id: Hash = id.parse().context("not an image's id")?;
+        let (manifest, scope) = (repository.manifest(&id)?, repository.scope(&id)?);
+        let tables = manifest
+            .regions
+            .iter()
+            .map(|region| scope.segments(&region.segments))
+            .collect::<Result<_, _>>()?;
+        Ok(Content {
+            manifest,
+            scope,
+            tables,
+        })
+    }
+
+    /// A chunk's hash; none if it is zero or there is no such chunk.
+    pub fn hash(&self, region: u8, chunk: u32) -> Option<Hash> {
+        let table = self
+            .tables
+            .get(usize::from(region))?
+            .get(chunk as usize / CHUNKS_PER_SEGMENT)?;
+        let hash = table.get(chunk as usize % CHUNKS_PER_SEGMENT);
+        (!hash.is_zero()).then_some(hash)
+    }
+
+    /// How many chunks of each region are not zero. Regions without any are left out.
+    pub fn nonzero(&self) -> BTreeMap<String, u64> {
+        let count = |tables: &Vec<Segment>| {
+            let stored = |table: &Segment| table.hashes().iter().filter(|h| !h.is_zero()).count();
+            tables.iter().map(stored).sum::<usize>() as u64
+        };
+        self.manifest
+            .regions
+            .iter()
+            .zip(&self.tables)
+            .map(|(region, tables)| (region.name.clone(), count(tables)))
+            .filter(|(_, chunks)| *chunks > 0)
+            .collect()
+    }
+
+    /// Mean bytes of these chunks when each is compressed alone, as a demanded one is on the wire.
+    pub fn mean_wire_bytes(&self, chunks: &BTreeSet<(u8, u32)>) -> anyhow::Result<f64> {
+        let hashes = chunks
+            .iter()
+            .filter_map(|(region, chunk)| self.hash(*region, *chunk));
+        let wanted = distinct(hashes);
+        anyhow::ensure!(!wanted.is_empty(), "no chunk of the image was touched");
+        let mut compressor = zstd::bulk::Compressor::new(ZSTD_LEVEL)?;
+        let mut bytes = 0;
+        self.read(&wanted, &mut |chunk| {
+            // A chunk that does not get smaller travels as it is.
+            bytes += compressor.compress(chunk)?.len().min(CHUNK_SIZE);
+            Ok(())
+        })?;
+        Ok(bytes as f64 / wanted.len() as f64)
+    }
+
+    /// Bytes of the whole image, each distinct chunk once, as one zstd stream.
+    pub fn zstd_bytes(&self) -> anyhow::Result<u64> {
+        let tables = self.tables.iter().flatten();
+        let all = distinct(
+            tables
+                .flat_map(|table| table.hashes().iter().copied())
+                .filter(|hash| !hash.is_zero()),
+        );
+        let mut encoder = zstd::Encoder::new(Counted(0), ZSTD_LEVEL)?;
+        self.read(&all, &mut |chunk| Ok(encoder.write_all(chunk)?))?;
+        Ok(encoder.finish()?.0)
+    }
+
+    fn read(
+        &self,
+        wanted: &[Hash],
+        each: &mut dyn FnMut(&[u8]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let wanted: Vec<(Kind, Hash)> = wanted.iter().map(|hash| (Kind::Chunk, *hash)).collect();
+        for batch in wanted.chunks(READ_CHUNKS) {
+            let mut result = Ok(());
+            let missing = self.scope.read(batch, &mut |_, _, chunk| {
+                if result.is_ok() {
+                    result = each(chunk);
+                }
+            })?;
+            result?;
+            anyhow::ensure!(
+                missing.is_empty(),
+                "{} chunks of the image are in none of its packs",
+                missing.len()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Each hash once, where it comes first: neighbours stay neighbours, which compressors and packs like.
+fn distinct(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
+    let mut seen = HashSet::new();
+    hashes.filter(|hash| seen.insert(*hash)).collect()
+}
+
+/// Counts what is written.
+struct Counted(u64);
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! From the mount's trace of a machine to the trace that is kept.
+use floe_image::{Access, TraceHeader, TraceReader, TraceWriter};
+use std::collections::HashSet;
+
+/// How hard kept traces are compressed: they are written once and read often.
+const ZSTD_LEVEL: i32 = 19;
+
+/// The accesses of a trace up to `end_us`: in the order of time, each chunk once, zero chunks left out. An access is placed
+/// where its wait began; waits stay.
+pub fn accesses(
+    trace: TraceReader<'_>,
+    end_us: u64,
+    nonzero: impl Fn(u8, u32) -> bool,
+) -> Vec<Access> {
+    let mut accesses: Vec<Access> = trace
+        .filter(|access| access.t_us <= end_us && nonzero(access.region, access.chunk))
+        .collect();
+    accesses.sort_by_key(|access| access.t_us);
+    let mut seen = HashSet::new();
+    accesses.retain(|access| seen.insert((access.region, access.chunk)));
+    accesses
+}
+
+/// A trace file, compressed.
+pub fn encode(header: &TraceHeader, accesses: &[Access]) -> std::io::Result<Vec<u8>> {
+    let mut writer = TraceWriter::new(Vec::new(), header)?;
+    for access in accesses {
+        writer.push(*access)?;
+    }
+    zstd::encode_all(&writer.into_inner()[..], ZSTD_LEVEL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_image::Hash;
+    use proptest::prelude::*;
+
+    fn header() -> TraceHeader {
+        TraceHeader {
+            image: Hash::of(b"image"),
+            machine: "m".into(),
+            start_unix_us: 5,
+        }
+    }
+
+    fn access(region: u8, chunk: u32, t_us: u64, wait_us: u64) -> Access {
+        Access {
+            region,
+            chunk,
+            t_us,
+            wait_us,
+        }
+    }
+
+    fn raw(accesses: &[Access]) -> Vec<u8> {
+        let mut writer = TraceWriter::new(Vec::new(), &header()).unwrap();
+        for access in accesses {
+            writer.push(*access).unwrap();
+        }
+        writer.into_inner()
+    }
+
+    #[test]
+    fn zero_chunks_repetitions_and_what_came_after_the_end_are_left_out() {
+        let recorded = raw(&[
+            access(1, 7, 10, 0),
+            access(1, 8, 20, 300),
+            access(2, 8, 30, 0),
+            access(1, 7, 40, 0),
+            access(1, 9, 50, 0),
+            access(1, 10, 61, 0),
+        ]);
+        let kept = accesses(TraceReader::new(&recorded).unwrap(), 60, |_, chunk| {
+            chunk != 9
+        });
+        let expected = [
+            access(1, 7, 10, 0),
+            access(1, 8, 20, 300),
+            access(2, 8, 30, 0),
+        ];
+        assert_eq!(kept, expected);
+        let file = encode(&header(), &kept).unwrap();
+        let file = zstd::decode_all(&file[..]).unwrap();
+        let reader = TraceReader::new(&file).unwrap();
+        assert_eq!(*reader.header(), header());
+        assert_eq!(reader.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_trace_that_was_cut_off_gives_what_came_before() {
+        let recorded = raw(&[access(1, 1, 1, 0), access(1, 2, 2, 0)]);
+        let reader = TraceReader::new(&recorded[..recorded.len() - 1]).unwrap();
+        assert_eq!(accesses(reader, 9, |_, _| true), [access(1, 1, 1, 0)]);
+    }
+
+    proptest! {
+        #[test]
+        fn kept_traces_are_ordered_unique_and_without_zero_chunks(
+            touched in prop::collection::vec((0u8..4, 0u32..50, 0u64..1000, 0u64..9), 0..200),
+            end_us in 0u64..100_000,
+        ) {
+            let mut t = 0;
+            let touched: Vec<Access> = touched
+                .into_iter()
+                .map(|(region, chunk, after, wait)| {
+                    t += after;
+                    access(region, chunk, t, wait)
+                })
+                .collect();
+            let recorded = raw(&touched);
+            let kept = accesses(TraceReader::new(&recorded).unwrap(), end_us, |_, chunk| chunk % 3 != 0);
+            prop_assert!(kept.is_sorted_by_key(|a| a.t_us));
+            let names: HashSet<_> = kept.iter().map(|a| (a.region, a.chunk)).collect();
+            prop_assert_eq!(names.len(), kept.len());
+            let expected: HashSet<_> = touched
+                .iter()
+                .filter(|a| a.t_us <= end_us && a.chunk % 3 != 0)
+                .map(|a| (a.region, a.chunk))
+                .collect();
+            prop_assert_eq!(names, expected);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `desktop`: a browser with a large manual, PDF files, small programs and games, all with mouse and keyboard.
+use super::{Session, choose};
+use rand::Rng;
+use rand::seq::SliceRandom;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Things done in one run.
+const TASKS: usize = 4;
+/// A program has a window within this time, under emulation.
+const OPEN_MAX: Duration = Duration::from_secs(90);
+/// A page or a click has been drawn after this.
+const DRAWN: Duration = Duration::from_millis(1800);
+/// Where a page's links are and where a puzzle's fields are, in points of the screen: a window that is alone stands in the
+/// upper left corner.
+const PAGE: (Range<i64>, Range<i64>) = (60..640, 120..560);
+const PUZZLE: (Range<i64>, Range<i64>) = (20..220, 80..280);
+
+/// Where the browser goes, below the manual.
+const PAGES: &[&str] = &[
+    "tutorial/index",
+    "tutorial/classes",
+    "tutorial/inputoutput",
+    "library/functions",
+    "library/stdtypes",
+    "library/os",
+    "library/re",
+    "library/json",
+    "library/asyncio-task",
+    "library/sqlite3",
+    "library/tkinter",
+    "library/turtle",
+    "library/unittest",
+    "library/xml",
+    "reference/datamodel",
+    "reference/expressions",
+    "reference/grammar",
+    "faq/design",
+    "howto/regex",
+    "howto/sockets",
+    "howto/unicode",
+    "c-api/intro",
+    "c-api/object",
+    "extending/extending",
+    "glossary",
+    "license",
+    "py-modindex",
+    "genindex",
+    "whatsnew/3.11",
+    "whatsnew/2.6",
+    "distutils/apiref",
+    "installing/index",
+];
+
+pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
+    let mut tasks = [
+        browse as fn(&mut Session) -> anyhow::Result<()>,
+        read,
+        read_figures,
+        mines,
+        net,
+        untangle,
+        calculate,
+        terminal,
+    ];
+    tasks[1..].shuffle(&mut session.random);
+    // Everybody browses; when, and what else is done, differs.
+    let when = session.random.random_range(0..TASKS);
+    tasks.swap(0, when);
+    for task in &tasks[..TASKS] {
+        task(session)?;
+        session.input.press(&["alt", "f4"])?;
+        session.wait(DRAWN)?;
+    }
+    Ok(())
+}
+
+/// Starts a program by its key and waits until `window`, in the words of its class, is on the screen.
+fn open(session: &mut Session, key: &str, window: &str) -> anyhow::Result<()> {
+    session.input.press(&["ctrl", "alt", key])?;
+    let seen = format!("until xwininfo -root -tree | grep -q '(\"{window}'; do sleep 1; done");
+    session.shell(&seen, OPEN_MAX)?;
+    session.wait(2 * DRAWN)
+}
+
+fn click_somewhere(
+    session: &mut Session,
+    area: &(Range<i64>, Range<i64>),
+    button: &str,
+) -> anyhow::Result<()> {
+    let (x, y) = (
+        session.random.random_range(area.0.clone()),
+        session.random.random_range(area.1.clone()),
+    );
+    session.input.point(x, y)?;
+    session.input.click(button)?;
+    session.wait(DRAWN)
+}
+
+fn keys(session: &mut Session, names: &[&str], times: usize) -> anyhow::Result<()> {
+    for _ in 0..times {
+        let name = choose(session, names);
+        session.input.press(&[name])?;
+        session.wait(DRAWN)?;
+    }
+    Ok(())
+}
+
+fn browse(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "b", "netsurf")?;
+    for _ in 0..3 {
+        let page = choose(session, PAGES);
+        session.input.press(&["ctrl", "l"])?;
+        session.input.press(&["ctrl", "a"])?;
+        session.input.text(&format!(
+            "file:///usr/share/doc/python3.11/html/{page}.html"
+        ))?;
+        session.input.press(&["ret"])?;
+        session.wait(2 * DRAWN)?;
+        for _ in 0..2 {
+            keys(session, &["pgdn", "pgdn", "end", "down"], 1)?;
+            click_somewhere(session, &PAGE, "left")?;
+        }
+    }
+    Ok(())
+}
+
+fn read(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "d", "xpdf")?;
+    keys(
+        session,
+        &["n", "n", "pgdn", "spc", "w", "z", "equal", "minus"],
+        7,
+    )
+}
+
+fn read_figures(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "p", "xpdf")?;
+    keys(session, &["n", "n", "p", "equal", "w"], 6)
+}
+
+fn mines(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "m", "mines")?;
+    clicks(session, &["left", "left", "right"])
+}
+
+fn net(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "n", "net")?;
+    clicks(session, &["left", "right", "middle"])
+}
+
+fn untangle(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "u", "untangle")?;
+    clicks(session, &["left"])?;
+    keys(session, &["n", "u", "s"], 2)
+}
+
+fn calculate(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "c", "xcalc")?;
+    keys(
+        session,
+        &["1", "2", "7", "9", "slash", "equal", "minus", "dot"],
+        8,
+    )
+}
+
+fn terminal(session: &mut Session) -> anyhow::Result<()> {
+    open(session, "t", "xterm")?;
+    let command = choose(
+        session,
+        &[
+            "ls -la /etc",
+            "ps aux",
+            "df",
+            "find /usr/share/doc -name tutorial",
+            "sort /etc/services",
+            "python3 -m this",
+        ],
+    );
+    session.input.text(command)?;
+    session.input.press(&["ret"])?;
+    session.wait(2 * DRAWN)
+}
+
+fn clicks(session: &mut Session, buttons: &[&str]) -> anyhow::Result<()> {
+    for _ in 0..6 {
+        let button = choose(session, buttons);
+        click_somewhere(session, &PUZZLE, button)?;
+    }
+    Ok(())
+}

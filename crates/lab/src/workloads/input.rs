@@ -1,0 +1,120 @@
+//! A keyboard and a mouse: QEMU's `input-send-event` over the machine's spare QMP socket.
+use anyhow::Context;
+use floe_machine::qmp::Qmp;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a key or a button is held down.
+const PRESS: Duration = Duration::from_millis(60);
+/// The pointer moves in steps of at most so many points, as a PS/2 mouse tells them.
+const STEP: i64 = 100;
+/// Further than any screen is wide.
+const CORNER: i64 = 2000;
+
+/// A guest's keyboard and mouse.
+pub struct Input {
+    qmp: Qmp,
+}
+
+impl Input {
+    /// On a machine's second QMP socket.
+    pub fn connect(socket: &Path) -> anyhow::Result<Input> {
+        let qmp = Qmp::connect(socket, None, |_| {})
+            .with_context(|| format!("cannot use {}", socket.display()))?;
+        Ok(Input { qmp })
+    }
+
+    /// A QMP command whose answer does not matter.
+    pub fn execute(&self, command: &str, arguments: Value) -> anyhow::Result<()> {
+        self.qmp.execute(command, arguments)?;
+        Ok(())
+    }
+
+    /// Why the machine is gone, if it is.
+    pub fn closed(&self) -> Option<String> {
+        self.qmp.closed()
+    }
+
+    fn send(&self, events: Vec<Value>) -> anyhow::Result<()> {
+        self.execute("input-send-event", json!({ "events": events }))
+    }
+
+    /// Presses (or releases) a key, by QEMU's name for it (`a`, `ret`, `ctrl` ...).
+    pub fn key(&self, name: &str, down: bool) -> anyhow::Result<()> {
+        let key = json!({"type": "qcode", "data": name});
+        self.send(vec![
+            json!({"type": "key", "data": {"down": down, "key": key}}),
+        ])
+    }
+
+    /// Presses these keys together, for so long.
+    pub fn hold(&self, names: &[&str], long: Duration) -> anyhow::Result<()> {
+        for name in names {
+            self.key(name, true)?;
+        }
+        std::thread::sleep(long);
+        for name in names.iter().rev() {
+            self.key(name, false)?;
+        }
+        Ok(())
+    }
+
+    /// Presses these keys together, shortly.
+    pub fn press(&self, names: &[&str]) -> anyhow::Result<()> {
+        self.hold(names, PRESS)
+    }
+
+    /// Types a text of lower-case letters, digits and `:/._-` on an American keyboard.
+    pub fn text(&self, text: &str) -> anyhow::Result<()> {
+        for letter in text.chars() {
+            let mut buffer = [0; 4];
+            let key = match letter {
+                'a'..='z' | '0'..='9' => &*letter.encode_utf8(&mut buffer),
+                '/' => "slash",
+                '.' => "dot",
+                '-' => "minus",
+                ' ' => "spc",
+                ':' => {
+                    self.press(&["shift", "semicolon"])?;
+                    continue;
+                }
+                '_' => {
+                    self.press(&["shift", "minus"])?;
+                    continue;
+                }
+                other => anyhow::bail!("no key for {other:?}"),
+            };
+            self.press(&[key])?;
+        }
+        Ok(())
+    }
+
+    /// Puts the pointer on a point of the screen: into the corner, then from there.
+    pub fn point(&self, x: i64, y: i64) -> anyhow::Result<()> {
+        self.slide(-CORNER, -CORNER)?;
+        self.slide(x, y)
+    }
+
+    fn slide(&self, mut dx: i64, mut dy: i64) -> anyhow::Result<()> {
+        while (dx, dy) != (0, 0) {
+            let (x, y) = (dx.clamp(-STEP, STEP), dy.clamp(-STEP, STEP));
+            (dx, dy) = (dx - x, dy - y);
+            let axis = |axis: &str, value: i64| json!({"type": "rel", "data": {"axis": axis, "value": value}});
+            self.send(vec![axis("x", x), axis("y", y)])?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Clicks with a button (`left`, `right`, `wheel-up`, `wheel-down`) where the pointer is.
+    pub fn click(&self, button: &str) -> anyhow::Result<()> {
+        for down in [true, false] {
+            self.send(vec![
+                json!({"type": "btn", "data": {"down": down, "button": button}}),
+            ])?;
+            std::thread::sleep(PRESS);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! `playback`: a video player draws a clip on the screen at its pace; somebody seeks, pauses, and changes the speed.
+use super::{Session, choose};
+use rand::Rng;
+use std::time::Duration;
+
+const CLIPS: &[&str] = &["zoom", "pattern", "cells"];
+/// Until the first picture.
+const START: Duration = Duration::from_secs(8);
+/// Between two things that the viewer does.
+const WATCH_S: std::ops::Range<u64> = 5..9;
+/// What the viewer does in one run, the first being to watch.
+const ACTS: usize = 5;
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
+    let clip = choose(session, CLIPS);
+    session.shell("rm -f /run/player; mkfifo /run/player", ANSWER_MAX)?;
+    session.type_line(&format!(
+        "mplayer -slave -input file=/run/player -framedrop -ao null -vo x11 /root/video/{clip}.avi >/dev/null 2>&1 & exec 7>/run/player"
+    ))?;
+    session.wait(START)?;
+    for _ in 0..ACTS {
+        let watch = session.random.random_range(WATCH_S);
+        session.wait(Duration::from_secs(watch))?;
+        let act = match session.random.random_range(0..6) {
+            0 => format!("seek {} 1", session.random.random_range(0..90)),
+            1 => "seek 10 0".into(),
+            2 => "pause".into(),
+            3 => "speed_set 2".into(),
+            4 => "osd 3".into(),
+            _ => continue,
+        };
+        session.shell(&format!("echo {act} >&7"), ANSWER_MAX)?;
+        if act == "pause" {
+            session.wait(Duration::from_secs(2))?;
+            session.shell("echo pause >&7", ANSWER_MAX)?;
+        }
+    }
+    session.shell("echo quit >&7", ANSWER_MAX)
+}

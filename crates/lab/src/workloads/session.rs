@@ -1,0 +1,113 @@
+//! One running guest as a workload sees it: a shell on the serial line, a keyboard, a mouse.
+use super::input::Input;
+use crate::experiments::live::Node;
+use anyhow::{Context, bail};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use serde_json::json;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long one read of the console waits.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// What the console said is remembered up to this length, bytes.
+const SEEN_MAX: usize = 64 << 10;
+
+/// A guest that is being used.
+pub struct Session {
+    /// Its keyboard and mouse.
+    pub input: Input,
+    /// All chance of a workload comes from here.
+    pub random: StdRng,
+    console: UnixStream,
+    seen: String,
+    asked: u32,
+}
+
+impl Session {
+    /// Takes over a machine's console and input. The same `seed` gives the same user.
+    pub fn attach(node: &Node, machine: &str, seed: u64) -> anyhow::Result<Session> {
+        let socket = node.client.console(machine)?.socket;
+        let console = UnixStream::connect(&socket)
+            .with_context(|| format!("cannot open the console {socket}"))?;
+        console.set_read_timeout(Some(LOOK_EVERY))?;
+        let run = Path::new(&socket)
+            .parent()
+            .context("a console is in the machine's directory")?;
+        Ok(Session {
+            input: Input::connect(&run.join("qmp-spare.sock"))?,
+            random: StdRng::seed_from_u64(seed),
+            console,
+            seen: String::new(),
+            asked: 0,
+        })
+    }
+
+    /// Waits until the console says `word` (after the last thing that was waited for). Returns what it said before.
+    pub fn expect(&mut self, word: &str, patience: Duration) -> anyhow::Result<String> {
+        let until = Instant::now() + patience;
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(at) = self.seen.find(word) {
+                let mut before: String = self.seen.drain(..at + word.len()).collect();
+                before.truncate(at);
+                return Ok(before);
+            }
+            if Instant::now() >= until {
+                let tail: Vec<char> = self.seen.chars().rev().take(400).collect();
+                let tail: String = tail.into_iter().rev().collect();
+                bail!("the guest did not say {word:?} within {patience:?}, but {tail:?}");
+            }
+            match self.console.read(&mut buffer) {
+                Ok(0) => bail!("the guest's console was closed"),
+                Ok(bytes) => self.seen += &String::from_utf8_lossy(&buffer[..bytes]),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if self.seen.len() > SEEN_MAX {
+                let cut = self.seen.ceil_char_boundary(self.seen.len() - SEEN_MAX / 2);
+                self.seen.drain(..cut);
+            }
+        }
+    }
+
+    /// Types a line into the shell.
+    pub fn type_line(&mut self, line: &str) -> anyhow::Result<()> {
+        Ok(writeln!(self.console, "{line}")?)
+    }
+
+    /// Types a line into the shell and waits until it has been carried out. Returns its exit status.
+    pub fn try_shell(&mut self, line: &str, patience: Duration) -> anyhow::Result<String> {
+        self.asked += 1;
+        // The shell calculates: the terminal's echo of the line does not contain the answer.
+        let number = self.asked;
+        self.type_line(&format!("{line}; echo floe-$((1000 + {number}))=$?."))?;
+        self.expect(&format!("floe-{}=", 1000 + number), patience)?;
+        self.expect(".", patience)
+    }
+
+    /// The same for a line that must succeed.
+    pub fn shell(&mut self, line: &str, patience: Duration) -> anyhow::Result<()> {
+        match &*self.try_shell(line, patience)? {
+            "0" => Ok(()),
+            status => bail!("{line:?} ended with status {status}"),
+        }
+    }
+
+    /// Lets the guest go on for so long.
+    pub fn wait(&mut self, long: Duration) -> anyhow::Result<()> {
+        std::thread::sleep(long);
+        match self.input.closed() {
+            Some(reason) => bail!("the machine has ended: {reason}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the guest's CPUs.
+    pub fn stop(&self) -> anyhow::Result<()> {
+        self.input.execute("stop", json!({}))
+    }
+}
