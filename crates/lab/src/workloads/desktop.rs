@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// Things done in one run.
-const TASKS: usize = 4;
+const TASKS: usize = 3;
 /// A program has a window within this time, under emulation.
 const OPEN_MAX: Duration = Duration::from_secs(90);
 /// A page or a click has been drawn after this.
@@ -108,7 +108,7 @@ fn keys(session: &mut Session, names: &[&str], times: usize) -> anyhow::Result<(
 
 fn browse(session: &mut Session) -> anyhow::Result<()> {
     open(session, "b", "netsurf")?;
-    for _ in 0..3 {
+    for _ in 0..2 {
         let page = choose(session, PAGES);
         session.input.press(&["ctrl", "l"])?;
         session.input.press(&["ctrl", "a"])?;

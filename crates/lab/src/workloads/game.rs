@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Levels that one run visits.
 const LEVELS: usize = 3;
 /// Actions in a level.
-const ACTIONS: usize = 22;
+const ACTIONS: usize = 14;
 /// A level is loaded and drawn after this.
 const LOAD: Duration = Duration::from_secs(3);
 /// How long a menu takes to react.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long a key or a button is held down.
-const PRESS: Duration = Duration::from_millis(60);
+const PRESS: Duration = Duration::from_millis(40);
 /// The pointer moves in steps of at most so many points, as a PS/2 mouse tells them.
 const STEP: i64 = 100;
 /// Further than any screen is wide.
