@@ -102,6 +102,8 @@ fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
                     },
                 ));
             }
+            // Said of models only, and none was given to the planner.
+            Action::Buffer { .. } => {}
             Action::Push {
                 region,
                 block,

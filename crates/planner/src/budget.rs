@@ -38,7 +38,7 @@ impl Budget {
             return u64::from(config.in_flight_chunks_min);
         };
         let wire = link.bytes_per_s * link.rtt_us as f64 / 1e6;
-        let chunks = wire * config.compression / floe_image::CHUNK_SIZE as f64;
+        let chunks = wire / config.wire_bytes();
         (chunks as u64).clamp(
             u64::from(config.in_flight_chunks_min),
             u64::from(config.in_flight_chunks_max),
@@ -57,8 +57,17 @@ impl Budget {
 
     /// Guesses that may be sent now: bounded by the waste that is allowed and by what may be in flight.
     pub(crate) fn guesses(&self, config: &Config) -> u64 {
+        self.guesses_at(self.waste_ratio(config), config)
+    }
+
+    /// The same where a model knows most of what will be touched: little is left to neighbours.
+    pub(crate) fn guesses_beside_model(&self, config: &Config) -> u64 {
+        self.guesses_at(config.waste_ratio_beside_model, config)
+    }
+
+    fn guesses_at(&self, ratio: f64, config: &Config) -> u64 {
         let free = self.free_chunks(config);
-        let waste = free + (self.touched as f64 * self.waste_ratio(config)) as u64;
+        let waste = free + (self.touched as f64 * ratio) as u64;
         waste.saturating_sub(self.unused).min(self.room(config))
     }
 

@@ -22,6 +22,7 @@
 mod budget;
 mod model;
 mod planner;
+mod stream;
 mod tables;
 mod window;
 
@@ -31,12 +32,45 @@ pub use model::{
     Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, Transition, ZeroTrace, train,
 };
 pub use planner::{Counters, Planner};
+pub use stream::{Progress, Waiting};
 
 /// A region's number, chosen by the caller.
 pub type RegionId = u32;
 
 /// Chunks in a block: the unit in which chunks are named to and by the planner, as the bits of a `u64`.
 pub const BLOCK_CHUNKS: u32 = 64;
+
+/// The table that names a chunk.
+pub(crate) fn segment_of(chunk: u64) -> u32 {
+    u32::try_from(chunk / floe_image::CHUNKS_PER_SEGMENT as u64).unwrap_or(u32::MAX)
+}
+
+/// What is fetched ahead. All policies run through the same code, so that the lab compares nothing but them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Nothing.
+    DemandOnly,
+    /// Neighbours of what is missed.
+    Neighbours,
+    /// A static plan in the order of mean first access; needs a model of [`Method::VmTorrent`].
+    VmTorrent,
+    /// vTube as published; needs a model of [`Method::VTube`].
+    VTube,
+    /// Our own; with a model of [`Method::Floe`], else neighbours.
+    Floe,
+}
+
+impl Policy {
+    /// The model that it needs.
+    pub fn method(self) -> Option<Method> {
+        match self {
+            Policy::DemandOnly | Policy::Neighbours => None,
+            Policy::VmTorrent => Some(Method::VmTorrent),
+            Policy::VTube => Some(Method::VTube),
+            Policy::Floe => Some(Method::Floe),
+        }
+    }
+}
 
 /// How soon a region's segment tables are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,6 +154,18 @@ pub enum Event {
         /// Chunks in the order in which they will be wanted; at most [`Config::expect_max`] are kept waiting.
         chunks: Vec<u64>,
     },
+    /// A model of the image that these regions are of, said after [`Event::RegionAdded`] of each and, for the start to be
+    /// buffered, before the machine runs. From now on every first touch is told ([`Event::Hit`], [`Event::Miss`]), and
+    /// [`Event::Tick`]. A model that isn't for [`Config::policy`] is ignored. It is the caller's to see that the model is of
+    /// this image ([`Model::image`]); its chunks beyond a region's end are left out here.
+    Model {
+        /// The regions in the manifest's order.
+        regions: Vec<RegionId>,
+        /// The model.
+        model: std::sync::Arc<Model>,
+    },
+    /// Time went on; said about every 100 ms while there is a model, also while the machine is paused.
+    Tick,
 }
 
 /// What the planner wants done.
@@ -159,11 +205,25 @@ pub enum Action {
         /// Its chunks.
         chunks: u64,
     },
+    /// Pause the machines of an image, or let them go on. Said when it changes; a machine that is paused is always let go on
+    /// in the end, as long as [`Event::Tick`] comes.
+    Buffer {
+        /// The first region of the image's model.
+        region: RegionId,
+        /// Pause, or go on.
+        pause: bool,
+        /// Bytes on the wire that have to come first.
+        missing_bytes: u64,
+        /// How long that takes at the link's present speed, in microseconds.
+        eta_us: u64,
+    },
 }
 
-/// The planner's limits. The defaults are argued beside each field.
+/// The planner's policy and limits. The defaults are argued beside each field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
+    /// What is fetched ahead.
+    pub policy: Policy,
     /// Log2 of a new region's window: 8 chunks, half a frame of a pack, so a wrong guess costs little.
     pub window_log2_start: u32,
     /// Log2 of the largest window: 64 chunks, one block.
@@ -187,11 +247,43 @@ pub struct Config {
     pub tables_in_flight_max: u32,
     /// Chunks of [`Event::Expect`] that are kept waiting.
     pub expect_max: usize,
+    /// The part of the touched chunks that neighbours may waste where a model is loaded, which knows most of what comes.
+    pub waste_ratio_beside_model: f64,
+    /// How far ahead vTube selects clusters (its 5.1: 16 minutes), in microseconds.
+    pub lookout_us: u64,
+    /// How often vTube selects without a miss (its 5.1: 2 minutes), in microseconds.
+    pub hint_us: u64,
+    /// How far ahead our own policy looks, in microseconds.
+    pub floe_lookout_us: u64,
+    /// From this probability on a cluster that two traces vouch for isn't speculation.
+    pub backed_probability: f64,
+    /// Speculative chunks that may lie unused for each chunk that was touched or is backed.
+    pub speculation_ratio: f64,
+    /// A wasted microsecond of the link costs so many saved ones.
+    pub waste_price: f64,
+    /// A pause for a group has to save so many times its own length.
+    pub patience: f64,
+    /// A pause shorter than this isn't worth the interruption, in microseconds.
+    pub pause_us_min: u64,
+    /// A pause in which nothing arrives for so long ends: the link is down, and the guest may run on what it has.
+    pub pause_idle_us_max: u64,
+    /// The longest pause, in microseconds.
+    pub pause_us_max: u64,
+    /// The machine runs at least so long between two pauses, in microseconds.
+    pub run_us_min: u64,
+}
+
+impl Config {
+    /// Bytes of a chunk on the wire.
+    pub(crate) fn wire_bytes(&self) -> f64 {
+        floe_image::CHUNK_SIZE as f64 / self.compression
+    }
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
+            policy: Policy::Floe,
             window_log2_start: 3,
             window_log2_max: 6,
             waste_ratio_slow: 0.25,
@@ -203,6 +295,18 @@ impl Default for Config {
             in_flight_chunks_max: 8192,
             tables_in_flight_max: 8,
             expect_max: 1 << 20,
+            waste_ratio_beside_model: 0.03,
+            lookout_us: 16 * 60 * 1_000_000,
+            hint_us: 2 * 60 * 1_000_000,
+            floe_lookout_us: 5 * 60 * 1_000_000,
+            backed_probability: 0.5,
+            speculation_ratio: 0.1,
+            waste_price: 1.0,
+            patience: 1.0,
+            pause_us_min: 200_000,
+            pause_idle_us_max: 5_000_000,
+            pause_us_max: 10 * 60 * 1_000_000,
+            run_us_min: 250_000,
         }
     }
 }

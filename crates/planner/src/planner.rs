@@ -1,18 +1,16 @@
 //! The state machine: events in, actions out.
 
 use crate::budget::Budget;
+use crate::model::Model;
+use crate::stream::{Lent, Progress, Stream};
 use crate::tables::Tables;
 use crate::window::Region;
-use crate::{Action, BLOCK_CHUNKS, Config, Event, RegionId, Urgency};
+use crate::{Action, BLOCK_CHUNKS, Config, Event, Policy, RegionId, Urgency, segment_of};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 /// Expected chunks that are looked at in vain for one that can be asked for: bounds the work of an event.
 const EXPECTED_NAMELESS_MAX: usize = 1024;
-
-/// The table that names a chunk.
-fn segment_of(chunk: u64) -> u32 {
-    u32::try_from(chunk / floe_image::CHUNKS_PER_SEGMENT as u64).unwrap_or(u32::MAX)
-}
 
 /// The planner of one mount.
 #[derive(Debug)]
@@ -22,6 +20,7 @@ pub struct Planner {
     budget: Budget,
     tables: Tables,
     expected: VecDeque<(RegionId, u64)>,
+    streams: Vec<Stream>,
 }
 
 /// What the planner has seen and done, in chunks.
@@ -44,11 +43,12 @@ impl Planner {
             budget: Budget::default(),
             tables: Tables::default(),
             expected: VecDeque::new(),
+            streams: Vec::new(),
         }
     }
 
     /// Takes an event that happened at `now_us` (microseconds of any monotonic clock) and says what to do.
-    pub fn on_event(&mut self, _now_us: u64, event: Event) -> Vec<Action> {
+    pub fn on_event(&mut self, now_us: u64, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
             Event::RegionAdded {
@@ -64,13 +64,16 @@ impl Planner {
                 region,
                 chunk,
                 candidates,
-            } => self.miss(region, chunk, candidates, &mut actions),
-            Event::Hit { region, chunk } => self.hit(region, chunk, &mut actions),
+            } => self.miss(now_us, region, chunk, candidates, &mut actions),
+            Event::Hit { region, chunk } => self.hit(now_us, region, chunk, &mut actions),
             Event::Candidates {
                 region,
                 block,
                 candidates,
             } => {
+                if let Some((stream, number)) = of_stream(&mut self.streams, region) {
+                    stream.looked(number, block, candidates);
+                }
                 self.looked(region, block, candidates, &mut actions);
             }
             Event::Fetched {
@@ -79,20 +82,37 @@ impl Planner {
                 chunks,
                 ok,
             } => {
+                if let Some((stream, number)) = of_stream(&mut self.streams, region) {
+                    stream.fetched(number, block, chunks, ok, now_us);
+                }
                 self.fetched(region, block, chunks, ok, &mut actions);
             }
             Event::SegmentLoaded {
                 region,
                 segment,
                 ok,
-            } => self.tables.loaded(region, segment, ok),
+            } => {
+                self.tables.loaded(region, segment, ok);
+                if let Some((stream, number)) = of_stream(&mut self.streams, region) {
+                    stream.table(number, segment);
+                }
+            }
             Event::LinkEstimate(link) => {
                 self.budget.set_link(link);
                 self.tables.retry();
+                if let Some(link) = self.budget.link() {
+                    self.streams.iter_mut().for_each(|s| s.link(link));
+                }
             }
             Event::Expect { region, chunks } => self.expect(region, chunks),
+            Event::Model { regions, model } => self.model(now_us, regions, model),
+            Event::Tick => {}
         }
         self.send_expected(&mut actions);
+        for i in 0..self.streams.len() {
+            let (streams, mut lent) = self.lend(now_us);
+            streams[i].step(&mut lent, &mut actions);
+        }
         while let Some((region, segments)) = self.tables.next(self.budget.link(), &self.config) {
             actions.push(Action::FetchSegments { region, segments });
         }
@@ -108,9 +128,44 @@ impl Planner {
         }
     }
 
+    /// What the models have planned and what came of it, of all images together; zero without a model.
+    pub fn progress(&self) -> Progress {
+        self.streams
+            .iter()
+            .map(Stream::progress)
+            .fold(Progress::default(), Progress::plus)
+    }
+
+    /// The same of the image that a region belongs to; `None` without a model.
+    pub fn progress_of(&self, region: RegionId) -> Option<Progress> {
+        let stream = self.streams.iter().find(|s| s.region(region).is_some());
+        stream.map(Stream::progress)
+    }
+
     /// Chunks in a region's window at present.
     pub fn window_chunks(&self, region: RegionId) -> Option<u32> {
         self.regions.get(&region).map(Region::window_chunks)
+    }
+
+    fn lend(&mut self, now_us: u64) -> (&mut Vec<Stream>, Lent<'_>) {
+        let lent = Lent {
+            now_us,
+            config: &self.config,
+            budget: &mut self.budget,
+            tables: &mut self.tables,
+            regions: &mut self.regions,
+        };
+        (&mut self.streams, lent)
+    }
+
+    /// A model takes the place of an earlier one of the same image. One that is not for this policy changes nothing.
+    fn model(&mut self, now_us: u64, regions: Vec<RegionId>, model: Arc<Model>) {
+        let policy = self.config.policy;
+        let (streams, mut lent) = self.lend(now_us);
+        if let Some(stream) = Stream::new(policy, model, regions, &mut lent) {
+            streams.retain(|s| !s.regions().iter().any(|r| stream.region(*r).is_some()));
+            streams.push(stream);
+        }
     }
 
     fn add(&mut self, region: RegionId, chunks: u64, segments: &[u32], urgency: Urgency) {
@@ -125,31 +180,71 @@ impl Planner {
             self.budget.settled(state.unused());
         }
         self.tables.remove(region);
+        self.streams.retain(|s| s.region(region).is_none());
         self.expected.retain(|(r, _)| *r != region);
     }
 
-    fn miss(&mut self, region: RegionId, chunk: u64, candidates: u64, actions: &mut Vec<Action>) {
-        let Some(state) = self.regions.get_mut(&region).filter(|r| r.contains(chunk)) else {
+    fn miss(
+        &mut self,
+        now_us: u64,
+        region: RegionId,
+        chunk: u64,
+        candidates: u64,
+        actions: &mut Vec<Action>,
+    ) {
+        if !self.touch(now_us, region, chunk, true) {
+            return;
+        }
+        let known = self.stream_knows(region, chunk);
+        let Some(state) = self.regions.get_mut(&region) else {
             return;
         };
-        self.budget.touch();
         // A guess that is still on its way was right all the same.
         self.budget.settled(state.touch(chunk).0);
-        let most = self.budget.guesses(&self.config);
+        let most = match (self.config.policy, known) {
+            (Policy::Neighbours | Policy::Floe, None) => self.budget.guesses(&self.config),
+            (Policy::Floe, Some(false)) => self.budget.guesses_beside_model(&self.config),
+            _ => 0,
+        };
         let chunks = state.miss(chunk, candidates, most, &self.config);
         self.guess(region, chunk / u64::from(BLOCK_CHUNKS), chunks, actions);
     }
 
-    fn hit(&mut self, region: RegionId, chunk: u64, actions: &mut Vec<Action>) {
-        let Some(state) = self.regions.get_mut(&region).filter(|r| r.contains(chunk)) else {
+    fn hit(&mut self, now_us: u64, region: RegionId, chunk: u64, actions: &mut Vec<Action>) {
+        if !self.touch(now_us, region, chunk, false) {
+            return;
+        }
+        let Some(state) = self.regions.get_mut(&region) else {
             return;
         };
-        self.budget.touch();
         let (right, guessed) = state.touch(chunk);
         self.budget.settled(right);
         if guessed && let Some(block) = state.follow(chunk) {
             actions.push(Action::Look { region, block });
         }
+    }
+
+    /// Counts a first touch; whether there is such a chunk.
+    fn touch(&mut self, now_us: u64, region: RegionId, chunk: u64, missed: bool) -> bool {
+        if !self.regions.get(&region).is_some_and(|r| r.contains(chunk)) {
+            return false;
+        }
+        self.budget.touch();
+        let (streams, mut lent) = self.lend(now_us);
+        if let Some((stream, number)) = of_stream(streams, region) {
+            stream.touch(number, chunk, missed, &mut lent);
+        }
+        true
+    }
+
+    /// Whether the image's model knows a chunk; `None` without a model.
+    fn stream_knows(&self, region: RegionId, chunk: u64) -> Option<bool> {
+        let mut of = self
+            .streams
+            .iter()
+            .filter_map(|s| Some((s, s.region(region)?)));
+        of.next()
+            .map(|(stream, number)| stream.knows(number, chunk))
     }
 
     fn looked(&mut self, region: RegionId, block: u64, candidates: u64, actions: &mut Vec<Action>) {
@@ -251,4 +346,12 @@ impl Planner {
             });
         }
     }
+}
+
+/// The stream of the image that a region belongs to, and the region's number in the manifest.
+fn of_stream(streams: &mut [Stream], region: RegionId) -> Option<(&mut Stream, usize)> {
+    streams.iter_mut().find_map(|s| {
+        let number = s.region(region)?;
+        Some((s, number))
+    })
 }

@@ -82,6 +82,11 @@ impl Region {
         }
     }
 
+    /// Its size in chunks.
+    pub(crate) fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
     pub(crate) fn contains(&self, chunk: u64) -> bool {
         chunk < self.chunks
     }

@@ -112,6 +112,7 @@ impl Guest {
                     );
                 }
                 Action::FetchSegments { .. } => panic!("there are no tables"),
+                Action::Buffer { .. } => panic!("there is no model"),
             }
         }
     }

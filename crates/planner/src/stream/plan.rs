@@ -1,0 +1,118 @@
+//! What is planned, and whether the link can keep up with it.
+
+use super::groups::Groups;
+use crate::model::{Model, Seen};
+use crate::{Config, Link};
+
+/// A group that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Planned {
+    pub group: u32,
+    /// When it is needed on the machine's own clock (paused time not counted), in microseconds.
+    pub due_us: u64,
+    /// Its place in the order of sending.
+    pub order_us: u64,
+    /// Likely enough to wait for.
+    pub sure: bool,
+    /// Vouched for by enough traces; what isn't counts as speculation.
+    pub backed: bool,
+}
+
+/// What a machine that goes on now would still have to wait, going by a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lateness {
+    /// The time, in microseconds.
+    pub us: u64,
+    /// What has to come before the rest can keep up (vTube 4.2.3).
+    pub bytes: u64,
+}
+
+/// `plan` is in the order of `order_us`; what isn't sure isn't waited for, but what is sent before takes its time.
+pub(crate) fn lateness(
+    plan: &[Planned],
+    groups: &Groups,
+    run_us: u64,
+    link: Link,
+    config: &Config,
+) -> Lateness {
+    let (mut bytes, mut us) = (0.0, 0.0f64);
+    for planned in plan {
+        let missing = groups.missing_chunks(planned.group);
+        if missing == 0 {
+            continue;
+        }
+        bytes += f64::from(missing) * config.wire_bytes();
+        if planned.sure {
+            let left = planned.due_us.saturating_sub(run_us) as f64;
+            us = us.max(bytes / link.bytes_per_s * 1e6 - left);
+        }
+    }
+    Lateness {
+        us: us as u64,
+        bytes: (us / 1e6 * link.bytes_per_s) as u64,
+    }
+}
+
+/// The clusters of each trace in the order of time.
+#[derive(Debug)]
+pub(crate) struct Timelines {
+    pub traces: Vec<Vec<(Seen, u32)>>,
+    pub scratch: Scratch,
+}
+
+impl Timelines {
+    pub(crate) fn new(model: &Model) -> Self {
+        let mut traces: Vec<Vec<(Seen, u32)>> = vec![Vec::new(); model.traces() as usize];
+        for (g, cluster) in model.clusters().iter().enumerate() {
+            for seen in &cluster.seen {
+                if let Some(line) = traces.get_mut(seen.trace as usize) {
+                    line.push((*seen, g as u32));
+                }
+            }
+        }
+        for line in &mut traces {
+            line.sort_by_key(|(seen, g)| (seen.first_ms, *g));
+        }
+        Self {
+            traces,
+            scratch: Scratch::new(model.clusters().len()),
+        }
+    }
+}
+
+/// Sums for each group, without clearing all of them each time.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    sums: Vec<(f64, u32)>,
+    used: Vec<u32>,
+}
+
+impl Scratch {
+    fn new(groups: usize) -> Self {
+        Self {
+            sums: vec![(0.0, u32::MAX); groups],
+            used: Vec::new(),
+        }
+    }
+
+    /// Adds weight to a group and keeps the least of its times.
+    pub(crate) fn add(&mut self, group: u32, weight: f64, ms: u32) {
+        let (sum, least) = &mut self.sums[group as usize];
+        if *least == u32::MAX && *sum == 0.0 {
+            self.used.push(group);
+        }
+        *sum += weight;
+        *least = ms.min(*least);
+    }
+
+    /// All groups that something was added to, with sum and least time; empty again afterwards.
+    pub(crate) fn drain(&mut self) -> Vec<(u32, f64, u32)> {
+        let used = std::mem::take(&mut self.used);
+        used.into_iter()
+            .map(|g| {
+                let (sum, least) = std::mem::replace(&mut self.sums[g as usize], (0.0, u32::MAX));
+                (g, sum, least)
+            })
+            .collect()
+    }
+}

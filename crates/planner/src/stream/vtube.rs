@@ -1,0 +1,137 @@
+//! vTube's choice of clusters as published (4.2.2), for comparison.
+
+use super::groups::Groups;
+use super::plan::{Planned, Timelines};
+use crate::Config;
+use crate::model::{Cluster, Model, follows_after};
+
+/// The same cluster isn't asked about again within this time: a burst misses in it many times at once.
+const AGAIN_US: u64 = 1_000_000;
+
+/// Selected clusters and when each is needed.
+#[derive(Debug)]
+pub(crate) struct VTube {
+    timelines: Timelines,
+    /// For each cluster the fraction of all chunks in smaller ones.
+    percentile: Vec<f64>,
+    /// When a selected cluster is needed at the soonest, on the machine's own clock; `u64::MAX` while it isn't selected.
+    due_us: Vec<u64>,
+    last_trigger: Option<(Option<u32>, u64)>,
+    pub hint_at_us: u64,
+}
+
+/// The fraction of all chunks that belong to a cluster smaller than each.
+pub(crate) fn percentiles(clusters: &[Cluster]) -> Vec<f64> {
+    let mut sizes: Vec<usize> = clusters.iter().map(|c| c.chunks.len()).collect();
+    sizes.sort_unstable();
+    let all: usize = sizes.iter().sum();
+    let mut before = Vec::with_capacity(sizes.len());
+    let mut sum = 0;
+    for size in &sizes {
+        before.push(sum);
+        sum += size;
+    }
+    let of = |size: usize| before[sizes.partition_point(|s| *s < size)];
+    clusters
+        .iter()
+        .map(|c| of(c.chunks.len()) as f64 / all.max(1) as f64)
+        .collect()
+}
+
+impl VTube {
+    pub(crate) fn new(model: &Model) -> Self {
+        Self {
+            timelines: Timelines::new(model),
+            percentile: percentiles(model.clusters()),
+            due_us: vec![u64::MAX; model.clusters().len()],
+            last_trigger: None,
+            hint_at_us: 0,
+        }
+    }
+
+    /// Selects what follows cluster `x` (the start of the machine when `None`); whether the selection was looked at.
+    pub(crate) fn trigger(
+        &mut self,
+        model: &Model,
+        x: Option<u32>,
+        run_us: u64,
+        config: &Config,
+    ) -> bool {
+        let again = |(last, at): (Option<u32>, u64)| last == x && run_us < at + AGAIN_US;
+        if self.last_trigger.is_some_and(again) {
+            return false;
+        }
+        self.last_trigger = Some((x, run_us));
+        let clusters = model.clusters();
+        let window_ms = config.lookout_us / 1000;
+        let mut found = std::mem::take(&mut self.timelines.scratch);
+        let traces = match x {
+            Some(x) => clusters[x as usize].seen.len(),
+            None => self.timelines.traces.len(),
+        };
+        for (number, line) in self.timelines.traces.iter().enumerate() {
+            let from = match x {
+                None => None,
+                Some(x) => {
+                    let seen = &clusters[x as usize].seen;
+                    let Ok(i) = seen.binary_search_by_key(&(number as u32), |s| s.trace) else {
+                        continue;
+                    };
+                    Some(seen[i])
+                }
+            };
+            for (seen, y) in line {
+                let interval = match &from {
+                    None => Some(seen.first_ms),
+                    Some(x) => follows_after(x, seen),
+                };
+                if let Some(ms) = interval.filter(|ms| u64::from(*ms) <= window_ms) {
+                    found.add(*y, 1.0, ms);
+                }
+            }
+        }
+        for (y, follows, interval_ms) in found.drain() {
+            let probability = follows / traces.max(1) as f64;
+            if probability > self.percentile[y as usize] || Some(y) == x {
+                let due = run_us + u64::from(interval_ms) * 1000;
+                let known = &mut self.due_us[y as usize];
+                *known = due.min(*known);
+            }
+        }
+        self.timelines.scratch = found;
+        true
+    }
+
+    /// The selected clusters that aren't here, by interval.
+    pub(crate) fn plan(&self, groups: &Groups) -> Vec<Planned> {
+        let wanted = (0..self.due_us.len() as u32).filter(|g| groups.missing_chunks(*g) > 0);
+        let mut plan: Vec<Planned> = wanted
+            .filter(|g| self.due_us[*g as usize] != u64::MAX)
+            .map(|g| Planned {
+                group: g,
+                due_us: self.due_us[g as usize],
+                order_us: self.due_us[g as usize],
+                sure: true,
+                backed: true,
+            })
+            .collect();
+        plan.sort_by_key(|p| (p.order_us, p.group));
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ChunkAt;
+
+    #[test]
+    fn a_percentile_is_the_share_of_chunks_in_smaller_clusters() {
+        let cluster = |n: u32| Cluster {
+            chunks: (0..n).map(|chunk| ChunkAt { region: 0, chunk }).collect(),
+            seen: Vec::new(),
+        };
+        let all = [cluster(1), cluster(6), cluster(1), cluster(2)];
+        assert_eq!(percentiles(&all), [0.0, 0.4, 0.0, 0.2]);
+    }
+}
