@@ -363,7 +363,8 @@ impl Core {
                 }
             }
         }
-        for first in firsts.iter().filter(|f| f.guessed && !f.missed) {
+        let all = image_of(target).is_some_and(|i| i.streaming.is_active());
+        for first in firsts.iter().filter(|f| (f.guessed || all) && !f.missed) {
             if let Some(region) = self.region_id(target, first.region) {
                 let _ = self.owner.send(Message::Event(Event::Hit {
                     region,

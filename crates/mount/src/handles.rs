@@ -5,9 +5,9 @@ use crate::image::Image;
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, Disk};
 use crate::owner::Message;
-use crate::{FrozenDisk, ImageStats, MachineStats, MountError};
+use crate::{Buffering, FrozenDisk, ImageStats, MachineStats, MountError};
 use floe_image::Hash;
-use floe_planner::Event;
+use floe_planner::{Event, Model, Progress};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +46,32 @@ impl ImageHandle {
             chunks,
         }));
         Ok(())
+    }
+
+    /// Streams by a model from now on; for the start to be buffered too, before the first machine runs. A model of another
+    /// image is refused (and logged), one that is not for the planner's policy changes nothing.
+    pub fn model(&self, model: Arc<Model>) {
+        if model.image() != self.image.id {
+            tracing::warn!(image = %self.image.id.short(), of = %model.image().short(), "a model of another image is not used");
+            return;
+        }
+        self.image.streaming.activate();
+        let regions = self.image.regions.iter().map(|r| r.id).collect();
+        let _ = self
+            .core
+            .owner
+            .send(Message::Event(Event::Model { regions, model }));
+    }
+
+    /// What the model has planned and what came of it; zero without a model. Not older than a quarter of a second.
+    pub fn progress(&self) -> Progress {
+        self.image.streaming.progress()
+    }
+
+    /// Calls `listen` when the image's machines had better be paused for buffering and when they can go on, one call after
+    /// the other on a thread of its own. If they are to be paused already, that is told at once. One listener at a time.
+    pub fn on_buffering(&self, listen: impl Fn(Buffering) + Send + Sync + 'static) {
+        self.image.streaming.listen(listen);
     }
 
     /// The counters.

@@ -2,6 +2,7 @@
 //! is in the store.
 
 use crate::backend::Backend;
+use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Segment};
 use floe_planner::RegionId;
 use parking_lot::Mutex;
@@ -97,6 +98,7 @@ pub(crate) struct Image {
     pub missed: AtomicU64,
     pub touched: AtomicU64,
     pub zero: AtomicU64,
+    pub streaming: Streaming,
 }
 
 impl Region {
@@ -169,6 +171,7 @@ impl Image {
             missed: AtomicU64::new(0),
             touched: AtomicU64::new(0),
             zero: AtomicU64::new(0),
+            streaming: Streaming::default(),
         }
     }
 
@@ -274,11 +277,12 @@ impl Image {
             .fold(0, |mask, i| mask | 1 << i)
     }
 
-    /// The hashes of some chunks of a block.
+    /// The hashes of some chunks of a block, without zero ones.
     pub(crate) fn hashes(&self, region: usize, block: u64, chunks: u64) -> Vec<Hash> {
         let state = &self.regions[region];
         let set = (0..64).filter(|i| chunks >> i & 1 == 1 && block * 64 + i < state.chunks());
         set.filter_map(|i| state.hash(block * 64 + i, &*self.backend).ok())
+            .filter(|hash| !hash.is_zero())
             .collect()
     }
 

@@ -1,5 +1,6 @@
 //! The thread that owns the planner and the time: it takes an event, applies it and carries out the answers.
 
+use crate::Buffering;
 use crate::core::{Core, Parked};
 use crate::image::Image;
 use crate::machine;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 /// seconds, so that a second would be late.
 const TICK: Duration = Duration::from_millis(250);
 
+/// How often the planner is told the time while there is a model.
+const BEAT: Duration = Duration::from_millis(100);
+
 /// What the owner is told.
 pub(crate) enum Message {
     /// An event for the planner.
@@ -31,8 +35,10 @@ pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<Message>, mut planner: Pla
     let start = Instant::now();
     let mut retries: VecDeque<(Instant, Arc<Parked>)> = VecDeque::new();
     let mut tick = start;
+    let mut beat = start;
     loop {
-        let next = retries.iter().map(|r| r.0).min().unwrap_or(tick).min(tick);
+        let next = retries.iter().map(|r| r.0).min().unwrap_or(tick);
+        let next = next.min(tick).min(beat);
         let message = inbox.recv_timeout(next.saturating_duration_since(Instant::now()));
         let Some(core) = core.upgrade() else {
             return;
@@ -63,6 +69,10 @@ pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<Message>, mut planner: Pla
         let (due, later): (VecDeque<_>, _) = retries.into_iter().partition(|r| r.0 <= now);
         retries = later;
         due.iter().for_each(|(_, parked)| core.resume(parked));
+        if now >= beat {
+            let streaming = stream(&core, &mut planner, now_us);
+            beat = now + if streaming { BEAT } else { TICK };
+        }
         if now >= tick {
             let timeout = core.options.io_timeout;
             tick = now + timeout.map_or(TICK, |t| (t / 4).clamp(Duration::from_millis(10), TICK));
@@ -102,8 +112,24 @@ fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
                     },
                 ));
             }
-            // Said of models only, and none was given to the planner.
-            Action::Buffer { .. } => {}
+            Action::Buffer {
+                region,
+                pause,
+                missing_bytes,
+                eta_us,
+            } => {
+                if let Some((image, _)) = image(core, region) {
+                    let told = Buffering {
+                        pause,
+                        missing_bytes,
+                        eta_us,
+                    };
+                    if let Some(progress) = planner.progress_of(region) {
+                        image.streaming.set_progress(progress);
+                    }
+                    buffer(core, &image, told);
+                }
+            }
             Action::Push {
                 region,
                 block,
@@ -121,6 +147,32 @@ fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
             }
         }
     }
+}
+
+/// Tells the node; in the machines' traces no time passes until it goes on.
+fn buffer(core: &Core, image: &Arc<Image>, told: Buffering) {
+    let machines = core.machines.read();
+    for machine in machines.values().filter(|m| Arc::ptr_eq(&m.image, image)) {
+        machine.trace.pause(told.pause);
+    }
+    image.streaming.say(told);
+}
+
+/// Lets time pass for the models; whether there are any.
+fn stream(core: &Arc<Core>, planner: &mut Planner, now_us: u64) -> bool {
+    let images: Vec<_> = core.images.read().values().cloned().collect();
+    let streaming: Vec<_> = images.iter().filter(|i| i.streaming.is_active()).collect();
+    if streaming.is_empty() {
+        return false;
+    }
+    plan(core, planner, now_us, Event::Tick);
+    for image in streaming {
+        let first = image.regions.first();
+        if let Some(progress) = first.and_then(|r| planner.progress_of(r.id)) {
+            image.streaming.set_progress(progress);
+        }
+    }
+    true
 }
 
 fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {

@@ -73,6 +73,17 @@ pub struct MachineStats {
     pub layers: u64,
 }
 
+/// Pause the machines of an image, or let them go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffering {
+    /// Pause, or go on.
+    pub pause: bool,
+    /// Bytes on the wire that have to come first.
+    pub missing_bytes: u64,
+    /// How long that takes at the link's present speed, in microseconds.
+    pub eta_us: u64,
+}
+
 /// What a push did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PushReport {

@@ -4,6 +4,7 @@
 use crate::MountError;
 use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,14 @@ pub(crate) struct Trace {
     state: Mutex<State>,
 }
 
+/// Pauses that an access may still be found to have waited through.
+const PAUSES_REMEMBERED: usize = 16;
+
 struct State {
+    /// Microseconds in pauses that are over.
+    paused_us: u64,
+    /// The last pauses; the end of one that goes on is in the future.
+    pauses: VecDeque<(u64, u64)>,
     writer: TraceWriter<Vec<u8>>,
     file: File,
     bytes: u64,
@@ -78,6 +86,8 @@ impl Trace {
             path,
             start_unix_us,
             state: Mutex::new(State {
+                paused_us: 0,
+                pauses: VecDeque::new(),
                 writer,
                 file,
                 bytes,
@@ -87,13 +97,16 @@ impl Trace {
 
     /// Records the first access to a chunk that was answered now, after `wait_us`.
     pub(crate) fn push(&self, region: u8, chunk: u64, wait_us: u64) {
-        let t_us = now_unix_us()
-            .saturating_sub(self.start_unix_us)
-            .saturating_sub(wait_us);
         let Ok(chunk) = u32::try_from(chunk) else {
             return;
         };
+        let now = now_unix_us();
         let mut state = self.state.lock();
+        let wait_us = wait_us - state.paused_between(now.saturating_sub(wait_us), now);
+        let t_us = now
+            .saturating_sub(self.start_unix_us)
+            .saturating_sub(state.paused_until(now))
+            .saturating_sub(wait_us);
         if state.bytes < TRACE_BYTES_MAX {
             // Writing to memory fails only for a region's number that no manifest allows.
             let _ = state.writer.push(Access {
@@ -103,6 +116,11 @@ impl Trace {
                 wait_us,
             });
         }
+    }
+
+    /// The machine is paused for buffering, or goes on. In a trace no time passes in between.
+    pub(crate) fn pause(&self, pause: bool) {
+        self.state.lock().pause(pause, now_unix_us());
     }
 
     /// Appends what was recorded to the file.
@@ -118,9 +136,55 @@ impl Trace {
     }
 }
 
+impl State {
+    fn pause(&mut self, pause: bool, now: u64) {
+        let open = self.pauses.back().is_some_and(|p| p.1 == u64::MAX);
+        if pause && !open {
+            self.pauses.push_back((now, u64::MAX));
+            if self.pauses.len() > PAUSES_REMEMBERED {
+                self.pauses.pop_front();
+            }
+        } else if !pause
+            && open
+            && let Some(last) = self.pauses.back_mut()
+        {
+            last.1 = now;
+            self.paused_us += now.saturating_sub(last.0);
+        }
+    }
+
+    /// Microseconds of pauses in an interval.
+    fn paused_between(&self, from: u64, to: u64) -> u64 {
+        let within = |p: &(u64, u64)| p.1.min(to).saturating_sub(p.0.max(from));
+        self.pauses.iter().map(within).sum::<u64>().min(to - from)
+    }
+
+    /// Microseconds of all pauses.
+    fn paused_until(&self, now: u64) -> u64 {
+        let open = self.pauses.back().filter(|p| p.1 == u64::MAX);
+        self.paused_us + open.map_or(0, |p| now.saturating_sub(p.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_in_pauses_is_neither_the_machines_nor_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = Trace::open(dir.path(), Hash::of(b"x"), "web").unwrap();
+        let mut state = trace.state.lock();
+        state.pause(true, 1000);
+        state.pause(true, 1100);
+        assert_eq!(state.paused_until(1500), 500);
+        state.pause(false, 2000);
+        state.pause(false, 2500);
+        assert_eq!(state.paused_until(5000), 1000);
+        assert_eq!(state.paused_between(900, 1200), 200);
+        assert_eq!(state.paused_between(1500, 2300), 500);
+        assert_eq!(state.paused_between(2000, 2300), 0);
+    }
 
     #[test]
     fn a_trace_goes_on_after_a_crash_that_cut_its_tail() {

@@ -3,11 +3,13 @@
 mod common;
 
 use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
-use floe_image::{MachineConfig, TraceReader};
+use floe_image::{Hash, MachineConfig, TraceReader};
+use floe_planner::{Method, Model, Timed, TrainOptions, ZeroTrace, train};
 use floe_store::{Ingest, IngestOptions, Repository};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -471,4 +473,76 @@ fn names_come_and_go_with_their_machines() {
         disks: vec![],
     };
     assert!(node.mount.add_machine(bad).is_err());
+}
+
+/// A model of runs that touch every third page of memory, in order, within a second.
+fn model(image: &Hash) -> Arc<Model> {
+    let run = |shift: u64| {
+        let pages = (0..RAM_BYTES as u32 / 4096).step_by(3);
+        let accesses: Vec<_> = pages
+            .map(|chunk| Timed {
+                t_us: u64::from(chunk) * 150 + shift,
+                region: 0,
+                chunk,
+            })
+            .collect();
+        ZeroTrace {
+            end_us: accesses.last().map_or(0, |a| a.t_us),
+            accesses,
+        }
+    };
+    let traces = [run(0), run(1000), run(5000)];
+    Arc::new(train(
+        Method::Floe,
+        image,
+        &traces,
+        &TrainOptions::default(),
+    ))
+}
+
+#[test]
+fn a_model_brings_chunks_before_they_are_touched_and_a_pause_ends() {
+    if !system() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let node = place.start(place.options());
+    node.source.delay_us.store(2000, Ordering::Relaxed);
+    let machine = place.machine(&node, "a");
+    let image = node.image.clone().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    image.on_buffering(move |b| {
+        let _ = tell.send(b.pause);
+    });
+    image.model(model(&Hash::of(b"another image")));
+    image.model(model(&place.id));
+    let pages: Vec<usize> = (0..RAM_BYTES / 4096).step_by(3).collect();
+    let nonzero = |p: &&usize| place.ram[**p * 4096..][..4096].iter().any(|b| *b != 0);
+    let known = pages.iter().filter(nonzero).count() as u64;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // What the model knows comes, and nothing else: no zero chunk, no neighbour.
+    while image.progress().buffered_chunks < known && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let progress = image.progress();
+    assert_eq!(progress.buffered_chunks, known, "{progress:?}");
+    assert_eq!(progress.fetched_ahead, known);
+    let memory = map(&machine.ram_path().unwrap());
+    for page in &pages {
+        assert!(memory[page * 4096..][..4096] == place.ram[page * 4096..][..4096]);
+    }
+    while image.progress().touched < known && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let progress = image.progress();
+    assert_eq!(
+        (progress.touched, progress.misses),
+        (known, 0),
+        "{progress:?}"
+    );
+    assert_eq!((progress.unused, progress.buffering), (0, None));
+    // Whether it paused depends on how fast this disk is; each pause was followed by its end.
+    let said: Vec<bool> = told.try_iter().collect();
+    assert!(said.chunks(2).all(|pair| pair == [true, false]), "{said:?}");
 }

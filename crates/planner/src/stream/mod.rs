@@ -30,6 +30,8 @@ const LOOKS_MAX: usize = 32;
 const NAMELESS_MAX: usize = 1024;
 /// Nothing is sent before this part of the window is free, so that requests don't become tiny.
 const ROOM_SHARE: u64 = 8;
+/// Round trip of a link that nobody has measured yet, in microseconds.
+const RTT_US_UNKNOWN: u64 = 50_000;
 /// First and longest pause of sending after a fetch failed, in microseconds.
 const FAILED_US_MIN: u64 = 250_000;
 const FAILED_US_MAX: u64 = 4_000_000;
@@ -335,9 +337,10 @@ impl Stream {
 
     fn choose(&mut self, lent: &mut Lent<'_>) {
         let run_us = self.run_us(lent.now_us);
-        let Some(link) = lent.budget.link() else {
-            return;
-        };
+        let link = lent.budget.link().unwrap_or(Link {
+            bytes_per_s: lent.config.slow_bytes_per_s,
+            rtt_us: RTT_US_UNKNOWN,
+        });
         match &mut self.chooser {
             Chooser::VmTorrent => {}
             Chooser::VTube(vtube) => {
