@@ -154,12 +154,11 @@ pub fn arguments(
     );
     arg(
         "-accel",
-        if spec.accel.name() == "tcg" {
-            "tcg,thread=multi"
-        } else {
-            "kvm"
-        }
-        .into(),
+        match (spec.accel.name(), spec.emulator_cache_mib) {
+            ("tcg", None) => "tcg,thread=multi".into(),
+            ("tcg", Some(mib)) => format!("tcg,thread=multi,tb-size={mib}").into(),
+            (other, _) => other.into(),
+        },
     );
     arg(
         "-cpu",

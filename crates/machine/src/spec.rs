@@ -125,6 +125,8 @@ pub struct Spec {
     pub isolated: bool,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
+    /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the guest's memory) if `None`.
+    pub emulator_cache_mib: Option<u32>,
     /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
     pub user: Option<User>,
     /// The programs of this host.
@@ -148,6 +150,7 @@ impl Spec {
             forwards: Vec::new(),
             isolated: false,
             accel,
+            emulator_cache_mib: None,
             user: None,
             programs,
         }

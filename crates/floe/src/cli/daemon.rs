@@ -38,6 +38,10 @@ struct NodeArgs {
     /// QEMUs that wait for the next run of each of the images run last; 0 for none
     #[arg(long, value_name = "N")]
     standby: Option<usize>,
+    /// Most memory for the translated code of each emulated machine, such as 32M: more machines fit on a host without KVM,
+    /// each some 30 % slower at 32M
+    #[arg(long, value_parser = args::size, value_name = "SIZE")]
+    emulator_cache: Option<u64>,
     /// Write the log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -62,6 +66,15 @@ impl NodeArgs {
         }
         if let Some(standby) = self.standby {
             options.standby.each = standby;
+        }
+        if let Some(bytes) = self.emulator_cache {
+            let mib = u32::try_from(bytes >> 20).ok().filter(|&mib| mib > 0);
+            options.emulator_cache_mib = Some(mib.ok_or_else(|| {
+                CliError::usage(
+                    format!("--emulator-cache {bytes} is not between 1M and 4095T"),
+                    "32M is the least that is worth it",
+                )
+            })?);
         }
         Ok(options)
     }

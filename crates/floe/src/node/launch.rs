@@ -141,6 +141,7 @@ impl Node {
             self.accel.clone(),
             self.options.programs.clone(),
         );
+        spec.emulator_cache_mib = self.options.emulator_cache_mib;
         spec.config = record.config.clone();
         spec.disks = disks.disk_paths();
         spec.user = user_of(record);

@@ -29,6 +29,8 @@ pub struct NodeOptions {
     pub programs: Programs,
     /// QEMUs that wait for the next run.
     pub standby: StandbyOptions,
+    /// Most MiB of translated code of an emulated machine; QEMU's choice if `None`.
+    pub emulator_cache_mib: Option<u32>,
 }
 
 /// QEMUs that were started ahead.
@@ -73,6 +75,7 @@ impl NodeOptions {
             supervisor: vec![program, "supervisor".into()],
             programs: Programs::of_this_host()?,
             standby: StandbyOptions::default(),
+            emulator_cache_mib: None,
             home,
         })
     }

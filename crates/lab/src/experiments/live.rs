@@ -33,6 +33,9 @@ pub struct NodeArguments {
     /// Fetch nothing before it is touched
     #[arg(long)]
     demand_only: bool,
+    /// MiB of translated code of each machine
+    #[arg(long)]
+    emulator_cache: Option<u32>,
 }
 
 /// `floe-lab serve-hub DIR ADDRESS`: a hub until its input ends.
@@ -54,6 +57,7 @@ impl NodeArguments {
         options.socket = socket_of(&self.home);
         options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
         options.read_ahead = !self.demand_only;
+        options.emulator_cache_mib = self.emulator_cache;
         let node = floe::node::serve(options)?;
         println!("ready");
         wait_for_end_of_input()?;
@@ -176,22 +180,24 @@ impl Node {
         home: &Path,
         standby: bool,
     ) -> anyhow::Result<Node> {
-        Node::start_with(namespace, home, standby.then_some("--standby"))
+        let flags: &[&str] = if standby { &["--standby"] } else { &[] };
+        Node::start_with(namespace, home, flags)
     }
 
     /// One that fetches nothing before it is touched, for traces that show the machine alone.
     pub fn demand_only(home: &Path) -> anyhow::Result<Node> {
-        Node::start_with(None, home, Some("--demand-only"))
+        Node::start_with(None, home, &["--demand-only"])
     }
 
-    fn start_with(
+    /// One with these flags of `serve-node`.
+    pub fn start_with(
         namespace: Option<&Namespace>,
         home: &Path,
-        option: Option<&str>,
+        flags: &[&str],
     ) -> anyhow::Result<Node> {
         std::fs::create_dir_all(home)?;
         let mut arguments = vec!["serve-node".as_ref(), home.as_os_str()];
-        arguments.extend(option.map(std::ffi::OsStr::new));
+        arguments.extend(flags.iter().map(AsRef::<std::ffi::OsStr>::as_ref));
         let (server, _) = Server::start(namespace, &arguments)?;
         let client = Client::connect(socket_of(home))?;
         Ok(Node {
