@@ -34,7 +34,8 @@ pub use layout::{LAYOUT_BYTES_MAX, LAYOUT_PACKS_MAX, Layout};
 pub use lineage::{LINEAGE_DEPTH_MAX, LineageError, lineage};
 pub use manifest::{
     CONFIG_BYTES_MAX, CONFIG_LIST_MAX, CONFIG_STRING_MAX, IMAGE_BYTES_MAX, MANIFEST_BYTES_MAX,
-    MachineConfig, Manifest, REGION_NAME_MAX, REGIONS_MAX, Region, region_name_is_valid,
+    MachineConfig, Manifest, PATCHES_MAX, Patch, REGION_NAME_MAX, REGIONS_MAX, Region,
+    region_name_is_valid,
 };
 pub use name::{ImageName, NAME_BYTES_MAX, NameError, TAG_BYTES_MAX};
 pub use pack::{

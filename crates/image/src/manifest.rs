@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::wire::{Cursor, limit};
-use crate::{CHUNK_SIZE, FormatError, Hash, SEGMENT_SPAN};
+use crate::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, FormatError, Hash, SEGMENT_SPAN, Segment};
 
 const MAGIC: &[u8; 8] = b"FLOEIMAG";
-const VERSION: u32 = 1;
+/// Without patches.
+const VERSION_PLAIN: u32 = 1;
+/// Each region ends with its patches; written only when there are some.
+const VERSION_PATCHED: u32 = 2;
 const WHAT: &str = "image manifest";
 const FLAG_PARENT: u32 = 1;
 
@@ -24,11 +27,15 @@ pub const CONFIG_BYTES_MAX: usize = 256 * 1024;
 pub const CONFIG_STRING_MAX: usize = 8192;
 /// Most entries of one list of the configuration.
 pub const CONFIG_LIST_MAX: usize = 512;
-/// Most bytes of a manifest: 16 TiB of segments (128 MiB), and the rest.
-pub const MANIFEST_BYTES_MAX: usize = 129 << 20;
+/// Most patches of an image (36 MiB), a hundred times what a store writes.
+pub const PATCHES_MAX: usize = 1 << 20;
+/// Encoded bytes of one patch.
+const PATCH_BYTES: usize = 36;
+/// Most bytes of a manifest: 16 TiB of segments (128 MiB), all patches, and the rest.
+pub const MANIFEST_BYTES_MAX: usize = 166 << 20;
 
 /// One byte range of a machine's state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     /// `ram`, `vram`, `disk0`, `device`, `kernel`, `initrd`, `trace` ...: 1 to 32 of `a-z 0-9 -`.
     pub name: String,
@@ -36,9 +43,44 @@ pub struct Region {
     pub size: u64,
     /// One hash for each 4 MiB begun; [`Hash::ZERO`] for a segment of zeros.
     pub segments: Vec<Hash>,
+    /// Chunks that are otherwise than their segment says, in ascending order: a capture of a machine that changed some chunks
+    /// here and there names them in its manifest and keeps the segments of the image before.
+    pub patches: Vec<Patch>,
+}
+
+/// One chunk of a region in place of the one that its segment names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// Number of the chunk in the region.
+    pub chunk: u32,
+    /// Its content; [`Hash::ZERO`] for zeros.
+    pub hash: Hash,
 }
 
 impl Region {
+    /// The patches of one segment.
+    pub fn patches_of(&self, segment: usize) -> &[Patch] {
+        let place = |segment: usize| {
+            let first = (segment * CHUNKS_PER_SEGMENT) as u64;
+            self.patches
+                .partition_point(|patch| u64::from(patch.chunk) < first)
+        };
+        &self.patches[place(segment)..place(segment + 1)]
+    }
+
+    /// Makes a segment's stored table the one that counts.
+    pub fn patch(&self, segment: usize, table: &mut Segment) {
+        for patch in self.patches_of(segment) {
+            table.set(patch.chunk as usize % CHUNKS_PER_SEGMENT, patch.hash);
+        }
+    }
+
+    /// The chunks that only patches name, zeros left out.
+    pub fn patched_chunks(&self) -> impl Iterator<Item = Hash> + '_ {
+        let hashes = self.patches.iter().map(|patch| patch.hash);
+        hashes.filter(|hash| !hash.is_zero())
+    }
+
     /// Segments that a region of `size` bytes has.
     pub fn segments_for(size: u64) -> u64 {
         size.div_ceil(SEGMENT_SPAN)
@@ -164,11 +206,17 @@ impl Manifest {
         let config = serde_json::to_vec(&self.config)
             .expect("strings, numbers and a map of strings are always JSON");
         let u32_of = |n: usize| u32::try_from(n).expect("check() bounds every count");
-        let segments: usize = self.regions.iter().map(|r| r.segments.len()).sum();
-        let mut out =
-            Vec::with_capacity(64 + config.len() + self.regions.len() * 64 + segments * 32);
+        let parts = |r: &Region| r.segments.len() * 32 + r.patches.len() * PATCH_BYTES;
+        let parts: usize = self.regions.iter().map(parts).sum();
+        let mut out = Vec::with_capacity(64 + config.len() + self.regions.len() * 64 + parts);
+        let patched = self.regions.iter().any(|r| !r.patches.is_empty());
+        let version = if patched {
+            VERSION_PATCHED
+        } else {
+            VERSION_PLAIN
+        };
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(
             &if self.parent.is_some() {
                 FLAG_PARENT
@@ -188,6 +236,13 @@ impl Manifest {
             out.extend_from_slice(&region.size.to_le_bytes());
             out.extend_from_slice(&u32_of(region.segments.len()).to_le_bytes());
             out.extend(region.segments.iter().flat_map(|h| h.0));
+            if patched {
+                out.extend_from_slice(&u32_of(region.patches.len()).to_le_bytes());
+                for patch in &region.patches {
+                    out.extend_from_slice(&patch.chunk.to_le_bytes());
+                    out.extend_from_slice(&patch.hash.0);
+                }
+            }
         }
         out
     }
@@ -201,7 +256,7 @@ impl Manifest {
         )?;
         let mut c = Cursor::new(WHAT, bytes);
         c.magic(MAGIC)?;
-        c.version(VERSION)?;
+        let patched = c.version_of(&[VERSION_PLAIN, VERSION_PATCHED])? == VERSION_PATCHED;
         let flags = c.u32()?;
         let parent = c.hash()?;
         let parent = match (flags, parent.is_zero()) {
@@ -226,9 +281,16 @@ impl Manifest {
         let config = decode_config(c.take(config_len as usize)?)?;
         let mut regions = Vec::new();
         for _ in 0..region_count {
-            regions.push(decode_region(&mut c)?);
+            regions.push(decode_region(&mut c, patched)?);
         }
         c.end()?;
+        // One value, one encoding.
+        if patched && regions.iter().all(|r| r.patches.is_empty()) {
+            return Err(FormatError::invalid(
+                WHAT,
+                "it has the version of patched manifests and no patch",
+            ));
+        }
         let manifest = Manifest {
             parent,
             created_unix_s,
@@ -267,7 +329,7 @@ impl Manifest {
             REGIONS_MAX as u64,
         )?;
         let mut names = BTreeSet::new();
-        let mut total = 0u64;
+        let (mut total, mut patches) = (0u64, 0u64);
         for region in &self.regions {
             let name = &region.name;
             if !region_name_is_valid(name) {
@@ -291,6 +353,17 @@ impl Manifest {
                 let why = format!(
                     "region {name:?} of {} bytes has {have} segments, {want} are needed",
                     region.size
+                );
+                return Err(FormatError::invalid(WHAT, why));
+            }
+            patches += region.patches.len() as u64;
+            limit("number of patches", patches, PATCHES_MAX as u64)?;
+            let ascending = region.patches.windows(2).all(|p| p[0].chunk < p[1].chunk);
+            let within = |last: &Patch| u64::from(last.chunk) < region.chunks();
+            if !ascending || !region.patches.last().is_none_or(within) {
+                let why = format!(
+                    "the patches of region {name:?} are not in ascending order within its {} chunks",
+                    region.chunks()
                 );
                 return Err(FormatError::invalid(WHAT, why));
             }
@@ -328,7 +401,7 @@ fn decode_config(json: &[u8]) -> Result<MachineConfig, FormatError> {
     Ok(config)
 }
 
-fn decode_region(c: &mut Cursor<'_>) -> Result<Region, FormatError> {
+fn decode_region(c: &mut Cursor<'_>, patched: bool) -> Result<Region, FormatError> {
     let name_len = c.u8()?;
     let name = std::str::from_utf8(c.take(name_len.into())?)
         .map_err(|_| FormatError::invalid(WHAT, "a region's name is not text"))?
@@ -337,9 +410,19 @@ fn decode_region(c: &mut Cursor<'_>) -> Result<Region, FormatError> {
     let count = c.u32()?;
     c.expect_items(count.into(), 32)?;
     let segments = (0..count).map(|_| c.hash()).collect::<Result<_, _>>()?;
+    let count = if patched { c.u32()? } else { 0 };
+    c.expect_items(count.into(), PATCH_BYTES as u64)?;
+    let patch = |c: &mut Cursor<'_>| -> Result<Patch, FormatError> {
+        Ok(Patch {
+            chunk: c.u32()?,
+            hash: c.hash()?,
+        })
+    };
+    let patches = (0..count).map(|_| patch(c)).collect::<Result<_, _>>()?;
     Ok(Region {
         name,
         size,
         segments,
+        patches,
     })
 }

@@ -116,14 +116,20 @@ impl<'a> Cursor<'a> {
 
     /// Checks the version.
     pub fn version(&mut self, known: u32) -> Result<(), FormatError> {
-        match self.u32()? {
-            found if found == known => Ok(()),
-            found => Err(FormatError::Version {
-                what: self.what,
-                found,
-                known,
-            }),
+        self.version_of(&[known]).map(drop)
+    }
+
+    /// A version that is one of these, the newest last.
+    pub fn version_of(&mut self, known: &[u32]) -> Result<u32, FormatError> {
+        let found = self.u32()?;
+        if known.contains(&found) {
+            return Ok(found);
         }
+        Err(FormatError::Version {
+            what: self.what,
+            found,
+            known: known.last().copied().unwrap_or_default(),
+        })
     }
 
     /// Checks that a reserved field is zero.

@@ -60,16 +60,19 @@ fn manifest() -> Manifest {
                 name: "ram".into(),
                 size: 9 << 20,
                 segments: vec![segment().id(), Hash::ZERO, Hash::of(b"x")],
+                ..Default::default()
             },
             Region {
                 name: "device".into(),
                 size: 32_768 + 7,
                 segments: vec![Hash::of(b"device")],
+                ..Default::default()
             },
             Region {
                 name: "disk0".into(),
                 size: 0,
                 segments: vec![],
+                ..Default::default()
             },
         ],
     }
@@ -81,6 +84,24 @@ fn manifest_of_version_1() {
     assert_eq!(Manifest::decode(&bytes).unwrap(), manifest());
     assert_eq!(manifest().encode(), bytes);
     assert_eq!(manifest().id(), Hash::of(&bytes));
+}
+
+#[test]
+fn manifest_of_version_2() {
+    let mut patched = manifest();
+    patched.regions[0].patches = vec![
+        Patch {
+            chunk: 3,
+            hash: Hash::of(b"changed"),
+        },
+        Patch {
+            chunk: 2047,
+            hash: Hash::ZERO,
+        },
+    ];
+    let bytes = golden("manifest-v2.bin", || patched.encode());
+    assert_eq!(Manifest::decode(&bytes).unwrap(), patched);
+    assert_eq!(patched.encode(), bytes);
 }
 
 #[test]

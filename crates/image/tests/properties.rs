@@ -40,14 +40,33 @@ fn config() -> impl Strategy<Value = MachineConfig> {
         })
 }
 
-fn region() -> impl Strategy<Value = (u64, Vec<Hash>)> {
-    (0u64..5).prop_flat_map(|segments| {
-        let size = match segments {
-            0 => (0..=0u64).boxed(),
-            n => ((n - 1) * SEGMENT_SPAN + 1..=n * SEGMENT_SPAN).boxed(),
-        };
-        (size, vec(maybe_zero_hash(), segments as usize))
-    })
+fn region() -> impl Strategy<Value = Region> {
+    (0u64..5)
+        .prop_flat_map(|segments| {
+            let size = match segments {
+                0 => (0..=0u64).boxed(),
+                n => ((n - 1) * SEGMENT_SPAN + 1..=n * SEGMENT_SPAN).boxed(),
+            };
+            let patches = btree_map(any::<u32>(), maybe_zero_hash(), 0..4);
+            (size, vec(maybe_zero_hash(), segments as usize), patches)
+        })
+        .prop_map(|(size, segments, patches)| {
+            let mut region = Region {
+                size,
+                segments,
+                ..Region::default()
+            };
+            let chunks = region.chunks();
+            let within = patches.into_iter().filter(|_| chunks > 0);
+            let within: std::collections::BTreeMap<u32, Hash> = within
+                .map(|(chunk, hash)| ((u64::from(chunk) % chunks) as u32, hash))
+                .collect();
+            region.patches = within
+                .into_iter()
+                .map(|(chunk, hash)| Patch { chunk, hash })
+                .collect();
+            region
+        })
 }
 
 prop_compose! {
@@ -57,7 +76,7 @@ prop_compose! {
         config in config(),
         regions in btree_map("[a-z0-9-]{1,32}", region(), 0..6),
     ) -> Manifest {
-        let regions = regions.into_iter().map(|(name, (size, segments))| Region { name, size, segments }).collect();
+        let regions = regions.into_iter().map(|(name, region)| Region { name, ..region }).collect();
         Manifest { parent, created_unix_s, config, regions }
     }
 }

@@ -13,9 +13,32 @@ fn manifest(name: &str, size: u64, segments: usize) -> Manifest {
             name: name.into(),
             size,
             segments,
+            ..Default::default()
         }],
         ..Manifest::default()
     }
+}
+
+#[test]
+fn patches_out_of_order_or_place_are_refused() {
+    let patched = |chunks: &[u32]| {
+        let mut m = manifest("ram", SEGMENT_SPAN + 1, 2);
+        let patch = |chunk: &u32| Patch {
+            chunk: *chunk,
+            hash: Hash::ZERO,
+        };
+        m.regions[0].patches = chunks.iter().map(patch).collect();
+        Manifest::decode(&m.encode())
+    };
+    patched(&[0, 5, 1024]).unwrap();
+    for wrong in [&[5, 5][..], &[5, 4], &[1025]] {
+        assert!(error(patched(wrong)).contains("ascending order within its 1025 chunks"));
+    }
+    // The version of patched manifests without a patch would be a second encoding of the same image.
+    let mut bytes = manifest("ram", 0, 0).encode();
+    bytes[8] = 2;
+    bytes.extend_from_slice(&[0; 4]);
+    assert!(error(Manifest::decode(&bytes)).contains("no patch"));
 }
 
 #[test]
@@ -25,7 +48,7 @@ fn a_later_version_is_refused_with_the_reason() {
     let text = error(Manifest::decode(&bytes));
     assert_eq!(
         text,
-        "image manifest has version 9, this floe knows version 1; update floe, or publish the image with this one"
+        "image manifest has version 9, this floe knows version 2; update floe, or publish the image with this one"
     );
 }
 

@@ -3,7 +3,7 @@
 
 use crate::backend::Backend;
 use crate::streaming::Streaming;
-use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Segment};
+use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
 use floe_planner::RegionId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -51,6 +51,8 @@ pub(crate) struct Region {
     /// Its number for the planner.
     pub id: RegionId,
     segments: Vec<Hash>,
+    /// Chunks that are otherwise than their table says, ascending.
+    patches: Vec<Patch>,
     tables: Box<[OnceLock<Arc<Segment>>]>,
     touched: Bits,
     /// Fetched by a guess of the planner, not touched yet.
@@ -133,6 +135,12 @@ impl Region {
 
     /// The hash of a chunk, or the table that must be loaded to know it.
     fn hash(&self, chunk: u64, backend: &dyn Backend) -> Result<Hash, (usize, Hash)> {
+        if let Ok(at) = self
+            .patches
+            .binary_search_by_key(&chunk, |patch| patch.chunk.into())
+        {
+            return Ok(self.patches[at].hash);
+        }
         let at = (chunk / CHUNKS_PER_SEGMENT as u64) as usize;
         let Some(segment) = self.segments.get(at).filter(|s| !s.is_zero()) else {
             return Ok(Hash::ZERO);
@@ -160,6 +168,7 @@ impl Image {
             size: r.size,
             id: first_region + i as RegionId,
             segments: r.segments.clone(),
+            patches: r.patches.clone(),
             tables: r.segments.iter().map(|_| OnceLock::new()).collect(),
             touched: Bits::new(r.size.div_ceil(CHUNK)),
             ahead: Bits::new(r.size.div_ceil(CHUNK)),

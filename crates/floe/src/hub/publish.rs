@@ -110,6 +110,18 @@ fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
                 ));
             }
         }
+        for hash in region.patched_chunks() {
+            match scope.find(Kind::Chunk, &hash) {
+                Some(found) => {
+                    used.mark(Kind::Chunk, found);
+                }
+                None => miss(
+                    Kind::Chunk,
+                    &hash,
+                    format!("a patch of region {}", region.name),
+                ),
+            }
+        }
     }
     match first_missing {
         None => Ok(used),

@@ -247,12 +247,11 @@ impl Node {
         let segment =
             |fetcher: &floe_source::Fetcher, image: &Hash, region: &Region, index: usize| {
                 let hash = region.segments.get(index).copied().unwrap_or(Hash::ZERO);
-                if hash.is_zero() {
-                    return Ok(Segment::new());
-                }
                 let bytes = fetcher.demand_wait(image, Kind::Segment, &hash)?;
-                Segment::decode(&bytes)
-                    .map_err(|error| failed(error.to_string(), "floe cache verify"))
+                let mut table = Segment::decode(&bytes)
+                    .map_err(|error| failed(error.to_string(), "floe cache verify"))?;
+                region.patch(index, &mut table);
+                Ok::<_, NodeError>(table)
             };
         let mut chunks = Vec::new();
         for index in changed_segments(from, over) {
@@ -311,7 +310,10 @@ fn io_error(error: MountError) -> io::Error {
 fn changed_segments(a: &Region, b: &Region) -> Vec<usize> {
     let count = a.segments.len().max(b.segments.len());
     (0..count)
-        .filter(|&index| a.segments.get(index) != b.segments.get(index))
+        .filter(|&index| {
+            a.segments.get(index) != b.segments.get(index)
+                || a.patches_of(index) != b.patches_of(index)
+        })
         .collect()
 }
 
@@ -370,6 +372,7 @@ mod tests {
             name: "ram".into(),
             size: segments.len() as u64 * floe_image::SEGMENT_SPAN,
             segments: segments.iter().map(|bytes| Hash::of(bytes)).collect(),
+            ..Default::default()
         };
         let (a, b) = (region(&[b"a", b"b", b"c"]), region(&[b"a", b"x", b"c"]));
         assert_eq!(changed_segments(&a, &b), [1]);

@@ -340,6 +340,7 @@ mod tests {
             name: name.into(),
             size,
             segments: vec![Hash::ZERO],
+            ..Default::default()
         };
         let manifest = Manifest {
             regions: vec![region("disk0", 1000), region("ram", 4096)],

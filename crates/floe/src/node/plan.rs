@@ -240,6 +240,7 @@ mod tests {
                     name: (*name).into(),
                     size: 4096,
                     segments: vec![floe_image::Hash::ZERO],
+                    ..Default::default()
                 })
                 .collect(),
         }

@@ -132,6 +132,7 @@ mod tests {
             name: name.into(),
             size: floe_image::SEGMENT_SPAN,
             segments: vec![Hash::ZERO],
+            ..Default::default()
         };
         Manifest {
             regions: vec![region("device"), region("ram"), region("disk0")],

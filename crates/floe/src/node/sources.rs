@@ -328,16 +328,18 @@ impl Sources {
                     chunks.extend(table.hashes().iter().map(|hash| (Kind::Chunk, *hash)));
                 }
             }
+            chunks.extend(region.patched_chunks().map(|hash| (Kind::Chunk, hash)));
         }
         let chunks = self.items(found, chunks)?;
         let mut out = Vec::new();
         for region in regions {
             let mut bytes = vec![0; region.segments.len() * floe_image::SEGMENT_SPAN as usize];
             for (index, segment) in region.segments.iter().enumerate() {
-                let Some(table) = tables.get(segment) else {
-                    continue;
+                let mut table = match tables.get(segment) {
+                    Some(table) => Segment::decode(table).map_err(|error| damaged(found, error))?,
+                    None => Segment::new(),
                 };
-                let table = Segment::decode(table).map_err(|error| damaged(found, error))?;
+                region.patch(index, &mut table);
                 for (slot, hash) in table.hashes().iter().enumerate() {
                     if let Some(chunk) = chunks.get(hash) {
                         let at = (index * floe_image::CHUNKS_PER_SEGMENT + slot)

@@ -4,7 +4,9 @@
 //! temporary files names the packs of an unfinished pull, so that the next one goes on with them.
 
 use super::{Cancel, Meter, OnProgress, TransferError, retry};
-use floe_image::{Hash, Kind, Layout, Manifest, PackRef, PackWriter, Segment, compress_frame};
+use floe_image::{
+    Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
+};
 use floe_source::{Purpose, Request, Source};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
@@ -122,7 +124,8 @@ pub fn pull(
     let mut chunks = chunks.into_inner();
     let in_order = segments
         .iter()
-        .flat_map(|(_, id)| chunks.remove(id).unwrap_or_default());
+        .flat_map(|(_, id)| chunks.remove(id).unwrap_or_default())
+        .chain(manifest.regions.iter().flat_map(Region::patched_chunks));
     let chunks: Vec<(Kind, Hash)> = unique(in_order)
         .into_iter()
         .map(|id| (Kind::Chunk, id))

@@ -5,7 +5,7 @@
 
 use super::{Cancel, HubClient, Meter, OnProgress, TransferError};
 use crate::hub::{CommitRequest, HAVE_ITEMS_MAX};
-use floe_image::{Hash, Kind, PackIndex, PackWriter, compress_frame};
+use floe_image::{Hash, Kind, PackIndex, PackWriter, Region, compress_frame};
 use floe_store::{Repository, Scope};
 use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
@@ -70,6 +70,8 @@ enum Job {
 struct Content {
     /// Segments with their chunks.
     segments: Vec<(Hash, Vec<Hash>)>,
+    /// Chunks that the manifest names beside the segments.
+    patched: Vec<Hash>,
     chunks: u64,
     raw_bytes: u64,
 }
@@ -132,6 +134,7 @@ fn read_content(
     let manifest = repository.manifest(image)?;
     let mut content = Content {
         segments: Vec::new(),
+        patched: Vec::new(),
         chunks: 0,
         raw_bytes: 0,
     };
@@ -149,6 +152,10 @@ fn read_content(
             (chunks.len() * Kind::Chunk.raw_size() + Kind::Segment.raw_size()) as u64;
         content.segments.push((*id, chunks));
     }
+    let patched = manifest.regions.iter().flat_map(Region::patched_chunks);
+    content.patched = patched.filter(|hash| seen_chunks.insert(*hash)).collect();
+    content.chunks += content.patched.len() as u64;
+    content.raw_bytes += (content.patched.len() * Kind::Chunk.raw_size()) as u64;
     Ok(content)
 }
 
@@ -247,7 +254,8 @@ fn ask(
         .segments
         .iter()
         .filter(|(id, _)| absent.contains(id))
-        .flat_map(|(_, chunks)| chunks);
+        .flat_map(|(_, chunks)| chunks)
+        .chain(&content.patched);
     // A chunk is listed under its first segment only: if that is there, so is the chunk.
     let mut missing = lacking(below.map(|hash| (Kind::Chunk, *hash)).collect())?;
     missing.extend(segments);

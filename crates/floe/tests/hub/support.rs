@@ -96,6 +96,7 @@ pub fn image_parts(numbers: &[u64], leave_out: &[u64]) -> Parts {
         name: "ram".into(),
         size: (numbers.len() * CHUNK_SIZE) as u64,
         segments,
+        ..Default::default()
     };
     let manifest = Manifest {
         parent: None,

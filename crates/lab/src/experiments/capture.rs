@@ -5,12 +5,14 @@ use super::plain::PlainQemu;
 use super::wan;
 use crate::harness::{Context, Report, Samples};
 use anyhow::Context as _;
-use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Manifest};
+use floe_image::{CHUNK_SIZE, Hash, Manifest, Region, Segment};
 use floe_store::Repository;
 use std::time::Duration;
 
 /// Between two captures of the pause.
 const BETWEEN: Duration = Duration::from_secs(3);
+/// Of a patch in a manifest: a chunk's number and its hash.
+const PATCH_BYTES: u64 = 36;
 /// "A minute later".
 const LATER: Duration = Duration::from_secs(60);
 
@@ -73,7 +75,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
 }
 
 /// Bytes of the chunks that one image has otherwise than the other (zero ones not counted), and bytes of the pack files that
-/// only it has.
+/// only it has and of the patches in its manifest.
 fn difference(
     repository: &std::path::Path,
     before: &str,
@@ -87,36 +89,36 @@ fn difference(
     let mut changed = 0;
     for region in &new.regions {
         let base = old.region(&region.name);
-        for (index, segment) in region.segments.iter().enumerate() {
-            let base = base
-                .and_then(|base| base.segments.get(index))
-                .copied()
-                .unwrap_or(Hash::ZERO);
-            if *segment == base || *segment == Hash::ZERO {
+        for index in 0..region.segments.len() {
+            let same = |base: &&Region| {
+                base.segments.get(index) == region.segments.get(index)
+                    && base.patches_of(index) == region.patches_of(index)
+            };
+            if base.as_ref().is_some_and(same) {
                 continue;
             }
-            let now = new_scope.segment(segment)?;
-            let was = if base == Hash::ZERO {
-                None
-            } else {
-                Some(old_scope.segment(&base)?)
+            let now = new_scope.table(region, index)?;
+            let was = match base.filter(|base| index < base.segments.len()) {
+                Some(base) => old_scope.table(base, index)?,
+                None => Segment::new(),
             };
-            for slot in 0..CHUNKS_PER_SEGMENT {
-                let (now, was) = (
-                    now.get(slot),
-                    was.as_ref().map_or(Hash::ZERO, |was| was.get(slot)),
-                );
-                changed += u64::from(now != was && now != Hash::ZERO);
-            }
+            let pairs = now.hashes().iter().zip(was.hashes());
+            changed += pairs
+                .filter(|(now, was)| now != was && !now.is_zero())
+                .count() as u64;
         }
     }
+    let patches = |manifest: &Manifest| -> u64 {
+        let count = manifest.regions.iter().map(|region| region.patches.len());
+        count.sum::<usize>() as u64 * PATCH_BYTES
+    };
     let known = repository.layout(&before)?;
     let new_packs = repository.layout(&after)?;
-    let stored = new_packs
+    let stored: u64 = new_packs
         .packs
         .iter()
         .filter(|pack| known.packs.iter().all(|old| old.id != pack.id))
         .map(|pack| pack.file_bytes)
         .sum();
-    Ok((changed * CHUNK_SIZE as u64, stored))
+    Ok((changed * CHUNK_SIZE as u64, stored + patches(&new)))
 }

@@ -105,6 +105,7 @@ impl Fixture {
                 name: "disk0".into(),
                 size: (CHUNKS_PER_SEGMENT * CHUNK_SIZE) as u64,
                 segments: vec![segment.0],
+                ..Default::default()
             }],
         };
         let image = repository.publish(&manifest, &Layout { packs }).unwrap();

@@ -313,3 +313,69 @@ fn packs_stay_below_their_limit_and_hold_every_item_once() {
         .unwrap();
     assert!(missing.is_empty() && seen.len() == wants.len());
 }
+
+#[test]
+fn a_few_changed_chunks_are_patches_of_their_segment_and_many_a_new_segment() {
+    let (_dir, repository) = repository();
+    let mut bytes: Vec<u8> = (1..=1500).flat_map(chunk).collect();
+    let (mut id, _) = from_bytes(&repository, None, "ram", &bytes);
+    let segments = repository.manifest(&id).unwrap().regions[0]
+        .segments
+        .clone();
+    let layer = |parent: Hash, size: usize, pages: &[(u64, [u8; CHUNK_SIZE])]| {
+        let options = IngestOptions {
+            parent: Some(parent),
+            ..IngestOptions::default()
+        };
+        let mut ingest = Ingest::new(&repository, options).unwrap();
+        ingest
+            .region_from_pages(
+                "ram",
+                size as u64,
+                Some("ram"),
+                pages.iter().copied().map(Ok),
+            )
+            .unwrap();
+        ingest.finish_with_stats(MachineConfig::default()).unwrap()
+    };
+    // One over the other: what was changed before stays changed, and a chunk may come back or become zeros.
+    let steps: [&[(u64, u64)]; 3] = [
+        &[(3, 9001), (1200, 9002)],
+        &[(4, 9003), (1200, 0)],
+        &[(3, 4)],
+    ];
+    for (step, expected) in steps.iter().zip([2, 3, 2]) {
+        let content = |n: u64| if n == 0 { [0; CHUNK_SIZE] } else { chunk(n) };
+        let pages: Vec<_> = step.iter().map(|(at, n)| (*at, content(*n))).collect();
+        for (at, page) in &pages {
+            bytes[*at as usize * CHUNK_SIZE..][..CHUNK_SIZE].copy_from_slice(page);
+        }
+        let (next, stats) = layer(id, bytes.len(), &pages);
+        let region = repository.manifest(&next).unwrap().regions[0].clone();
+        assert_eq!((stats.new_segments, &region.segments), (0, &segments));
+        assert_eq!(region.patches.len(), expected);
+        assert!(back(&repository, &next, "ram") == bytes);
+        let report = repository.verify(&next, &|_, _| true).unwrap();
+        assert!(report.damage.is_empty(), "{:?}", report.damage);
+        id = next;
+    }
+    assert_eq!(
+        repository.inspect(&id).unwrap().shared_with_parent_bytes,
+        1499 * 4096
+    );
+    // A shorter region keeps the patches that it still has; the cut segment is stored anew.
+    bytes.truncate(1100 * CHUNK_SIZE);
+    let (cut, _) = layer(id, bytes.len(), &[]);
+    let region = repository.manifest(&cut).unwrap().regions[0].clone();
+    assert!(back(&repository, &cut, "ram") == bytes);
+    assert_eq!(region.patches.len(), 1);
+    // Half of a segment's chunks cost more as patches than its table.
+    let pages: Vec<_> = (0..512).map(|at| (at, chunk(20_000 + at))).collect();
+    let (many, stats) = layer(cut, bytes.len(), &pages);
+    assert_eq!(stats.new_segments, 1);
+    assert!(
+        repository.manifest(&many).unwrap().regions[0]
+            .patches
+            .is_empty()
+    );
+}

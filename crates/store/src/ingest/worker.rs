@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use std::collections::BTreeMap;
+
 use floe_image::{
-    CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, SEGMENT_SPAN, Segment, compress_frame, is_zero,
+    CHUNK_SIZE, CHUNKS_PER_SEGMENT, FRAME_MAX_CHUNKS, Hash, Kind, Patch, Region, SEGMENT_SPAN,
+    Segment, compress_frame, is_zero,
 };
 use parking_lot::Mutex;
 
@@ -15,6 +18,13 @@ use crate::repository::{Scope, Walk};
 use crate::{IngestProgress, StoreError};
 
 const SEEN_SHARDS: usize = 64;
+
+/// Most patches of a region (288 KiB of its manifest): what a reader fetches before it starts must stay small.
+const PATCHES_IN_REGION_MAX: usize = 8192;
+
+/// A patch has 36 bytes; a table has 32 for each chunk that isn't zero, which don't compress. A table is stored anew when it
+/// costs less than eight times its patches, because a reader may not need the table at all.
+const CHUNKS_PER_PATCH: usize = 8;
 
 /// The hashes stored by this ingest: 38 to 75 bytes each, about 1.5 % of the new chunks. Whole hashes: a half could be
 /// forged to make a chunk vanish.
@@ -60,9 +70,9 @@ pub(super) struct Job<'a, F> {
     pub feed: F,
     pub name: &'a str,
     pub size: u64,
-    /// The parent's segments and the scope that reads them.
-    pub base: Option<(&'a [Hash], &'a Scope)>,
-    pub segments: Mutex<Vec<Hash>>,
+    /// The parent's region and the scope that reads it.
+    pub base: Option<(&'a Region, &'a Scope)>,
+    tables: Mutex<Tables>,
     /// The base's table at the region's end, without what lies beyond it.
     trimmed: Option<(u64, Segment)>,
     /// The feed brought something for that place.
@@ -71,23 +81,66 @@ pub(super) struct Job<'a, F> {
     stop: AtomicBool,
 }
 
+/// A region's segments and their patches.
+struct Tables {
+    segments: Vec<Hash>,
+    patches: BTreeMap<u64, Vec<Patch>>,
+}
+
+impl Tables {
+    fn set(&mut self, number: u64, table: Table) {
+        self.segments[number as usize] = table.hash;
+        self.patches.insert(number, table.patches);
+    }
+}
+
+/// How a segment's table is kept.
+struct Table {
+    hash: Hash,
+    patches: Vec<Patch>,
+}
+
+impl Table {
+    fn whole(hash: Hash) -> Table {
+        Table {
+            hash,
+            patches: Vec::new(),
+        }
+    }
+}
+
+/// The base's table at one place.
+struct Base {
+    /// That of the stored table; zero if it isn't stored as it is.
+    hash: Hash,
+    stored: Segment,
+    /// With its patches.
+    table: Segment,
+}
+
 impl<'a, F: Feed> Job<'a, F> {
-    /// `segments` has the region's length and holds what stays where the feed brings nothing.
+    /// `kept` has the region's length and holds what stays where the feed brings nothing.
     pub fn new(
         shared: &'a Shared,
         feed: F,
         name: &'a str,
         size: u64,
-        base: Option<(&'a [Hash], &'a Scope)>,
-        segments: Vec<Hash>,
+        base: Option<(&'a Region, &'a Scope)>,
+        kept: Region,
     ) -> Job<'a, F> {
+        let mut patches = BTreeMap::<u64, Vec<Patch>>::new();
+        for patch in kept.patches {
+            let number = u64::from(patch.chunk) / CHUNKS_PER_SEGMENT as u64;
+            patches.entry(number).or_default().push(patch);
+        }
+        let segments = kept.segments;
         Job {
             shared,
             feed,
             name,
             size,
             base,
-            segments: Mutex::new(segments),
+            tables: Mutex::new(Tables { segments, patches }),
             trimmed: None,
             trimmed_replaced: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
@@ -95,13 +148,13 @@ impl<'a, F: Feed> Job<'a, F> {
         }
     }
 
-    /// Read the whole feed with `workers` threads. Returns the region's segments. Segment `last_to_cut` of the base reaches
+    /// Read the whole feed with `workers` threads. Returns the region's segments and patches. Segment `last_to_cut` of the base reaches
     /// beyond the region's end.
     pub fn run(
         mut self,
         workers: usize,
         last_to_cut: Option<usize>,
-    ) -> Result<Vec<Hash>, StoreError> {
+    ) -> Result<(Vec<Hash>, Vec<Patch>), StoreError> {
         if let Some(number) = last_to_cut {
             self.trimmed = Some((number as u64, Worker::new(&self).trim(number as u64)?));
         }
@@ -126,8 +179,8 @@ impl<'a, F: Feed> Job<'a, F> {
         if let Some((number, table)) = &self.trimmed
             && !self.trimmed_replaced.load(Ordering::Relaxed)
         {
-            let hash = Worker::new(&self).store_table(table, None)?;
-            self.segments.lock()[*number as usize] = hash;
+            let table = Worker::new(&self).store_table(*number, table, None)?;
+            self.tables.lock().set(*number, table);
         }
         // What the feed did not bring is the base's, and done as well.
         let done_bytes = self.done_bytes.load(Ordering::Relaxed);
@@ -143,7 +196,9 @@ impl<'a, F: Feed> Job<'a, F> {
                 return Err(StoreError::Cancelled);
             }
         }
-        Ok(self.segments.into_inner())
+        let tables = self.tables.into_inner();
+        let patches = tables.patches.into_values().flatten().collect();
+        Ok((tables.segments, patches))
     }
 }
 
@@ -173,8 +228,8 @@ impl<'a, F: Feed> Worker<'a, F> {
             let Some((number, content)) = job.feed.next(&mut buffer)? else {
                 return self.flush();
             };
-            let hash = self.segment(number, &content, &buffer)?;
-            job.segments.lock()[number as usize] = hash;
+            let table = self.segment(number, &content, &buffer)?;
+            job.tables.lock().set(number, table);
             if job
                 .trimmed
                 .as_ref()
@@ -208,18 +263,32 @@ impl<'a, F: Feed> Worker<'a, F> {
     }
 
     /// The base's table at this place; None where it has none or only zeros.
-    fn base(&self, number: u64) -> Result<Option<(Hash, Segment)>, StoreError> {
+    fn base(&self, number: u64) -> Result<Option<Base>, StoreError> {
         if let Some((trimmed, table)) = &self.job.trimmed
             && *trimmed == number
         {
             // Not stored itself, so no result may be taken for it.
-            return Ok(Some((Hash::ZERO, table.clone())));
+            return Ok(Some(Base {
+                hash: Hash::ZERO,
+                stored: Segment::new(),
+                table: table.clone(),
+            }));
         }
-        let Some((segments, scope)) = self.job.base else {
+        let Some((region, scope)) = self.job.base else {
             return Ok(None);
         };
-        match segments.get(number as usize) {
-            Some(hash) if !hash.is_zero() => Ok(Some((*hash, scope.segment(hash)?))),
+        let number = number as usize;
+        match region.segments.get(number) {
+            Some(hash) if !hash.is_zero() || !region.patches_of(number).is_empty() => {
+                let stored = scope.segment(hash)?;
+                let mut table = stored.clone();
+                region.patch(number, &mut table);
+                Ok(Some(Base {
+                    hash: *hash,
+                    stored,
+                    table,
+                }))
+            }
             _ => Ok(None),
         }
     }
@@ -229,7 +298,7 @@ impl<'a, F: Feed> Worker<'a, F> {
         number: u64,
         content: &Content,
         buffer: &[u8],
-    ) -> Result<Hash, StoreError> {
+    ) -> Result<Table, StoreError> {
         let counters = &self.job.shared.counters;
         let (pages, whole): (Vec<u16>, bool) = match content {
             Content::Hole => {
@@ -237,14 +306,14 @@ impl<'a, F: Feed> Worker<'a, F> {
                 counters
                     .zero_chunks
                     .fetch_add(bytes.div_ceil(CHUNK_SIZE as u64), Ordering::Relaxed);
-                return Ok(Hash::ZERO);
+                return Ok(Table::whole(Hash::ZERO));
             }
             Content::Whole(chunks) => ((0..*chunks as u16).collect(), true),
             Content::Pages(pages) => (pages.clone(), false),
         };
         let base = self.base(number)?;
         let mut table = match &base {
-            Some((_, base)) if !whole => base.clone(),
+            Some(base) if !whole => base.table.clone(),
             _ => Segment::new(),
         };
         let (mut zero, mut unchanged, mut dedup) = (0, 0, 0);
@@ -260,7 +329,7 @@ impl<'a, F: Feed> Worker<'a, F> {
             table.set(chunk, hash);
             if base
                 .as_ref()
-                .is_some_and(|(_, base)| base.get(chunk) == hash)
+                .is_some_and(|base| base.table.get(chunk) == hash)
             {
                 unchanged += 1;
             } else if self.is_new(Kind::Chunk, &hash)? {
@@ -275,18 +344,43 @@ impl<'a, F: Feed> Worker<'a, F> {
             .fetch_add(unchanged, Ordering::Relaxed);
         counters.dedup_chunks.fetch_add(dedup, Ordering::Relaxed);
         self.frames(&fresh)?;
-        self.store_table(&table, base.map(|(hash, _)| hash))
+        self.store_table(number, &table, base.as_ref())
     }
 
-    /// Store a segment's table unless it is the base's.
-    fn store_table(&mut self, table: &Segment, base: Option<Hash>) -> Result<Hash, StoreError> {
+    /// Store a segment's table unless it is the base's, or the base's but for some patches.
+    fn store_table(
+        &mut self,
+        number: u64,
+        table: &Segment,
+        base: Option<&Base>,
+    ) -> Result<Table, StoreError> {
         if table.is_zero() {
-            return Ok(Hash::ZERO);
+            return Ok(Table::whole(Hash::ZERO));
+        }
+        if let Some(base) = base.filter(|base| !base.hash.is_zero()) {
+            let pairs = table.hashes().iter().zip(base.stored.hashes()).enumerate();
+            let first = number as usize * CHUNKS_PER_SEGMENT;
+            let patches: Vec<Patch> = pairs
+                .filter(|(_, (new, old))| new != old)
+                .map(|(slot, (new, _))| Patch {
+                    // A region has at most 2^32 chunks.
+                    chunk: (first + slot) as u32,
+                    hash: *new,
+                })
+                .collect();
+            let stored = table.hashes().iter().filter(|hash| !hash.is_zero()).count();
+            let count = Region::segments_for(self.job.size).max(1) as usize;
+            if patches.len() <= (stored / CHUNKS_PER_PATCH).min(PATCHES_IN_REGION_MAX / count) {
+                return Ok(Table {
+                    hash: base.hash,
+                    patches,
+                });
+            }
         }
         let shared = self.job.shared;
         let encoded = table.encode();
         let hash = Hash::of(&encoded);
-        if base != Some(hash) && self.is_new(Kind::Segment, &hash)? {
+        if self.is_new(Kind::Segment, &hash)? {
             shared.counters.new_segments.fetch_add(1, Ordering::Relaxed);
             shared
                 .counters
@@ -295,13 +389,13 @@ impl<'a, F: Feed> Worker<'a, F> {
             let compressed = compress_frame(Kind::Segment, &[&encoded], shared.level);
             shared.packer.segment(hash, compressed)?;
         }
-        Ok(hash)
+        Ok(Table::whole(hash))
     }
 
     /// The table of a base that is longer than the region, cut at the region's end: in the format, what a last chunk has
     /// beyond it is zero.
     fn trim(mut self, number: u64) -> Result<Segment, StoreError> {
-        let Some((_, mut table)) = self.base(number)? else {
+        let Some(Base { mut table, .. }) = self.base(number)? else {
             return Ok(Segment::new());
         };
         let bytes = (self.job.size - number * SEGMENT_SPAN).min(SEGMENT_SPAN) as usize;

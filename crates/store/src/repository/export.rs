@@ -42,9 +42,9 @@ impl Repository {
         let mut buffer = Vec::new();
         for (number, hash) in region.segments.iter().enumerate() {
             let start = number as u64 * SEGMENT_SPAN;
-            if !hash.is_zero() {
+            if !hash.is_zero() || !region.patches_of(number).is_empty() {
                 let len = (region.size - start).min(SEGMENT_SPAN) as usize;
-                let segment = read_segment(&scope, hash, &mut buffer)?;
+                let segment = read_segment(&scope, region, number, &mut buffer)?;
                 for (from, to_chunk) in runs(&segment) {
                     let (a, b) = (from * CHUNK_SIZE, (to_chunk * CHUNK_SIZE).min(len));
                     if a < b {
@@ -81,12 +81,12 @@ impl Repository {
         let scope = self.scope(id)?;
         let mut out = Vec::with_capacity(region.size as usize);
         let mut buffer = Vec::new();
-        for hash in &region.segments {
+        for (number, hash) in region.segments.iter().enumerate() {
             let len = (region.size - out.len() as u64).min(SEGMENT_SPAN) as usize;
-            if hash.is_zero() {
+            if hash.is_zero() && region.patches_of(number).is_empty() {
                 out.resize(out.len() + len, 0);
             } else {
-                read_segment(&scope, hash, &mut buffer)?;
+                read_segment(&scope, region, number, &mut buffer)?;
                 out.extend_from_slice(&buffer[..len]);
             }
         }
@@ -110,9 +110,14 @@ impl Repository {
     }
 }
 
-/// Read the 4 MiB that a segment describes.
-fn read_segment(scope: &Scope, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Segment, StoreError> {
-    let segment = scope.segment(hash)?;
+/// Read the 4 MiB that a segment and its patches describe.
+fn read_segment(
+    scope: &Scope,
+    region: &Region,
+    number: usize,
+    buffer: &mut Vec<u8>,
+) -> Result<Segment, StoreError> {
+    let segment = scope.table(region, number)?;
     buffer.clear();
     buffer.resize(SEGMENT_SPAN as usize, 0);
     let mut wants: Vec<(Hash, usize)> = segment

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use floe_image::{Hash, ImageName, Kind, Manifest, lineage};
+use floe_image::{Hash, ImageName, Kind, Manifest, Region, lineage};
 
 use super::publish::SEGMENTS_AT_ONCE;
 use super::scope::Walk;
@@ -111,10 +111,7 @@ impl Repository {
         };
         let mut regions = Vec::new();
         for region in &manifest.regions {
-            let same_place = parent
-                .as_ref()
-                .and_then(|(m, _)| m.region(&region.name))
-                .map(|r| &r.segments[..]);
+            let same_place = parent.as_ref().and_then(|(m, _)| m.region(&region.name));
             let mut info = RegionInfo {
                 name: region.name.clone(),
                 size: region.size,
@@ -123,13 +120,7 @@ impl Repository {
                 parent_chunks: 0,
             };
             let parent_scope = parent.as_ref().map(|(_, scope)| scope);
-            count(
-                &scope,
-                &region.segments,
-                parent_scope,
-                same_place.unwrap_or_default(),
-                &mut info,
-            )?;
+            count(&scope, region, parent_scope, same_place, &mut info)?;
             regions.push(info);
         }
         let ancestors = lineage(*id, |image| match self.manifest(image) {
@@ -165,19 +156,25 @@ impl Repository {
 /// Count a region's non-zero chunks, and those that its parent has.
 fn count(
     scope: &Scope,
-    segments: &[Hash],
+    region: &Region,
     parent: Option<&Scope>,
-    same_place: &[Hash],
+    same_place: Option<&Region>,
     info: &mut RegionInfo,
 ) -> Result<(), StoreError> {
     let mut walk = Walk::default();
-    for (batch, hashes) in segments.chunks(SEGMENTS_AT_ONCE).enumerate() {
+    for (batch, hashes) in region.segments.chunks(SEGMENTS_AT_ONCE).enumerate() {
         let mine = scope.segments(hashes)?;
-        for (i, segment) in mine.iter().enumerate() {
+        for (i, mut segment) in mine.into_iter().enumerate() {
+            let number = batch * SEGMENTS_AT_ONCE + i;
+            region.patch(number, &mut segment);
             let stored: Vec<&Hash> = segment.hashes().iter().filter(|h| !h.is_zero()).collect();
             info.zero_chunks = info.zero_chunks.saturating_sub(stored.len() as u64);
             let Some(parent) = parent else { continue };
-            if same_place.get(batch * SEGMENTS_AT_ONCE + i) == Some(&hashes[i]) {
+            let same = |theirs: &Region| {
+                theirs.segments.get(number) == Some(&hashes[i])
+                    && theirs.patches_of(number) == region.patches_of(number)
+            };
+            if same_place.is_some_and(same) {
                 info.parent_chunks += stored.len() as u64;
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Publishing: the walk that finds an image complete, and the rename that makes it visible.
 
-use floe_image::{CHUNK_SIZE, Hash, Kind, Layout, Manifest, SEGMENT_SPAN};
+use floe_image::{CHUNK_SIZE, Hash, Kind, Layout, Manifest, Region, SEGMENT_SPAN};
 use rustix::fs::FlockOperation;
 
 use super::Repository;
@@ -62,7 +62,7 @@ impl Repository {
             first: None,
         };
         for region in &manifest.regions {
-            check.region(&region.name, &region.segments)?;
+            check.region(region)?;
         }
         if let Some((first, place)) = check.first {
             return Err(StoreError::Incomplete {
@@ -112,10 +112,12 @@ impl Check<'_> {
         }
     }
 
-    fn region(&mut self, name: &str, segments: &[Hash]) -> Result<(), StoreError> {
+    /// A segment's chunks are all needed, those with a patch as well: where a segment is, its chunks are.
+    fn region(&mut self, region: &Region) -> Result<(), StoreError> {
+        let name = &region.name;
         // Chunks and segments lie in different packs: each walk remembers its own.
         let (mut chunk_walk, mut segment_walk) = (Walk::default(), Walk::default());
-        for (batch, hashes) in segments.chunks(SEGMENTS_AT_ONCE).enumerate() {
+        for (batch, hashes) in region.segments.chunks(SEGMENTS_AT_ONCE).enumerate() {
             let mut present = Vec::new();
             for (i, hash) in hashes
                 .iter()
@@ -141,6 +143,10 @@ impl Check<'_> {
                     self.item(Kind::Chunk, hash, &mut chunk_walk, place)?;
                 }
             }
+        }
+        for patch in region.patches.iter().filter(|patch| !patch.hash.is_zero()) {
+            let place = || format!("the patch of chunk {} of region {name}", patch.chunk);
+            self.item(Kind::Chunk, &patch.hash, &mut chunk_walk, place)?;
         }
         Ok(())
     }

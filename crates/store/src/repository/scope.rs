@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use floe_image::{
-    FrameInfo, Hash, Kind, Layout, PackIndex, PackRef, Segment, decompress_frame_into,
+    FrameInfo, Hash, Kind, Layout, PackIndex, PackRef, Region, Segment, decompress_frame_into,
 };
 
 use super::Repository;
@@ -339,7 +339,17 @@ impl Scope {
             .collect())
     }
 
-    /// A segment.
+    /// The hashes that count in one segment of a region: its table with its patches.
+    ///
+    /// # Panics
+    /// When the region has no such segment.
+    pub fn table(&self, region: &Region, number: usize) -> Result<Segment, StoreError> {
+        let mut table = self.segment(&region.segments[number])?;
+        region.patch(number, &mut table);
+        Ok(table)
+    }
+
+    /// A segment as it is stored.
     pub fn segment(&self, hash: &Hash) -> Result<Segment, StoreError> {
         Ok(self.segments(&[*hash])?.pop().unwrap_or_default())
     }

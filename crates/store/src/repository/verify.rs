@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use floe_image::{CHUNKS_PER_SEGMENT, FRAME_BYTES_MAX, Hash, Kind, PackRef};
+use floe_image::{CHUNKS_PER_SEGMENT, FRAME_BYTES_MAX, Hash, Kind, PackRef, Region};
 use parking_lot::Mutex;
 
 use super::packs::{check_frame, read_index, read_ref};
@@ -152,7 +152,7 @@ impl Repository {
                 report: &mut report,
                 file: &file,
             };
-            walk.region(&region.name, &region.segments)?;
+            walk.region(region)?;
         }
         Ok(report)
     }
@@ -280,16 +280,20 @@ impl Lost<'_> {
         Ok((!good).then_some("damaged in every pack that holds it"))
     }
 
-    fn region(&mut self, name: &str, segments: &[Hash]) -> Result<(), StoreError> {
+    fn region(&mut self, region: &Region) -> Result<(), StoreError> {
+        let name = &region.name;
         let (mut chunk_walk, mut segment_walk) = (Walk::default(), Walk::default());
         let mut run: Option<(u64, u64, &'static str)> = None;
-        for (number, hash) in segments
+        for (number, hash) in region
+            .segments
             .iter()
             .enumerate()
-            .filter(|(_, hash)| !hash.is_zero())
+            .filter(|(number, hash)| !hash.is_zero() || !region.patches_of(*number).is_empty())
         {
             let first = (number * CHUNKS_PER_SEGMENT) as u64;
-            if let Some(why) = self.fault(Kind::Segment, hash, &mut segment_walk)? {
+            if !hash.is_zero()
+                && let Some(why) = self.fault(Kind::Segment, hash, &mut segment_walk)?
+            {
                 let lost = format!(
                     "{name}, chunks {first} to {}",
                     first + CHUNKS_PER_SEGMENT as u64 - 1
@@ -301,7 +305,7 @@ impl Lost<'_> {
                 );
                 continue;
             }
-            let segment = self.scope.segment(hash)?;
+            let segment = self.scope.table(region, number)?;
             for (i, hash) in segment
                 .hashes()
                 .iter()
