@@ -6,7 +6,7 @@ use floe::transfer::{
 };
 use floe_image::Hash;
 use floe_source::{Options, open};
-use floe_store::{Cache, Repository};
+use floe_store::{Cache, Ingest, IngestOptions, Repository};
 use std::sync::Mutex;
 
 fn numbers(count: u64) -> Vec<u64> {
@@ -88,6 +88,40 @@ fn what_was_pushed_can_be_pulled_byte_for_byte() {
     assert_eq!(pages_of(&there, &id), pages_of(&world.repository, &id));
     assert_eq!(report.chunks_reused, 0);
     assert!(there.verify(&id, &|_, _| true).unwrap().damage.is_empty());
+}
+
+#[test]
+fn a_layer_of_patches_moves_as_its_chunks_and_its_manifest() {
+    let world = world();
+    let first = image(&world.repository, &numbers(2500));
+    world.push(&first, "a", false).unwrap();
+    let options = IngestOptions {
+        parent: Some(first),
+        ..IngestOptions::default()
+    };
+    let mut ingest = Ingest::new(&world.repository, options).unwrap();
+    let size = 2500 * floe_image::CHUNK_SIZE as u64;
+    let changed = |n: u64| <[u8; floe_image::CHUNK_SIZE]>::try_from(page(n)).unwrap();
+    let pages = [(100, 1_000_001), (2000, 1_000_002)].map(|(at, n)| Ok((at, changed(n))));
+    ingest
+        .region_from_pages("ram", size, Some("ram"), pages.into_iter())
+        .unwrap();
+    let second = ingest.finish(floe_image::MachineConfig::default()).unwrap();
+    let region = &world.repository.manifest(&second).unwrap().regions[0];
+    assert_eq!(region.patches.len(), 2);
+
+    let report = world.push(&second, "b", false).unwrap();
+    assert_eq!(report.chunks_sent, 2, "{report:?}");
+    assert!(
+        report.bytes_sent < 3 * 4096,
+        "no table goes again: {report:?}"
+    );
+    let (there, _) = pulled(&world, &second, "there", Some(&world.ann));
+    assert_eq!(
+        pages_of(&there, &second),
+        pages_of(&world.repository, &second)
+    );
+    assert!(pages_of(&there, &second) != pages_of(&world.repository, &first));
 }
 
 #[test]
