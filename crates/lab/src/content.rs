@@ -28,7 +28,10 @@ impl Content {
         let tables = manifest
             .regions
             .iter()
-            .map(|region| scope.segments(&region.segments))
+            .map(|region| {
+                let numbers = 0..region.segments.len();
+                numbers.map(|number| scope.table(region, number)).collect()
+            })
             .collect::<Result<_, _>>()?;
         Ok(Content {
             manifest,
