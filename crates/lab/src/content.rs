@@ -50,6 +50,12 @@ impl Content {
         (!hash.is_zero()).then_some(hash)
     }
 
+    /// The regions' names by their number.
+    pub fn regions(&self) -> Vec<String> {
+        let regions = self.manifest.regions.iter();
+        regions.map(|region| region.name.clone()).collect()
+    }
+
     /// How many chunks of each region are not zero. Regions without any are left out.
     pub fn nonzero(&self) -> BTreeMap<String, u64> {
         let count = |tables: &Vec<Segment>| {

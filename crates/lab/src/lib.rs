@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - [`link`]: the link emulator, a state machine and its driver.
+//! - [`sim`]: streaming in virtual time: recorded runs ([`traces`]) replayed through the live planner; [`plot`]: pictures of it.
 //! - [`harness`]: interleaved runs, statistics, the report.
 //! - [`experiments`]: one file each; what they measure is the real thing, over the real kernel, QEMU and network.
 //! - [`workloads`]: what a user does in a guest, scripted; the traces that the simulator replays are collected from it.
@@ -20,6 +21,9 @@ pub mod experiments;
 pub mod guest;
 pub mod harness;
 pub mod link;
+pub mod plot;
 pub mod signals;
+pub mod sim;
+pub mod traces;
 pub mod workload;
 pub mod workloads;

@@ -2,7 +2,7 @@
 use anyhow::{Context as _, bail};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use floe_lab::experiments::{self, Experiment};
-use floe_lab::harness::Context;
+use floe_lab::harness::{Context, Report};
 use floe_lab::link::tool;
 use floe_lab::signals;
 use std::ffi::OsString;
@@ -37,6 +37,8 @@ enum Command {
     Toucher(experiments::touch::toucher::Arguments),
     #[command(hide = true)]
     ServeNode(experiments::live::NodeArguments),
+    #[command(hide = true)]
+    TrainOnce(experiments::train::Arguments),
     #[command(hide = true)]
     ServeHub(experiments::live::HubArguments),
 }
@@ -104,6 +106,7 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
         Command::Collect(arguments) => collect(arguments),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
+        Command::TrainOnce(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }
 }
@@ -181,6 +184,20 @@ fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<Exit
     if let Some(path) = &arguments.json {
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
             .with_context(|| format!("cannot write {}", path.display()))?;
+        write_plots(&report, path)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Into the folder `plots` beside the figures.
+fn write_plots(report: &Report, json: &Path) -> anyhow::Result<()> {
+    let dir = json.with_file_name("plots");
+    if !report.plots.is_empty() {
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
+    for (name, svg) in &report.plots {
+        let path = dir.join(format!("{name}.svg"));
+        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }

@@ -39,10 +39,10 @@ use floe_image::{Hash, Kind, Layout, Manifest};
 
 pub use directory::Directory;
 pub use error::SourceError;
-pub use fetcher::{Done, Each, FetchOptions, FetchStats, Fetcher};
+pub use fetcher::{Budget, Done, Each, FetchOptions, FetchStats, Fetcher, budget};
 pub use files::Files;
 pub use hub::Hub;
-pub use link::LinkEstimate;
+pub use link::{Answer, LinkEstimate, LinkMeter};
 pub use open::{Options, open};
 pub use s3::S3;
 pub use wrap::coalesce::Coalesce;

@@ -47,7 +47,7 @@ impl LinkEstimate {
 
 /// Measures one link. All methods take the time, so that tests need no clock.
 #[derive(Debug, Default)]
-pub(crate) struct LinkMeter(Mutex<Meter>);
+pub struct LinkMeter(Mutex<Meter>);
 
 #[derive(Debug, Default)]
 struct Meter {
@@ -59,7 +59,7 @@ struct Meter {
 
 /// One answer being received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answer {
+pub struct Answer {
     started: Instant,
     /// Set at the first byte: when, and what the whole link had carried by then.
     first: Option<(Instant, u64)>,
@@ -67,7 +67,7 @@ pub(crate) struct Answer {
 
 impl LinkMeter {
     /// A request leaves.
-    pub(crate) fn request(&self, now: Instant) -> Answer {
+    pub fn request(&self, now: Instant) -> Answer {
         self.0.lock().requests += 1;
         Answer {
             started: now,
@@ -76,7 +76,7 @@ impl LinkMeter {
     }
 
     /// `bytes` of the answer arrived.
-    pub(crate) fn received(&self, answer: &mut Answer, bytes: usize, now: Instant) {
+    pub fn received(&self, answer: &mut Answer, bytes: usize, now: Instant) {
         let mut meter = self.0.lock();
         meter.wire_bytes += bytes as u64;
         if answer.first.is_none() {
@@ -88,7 +88,7 @@ impl LinkMeter {
     }
 
     /// The answer is complete.
-    pub(crate) fn ended(&self, answer: Answer, now: Instant) {
+    pub fn ended(&self, answer: Answer, now: Instant) {
         let Some((first_at, before)) = answer.first else {
             return;
         };
@@ -108,7 +108,7 @@ impl LinkMeter {
     }
 
     /// What is known at `now`. An estimate stays the last one known when the window has emptied.
-    pub(crate) fn estimate(&self, now: Instant) -> LinkEstimate {
+    pub fn estimate(&self, now: Instant) -> LinkEstimate {
         let mut meter = self.0.lock();
         let meter = &mut *meter;
         forget(&mut meter.rates, now);

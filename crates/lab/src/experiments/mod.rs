@@ -13,7 +13,10 @@ pub mod local;
 pub mod plain;
 pub mod restore;
 pub mod resume_wan;
+pub mod stream_plots;
+pub mod stream_sim;
 pub mod touch;
+pub mod train;
 pub mod wan;
 
 use crate::harness::{Context, Report};
@@ -74,5 +77,15 @@ pub const ALL: &[Experiment] = &[
         name: "resume-wan",
         about: "a guest goes on behind 7.2 Mbit/s and 120 ms, against copying the image",
         run: resume_wan::run,
+    },
+    Experiment {
+        name: "stream-sim",
+        about: "recorded workloads replayed over slow links in virtual time, with every prefetching policy",
+        run: stream_sim::run,
+    },
+    Experiment {
+        name: "train",
+        about: "time and memory to learn from 16 runs of 100,000 accesses",
+        run: train::run,
     },
 ];

@@ -18,7 +18,7 @@ pub struct Against {
 /// One measured number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// The number: a median, unless the name tells another quantile.
+    /// The number: a median, unless the experiment's explanation or the name tells otherwise.
     pub value: f64,
     /// What it counts; `x` for a ratio.
     pub unit: String,
@@ -45,6 +45,9 @@ pub struct Report {
     pub machine: MachineInfo,
     /// When, in seconds since 1970.
     pub finished_unix_s: u64,
+    /// Pictures of the figures, as SVG, by name; they are written beside the JSON.
+    #[serde(skip)]
+    pub plots: BTreeMap<String, String>,
 }
 
 impl Report {
@@ -58,6 +61,7 @@ impl Report {
             notes: Vec::new(),
             machine,
             finished_unix_s: 0,
+            plots: BTreeMap::new(),
         }
     }
 
@@ -99,6 +103,12 @@ impl Report {
         };
         self.figures.insert(name.into(), figure);
         self.figures.get_mut(name).expect("it was just put there")
+    }
+
+    /// The mean of `samples`.
+    pub fn add_mean(&mut self, name: &str, unit: &str, samples: &Samples) -> &mut Figure {
+        let mean = samples.values().iter().sum::<f64>() / samples.len() as f64;
+        self.put(name, unit, mean, samples.len(), samples.spread())
     }
 
     /// A remark for the reader.

@@ -98,13 +98,13 @@ impl Trace {
     }
 
     /// When the `n`th opportunity since the start comes, the loop counted through.
-    pub(super) fn nth_ns(&self, n: u64) -> u64 {
+    pub fn nth_ns(&self, n: u64) -> u64 {
         let len = self.at_ms.len() as u64;
         ((n / len) * self.period_ms() + self.at_ms[(n % len) as usize]) * 1_000_000
     }
 
     /// The first opportunity that comes at or after `now_ns`.
-    pub(super) fn first_at(&self, now_ns: u64) -> u64 {
+    pub fn first_at(&self, now_ns: u64) -> u64 {
         let now_ms = now_ns.div_ceil(1_000_000);
         let (len, period) = (self.at_ms.len() as u64, self.period_ms());
         // The end of one round and the 0 ms of the next are the same moment: start looking in the earlier round.

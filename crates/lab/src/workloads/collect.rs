@@ -104,6 +104,9 @@ pub struct Meta {
     pub image_zstd_bytes: u64,
     /// Accesses kept of each run.
     pub accesses: Vec<u64>,
+    /// The regions' names by their number in the manifest, which traces use.
+    #[serde(default)]
+    pub regions: Vec<String>,
 }
 
 /// Runs workloads.
@@ -148,6 +151,7 @@ impl Collector {
             workload: workload.name.into(),
             image_nonzero_chunks: content.nonzero(),
             image_zstd_bytes: content.zstd_bytes()?,
+            regions: content.regions(),
             ..Meta::default()
         };
         // A collection that goes on keeps what it has, if it is of the same image.

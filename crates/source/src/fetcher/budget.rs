@@ -16,7 +16,7 @@ const BATCH_BYTES_MAX: u64 = 1 << 20;
 const UNKNOWN_BATCHES: u64 = 4;
 
 /// The budget, in raw bytes, for a link that carries `wire_per_raw` bytes for each raw byte.
-pub(super) fn budget(link: &LinkEstimate, wire_per_raw: f64, bytes_max: u64) -> Budget {
+pub fn budget(link: &LinkEstimate, wire_per_raw: f64, bytes_max: u64) -> Budget {
     let Some(rate) = link.bytes_per_s else {
         let in_flight = (BATCH_BYTES_MIN * UNKNOWN_BATCHES).min(bytes_max);
         return Budget {

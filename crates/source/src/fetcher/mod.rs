@@ -17,6 +17,9 @@ use floe_store::Cache;
 use crate::{LinkEstimate, Source, SourceError};
 use engine::Engine;
 
+pub use budget::budget;
+pub use queue::Budget;
+
 /// How a [`Fetcher`] works. The defaults suit a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOptions {

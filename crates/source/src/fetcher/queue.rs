@@ -124,8 +124,10 @@ impl Item {
 
 /// How much prefetch may be under way, in raw bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Budget {
+pub struct Budget {
+    /// In one request.
     pub batch: u64,
+    /// In all requests together.
     pub in_flight: u64,
 }
 

@@ -1,0 +1,277 @@
+//! `stream-sim`: recorded workloads replayed in virtual time over slow links, each run with what the workload's other runs
+//! have taught, with every prefetching policy through the same planner code.
+use super::stream_plots;
+use super::train::processor_s;
+use crate::harness::{Context, Report, Samples};
+use crate::link::{Rate, Trace};
+use crate::sim::sweep::{Key, POLICIES, sweep};
+use crate::sim::{FIGURES, LinkSpec, Run};
+use crate::traces::{self, Workload};
+use anyhow::Context as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Recorded links: name, file, round trip in milliseconds. The recordings tell only when packets may pass; the round trips
+/// are what such networks have when idle.
+const RECORDED: [(&str, &str, u64); 3] = [
+    ("att-lte", "ATT-LTE-driving-2016.down", 60),
+    ("tmobile-umts", "TMobile-UMTS-driving.down", 120),
+    ("verizon-lte", "Verizon-LTE-short.down", 60),
+];
+/// Fixed links: name, bits a second, round trip in milliseconds.
+const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_000, 60)];
+
+/// Workloads that a user drives: what they touch differs most from run to run.
+const INTERACTIVE: [&str; 3] = ["desktop", "game", "browser"];
+/// Workloads that do the same every time.
+const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
+
+/// What a run amounts to, in the order of [`FIGURES`].
+type Row = [f64; FIGURES.len()];
+
+/// The place of each figure.
+const FETCH_RATIO: usize = 0;
+const MISS_RATE: usize = 1;
+const WAIT_S: usize = 2;
+
+/// All runs of an experiment.
+pub struct Runs {
+    /// What was replayed.
+    pub workloads: Vec<Workload>,
+    /// Over what.
+    pub links: Vec<LinkSpec>,
+    /// How it went.
+    pub runs: BTreeMap<Key, Run>,
+}
+
+/// Runs it.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("stream-sim", context.quick);
+    let mut workloads = traces::read_all(&traces::folder())?;
+    if context.quick {
+        for workload in &mut workloads {
+            workload.traces.truncate(3);
+        }
+    }
+    let links = links(context.quick)?;
+    let before_s = processor_s();
+    let runs = sweep(&workloads, &links)?;
+    let took_s = processor_s() - before_s;
+    let all = Runs {
+        workloads,
+        links,
+        runs,
+    };
+    all.report(&mut report)?;
+    report.add_value(
+        "runs_per_min",
+        "1/min",
+        all.runs.len() as f64 / took_s * 60.0,
+    );
+    report.plots = stream_plots::draw(&all)?;
+    for workload in &all.workloads {
+        let accesses: usize = workload.traces.iter().map(|t| t.accesses.len()).sum();
+        let runs = workload.traces.len();
+        report.note(format!(
+            "{}: {runs} runs of {} accesses on the mean, {} bytes a chunk on the wire; {:.0} % of what a run touches another one does not",
+            workload.meta.workload,
+            accesses / runs.max(1),
+            workload.image.chunk_wire_bytes,
+            variation(workload) * 100.0
+        ));
+    }
+    Ok(report)
+}
+
+/// Every link of the experiment; the short version has only the fixed ones.
+fn links(quick: bool) -> anyhow::Result<Vec<LinkSpec>> {
+    let mut links: Vec<LinkSpec> = FIXED
+        .iter()
+        .map(|(name, bits, rtt_ms)| LinkSpec {
+            name: (*name).into(),
+            rate: Rate::BitsPerSecond(*bits),
+            rtt_ns: rtt_ms * 1_000_000,
+        })
+        .collect();
+    if quick {
+        return Ok(links);
+    }
+    let folder = std::env::var_os("FLOE_LINK_TRACES")
+        .map_or_else(|| PathBuf::from("../shared/link-traces"), PathBuf::from);
+    for (name, file, rtt_ms) in RECORDED {
+        let path = folder.join(file);
+        let bytes = std::fs::read(&path).with_context(|| {
+            format!(
+                "cannot read the recorded link {}; set FLOE_LINK_TRACES to the folder of mahimahi's traces, or use --quick",
+                path.display()
+            )
+        })?;
+        let trace = Trace::parse(&bytes).with_context(|| path.display().to_string())?;
+        links.push(LinkSpec {
+            name: name.into(),
+            rate: Rate::Recorded(Arc::new(trace)),
+            rtt_ns: rtt_ms * 1_000_000,
+        });
+    }
+    Ok(links)
+}
+
+/// The share of what a run touches that another run of the workload doesn't, on the mean over all pairs.
+fn variation(workload: &Workload) -> f64 {
+    let sets: Vec<BTreeSet<(u8, u32)>> = workload
+        .traces
+        .iter()
+        .map(|t| t.accesses.iter().map(|a| (a.region, a.chunk)).collect())
+        .collect();
+    let (mut sum, mut pairs) = (0.0, 0.0);
+    for (n, one) in sets.iter().enumerate() {
+        for (_, other) in sets.iter().enumerate().filter(|(m, _)| *m != n) {
+            let alone = one.difference(other).count();
+            sum += alone as f64 / one.len().max(1) as f64;
+            pairs += 1.0;
+        }
+    }
+    sum / f64::max(pairs, 1.0)
+}
+
+impl Runs {
+    /// Number of the interactive workload whose runs differ most; of all workloads if none is.
+    pub fn most_variable(&self) -> usize {
+        let by_variation = |numbers: &[usize]| {
+            let variation = |n: &usize| variation(&self.workloads[*n]);
+            let most = numbers
+                .iter()
+                .max_by(|a, b| variation(a).total_cmp(&variation(b)));
+            most.copied()
+        };
+        let all: Vec<usize> = (0..self.workloads.len()).collect();
+        let interactive: Vec<usize> = all
+            .iter()
+            .copied()
+            .filter(|n| self.is_one_of(*n, &INTERACTIVE))
+            .collect();
+        by_variation(&interactive)
+            .or_else(|| by_variation(&all))
+            .unwrap_or(0)
+    }
+
+    /// Number of a workload that does the same every time.
+    pub fn steady(&self) -> usize {
+        let all = 0..self.workloads.len();
+        let mut steady = all.filter(|n| self.is_one_of(*n, &STEADY));
+        steady.next_back().unwrap_or(0)
+    }
+
+    fn is_one_of(&self, workload: usize, kinds: &[&str]) -> bool {
+        let name = &self.workloads[workload].meta.workload;
+        kinds.iter().any(|kind| name.contains(kind))
+    }
+
+    /// All runs of a workload, a link and a policy; of all of them where none is named.
+    pub fn of(
+        &self,
+        workload: Option<usize>,
+        link: Option<usize>,
+        policy: usize,
+    ) -> impl Iterator<Item = &Run> {
+        self.runs
+            .iter()
+            .filter(move |(key, _)| {
+                key.policy == policy
+                    && workload.is_none_or(|w| w == key.workload)
+                    && link.is_none_or(|l| l == key.link)
+            })
+            .map(|(_, run)| run)
+    }
+
+    /// The mean of a figure.
+    fn mean(&self, workload: Option<usize>, link: Option<usize>, policy: usize, at: usize) -> f64 {
+        let values: Vec<f64> = self
+            .of(workload, link, policy)
+            .map(|run| run.figures()[at])
+            .collect();
+        values.iter().sum::<f64>() / values.len().max(1) as f64
+    }
+
+    /// The mean over workloads and links, each of them counting the same.
+    fn grand_mean(&self, policy: usize) -> Row {
+        let mut sums = Row::default();
+        for w in 0..self.workloads.len() {
+            for l in 0..self.links.len() {
+                for (at, sum) in sums.iter_mut().enumerate() {
+                    *sum += self.mean(Some(w), Some(l), policy, at);
+                }
+            }
+        }
+        sums.map(|sum| sum / (self.workloads.len() * self.links.len()) as f64)
+    }
+
+    fn report(&self, report: &mut Report) -> anyhow::Result<()> {
+        for (w, workload) in self.workloads.iter().enumerate() {
+            for (l, link) in self.links.iter().enumerate() {
+                for (p, (policy, _, _)) in POLICIES.iter().enumerate() {
+                    let rows: Vec<Row> = self.of(Some(w), Some(l), p).map(Run::figures).collect();
+                    for (at, (figure, unit)) in FIGURES.iter().enumerate() {
+                        let samples: Samples = rows.iter().map(|row| row[at]).collect();
+                        let name = &workload.meta.workload;
+                        let key = format!("{name}.{}.{policy}.{figure}", link.name);
+                        report.add_mean(&key, unit, &samples);
+                    }
+                }
+            }
+        }
+        for (p, (policy, _, _)) in POLICIES.iter().enumerate() {
+            for (value, (figure, unit)) in self.grand_mean(p).iter().zip(FIGURES) {
+                report.add_value(&format!("mean.{policy}.{figure}"), unit, *value);
+            }
+        }
+        self.compare(report)
+    }
+
+    /// The figures that have a promise.
+    fn compare(&self, report: &mut Report) -> anyhow::Result<()> {
+        let number = |name: &str| {
+            let found = POLICIES.iter().position(|(policy, _, _)| *policy == name);
+            found.with_context(|| format!("no policy {name}"))
+        };
+        let (vmtorrent, vtube, floe) = (number("vmtorrent")?, number("vtube")?, number("floe")?);
+        let all = 0..self.workloads.len();
+        let of = |w: usize, policy: usize, at: usize| self.mean(Some(w), None, policy, at);
+        let worst = |at: usize| {
+            let ratio = |w: usize| of(w, floe, at) / of(w, vtube, at).max(1e-9);
+            all.clone().map(ratio).fold(0.0, f64::max)
+        };
+        report.add_value("worst_fetch_over_vtube", "x", worst(FETCH_RATIO));
+        report.add_value("worst_wait_over_vtube", "x", worst(WAIT_S));
+        let (ours, theirs) = (self.grand_mean(floe), self.grand_mean(vtube));
+        report
+            .add_value("floe_wait_over_vtube", "x", ours[WAIT_S] / theirs[WAIT_S])
+            .against("vTube's algorithm as published", "s", theirs[WAIT_S]);
+        let most = |workloads: &mut dyn Iterator<Item = usize>| {
+            let over_links = |w: usize| {
+                let links = 0..self.links.len();
+                links
+                    .map(|l| self.mean(Some(w), Some(l), floe, FETCH_RATIO))
+                    .fold(0.0, f64::max)
+            };
+            workloads.map(over_links).fold(0.0, f64::max)
+        };
+        report.add_value("floe_fetch_ratio_max", "x", most(&mut all.clone()));
+        let mut steady = all.clone().filter(|w| self.is_one_of(*w, &STEADY));
+        report.add_value("floe_fetch_ratio_max_steady", "x", most(&mut steady));
+        report.add_value("floe_miss_rate", "%", ours[MISS_RATE]);
+        let varied = self.most_variable();
+        let theirs = self.mean(Some(varied), Some(0), vtube, FETCH_RATIO);
+        let plan = self.mean(Some(varied), Some(0), vmtorrent, FETCH_RATIO);
+        report
+            .add_value("vmtorrent_over_vtube", "x", plan / theirs)
+            .against("vTube's fetch ratio", "x", theirs);
+        let name = &self.workloads[varied].meta.workload;
+        report.note(format!(
+            "vmtorrent_over_vtube: {name}, over {} Mbit/s",
+            self.links[0].name
+        ));
+        Ok(())
+    }
+}

@@ -1,0 +1,475 @@
+//! One machine's run, replayed: its accesses go on with its own time, which stands still while it waits.
+//!
+//! The planner is the live one, driven as the mount drives it: every first touch is told, its answers are carried out at once,
+//! the link is told four times a second.
+use super::download::{Demanded, Download, Item};
+use super::figures::{Run, Stall, StallKind};
+use super::image::ImageShape;
+use super::wire::LinkSpec;
+use floe_image::CHUNKS_PER_SEGMENT;
+use floe_planner::{
+    Action, BLOCK_CHUNKS, Config, Event, Link, Model, Planner, RegionId, ZeroTrace,
+};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// How often the planner is told the time.
+const TICK_NS: u64 = 100_000_000;
+/// How often it is told the link, as the mount does.
+const LINK_NS: u64 = 250_000_000;
+/// A machine that stands still while nothing is asked for, for this long, will do so for ever.
+const STUCK_NS: u64 = 60_000_000_000;
+/// Longest run: a day of virtual time.
+const RUN_NS_MAX: u64 = 86_400_000_000_000;
+
+/// What is replayed.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// The image that the machine was started from.
+    pub image: &'a ImageShape,
+    /// What the machine will do.
+    pub trace: &'a ZeroTrace,
+    /// Where its chunks come from.
+    pub link: &'a LinkSpec,
+    /// The planner's policy and limits.
+    pub config: Config,
+    /// What the policy has learnt.
+    pub model: Option<Arc<Model>>,
+    /// Bytes on the wire before the machine can start: manifest, device state, model.
+    pub preamble_bytes: usize,
+}
+
+/// Why a run has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The machine waits for something that nobody fetches: a fault of the planner.
+    #[error("at {at_s:.1} s the machine stands still ({why}) and nothing is asked for")]
+    Stuck {
+        /// Virtual time.
+        at_s: f64,
+        /// Paused, or waiting for a chunk.
+        why: String,
+    },
+    /// The run takes longer than a day.
+    #[error("the run takes longer than a day; {served} of {all} accesses were served")]
+    Endless {
+        /// Accesses that happened.
+        served: usize,
+        /// All of them.
+        all: usize,
+    },
+    /// The trace names a region that the image doesn't have.
+    #[error("the trace names region {0}, which the image does not have")]
+    Region(u8),
+}
+
+/// A fetch that the planner wants to hear the end of.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    region: RegionId,
+    block: u64,
+    chunks: u64,
+    left: u32,
+}
+
+/// What is in the node's store of one region.
+#[derive(Debug)]
+struct Store {
+    present: Vec<u64>,
+    /// Given to the page cache: touches aren't seen.
+    pushed: Vec<u64>,
+    tables: Vec<bool>,
+}
+
+struct Replay<'a> {
+    setup: &'a Setup<'a>,
+    now_ns: u64,
+    planner: Planner,
+    download: Download,
+    stores: Vec<Store>,
+    groups: Vec<Group>,
+    listeners: HashMap<Item, Vec<usize>>,
+    events: VecDeque<Event>,
+    /// The machine's own time when it last went on, and the time then.
+    own_ns: u64,
+    since_ns: u64,
+    started: bool,
+    waiting: Option<Item>,
+    paused: bool,
+    /// Since when it stands still.
+    still: Option<(u64, StallKind)>,
+    next_access: usize,
+    run: Run,
+}
+
+/// Replays a machine's run to its end.
+pub fn replay(setup: &Setup<'_>) -> Result<Run, ReplayError> {
+    let known = setup.image.regions.len();
+    if let Some(access) = setup
+        .trace
+        .accesses
+        .iter()
+        .find(|a| usize::from(a.region) >= known)
+    {
+        return Err(ReplayError::Region(access.region));
+    }
+    Replay::new(setup).run()
+}
+
+fn bit(words: &[u64], chunk: u64) -> bool {
+    words[(chunk / u64::from(BLOCK_CHUNKS)) as usize] >> (chunk % u64::from(BLOCK_CHUNKS)) & 1 == 1
+}
+
+fn table_of(chunk: u64) -> u32 {
+    (chunk / CHUNKS_PER_SEGMENT as u64) as u32
+}
+
+impl<'a> Replay<'a> {
+    fn new(setup: &'a Setup<'a>) -> Replay<'a> {
+        let stores = setup.image.regions.iter().map(|r| Store {
+            present: vec![0; (r.chunks() / u64::from(BLOCK_CHUNKS)) as usize],
+            pushed: vec![0; (r.chunks() / u64::from(BLOCK_CHUNKS)) as usize],
+            tables: vec![false; (r.chunks() / CHUNKS_PER_SEGMENT as u64) as usize],
+        });
+        Replay {
+            setup,
+            now_ns: 0,
+            planner: Planner::new(setup.config),
+            download: Download::new(setup.link),
+            stores: stores.collect(),
+            groups: Vec::new(),
+            listeners: HashMap::new(),
+            events: VecDeque::new(),
+            own_ns: 0,
+            since_ns: 0,
+            started: false,
+            waiting: None,
+            paused: false,
+            still: Some((0, StallKind::Start)),
+            next_access: 0,
+            run: Run::default(),
+        }
+    }
+
+    fn run(mut self) -> Result<Run, ReplayError> {
+        let bytes = self.setup.preamble_bytes.max(1);
+        self.download.demand(0, Item::Preamble, bytes);
+        for (number, region) in self.setup.image.regions.iter().enumerate() {
+            self.events.push_back(Event::RegionAdded {
+                region: number as RegionId,
+                chunks: region.chunks(),
+                segments: region.tables(),
+                urgency: region.urgency,
+            });
+        }
+        let (mut next_tick, mut next_link) = (TICK_NS, LINK_NS);
+        let mut idle_since = None;
+        loop {
+            self.settle();
+            let machine = self.machine_ns();
+            if machine.is_none() && self.download.is_idle() {
+                let since = *idle_since.get_or_insert(self.now_ns);
+                if self.now_ns - since > STUCK_NS {
+                    return Err(self.stuck());
+                }
+            } else {
+                idle_since = None;
+            }
+            let ticks = next_tick.min(next_link);
+            let arrival = self.download.next_ns().unwrap_or(u64::MAX);
+            let next = ticks.min(arrival).min(machine.unwrap_or(u64::MAX));
+            if next > RUN_NS_MAX {
+                return Err(ReplayError::Endless {
+                    served: self.next_access,
+                    all: self.setup.trace.accesses.len(),
+                });
+            }
+            self.now_ns = next.max(self.now_ns);
+            if arrival <= next {
+                if let Some(item) = self.download.advance(self.now_ns) {
+                    self.arrived(item);
+                }
+            } else if machine.is_some_and(|at| at <= next) {
+                if self.next_access == self.setup.trace.accesses.len() {
+                    return Ok(self.finish());
+                }
+                self.access();
+            } else if next_link <= next {
+                next_link += LINK_NS;
+                self.tell_link();
+            } else {
+                next_tick += TICK_NS;
+                if self.setup.model.is_some() && self.started {
+                    self.events.push_back(Event::Tick);
+                }
+            }
+        }
+    }
+
+    fn stuck(&self) -> ReplayError {
+        let waiting = self.waiting.map(|i| format!("waiting for {i:?}"));
+        ReplayError::Stuck {
+            at_s: self.now_ns as f64 / 1e9,
+            why: waiting.unwrap_or_else(|| "paused".into()),
+        }
+    }
+
+    /// When the machine does something next: its next access, or its end.
+    fn machine_ns(&self) -> Option<u64> {
+        if self.still.is_some() {
+            return None;
+        }
+        let trace = self.setup.trace;
+        let own_us = match trace.accesses.get(self.next_access) {
+            Some(access) => access.t_us,
+            None => trace.end_us,
+        };
+        Some(self.since_ns + (own_us * 1000).saturating_sub(self.own_ns))
+    }
+
+    /// Carries out what follows from the events that wait, then stops the machine or lets it go on.
+    fn settle(&mut self) {
+        let mut asked = false;
+        while let Some(event) = self.events.pop_front() {
+            for action in self.planner.on_event(self.now_ns / 1000, event) {
+                asked |= matches!(action, Action::Fetch { .. } | Action::FetchSegments { .. });
+                self.act(action);
+            }
+        }
+        if asked {
+            self.download.send(self.now_ns);
+        }
+        let kind = match (self.started, self.paused, self.waiting) {
+            (false, _, _) => Some(StallKind::Start),
+            (true, true, _) => Some(StallKind::Buffering),
+            (true, false, Some(_)) => Some(StallKind::Demand),
+            (true, false, None) => None,
+        };
+        let before = self.still.map(|(_, kind)| kind);
+        if kind == before {
+            return;
+        }
+        match self.still.take() {
+            Some((from_ns, kind)) => self.run.stalls.push(Stall {
+                from_ns,
+                to_ns: self.now_ns,
+                own_ns: self.own_ns,
+                kind,
+            }),
+            None => self.own_ns += self.now_ns - self.since_ns,
+        }
+        self.since_ns = self.now_ns;
+        self.still = kind.map(|kind| (self.now_ns, kind));
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Fetch {
+                region,
+                block,
+                chunks,
+            } => self.fetch(region, block, chunks),
+            Action::FetchSegments { region, segments } => {
+                for segment in segments {
+                    self.fetch_table(region, segment);
+                }
+            }
+            Action::Look { region, block } => {
+                let candidates = self.candidates(region, block);
+                self.events.push_back(Event::Candidates {
+                    region,
+                    block,
+                    candidates,
+                });
+            }
+            Action::Push {
+                region,
+                block,
+                chunks,
+            } => {
+                let store = self.stores.get_mut(region as usize);
+                if let Some(word) = store.and_then(|s| s.pushed.get_mut(block as usize)) {
+                    *word |= chunks;
+                }
+            }
+            Action::Buffer { pause, .. } => self.paused = pause,
+        }
+    }
+
+    fn candidates(&self, region: RegionId, block: u64) -> u64 {
+        let Some(shape) = self.setup.image.region(region) else {
+            return 0;
+        };
+        let store = &self.stores[region as usize];
+        let table = table_of(block * u64::from(BLOCK_CHUNKS)) as usize;
+        if !store.tables.get(table).is_some_and(|known| *known) {
+            return 0;
+        }
+        shape.block(block) & !store.present[block as usize]
+    }
+
+    fn fetch(&mut self, region: RegionId, block: u64, chunks: u64) {
+        // As in the mount: a chunk without content, or without a name yet, isn't fetched.
+        let wanted = chunks & self.candidates(region, block);
+        let group = self.groups.len();
+        self.groups.push(Group {
+            region,
+            block,
+            chunks,
+            left: wanted.count_ones(),
+        });
+        if wanted == 0 {
+            return self.fetched(group);
+        }
+        let bytes = self.setup.image.chunk_wire_bytes;
+        let mut rest = wanted;
+        while rest != 0 {
+            let chunk = block * u64::from(BLOCK_CHUNKS) + u64::from(rest.trailing_zeros());
+            rest &= rest - 1;
+            let item = Item::Chunk(region, chunk);
+            self.listeners.entry(item).or_default().push(group);
+            self.download.prefetch(item, bytes);
+        }
+    }
+
+    fn fetched(&mut self, group: usize) {
+        let Group {
+            region,
+            block,
+            chunks,
+            ..
+        } = self.groups[group];
+        self.events.push_back(Event::Fetched {
+            region,
+            block,
+            chunks,
+            ok: true,
+        });
+    }
+
+    fn fetch_table(&mut self, region: RegionId, segment: u32) {
+        let known = self
+            .stores
+            .get(region as usize)
+            .and_then(|s| s.tables.get(segment as usize));
+        if let (Some(false), Some(shape)) = (known, self.setup.image.region(region)) {
+            let bytes = shape.table_wire_bytes(segment);
+            let item = Item::Table(region, segment);
+            self.listeners.entry(item).or_default();
+            return self.download.prefetch(item, bytes);
+        }
+        let ok = known.is_some();
+        self.events.push_back(Event::SegmentLoaded {
+            region,
+            segment,
+            ok,
+        });
+    }
+
+    fn arrived(&mut self, item: Item) {
+        match item {
+            Item::Preamble => self.start(),
+            Item::Table(region, segment) => {
+                self.stores[region as usize].tables[segment as usize] = true;
+                if self.listeners.remove(&item).is_some() {
+                    self.events.push_back(Event::SegmentLoaded {
+                        region,
+                        segment,
+                        ok: true,
+                    });
+                }
+                if self.waiting == Some(item) {
+                    self.waiting = None;
+                    self.access();
+                }
+            }
+            Item::Chunk(region, chunk) => {
+                let word = (chunk / u64::from(BLOCK_CHUNKS)) as usize;
+                self.stores[region as usize].present[word] |=
+                    1 << (chunk % u64::from(BLOCK_CHUNKS));
+                for group in self.listeners.remove(&item).unwrap_or_default() {
+                    self.groups[group].left -= 1;
+                    if self.groups[group].left == 0 {
+                        self.fetched(group);
+                    }
+                }
+                if self.waiting == Some(item) {
+                    self.waiting = None;
+                    self.next_access += 1;
+                }
+            }
+        }
+    }
+
+    /// All that a machine needs to start is here.
+    fn start(&mut self) {
+        self.started = true;
+        self.tell_link();
+        if let Some(model) = &self.setup.model {
+            self.events.push_back(Event::Model {
+                regions: (0..self.setup.image.regions.len() as RegionId).collect(),
+                model: model.clone(),
+            });
+        }
+    }
+
+    fn tell_link(&mut self) {
+        let link = self.download.link(self.now_ns);
+        if let (Some(bytes_per_s), Some(rtt_us)) = (link.bytes_per_s, link.rtt_us) {
+            self.events.push_back(Event::LinkEstimate(Link {
+                bytes_per_s: bytes_per_s as f64,
+                rtt_us,
+            }));
+        }
+    }
+
+    /// The machine's next access, or the same again after its table has come.
+    fn access(&mut self) {
+        let access = self.setup.trace.accesses[self.next_access];
+        let (region, chunk) = (RegionId::from(access.region), u64::from(access.chunk));
+        let shape = &self.setup.image.regions[usize::from(access.region)];
+        let store = &self.stores[usize::from(access.region)];
+        if bit(&store.present, chunk) {
+            self.next_access += 1;
+            if !bit(&store.pushed, chunk) {
+                self.events.push_back(Event::Hit { region, chunk });
+            }
+            return;
+        }
+        let segment = table_of(chunk);
+        let (item, bytes) = if store.tables[segment as usize] {
+            (
+                Item::Chunk(region, chunk),
+                self.setup.image.chunk_wire_bytes,
+            )
+        } else {
+            (
+                Item::Table(region, segment),
+                shape.table_wire_bytes(segment),
+            )
+        };
+        let demanded = self.download.demand(self.now_ns, item, bytes);
+        self.waiting = Some(item);
+        if let Item::Chunk(..) = item {
+            self.run.missed += u64::from(demanded == Demanded::Sent);
+            self.run.late += u64::from(demanded == Demanded::Joined);
+            let candidates = self.candidates(region, chunk / u64::from(BLOCK_CHUNKS));
+            self.events.push_back(Event::Miss {
+                region,
+                chunk,
+                candidates,
+            });
+        }
+    }
+
+    fn finish(mut self) -> Run {
+        let carried = self.download.carried();
+        self.run.accessed = self.setup.trace.accesses.len() as u64;
+        self.run.fetched = carried.chunks + self.download.chunks_flying();
+        self.run.wire_bytes = carried.wire_bytes;
+        self.run.table_bytes = carried.table_bytes;
+        self.run.end_ns = self.now_ns;
+        self.run.own_ns = self.setup.trace.end_us * 1000;
+        self.run
+    }
+}

@@ -1,0 +1,215 @@
+//! Recorded workloads: `lab/traces/<workload>/{NN.trace.zst, meta.json}`, written by the workloads' recorder, read by the
+//! simulator.
+use crate::sim::{ImageShape, RegionShape};
+use crate::workloads::Meta;
+use anyhow::{Context as _, bail};
+use floe_image::TraceReader;
+use floe_planner::{Urgency, ZeroTrace};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Largest file that is taken for a trace, unpacked.
+const TRACE_BYTES_MAX: usize = 64 << 20;
+
+/// The regions' names by number. Without a list it is the order in which a capture writes those that hold something.
+fn names(meta: &Meta) -> Vec<String> {
+    if !meta.regions.is_empty() {
+        return meta.regions.clone();
+    }
+    let rank = |name: &str| {
+        let first = ["device", "ram", "vram"];
+        first.iter().position(|n| *n == name).unwrap_or(first.len())
+    };
+    let mut names: Vec<String> = meta.image_nonzero_chunks.keys().cloned().collect();
+    names.sort_by_key(|name| rank(name));
+    names
+}
+
+/// A workload: its traces with the waiting taken out.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// What is known beside them.
+    pub meta: Meta,
+    /// The runs, in the order of their files' names.
+    pub traces: Vec<ZeroTrace>,
+    /// The image as far as it is known.
+    pub image: ImageShape,
+}
+
+/// Where the traces are: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory.
+pub fn folder() -> PathBuf {
+    std::env::var_os("FLOE_LAB_TRACES").map_or_else(|| "lab/traces".into(), PathBuf::from)
+}
+
+/// All workloads of a folder, by name.
+pub fn read_all(folder: &Path) -> anyhow::Result<Vec<Workload>> {
+    let entries = fs::read_dir(folder).with_context(|| {
+        format!(
+            "cannot read {}; run this at the root of the source tree, or set FLOE_LAB_TRACES",
+            folder.display()
+        )
+    })?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.join("meta.json").is_file() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    if paths.is_empty() {
+        bail!("{} holds no workload with a meta.json", folder.display());
+    }
+    paths.iter().map(|path| read(path)).collect()
+}
+
+/// One workload.
+pub fn read(dir: &Path) -> anyhow::Result<Workload> {
+    let meta = fs::read(dir.join("meta.json"))
+        .with_context(|| format!("cannot read meta.json in {}", dir.display()))?;
+    let meta: Meta =
+        serde_json::from_slice(&meta).with_context(|| format!("meta.json in {}", dir.display()))?;
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.to_string_lossy().ends_with(".trace.zst") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut traces = Vec::new();
+    for file in &files {
+        let trace = read_trace(file).with_context(|| format!("cannot read {}", file.display()))?;
+        traces.push(trace);
+    }
+    let image = image_of(&meta, &traces)?;
+    Ok(Workload {
+        meta,
+        traces,
+        image,
+    })
+}
+
+fn read_trace(file: &Path) -> anyhow::Result<ZeroTrace> {
+    let bytes = zstd::bulk::decompress(&fs::read(file)?, TRACE_BYTES_MAX)?;
+    Ok(ZeroTrace::from_reader(TraceReader::new(&bytes)?))
+}
+
+/// Traces tell which chunks exist among those that were touched. The rest of what the image is said to hold is spread evenly
+/// by a fixed rule, so that a guess at a neighbour meets what it would meet on average.
+fn image_of(meta: &Meta, traces: &[ZeroTrace]) -> anyhow::Result<ImageShape> {
+    let names = names(meta);
+    let mut touched: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); names.len()];
+    for access in traces.iter().flat_map(|t| &t.accesses) {
+        touched
+            .get_mut(usize::from(access.region))
+            .with_context(|| format!("a trace names region {}, of {names:?}", access.region))?
+            .insert(access.chunk);
+    }
+    let regions = names.iter().zip(&touched).map(|(name, touched)| {
+        let urgency = if name.starts_with("disk") {
+            Urgency::Storage
+        } else {
+            Urgency::Memory
+        };
+        let span = touched.last().map_or(0, |last| u64::from(*last) + 1);
+        let mut region = RegionShape::new(span, urgency);
+        touched.iter().for_each(|c| region.put(u64::from(*c)));
+        let all = meta.image_nonzero_chunks.get(name).copied().unwrap_or(0);
+        let others = all.saturating_sub(touched.len() as u64);
+        let free = span.saturating_sub(touched.len() as u64);
+        for chunk in (0..span).filter(|c| others > 0 && !touched.contains(&(*c as u32))) {
+            if scattered(chunk) % free.max(1) < others {
+                region.put(chunk);
+            }
+        }
+        region
+    });
+    Ok(ImageShape {
+        regions: regions.collect(),
+        chunk_wire_bytes: (meta.wire_bytes_per_chunk.round() as usize).clamp(1, 8192),
+    })
+}
+
+/// A fixed scattering of numbers (the finaliser of splitmix64).
+fn scattered(n: u64) -> u64 {
+    let n = (n.wrapping_add(0x9E37_79B9_7F4A_7C15) ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ (n >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_image::{Access, Hash, TraceHeader, TraceWriter};
+
+    fn write(dir: &Path, name: &str, accesses: &[(u8, u32, u64, u64)]) {
+        let header = TraceHeader {
+            image: Hash::of(b"image"),
+            machine: "test".into(),
+            start_unix_us: 1,
+        };
+        let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+        for (region, chunk, t_us, wait_us) in accesses.iter().copied() {
+            writer
+                .push(Access {
+                    region,
+                    chunk,
+                    t_us,
+                    wait_us,
+                })
+                .unwrap();
+        }
+        let packed = zstd::bulk::compress(&writer.into_inner(), 19).unwrap();
+        fs::write(dir.join(name), packed).unwrap();
+    }
+
+    #[test]
+    fn a_workload_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = Meta {
+            workload: "w".into(),
+            image_nonzero_chunks: [("ram".into(), 2000), ("disk0".into(), 1)].into(),
+            regions: ["device", "ram", "disk0"].map(String::from).into(),
+            wire_bytes_per_chunk: 1400.4,
+            ..Meta::default()
+        };
+        let to = dir.path().join("w");
+        fs::create_dir(&to).unwrap();
+        fs::write(to.join("meta.json"), serde_json::to_vec(&meta).unwrap()).unwrap();
+        write(
+            &to,
+            "01.trace.zst",
+            &[(1, 4000, 1000, 0), (2, 7, 9000, 500)],
+        );
+        write(&to, "00.trace.zst", &[(1, 3, 0, 100)]);
+        let all = read_all(dir.path()).unwrap();
+        assert_eq!((all.len(), all[0].traces.len()), (1, 2));
+        let image = &all[0].image;
+        assert_eq!(image.chunk_wire_bytes, 1400);
+        // device, ram, disk0
+        assert_eq!(image.regions.len(), 3);
+        assert!(image.regions[1].has(3) && image.regions[1].has(4000));
+        let ram = image.regions[1].nonzero_chunks();
+        assert!((1800..2200).contains(&ram), "{ram} of some 2000");
+        assert_eq!(image.regions[2].nonzero_chunks(), 1);
+        assert_eq!(image.regions[2].urgency, Urgency::Storage);
+        assert_eq!(all[0].traces[0].accesses[0].chunk, 3);
+    }
+
+    #[test]
+    fn a_trace_of_another_image_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = Meta::default();
+        fs::write(
+            dir.path().join("meta.json"),
+            serde_json::to_vec(&meta).unwrap(),
+        )
+        .unwrap();
+        write(dir.path(), "00.trace.zst", &[(9, 1, 0, 0)]);
+        assert!(read(dir.path()).is_err());
+        fs::write(dir.path().join("00.trace.zst"), b"no zstd").unwrap();
+        assert!(read(dir.path()).is_err());
+    }
+}
