@@ -174,6 +174,15 @@ pub struct NodeInfo {
     pub took_over: bool,
 }
 
+/// Answer of `GET /v1/page`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PageInfo {
+    /// The page's address.
+    pub url: String,
+    /// The address that lets a browser in: it carries the page's token.
+    pub login_url: String,
+}
+
 /// Answer of `GET /v1/doctor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DoctorReport {

@@ -118,6 +118,10 @@ impl Client {
     pub fn node(&self) -> Result<NodeInfo, ClientError> {
         self.get("/v1/node")
     }
+    /// Where the node's page is.
+    pub fn page(&self) -> Result<PageInfo, ClientError> {
+        self.get("/v1/page")
+    }
     /// What is missing, as seen by the node.
     pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
         self.get("/v1/doctor")

@@ -9,6 +9,7 @@
 //! - [`api`]: every request, answer and event of the node (the contract between command line and node),
 //! - [`client::Client`]: the same as function calls,
 //! - [`node::serve`]: the daemon,
+//! - [`page`]: what a browser gets of node and hub,
 //! - [`paths::Home`]: where everything lies on the disk.
 
 pub mod api;
@@ -17,6 +18,7 @@ pub mod client;
 pub mod doctor;
 pub mod hub;
 pub mod node;
+pub mod page;
 pub mod paths;
 pub mod telemetry;
 pub mod traces;

@@ -34,6 +34,15 @@ pub struct ImageSummary {
     pub virtual_bytes: u64,
     /// Bytes of the packs that hold it (shared packs count for every image).
     pub stored_bytes: u64,
+    /// Whether it has a picture of its screen (`GET /v1/images/{name}/thumbnail`).
+    #[serde(default)]
+    pub thumbnail: bool,
+    /// Free text by key.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Median time of its last runs on this node, from the request to a running guest; `None` before the first.
+    #[serde(default)]
+    pub start_ms: Option<f64>,
 }
 
 /// One image, whole (`GET /v1/image`).
@@ -64,8 +73,6 @@ pub struct ImageDetail {
     pub cmdline: Option<String>,
     /// Devices, as QEMU takes them.
     pub devices: Vec<String>,
-    /// Free text by key.
-    pub labels: BTreeMap<String, String>,
 }
 
 /// One region of an image.

@@ -11,9 +11,9 @@ use super::error::CliError;
 use super::hub::{Answers, LISTEN_DEFAULT};
 use super::images::acknowledge;
 use super::{Context, args};
-use crate::api::{NodeInfo, ShutdownRequest};
+use crate::api::{NodeInfo, PageInfo, ShutdownRequest};
 use crate::hub::{Anonymous, HubOptions};
-use crate::node::{self, NodeHandle, NodeOptions};
+use crate::node::{self, NodeHandle, NodeOptions, WebOptions};
 use crate::telemetry::{LogOptions, init_logs};
 use crate::up::{self, UpError};
 
@@ -42,13 +42,46 @@ struct NodeArgs {
     /// each some 30 % slower at 32M
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     emulator_cache: Option<u64>,
+    /// Address and port of the page for browsers, or off; `floe open` shows it. By default 127.0.0.1:7070 (or a free port)
+    /// of `floe up`, off of `floe node`
+    #[arg(long, value_name = "ADDRESS", value_parser = web)]
+    web: Option<Web>,
+    /// Token that lets browsers in, which a page on another address than this host's own needs
+    #[arg(
+        long,
+        env = "FLOE_WEB_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN"
+    )]
+    web_token: Option<String>,
     /// Write the log as JSON lines
     #[arg(long)]
     log_json: bool,
 }
 
+/// What `--web` says.
+#[derive(Clone, Copy, Debug)]
+enum Web {
+    Off,
+    At(SocketAddr),
+}
+
+fn web(text: &str) -> Result<Web, String> {
+    if text == "off" {
+        return Ok(Web::Off);
+    }
+    let help = "write ADDRESS:PORT such as 127.0.0.1:7070, or off";
+    text.parse()
+        .map(Web::At)
+        .map_err(|error| format!("{error}; {help}"))
+}
+
 impl NodeArgs {
-    fn options(self, cx: &Context) -> Result<NodeOptions, CliError> {
+    fn options(
+        self,
+        cx: &Context,
+        web_default: Option<SocketAddr>,
+    ) -> Result<NodeOptions, CliError> {
         init_logs(&LogOptions {
             json: self.log_json,
             verbosity: cx.verbose,
@@ -76,6 +109,16 @@ impl NodeArgs {
                 )
             })?);
         }
+        let listen = match self.web {
+            Some(Web::Off) => None,
+            Some(Web::At(address)) => Some(address),
+            None => web_default,
+        };
+        options.web = listen.map(|listen| WebOptions {
+            listen,
+            any_port: self.web.is_none(),
+            token: self.web_token,
+        });
         Ok(options)
     }
 }
@@ -123,6 +166,23 @@ pub struct Down {
     machines: bool,
 }
 
+/// Open the node's page in a browser: images to click on, and machines' screens
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  floe up &
+  floe open
+Example: for a browser elsewhere, through a tunnel
+  ssh -L 7070:127.0.0.1:7070 HOST
+  floe open --print
+
+The address carries the page's token: who has it has the node's rights.")]
+pub struct Open {
+    /// Print the address instead
+    #[arg(long)]
+    print: bool,
+}
+
 /// What `up` and `node` say once they answer.
 #[derive(Serialize)]
 struct Ready {
@@ -130,6 +190,8 @@ struct Ready {
     hub: Option<Answers>,
     node: NodeInfo,
     socket: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page: Option<String>,
 }
 
 fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(), CliError> {
@@ -137,6 +199,7 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
         hub,
         node: node.node().info().map_err(|e| CliError(e.to_api()))?,
         socket: node.socket().to_owned(),
+        page: node.node().page().ok().map(|page| page.url),
     };
     cx.out.value(&ready, |ready| {
         let hub = ready.hub.as_ref().map(Answers::text).unwrap_or_default();
@@ -145,10 +208,15 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
         } else {
             ""
         };
+        let page = ready
+            .page
+            .as_ref()
+            .map(|url| format!("page at {url} (floe open)\n"));
         format!(
-            "{hub}node answers on {}{took_over}\n  files appear under {}\n",
+            "{hub}node answers on {}{took_over}\n  files appear under {}\n{}",
             ready.socket.display(),
-            ready.node.mountpoint
+            ready.node.mountpoint,
+            page.unwrap_or_default()
         )
     })?;
     if let Some(reason) = &ready.node.accel_reason {
@@ -159,7 +227,7 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
 
 impl Up {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let node = self.node.options(cx)?;
+        let node = self.node.options(cx, Some(node::WEB_LISTEN_DEFAULT))?;
         let mut hub = HubOptions::new(cx.home.hub(), self.listen);
         hub.anonymous = Anonymous::User(LOCAL_USER.into());
         let up = up::serve(hub, node).map_err(|error| match error {
@@ -174,7 +242,7 @@ impl Up {
 
 impl Node {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let node = node::serve(self.node.options(cx)?).map_err(|e| CliError(e.to_api()))?;
+        let node = node::serve(self.node.options(cx, None)?).map_err(|e| CliError(e.to_api()))?;
         announce(cx, None, &node)?;
         node.wait_or_signal();
         Ok(())
@@ -186,5 +254,30 @@ impl Down {
         let stop_machines = self.machines;
         cx.client()?.shutdown(&ShutdownRequest { stop_machines })?;
         acknowledge(cx, "the node ends")
+    }
+}
+
+impl Open {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let page = cx.client()?.page()?;
+        if self.print || cx.out.json {
+            return cx
+                .out
+                .value(&page, |page: &PageInfo| format!("{}\n", page.login_url));
+        }
+        let opened = std::process::Command::new("xdg-open")
+            .arg(&page.login_url)
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .status();
+        if opened.is_ok_and(|status| status.success()) {
+            return cx
+                .out
+                .value(&page, |page: &PageInfo| format!("{}\n", page.url));
+        }
+        eprintln!("note: no browser could be started here; open this address in yours");
+        cx.out
+            .value(&page, |page: &PageInfo| format!("{}\n", page.login_url))
     }
 }

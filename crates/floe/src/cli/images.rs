@@ -282,6 +282,7 @@ fn describe(image: &api::ImageDetail) -> String {
     let text = |o: &Option<String>| o.clone().unwrap_or_default();
     let s = &image.summary;
     let labels: Vec<_> = image
+        .summary
         .labels
         .iter()
         .map(|(k, v)| format!("{k}={v}"))

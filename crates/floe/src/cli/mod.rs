@@ -69,6 +69,7 @@ enum Command {
     Up(daemon::Up),
     Node(daemon::Node),
     Down(daemon::Down),
+    Open(daemon::Open),
     #[command(subcommand)]
     Hub(hub::Hub),
     #[command(subcommand)]
@@ -174,6 +175,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Up(c) => c.run(cx)?,
         Command::Node(c) => c.run(cx)?,
         Command::Down(c) => c.run(cx)?,
+        Command::Open(c) => c.run(cx)?,
         Command::Hub(c) => c.run(cx)?,
         Command::Image(c) => return c.run(cx),
         Command::Run(c) => c.run(cx)?,

@@ -19,6 +19,7 @@ mod publish;
 mod routes;
 mod shelf;
 mod state;
+mod thumbnail;
 mod tls;
 mod traces;
 mod uploads;

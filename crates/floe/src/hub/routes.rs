@@ -4,7 +4,8 @@ use super::access::Viewer;
 use super::error::{ApiError, ApiResult, ErrorBody};
 use super::state::{Hub, blocking};
 use super::wire::{json, parse_id, parse_name};
-use super::{batch, files, publish, traces, uploads};
+use super::{batch, files, publish, thumbnail, traces, uploads};
+use crate::page::assets;
 use crate::telemetry;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Query, Request, State};
@@ -52,6 +53,9 @@ pub struct ImageEntry {
     pub raw_bytes: u64,
     /// Bytes of the packs that hold it, shared ones included.
     pub stored_bytes: u64,
+    /// Whether it has a picture of its screen.
+    #[serde(default)]
+    pub thumbnail: bool,
 }
 
 /// All images that the asker may read.
@@ -156,12 +160,14 @@ async fn resolve(
 async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<ImageList>> {
     let user = viewer.name().map(str::to_owned);
     let rows = blocking(&hub, move |hub| {
-        Ok(hub.catalogue.images(user.as_deref())?)
+        let rows = hub.catalogue.images(user.as_deref())?;
+        let with_picture = |row| (thumbnail::there(hub, &row), row);
+        Ok(rows.into_iter().map(with_picture).collect::<Vec<_>>())
     })
     .await?;
     let images = rows
         .into_iter()
-        .map(|row| ImageEntry {
+        .map(|(thumbnail, row)| ImageEntry {
             id: row.id.to_string(),
             names: row
                 .tags
@@ -174,6 +180,7 @@ async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<I
             pushed_unix_s: row.pushed_unix_s,
             raw_bytes: row.raw_bytes,
             stored_bytes: row.stored_bytes,
+            thumbnail,
         })
         .collect();
     Ok(Json(ImageList { images }))
@@ -292,6 +299,7 @@ async fn untag(
         tag,
         untag,
         files::manifest,
+        thumbnail::thumbnail,
         files::layout,
         files::pack,
         files::statically,
@@ -323,6 +331,7 @@ pub fn openapi_json() -> String {
 /// All routes.
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
     Router::new()
+        .merge(assets::router(assets::Page::Hub))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .route("/v1/openapi.json", get(openapi))
@@ -331,6 +340,7 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
         .route("/v1/images/{id}", delete(remove))
         .route("/v1/images/{id}/manifest", get(files::manifest))
         .route("/v1/images/{id}/layout", get(files::layout))
+        .route("/v1/images/{id}/thumbnail", get(thumbnail::thumbnail))
         .route("/v1/images/{id}/visibility", put(visibility))
         .route("/v1/images/{id}/read", post(batch::read))
         .route(

@@ -39,6 +39,7 @@ pub(crate) struct Hub {
     pub catalogue: Catalogue,
     pub shelf: Shelf,
     pub tokens: Tokens,
+    pub thumbnails: super::thumbnail::Known,
     pub traces: Arc<TraceStore>,
     pub trainer: Trainer,
     /// Held while files are moved in or out of the published folders, so that a sweep never meets a commit.
@@ -88,6 +89,7 @@ impl Hub {
             anonymous: options.anonymous.clone(),
             catalogue,
             tokens: Tokens::default(),
+            thumbnails: Default::default(),
             publishing: Mutex::new(()),
             disk_readers: Arc::new(Semaphore::new(DISK_READERS_MAX)),
             packs_received: Semaphore::new(PACKS_RECEIVED_MAX),

@@ -22,6 +22,7 @@ use crate::{
         sources::Found,
     },
 };
+use crate::page::thumbnail::THUMB_REGION;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Region, Segment};
 use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};
@@ -62,6 +63,7 @@ impl Node {
         })?;
         self.bring_parent(&operation, report)?;
         let _storing = self.storing.read();
+        let thumb = self.take_thumbnail(&vm);
         let options = CaptureOptions {
             stay_paused: request.stop,
             ..Default::default()
@@ -69,7 +71,7 @@ impl Node {
         let mut captured = vm.capture(options, || disks.freeze())?;
         report.stage("capture")?;
         captured.config.labels.extend(request.labels.clone());
-        let published = self.store(&operation, &captured, report);
+        let published = self.store(&operation, &captured, thumb.as_deref(), report);
         let (mut id, stored) = match published {
             Ok(done) => done,
             Err(error) => {
@@ -140,6 +142,7 @@ impl Node {
         &self,
         operation: &Operation,
         captured: &Captured,
+        thumb: Option<&[u8]>,
         report: &mut Report,
     ) -> Result<(Hash, StoredReport), NodeError> {
         let record = operation.record();
@@ -153,6 +156,9 @@ impl Node {
         let line = report.progress_line("store", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
         ingest.region_bytes("device", &captured.device)?;
+        if let Some(thumb) = thumb {
+            ingest.region_bytes(THUMB_REGION, thumb)?;
+        }
         self.store_ram(&mut ingest, operation, &captured.ram, &parent)?;
         if captured.vram.size() > 0 {
             let pages = captured

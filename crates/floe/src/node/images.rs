@@ -9,6 +9,7 @@ use crate::{
         report::Report,
     },
 };
+use crate::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, ImageName, MachineConfig};
 use floe_store::{GcOptions, Ingest, IngestOptions, Repository};
 use std::{
@@ -38,6 +39,9 @@ impl Node {
             live: entry.regions.contains_key("ram") && entry.regions.contains_key("device"),
             virtual_bytes: entry.virtual_bytes,
             stored_bytes: entry.pack_bytes,
+            thumbnail: entry.regions.contains_key(THUMB_REGION),
+            start_ms: self.starts.typical_ms(&entry.id),
+            labels: entry.labels,
         });
         Ok(ImageList {
             images: images.collect(),
@@ -59,6 +63,9 @@ impl Node {
                 live: plan::is_live(manifest),
                 virtual_bytes: manifest.regions.iter().map(|region| region.size).sum(),
                 stored_bytes: inspection.pack_bytes,
+                thumbnail: manifest.region(THUMB_REGION).is_some(),
+                start_ms: self.starts.typical_ms(&id),
+                labels: config.labels.clone(),
             },
             regions: manifest
                 .regions
@@ -83,7 +90,6 @@ impl Node {
             memory_bytes: config.memory_bytes,
             cmdline: config.cmdline.clone(),
             devices: config.devices.clone(),
-            labels: config.labels.clone(),
         })
     }
 

@@ -212,6 +212,11 @@ impl Node {
         })
     }
 
+    /// Where QEMU shows the screen of a running machine.
+    pub fn vnc_socket(&self, name: &str) -> Result<std::path::PathBuf, NodeError> {
+        Ok(self.machines.get(name)?.vm()?.vnc_socket())
+    }
+
     /// The screen as PNG.
     pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
         let vm = self.machines.get(name)?.vm()?;

@@ -30,18 +30,25 @@ mod run;
 mod serve;
 pub mod sources;
 mod standby;
+mod starts;
+mod thumbnail;
 mod transfers;
 mod views;
 mod wait;
+mod web;
 
 pub use error::NodeError;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
-pub use options::{CACHE_BUDGET_DEFAULT, NodeOptions, STANDBY_BYTES, StandbyOptions};
+pub use options::{
+    CACHE_BUDGET_DEFAULT, NodeOptions, STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT,
+    WebOptions,
+};
 pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};
 
 use crate::{
     api::{API_VERSION, NodeEvent, NodeInfo},
+    page::guard::Guard,
     paths::Home,
     telemetry,
     transfer::Cancel,
@@ -80,11 +87,13 @@ pub struct Node {
     mount: RwLock<Option<Mount>>,
     pub(crate) machines: Machines,
     pub(crate) standby: standby::Pool,
+    pub(crate) starts: starts::Starts,
     views: Mutex<Vec<views::View>>,
     /// Read: something is being stored. Write: nothing is, so garbage is really garbage.
     pub(crate) storing: RwLock<()>,
     pub(crate) accel: Accel,
     took_over: bool,
+    page: Option<Arc<Guard>>,
     started: Instant,
     events: broadcast::Sender<NodeEvent>,
     stop: watch::Sender<Option<Stop>>,

@@ -2,7 +2,7 @@
 
 use crate::paths::Home;
 use floe_machine::Programs;
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 /// Everything that [`serve`](fn@super::serve) needs to know.
 #[derive(Clone, Debug)]
@@ -31,7 +31,25 @@ pub struct NodeOptions {
     pub standby: StandbyOptions,
     /// Most MiB of translated code of an emulated machine; QEMU's choice if `None`.
     pub emulator_cache_mib: Option<u32>,
+    /// The page for browsers; `None` is none.
+    pub web: Option<WebOptions>,
 }
+
+/// Where a node's page is.
+#[derive(Clone, Debug)]
+pub struct WebOptions {
+    /// Address to listen on. Another than loopback needs a token of the operator's choice: its connections are not
+    /// encrypted, so a proxy or a tunnel belongs in front of it.
+    pub listen: SocketAddr,
+    /// Take any free port if this one is taken.
+    pub any_port: bool,
+    /// The token that lets a browser in; `None` is the one in the state directory, made at the first start.
+    pub token: Option<String>,
+}
+
+/// Where a page is unless told otherwise: this host only.
+pub const WEB_LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
 /// QEMUs that were started ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +94,7 @@ impl NodeOptions {
             programs: Programs::of_this_host()?,
             standby: StandbyOptions::default(),
             emulator_cache_mib: None,
+            web: None,
             home,
         })
     }

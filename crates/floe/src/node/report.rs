@@ -89,6 +89,11 @@ impl Report {
         });
     }
 
+    /// Time since the call began.
+    pub fn elapsed_ms(&self) -> f64 {
+        millis(self.started.elapsed())
+    }
+
     /// Something to read.
     pub fn note(&self, message: impl Into<String>) {
         let _ = self.events.send(Event::Note {

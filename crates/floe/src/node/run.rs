@@ -135,6 +135,7 @@ impl Node {
         if let floe_machine::Accel::Tcg { reason } = &self.accel {
             report.note(format!("the guest is emulated, slowly: {reason}"));
         }
+        self.starts.add(&found.id, report.elapsed_ms());
         self.wait_for_guest(entry, request.wait, request.wait_timeout_s, report)
     }
 

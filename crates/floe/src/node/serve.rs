@@ -7,7 +7,7 @@ use crate::node::{
     machines::Machines,
     rest,
     sources::Sources,
-    standby,
+    standby, starts, web,
 };
 use floe_mount::{Mount, MountOptions};
 use floe_store::{Cache, Repository};
@@ -57,6 +57,12 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         .map_err(at("cannot protect tmp/"))?;
     let _ = crate::telemetry::metrics();
     let listener = bind(&options.socket, options.socket_group)?;
+    let web = options
+        .web
+        .as_ref()
+        .map(|web| web::listen(web, &home))
+        .transpose()?;
+    let (page_listener, page) = web.unzip();
     let repo = Repository::create(&home.repo())?;
     let cache = Arc::new(Cache::open(&home.cache(), options.cache_budget)?);
     let mount = start_mount(&options)?;
@@ -74,10 +80,12 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         mount: RwLock::new(Some(mount)),
         machines: Machines::default(),
         standby: standby::Pool::default(),
+        starts: starts::Starts::open(&home),
         views: Mutex::default(),
         storing: RwLock::new(()),
         accel: floe_machine::accel::detect(),
         took_over,
+        page: page.map(Arc::new),
         started: Instant::now(),
         events: broadcast::channel(super::EVENTS_KEPT).0,
         stop,
@@ -111,6 +119,18 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             tracing::error!(%error, "the interface ended");
         }
     });
+    if let (Some(listener), Some(guard)) = (page_listener, &node.page) {
+        let app = web::router(node.clone(), guard.clone());
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).map_err(at("cannot listen for browsers"))?
+        };
+        runtime.spawn(async move {
+            if let Err(error) = axum::serve(listener, app).await {
+                tracing::error!(%error, "the page ended");
+            }
+        });
+    }
     tracing::info!(socket = %node.options.socket.display(), took_over, "node answers");
     Ok(NodeHandle {
         node: Some(node),

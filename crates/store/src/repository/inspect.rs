@@ -26,6 +26,8 @@ pub struct ImageEntry {
     pub pack_bytes: u64,
     /// The sizes of its regions by name, in bytes.
     pub regions: BTreeMap<String, u64>,
+    /// Free text by key.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// One region in [`Repository::inspect`].
@@ -89,6 +91,7 @@ impl Repository {
                         .iter()
                         .map(|r| (r.name.clone(), r.size))
                         .collect(),
+                    labels: manifest.config.labels,
                 }),
                 Err(StoreError::NotFound { .. }) => {} // removed meanwhile
                 Err(error) => tracing::warn!(image = %id, %error, "an image cannot be read"),

@@ -4,6 +4,7 @@
 mod answer;
 mod images;
 mod machines;
+mod screen;
 mod system;
 
 use crate::node::Node;
@@ -21,6 +22,7 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/node", get(system::node))
+        .route("/v1/page", get(system::page))
         .route("/v1/doctor", get(system::doctor))
         .route("/v1/events", get(system::events))
         .route("/v1/shutdown", post(system::shutdown))
@@ -31,6 +33,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/metrics", get(system::metrics))
         .route("/v1/images", get(images::list))
         .route("/v1/image", get(images::inspect))
+        .route("/v1/images/{name}/thumbnail", get(screen::picture))
         .route("/v1/images/import", post(images::import))
         .route("/v1/images/verify", post(images::verify))
         .route("/v1/images/tag", post(images::tag))
@@ -48,6 +51,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/stop", post(machines::stop))
         .route("/v1/machines/{name}/capture", post(machines::capture))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
+        .route("/v1/machines/{name}/vnc", get(screen::vnc))
         .route("/v1/machines/{name}/console", get(machines::console))
         .route("/v1/machines/{name}/logs", get(machines::logs))
         .route("/v1/machines/{name}/forwards", post(machines::forward))
@@ -67,6 +71,7 @@ pub fn router(node: Arc<Node>) -> Router {
     ),
     paths(
         system::node,
+        system::page,
         system::doctor,
         system::events,
         system::shutdown,
@@ -94,6 +99,8 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::stop,
         machines::capture,
         machines::screenshot,
+        screen::picture,
+        screen::vnc,
         machines::console,
         machines::logs,
         machines::forward,

@@ -21,6 +21,13 @@ pub async fn node(State(node): Floe) -> Result<Json<NodeInfo>, Failure> {
     answer(move || node.info()).await
 }
 
+/// Where the node's page for browsers is.
+#[utoipa::path(get, path = "/v1/page", tag = "node",
+    responses((status = 200, body = PageInfo), (status = 404, body = ApiError)))]
+pub async fn page(State(node): Floe) -> Result<Json<PageInfo>, Failure> {
+    answer(move || node.page()).await
+}
+
 /// What is missing on this host.
 #[utoipa::path(get, path = "/v1/doctor", tag = "node", responses((status = 200, body = DoctorReport)))]
 pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {

@@ -1,0 +1,15 @@
+//! Checks that the page which this crate embeds has been built; building it needs Node.js, and that is the Makefile's.
+
+use std::path::Path;
+
+fn main() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../web/dist");
+    println!("cargo::rerun-if-changed={}", page.display());
+    for file in ["index.html", "hub.html"] {
+        if !page.join(file).is_file() {
+            println!(
+                "cargo::error=web/dist/{file} is missing: the page is built from web/ by `make web`"
+            );
+        }
+    }
+}

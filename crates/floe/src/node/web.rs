@@ -1,0 +1,118 @@
+//! The node's page: a TCP port for browsers, with the interface of the socket behind the page's guard.
+
+use crate::{
+    api::PageInfo,
+    node::{
+        Node, WebOptions,
+        error::{NodeError, at, failed, not_found, usage},
+        rest,
+    },
+    page::{
+        assets::{self, Page},
+        guard::{Guard, guarded},
+        token::Token,
+    },
+    paths::Home,
+};
+use axum::Router;
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
+
+/// Binds the page's port.
+pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guard), NodeError> {
+    let token = match &web.token {
+        Some(token) => Token::chosen(token).map_err(|error| usage(error.to_string(), ""))?,
+        None if web.listen.ip().is_loopback() => {
+            Token::of_home(home).map_err(|error| failed(error.to_string(), "make it writable"))?
+        }
+        None => {
+            return Err(usage(
+                format!("a page on {} is for the whole network", web.listen),
+                "set FLOE_WEB_TOKEN to a token of your choice, or listen on 127.0.0.1",
+            ));
+        }
+    };
+    let free = SocketAddr::new(web.listen.ip(), 0);
+    let listener = match TcpListener::bind(web.listen) {
+        Err(error) if web.any_port && error.kind() == io::ErrorKind::AddrInUse => {
+            tracing::info!(taken = %web.listen, "the page takes a free port");
+            TcpListener::bind(free)
+        }
+        bound => bound,
+    };
+    let what = format!(
+        "the page cannot listen on {} (--web ADDRESS:PORT, or off)",
+        web.listen
+    );
+    let bound = listener.and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    });
+    let (listener, address) = bound.map_err(at(what))?;
+    Ok((listener, Guard::new(address, token)))
+}
+
+/// Everything that the port answers.
+pub(crate) fn router(node: Arc<Node>, guard: Arc<Guard>) -> Router {
+    guarded(guard, assets::router(Page::Node), rest::router(node))
+}
+
+impl Node {
+    /// Where the page is.
+    pub fn page(&self) -> Result<PageInfo, NodeError> {
+        let page = self.page.as_ref().ok_or_else(|| {
+            not_found(
+                "this node shows no page",
+                "start it with --web 127.0.0.1:7070",
+            )
+        })?;
+        Ok(PageInfo {
+            url: page.url(),
+            login_url: page.login_url(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn web(listen: &str, any_port: bool, token: Option<&str>) -> WebOptions {
+        WebOptions {
+            listen: listen.parse().unwrap(),
+            any_port,
+            token: token.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_page_for_the_network_needs_a_token_of_the_operators_choice() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let error = listen(&web("0.0.0.0:0", false, None), &home).unwrap_err();
+        assert!(error.to_api().fix.contains("FLOE_WEB_TOKEN"));
+        assert!(listen(&web("0.0.0.0:0", false, Some("short")), &home).is_err());
+        listen(&web("0.0.0.0:0", false, Some("0123456789abcdef")), &home).unwrap();
+    }
+
+    #[test]
+    fn a_taken_port_is_an_error_only_if_it_was_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap().to_string();
+        assert!(listen(&web(&address, false, None), &home).is_err());
+        let (other, guard) = listen(&web(&address, true, None), &home).unwrap();
+        let port = other.local_addr().unwrap().port();
+        assert!(
+            guard.url().ends_with(&format!(":{port}/")),
+            "{}",
+            guard.url()
+        );
+        assert!(guard.login_url().contains("/login?token="));
+    }
+}

@@ -1,0 +1,208 @@
+/** The node's REST interface, as the page uses it. docs/openapi-node.json has all of it. */
+
+export interface Image {
+  id: string;
+  names: string[];
+  created_unix_s: number;
+  stored_bytes: number;
+  virtual_bytes: number;
+  live: boolean;
+  thumbnail: boolean;
+  labels: Record<string, string>;
+  start_ms: number | null;
+}
+
+export type Status = "starting" | "running" | "paused" | "stopped" | "failed";
+
+export interface Machine {
+  name: string;
+  status: Status;
+  detail: string;
+  image: string;
+  image_name: string;
+  restored: boolean;
+  memory_bytes: number;
+  cpus: number;
+  accel: string;
+  created_unix_s: number;
+  sources: string[];
+  stats: { misses: number; requests: number; wire_bytes: number };
+}
+
+/** What streams into a machine. `buffering` is set while it stands still until enough has arrived. */
+export interface Stream {
+  state: string;
+  buffering: { missing_bytes: number; eta_s: number } | null;
+  planned_chunks: number;
+  buffered_chunks: number;
+  misses: number;
+  touched: number;
+  fetched_bytes: number;
+  saved_bytes: number;
+  rate_bytes_s: number;
+  fetch_ratio: number;
+  pauses: number;
+  paused_s: number;
+}
+
+export interface Outcome {
+  total_ms: number;
+  machine?: Machine;
+  image?: Image;
+}
+
+export type Step =
+  | { event: "stage"; name: string; ms: number }
+  | { event: "progress"; name: string; done: number; total: number; unit: string }
+  | { event: "note"; message: string }
+  | ({ event: "done" } & Outcome)
+  | ({ event: "error" } & Problem);
+
+export interface Problem {
+  code: string;
+  message: string;
+  fix: string;
+}
+
+/** What the node refused, in its own words. */
+export class Refusal extends Error {
+  constructor(
+    readonly status: number,
+    readonly problem: Problem,
+  ) {
+    super(problem.message);
+  }
+}
+
+async function refusal(response: Response): Promise<Refusal> {
+  const text = await response.text();
+  let problem: Problem = { code: "failed", message: text || response.statusText, fix: "" };
+  try {
+    problem = { ...problem, ...(JSON.parse(text) as Partial<Problem>) };
+  } catch {
+    // a proxy's page, or nothing at all: its text is all there is
+  }
+  return new Refusal(response.status, problem);
+}
+
+async function call(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const init: RequestInit = { method };
+  if (signal) init.signal = signal;
+  if (body !== undefined) {
+    init.body = JSON.stringify(body);
+    init.headers = { "content-type": "application/json" };
+  }
+  const response = await fetch(path, init);
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+async function json<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+  return (await call(method, path, body, signal).then((response) => response.json())) as T;
+}
+
+/** The objects of an answer that has one a line, as they come. */
+async function* lines<T>(response: Response): AsyncGenerator<T> {
+  if (!response.body) return;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n");
+    rest = parts.pop() ?? "";
+    for (const part of parts) if (part) yield JSON.parse(part) as T;
+  }
+}
+
+/** A long call: tells each step, and ends with its outcome. Aborting it makes the node undo what it began. */
+async function long(
+  path: string,
+  body: unknown,
+  tell: (step: Step) => void,
+  signal?: AbortSignal,
+): Promise<Outcome> {
+  for await (const step of lines<Step>(await call("POST", path, body, signal))) {
+    tell(step);
+    if (step.event === "done") return step;
+    if (step.event === "error") throw new Refusal(0, step);
+  }
+  throw new Refusal(0, { code: "failed", message: "the node's answer broke off", fix: "see its log" });
+}
+
+const machinePath = (name: string): string => `/v1/machines/${encodeURIComponent(name)}`;
+
+export const api = {
+  images: (): Promise<Image[]> => json<{ images: Image[] }>("GET", "/v1/images").then((list) => list.images),
+  machines: (): Promise<Machine[]> =>
+    json<{ machines: Machine[] }>("GET", "/v1/machines").then((list) => list.machines),
+  machine: (name: string): Promise<Machine> => json("GET", machinePath(name)),
+  stream: (name: string): Promise<Stream> => json("GET", `${machinePath(name)}/stream`),
+  stop: (name: string, now: boolean): Promise<Machine> => json("POST", `${machinePath(name)}/stop`, { now }),
+  remove: (name: string): Promise<null> => json("DELETE", `${machinePath(name)}?force=true`),
+  screenshot: (name: string): Promise<Blob> =>
+    call("POST", `${machinePath(name)}/screenshot`).then((response) => response.blob()),
+  removeImage: (image: string): Promise<unknown> => json("POST", "/v1/images/remove", { image }),
+  dropUpload: (id: string): Promise<unknown> => json("DELETE", `/v1/uploads/${id}`),
+
+  run: (image: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long("/v1/machines", { image }, tell, signal),
+  start: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/start`, {}, tell),
+  capture: (name: string, as: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long(`${machinePath(name)}/capture`, { name: as || null }, tell, signal),
+  pull: (from: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long("/v1/images/pull", { from }, tell, signal),
+  import: (request: Import, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long("/v1/images/import", request, tell, signal),
+
+  /** What happens on the node, until the connection ends. */
+  async *events(signal: AbortSignal): AsyncGenerator<{ kind: string; subject: string }> {
+    yield* lines(await call("GET", "/v1/events", undefined, signal));
+  },
+};
+
+export interface Import {
+  disks: string[];
+  kernel: string | null;
+  initrd: string | null;
+  cmdline: string | null;
+  name: string | null;
+  memory_bytes: number | null;
+}
+
+export interface Upload {
+  id: string;
+  path: string;
+  bytes: number;
+}
+
+/** Sends a file to the node, which keeps it until it is imported. `fetch` tells nothing of a body's progress. */
+export function upload(file: File, tell: (sent: number) => void, signal: AbortSignal): Promise<Upload> {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const fail = (status: number, message: string): void =>
+      reject(new Refusal(status, { code: "failed", message, fix: "is the node still running?" }));
+    request.upload.onprogress = (event) => tell(event.loaded);
+    request.onerror = () => fail(0, `sending ${file.name} broke off`);
+    request.onabort = () => reject(new DOMException("stopped", "AbortError"));
+    request.onload = () => {
+      if (request.status === 200) return resolve(JSON.parse(request.responseText) as Upload);
+      try {
+        reject(new Refusal(request.status, JSON.parse(request.responseText) as Problem));
+      } catch {
+        fail(request.status, request.statusText);
+      }
+    };
+    signal.addEventListener("abort", () => request.abort(), { once: true });
+    request.open("POST", "/v1/uploads");
+    request.send(file);
+  });
+}
+
+export const thumbnailOf = (image: Pick<Image, "id" | "thumbnail">): string | null =>
+  image.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
+
+export function vncAddress(machine: string): string {
+  const scheme = location.protocol === "https:" ? "wss" : "ws";
+  return `${scheme}://${location.host}${machinePath(machine)}/vnc`;
+}

@@ -1,0 +1,154 @@
+import { useRef, useState } from "preact/hooks";
+import { api, upload, type Outcome, type Step, type Upload } from "../api";
+import { bytes } from "../format";
+import { Dialog } from "../parts/Dialog";
+import { Meter, progressOf, type Progress } from "../parts/Meter";
+import { complain, tell } from "../parts/notices";
+
+const MIB = 2 ** 20;
+
+type Way = "file" | "address";
+
+interface Choice {
+  disk: File | null;
+  kernel: File | null;
+  initrd: File | null;
+}
+
+/** An image's name from a file's: `Debian 12.qcow2` becomes `debian-12`. */
+export function nameFrom(file: string): string {
+  const stem = file.replace(/\.(qcow2|raw|img|vmdk|vdi|vhdx?|iso)$/i, "");
+  return stem.toLowerCase().replace(/[^a-z0-9._-]+/g, "-").replace(/^[^a-z0-9]+|[^a-z0-9]+$/g, "");
+}
+
+/** New images: a disk of this computer, or one that a hub has. */
+export function Add(props: { onClose: () => void; onRun: (address: string) => void }) {
+  const [way, setWay] = useState<Way>("file");
+  const [choice, setChoice] = useState<Choice>({ disk: null, kernel: null, initrd: null });
+  const [name, setName] = useState("");
+  const [memory, setMemory] = useState(1024);
+  const [cmdline, setCmdline] = useState("");
+  const [address, setAddress] = useState("");
+  const [progress, setProgress] = useState<Progress | null>(null);
+  const running = useRef<AbortController | null>(null);
+  const busy = progress !== null;
+
+  const close = (): void => {
+    running.current?.abort();
+    props.onClose();
+  };
+  const pick = (what: keyof Choice, file: File | null): void => {
+    setChoice({ ...choice, [what]: file });
+    if (file && !name) setName(nameFrom(file.name));
+  };
+  const step = (step: Step): void => {
+    const next = progressOf(step);
+    if (next) setProgress(next);
+  };
+  const sendAll = async (signal: AbortSignal): Promise<Outcome> => {
+    const sent: Upload[] = [];
+    const send = async (what: string, file: File | null): Promise<string | null> => {
+      if (!file) return null;
+      const label = `sending ${what}`;
+      const one = await upload(
+        file,
+        (done) => setProgress({ label, done, total: file.size, unit: "bytes" }),
+        signal,
+      );
+      sent.push(one);
+      return one.path;
+    };
+    try {
+      const disk = await send("disk", choice.disk);
+      const kernel = await send("kernel", choice.kernel);
+      const initrd = await send("initial ramdisk", choice.initrd);
+      setProgress({ label: "import", done: 0, total: 0, unit: "" });
+      const request = {
+        disks: disk ? [disk] : [],
+        kernel,
+        initrd,
+        cmdline: cmdline.trim() || null,
+        name: name.trim() || null,
+        memory_bytes: memory * MIB,
+      };
+      return await api.import(request, step, signal);
+    } finally {
+      for (const one of sent) void api.dropUpload(one.id).catch(() => undefined);
+    }
+  };
+  const work = async (call: (signal: AbortSignal) => Promise<Outcome>): Promise<void> => {
+    running.current = new AbortController();
+    setProgress({ label: "starting", done: 0, total: 0, unit: "" });
+    try {
+      const outcome = await call(running.current.signal);
+      const image = outcome.image;
+      tell(image ? `${image.names[0] ?? image.id.slice(0, 12)} is here: ${bytes(image.stored_bytes)}.` : "The image is here.");
+      props.onClose();
+    } catch (error) {
+      setProgress(null);
+      complain(error);
+    }
+  };
+  const submit = (event: Event): void => {
+    event.preventDefault();
+    if (way === "file") void work(sendAll);
+    else void work((signal) => api.pull(address.trim(), step, signal));
+  };
+  const file = (what: keyof Choice, label: string, required: boolean) => (
+    <label class="file">
+      {label}
+      <input type="file" required={required} disabled={busy} onChange={(event) => pick(what, event.currentTarget.files?.[0] ?? null)} />
+      {choice[what] && <span class="hint">{bytes(choice[what].size)}</span>}
+    </label>
+  );
+  return (
+    <Dialog title="Add an image" onClose={close}>
+      <div class="choice" role="group" aria-label="From where">
+        <button type="button" aria-pressed={way === "file"} disabled={busy} onClick={() => setWay("file")}>From a file</button>
+        <button type="button" aria-pressed={way === "address"} disabled={busy} onClick={() => setWay("address")}>From an address</button>
+      </div>
+      <form onSubmit={submit}>
+        {way === "file" ? (
+          <>
+            {file("disk", "Disk (qcow2, raw, vmdk, vdi)", choice.kernel === null)}
+            <div class="row">
+              <label>
+                Name
+                <input value={name} required disabled={busy} placeholder="debian" onInput={(event) => setName(event.currentTarget.value)} />
+              </label>
+              <label>
+                Memory, MiB
+                <input type="number" min={64} step={2} value={memory} disabled={busy} onInput={(event) => setMemory(event.currentTarget.valueAsNumber || 1024)} />
+              </label>
+            </div>
+            <details>
+              <summary>With a kernel of its own</summary>
+              {file("kernel", "Kernel", false)}
+              {file("initrd", "Initial ramdisk", false)}
+              <label>
+                Kernel command line
+                <input value={cmdline} disabled={busy} placeholder="console=ttyS0 root=/dev/vda rw" onInput={(event) => setCmdline(event.currentTarget.value)} />
+              </label>
+            </details>
+          </>
+        ) : (
+          <>
+            <label>
+              Address of the image
+              <input value={address} required disabled={busy} placeholder="https://hub.example/debian-booted" onInput={(event) => setAddress(event.currentTarget.value)} />
+            </label>
+            <p class="hint">“Run now” starts it at once and streams what it touches; “Fetch” copies all of it first.</p>
+          </>
+        )}
+        {progress && <Meter progress={progress} />}
+        <footer class="dialog-foot">
+          <button type="button" onClick={close}>Cancel</button>
+          {way === "address" && (
+            <button type="button" disabled={busy || !address.trim()} onClick={() => props.onRun(address.trim())}>Run now</button>
+          )}
+          <button class="primary" disabled={busy}>{way === "file" ? "Import" : "Fetch"}</button>
+        </footer>
+      </form>
+    </Dialog>
+  );
+}
