@@ -3,7 +3,7 @@
 #   make demo    the main job, end to end, on a real guest behind a slow link
 #   make test    everything that must hold before a change lands
 #
-# Both install the Debian packages and the Rust toolchain that they need.
+# Both install the Debian packages, Node.js packages and the Rust toolchain that they need.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ CARGO := cargo
 EXPERIMENTS := import disk touch fault capture restore resume-wan density
 
 .PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
-.PHONY: guest-tiny guest-debian guest-desktop traces
+.PHONY: web web-test guest-tiny guest-debian guest-desktop traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,19 @@ help: ## Show this list
 deps: ## Install the Debian packages and the Rust toolchain that floe needs
 	@scripts/deps
 
-build: deps ## Build the floe command (target/release/floe)
+# The page is embedded in the binary, so cargo needs it first.
+WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/dist/*' -not -path '*/test-results/*')
+
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json | deps
+	cd web && PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD=1 npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+web/dist/index.html: $(WEB_SOURCES) web/node_modules/.package-lock.json
+	cd web && npm run --silent build
+
+web: web/dist/index.html ## Build the page that the binary embeds (web/dist)
+
+build: deps web ## Build the floe command (target/release/floe)
 	$(CARGO) build --release --locked -p floe
 
 guest-tiny: deps ## Build the small test guest: kernel, busybox
@@ -45,20 +57,25 @@ demo: build guest-debian ## Capture a running Debian, publish it, resume it behi
 fmt: deps
 	$(CARGO) fmt --all --check
 
-lint: deps
+lint: deps web
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-doc: deps
+doc: deps web
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-fuzz-check: deps
+fuzz-check: deps web
 	$(CARGO) test --locked --quiet --manifest-path fuzz/Cargo.toml
 
 # Unit, property and integration tests; FLOE_TEST_SYSTEM=1 lets the tests use FUSE, QEMU and network namespaces.
-system: deps guest-tiny
+system: deps web guest-tiny
 	FLOE_TEST_SYSTEM=1 FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast
 
-test: fmt lint doc fuzz-check system ## Everything that must hold: format, lints, docs, unit, property and system tests
+# The page in a real browser, against a real node with real guests.
+web-test: deps web guest-tiny
+	$(CARGO) build --locked -p floe
+	cd web && FLOE=$(CURDIR)/target/debug/floe FLOE_GUESTS=$(GUESTS) npm run --silent test
+
+test: fmt lint doc fuzz-check system web-test ## Everything that must hold: format, lints, docs, unit, property and system tests
 	@echo "make test: all passed"
 
 lab: build guest-debian guest-tiny ## Measure every figure of docs/benchmarks.md into lab/results/
@@ -71,4 +88,4 @@ traces: deps guest-desktop ## Run the workloads in real guests and keep their tr
 
 clean: ## Remove what was built here (guests and packages stay installed)
 	$(CARGO) clean
-	rm -rf .cache
+	rm -rf .cache web/dist web/node_modules

@@ -188,7 +188,10 @@ pub fn arguments(
     arg("-rtc", "base=utc,clock=host".into());
     arg("-sandbox", SANDBOX.into());
     arg("-display", "none".into());
-    arg("-vnc", format!("unix:{}", files::VNC).into());
+    arg(
+        "-vnc",
+        format!("unix:{},share=force-shared", files::VNC).into(),
+    );
     for (id, file) in [("qmp0", files::QMP), ("qmp1", files::QMP_SPARE)] {
         arg(
             "-chardev",

@@ -116,6 +116,17 @@ pub struct ImportRequest {
     pub labels: BTreeMap<String, String>,
 }
 
+/// Answer of `POST /v1/uploads`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct UploadInfo {
+    /// For `DELETE /v1/uploads/{id}`.
+    pub id: String,
+    /// Where it is, for `POST /v1/images/import`. Removed after a day.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
 /// What an import or a capture stored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StoredReport {

@@ -8,6 +8,7 @@
 //! *restored* from, so its dirty pages are relative to that one. A page that the first capture had and that is clean now
 //! (the balloon gave it back) holds the original's content again; those are added from the original.
 
+use crate::page::thumbnail::THUMB_REGION;
 use crate::{
     api::{
         CaptureRequest, ImageSummary, Outcome, REHEARSE_S_DEFAULT, REHEARSE_S_MAX, StoredReport,
@@ -22,7 +23,6 @@ use crate::{
         sources::Found,
     },
 };
-use crate::page::thumbnail::THUMB_REGION;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Region, Segment};
 use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};

@@ -1,5 +1,6 @@
 //! Images: into the repository and out of it.
 
+use crate::page::thumbnail::THUMB_REGION;
 use crate::{
     api::*,
     node::{
@@ -9,7 +10,6 @@ use crate::{
         report::Report,
     },
 };
-use crate::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, ImageName, MachineConfig};
 use floe_store::{GcOptions, Ingest, IngestOptions, Repository};
 use std::{

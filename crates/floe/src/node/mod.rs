@@ -33,6 +33,7 @@ mod standby;
 mod starts;
 mod thumbnail;
 mod transfers;
+mod uploads;
 mod views;
 mod wait;
 mod web;

@@ -6,6 +6,7 @@ mod images;
 mod machines;
 mod screen;
 mod system;
+mod uploads;
 
 use crate::node::Node;
 use axum::{
@@ -42,6 +43,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/images/export", post(images::export))
         .route("/v1/images/push", post(images::push))
         .route("/v1/images/pull", post(images::pull))
+        .route("/v1/uploads", post(uploads::receive))
+        .route("/v1/uploads/{id}", delete(uploads::drop))
         .route("/v1/mounts", get(images::mounts).post(images::mount))
         .route("/v1/mounts/remove", post(images::unmount))
         .route("/v1/machines", get(machines::list).post(machines::run))
@@ -88,6 +91,8 @@ pub fn router(node: Arc<Node>) -> Router {
         images::export,
         images::push,
         images::pull,
+        uploads::receive,
+        uploads::drop,
         images::mounts,
         images::mount,
         images::unmount,
