@@ -97,7 +97,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
   const file = (what: keyof Choice, label: string, required: boolean) => (
     <label class="file">
       {label}
-      <input type="file" required={required} disabled={busy} onChange={(event) => pick(what, event.currentTarget.files?.[0] ?? null)} />
+      <input type="file" autofocus={what === "disk"} required={required} disabled={busy} onChange={(event) => pick(what, event.currentTarget.files?.[0] ?? null)} />
       {choice[what] && <span class="hint">{bytes(choice[what].size)}</span>}
     </label>
   );

@@ -111,7 +111,7 @@ export function Catalogue(props: {
               <div class="card-text">
                 <h3 title={entry.names.map(shortName).join(", ") || entry.id}>{entry.title}</h3>
                 {props.actions && <div class="card-actions">{props.actions(entry)}</div>}
-                <p class="facts">{entry.facts.map((fact) => <span key={fact}>{fact}</span>)}</p>
+                <p class="facts">{entry.facts.join(" · ")}</p>
                 {tagsOf(entry).length > 0 && (
                   <p class="card-tags">{tagsOf(entry).map((one) => <span key={one}>{one}</span>)}</p>
                 )}

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { api, type Image, type Machine } from "../api";
-import { ago, bytes, shortName } from "../format";
+import { ago, shortName } from "../format";
 import { go } from "../live";
 import { Icon } from "../parts/Icon";
 import { complain, tell } from "../parts/notices";
@@ -53,6 +53,8 @@ function MachineCard({ machine, image }: { machine: Machine; image: Image | unde
   const { name, status } = machine;
   const awake = status === "running" || status === "paused";
   const thumb = image?.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
+  const source = shortName(machine.image_name).split("/").pop() ?? "";
+  const facts = [source, `${machine.memory_bytes / 2 ** 20} MiB`, ago(machine.created_unix_s)];
   const remove = (): void => {
     if (confirm(`Remove ${name} with its disks?`)) void api.remove(name).catch(complain);
   };
@@ -82,11 +84,7 @@ function MachineCard({ machine, image }: { machine: Machine; image: Image | unde
             <Icon name="trash" />
           </button>
         </div>
-        <p class="facts">
-          <span>{shortName(machine.image_name).split("/").pop()}</span>
-          <span>{bytes(machine.memory_bytes * (1e9 / 2 ** 30))}</span>
-          <span>{ago(machine.created_unix_s)}</span>
-        </p>
+        <p class="facts">{facts.join(" · ")}</p>
         {machine.detail && <p class="facts">{machine.detail}</p>}
       </div>
     </li>

@@ -1,0 +1,244 @@
+import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+import type { Page } from "@playwright/test";
+import { floe } from "./setup";
+import { expect, machines, pixels, settled, test, watch } from "./site";
+
+const axe = readFileSync(new URL("../node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
+
+/** What a screen reader's user would stumble over; the rules of WCAG 2.1 AA. */
+async function barriers(page: Page): Promise<string[]> {
+  // the page's own policy lets no script in; the browser's debugger may
+  await page.evaluate(axe);
+  return page.evaluate(async () => {
+    const tags = { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] };
+    const { axe } = window as unknown as {
+      axe: { run: (options: unknown) => Promise<{ violations: { id: string; nodes: { html: string }[] }[] }> };
+    };
+    const found = await axe.run(tags);
+    return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
+  });
+}
+
+/** Starts the captured guest by a click and waits for its screen. */
+async function launch(page: Page): Promise<string> {
+  await page.getByRole("button", { name: "Start tiny-live:shell" }).click();
+  await expect(page.locator(".bar-title")).toContainText("Live");
+  return page.locator("#screen-title").innerText();
+}
+
+test.afterEach(({ site }) => {
+  for (const machine of machines(site)) floe(site, "rm", machine.name, "--force");
+});
+
+test("a click on a picture shows the guest where it was, and it answers a key", async ({ page }) => {
+  const picture = page.getByRole("button", { name: "Start tiny-live:shell" }).locator("img");
+  await expect(picture).toBeVisible();
+  expect(await picture.evaluate((image: HTMLImageElement) => image.naturalWidth)).toBe(640);
+  await launch(page);
+  const before = await settled(page);
+  await page.keyboard.type("echo hello\n", { delay: 40 });
+  await expect(async () => expect(await pixels(page)).not.toBe(before)).toPass();
+});
+
+test("the keyboard alone finds, starts, uses and leaves a machine", async ({ page, site }) => {
+  await expect(page.locator(".card")).toHaveCount(2);
+  await page.keyboard.press("/");
+  await page.keyboard.type("shell");
+  await expect(page.locator(".card")).toHaveCount(1);
+  await page.keyboard.press("Escape");
+  await page.getByRole("button", { name: "Start tiny-live:shell" }).focus();
+  await page.keyboard.press("Enter");
+  await expect(page.locator(".bar-title")).toContainText("Live");
+  // the guest has the keyboard at once; Esc gives it back, and once more leaves
+  await expect(page.locator(".screen canvas")).toBeFocused();
+  await page.keyboard.press("Escape");
+  await expect(page.getByRole("button", { name: "Back" })).toBeFocused();
+  await page.keyboard.press("Shift+Tab");
+  await expect(page.getByRole("application")).toBeFocused();
+  await page.keyboard.press("Enter");
+  await expect(page.locator(".screen canvas")).toBeFocused();
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape");
+  await expect(page.getByRole("heading", { name: "Machines" })).toBeVisible();
+  expect(machines(site).map((machine) => machine.status)).toEqual(["running"]);
+});
+
+test("arrow keys walk over the catalogue as it is seen, also of two hundred images", async ({ page }) => {
+  const images = Array.from({ length: 200 }, (_, index) => ({
+    id: index.toString(16).padStart(64, "0"),
+    names: [`image-${index}:${index % 2 ? "odd" : "even"}`],
+    created_unix_s: 1_700_000_000 - index,
+    stored_bytes: 1e6 * index,
+    virtual_bytes: 1e9,
+    live: true,
+    thumbnail: false,
+    labels: {},
+    start_ms: index,
+  }));
+  await page.route("**/v1/images", (route) => route.fulfill({ json: { images } }));
+  await page.reload();
+  await expect(page.locator(".card")).toHaveCount(200);
+  const cards = page.locator(".card-open");
+  await cards.first().focus();
+  await page.keyboard.press("ArrowRight");
+  await expect(cards.nth(1)).toBeFocused();
+  const columns = await page.locator(".grid").evaluate((grid) => getComputedStyle(grid).gridTemplateColumns.split(" ").length);
+  await page.keyboard.press("ArrowDown");
+  await expect(cards.nth(1 + columns)).toBeFocused();
+  await page.keyboard.press("End");
+  await expect(cards.last()).toBeFocused();
+  await page.getByRole("button", { name: "odd", exact: true }).click();
+  await expect(page.locator(".card")).toHaveCount(100);
+  await page.getByRole("searchbox").fill("image-151");
+  await expect(page.locator(".card")).toHaveCount(1);
+});
+
+test("nothing stands in a screen reader's way, in light and dark", async ({ page }) => {
+  for (const colorScheme of ["light", "dark"] as const) {
+    await page.emulateMedia({ colorScheme });
+    await expect(page.locator(".card").first()).toBeVisible();
+    const ground = await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+    const bright = (ground.match(/\d+/g) ?? []).map(Number).reduce((sum, value) => sum + value, 0) > 380;
+    expect(bright).toBe(colorScheme === "light");
+    expect(await barriers(page)).toEqual([]);
+    await page.keyboard.press("a");
+    await expect(page.getByRole("dialog", { name: "Add an image" })).toBeVisible();
+    expect(await barriers(page)).toEqual([]);
+    await page.keyboard.press("Escape");
+  }
+  for (const landmark of ["banner", "main", "search", "navigation"] as const)
+    await expect(page.getByRole(landmark)).toHaveCount(1);
+  await page.emulateMedia({ colorScheme: "light" });
+  await launch(page);
+  expect(await barriers(page)).toEqual([]);
+  await expect(page.getByRole("status").filter({ hasText: "The screen is live." })).toHaveCount(1);
+});
+
+test("two browsers see and use the same machine", async ({ page, browser, site, errors }) => {
+  const name = await launch(page);
+  const context = await browser.newContext();
+  const other = await context.newPage();
+  watch(other, errors);
+  await other.goto(site.login);
+  await other.getByRole("button", { name: `Show the screen of ${name}` }).click();
+  await expect(other.locator(".bar-title")).toContainText("Live");
+  const before = [await settled(page), await settled(other)];
+  expect(before[0]).toBe(before[1]);
+  await other.keyboard.type("echo both\n", { delay: 40 });
+  await expect(async () => expect(await pixels(page)).not.toBe(before[0])).toPass();
+  // one leaves, the other goes on
+  await context.close();
+  await page.keyboard.type("echo still\n", { delay: 40 });
+  const then = await pixels(page);
+  await expect(async () => expect(await pixels(page)).not.toBe(then)).toPass();
+});
+
+test("a machine that buffers says so and for how long, and does not mind when its browser goes", async ({ page, site }) => {
+  const stream = {
+    state: "buffering",
+    buffering: { missing_bytes: 4_000_000, eta_s: 4.4 },
+    planned_chunks: 1000,
+    buffered_chunks: 420,
+    misses: 7,
+    touched: 400,
+    fetched_bytes: 1_700_000,
+    saved_bytes: 81_000_000,
+    rate_bytes_s: 900_000,
+    fetch_ratio: 1.04,
+    pauses: 1,
+    paused_s: 2.5,
+  };
+  await page.route("**/stream", (route) => route.fulfill({ json: stream }));
+  const name = await page.getByRole("button", { name: "Start tiny-live:shell" }).click().then(async () => {
+    await expect(page.locator(".veil-title")).toHaveText("Buffering…");
+    return page.locator("#screen-title").innerText();
+  });
+  await expect(page.getByRole("status").filter({ hasText: "Buffering, about 5 seconds left" })).toHaveCount(1);
+  await expect(page.getByRole("progressbar", { name: "Buffered" })).toHaveAttribute("aria-valuenow", "42");
+  for (const figure of ["7.2 Mbit/s", "1.04", "81 MB"]) await expect(page.locator(".figures")).toContainText(figure);
+  await page.close();
+  const status = JSON.parse(floe(site, "ps", "--json")) as { machines: { name: string; status: string }[] };
+  expect(status.machines.map((machine) => [machine.name, machine.status])).toEqual([[name, "running"]]);
+});
+
+test("stopped, it can be started again; captured, it is in the catalogue", async ({ page }) => {
+  const name = await launch(page);
+  await page.getByRole("button", { name: "Capture" }).click();
+  await page.getByLabel("Name of the image").fill("again");
+  await page.getByRole("dialog").getByRole("button", { name: "Capture", exact: true }).click();
+  await expect(page.getByText("again is captured")).toBeVisible();
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await expect(page.locator(".veil-title")).toHaveText("Stopped");
+  await page.getByRole("button", { name: "Start again" }).click();
+  await expect(page.locator(".bar-title")).toContainText("Live");
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape");
+  await expect(page.getByRole("button", { name: `Show the screen of ${name}` })).toBeVisible();
+  await expect(page.getByRole("button", { name: "Start again", exact: true }).locator("img")).toBeVisible();
+  page.on("dialog", (dialog) => void dialog.accept());
+  await page.getByRole("button", { name: "Remove again", exact: true }).click();
+});
+
+test("a disk comes from the page with progress and becomes an image", async ({ page }) => {
+  await page.getByRole("button", { name: "Add", exact: true }).click();
+  const disk = { name: "My Disk.raw", mimeType: "application/octet-stream", buffer: Buffer.alloc(3 << 20, 7) };
+  await page.getByLabel("Disk (qcow2, raw, vmdk, vdi)").setInputFiles(disk);
+  await expect(page.getByLabel("Name")).toHaveValue("my-disk");
+  await page.getByRole("button", { name: "Import" }).click();
+  await expect(page.getByText("my-disk:latest is here")).toBeVisible();
+  await expect(page.getByRole("button", { name: "Start my-disk" })).toBeVisible();
+  page.on("dialog", (dialog) => void dialog.accept());
+  await page.getByRole("button", { name: "Remove my-disk" }).click();
+  await expect(page.getByRole("button", { name: "Start my-disk" })).toHaveCount(0);
+});
+
+test("what can't be started says why, and what to do", async ({ page }) => {
+  await page.goto(`${page.url().split("#")[0]}#/run/${encodeURIComponent("http://127.0.0.1:9/nothing")}`);
+  await expect(page.getByRole("heading", { name: "Start nothing?" })).toBeVisible();
+  await page.getByRole("button", { name: "Start", exact: true }).click();
+  await expect(page.getByRole("heading", { name: "nothing did not start" })).toBeVisible();
+  await page.getByRole("button", { name: "Back" }).click();
+  await expect(page.getByRole("heading", { name: "Images" })).toBeVisible();
+});
+
+test("another web page gets nothing: no list, no screen", async ({ page, site }) => {
+  const name = await launch(page);
+  const foreign = createServer((_, answer) => answer.end("<!doctype html><title>elsewhere</title>"));
+  await new Promise<void>((resolve) => foreign.listen(0, "127.0.0.1", resolve));
+  await page.goto(`http://127.0.0.1:${(foreign.address() as AddressInfo).port}/`);
+  const tried = await page.evaluate(
+    async ([origin, machine]) => {
+      const socket = new WebSocket(`${origin?.replace("http", "ws")}/v1/machines/${machine}/vnc`);
+      const opened = await new Promise((resolve) => {
+        socket.onopen = () => resolve(true);
+        socket.onerror = () => resolve(false);
+      });
+      const read = await fetch(`${origin}/v1/images`, { credentials: "include" }).then(() => true, () => false);
+      return { opened, read };
+    },
+    [new URL(site.page).origin, name],
+  );
+  foreign.close();
+  expect(tried).toEqual({ opened: false, read: false });
+});
+
+test("without the token there is a way in and nothing else", async ({ browser, site }) => {
+  const context = await browser.newContext();
+  const stranger = await context.newPage();
+  await stranger.goto(site.page);
+  await expect(stranger.getByText("floe open")).toBeVisible();
+  expect((await context.request.get(`${site.page}v1/images`)).status()).toBe(401);
+  await context.close();
+});
+
+test("the hub shows its catalogue with pictures, and tells how to start an image", async ({ page, site }) => {
+  await page.goto(site.hub);
+  const card = page.getByRole("button", { name: "How to start tiny-live:shell" });
+  await expect(card.locator("img")).toBeVisible();
+  expect(await card.locator("img").evaluate((image: HTMLImageElement) => image.naturalWidth)).toBe(640);
+  expect(await barriers(page)).toEqual([]);
+  await card.click();
+  await expect(page.getByRole("dialog")).toContainText(`floe run ${new URL(site.hub).origin}/tiny-live:shell`);
+});

@@ -1,0 +1,104 @@
+/** A node with a captured guest for all tests: `floe up` in a directory of its own, the tiny guest with a shell on its screen. */
+
+import { execFileSync, spawn, type ChildProcess } from "node:child_process";
+import { appendFileSync, chmodSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+export interface Site {
+  floe: string;
+  home: string;
+  /** The page, with its token. */
+  login: string;
+  page: string;
+  hub: string;
+}
+
+const PATIENCE_MS = 180_000;
+/** Where the tests find it. */
+export const SITE_FILE = join(tmpdir(), `floe-page-${process.ppid}.json`);
+
+const repository = join(fileURLToPath(new URL(".", import.meta.url)), "../..");
+
+function guest(file: string): string {
+  const path = join(process.env["FLOE_GUESTS"] ?? join(repository, ".cache/guests"), "tiny", file);
+  if (!existsSync(path)) throw new Error(`${path} is missing: crates/lab/guests/build tiny DIR`);
+  return path;
+}
+
+/** Runs floe to its end. */
+export function floe(site: Pick<Site, "floe" | "home">, ...args: string[]): string {
+  const env = { ...process.env, FLOE_HOME: site.home, FLOE_SOCKET: "" };
+  return execFileSync(site.floe, args, { env, encoding: "utf8", stdio: ["ignore", "pipe", "pipe"], maxBuffer: 1 << 26 });
+}
+
+export async function until(what: string, done: () => boolean): Promise<void> {
+  const end = Date.now() + PATIENCE_MS;
+  while (!done()) {
+    if (Date.now() > end) throw new Error(`waited too long for ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+}
+
+/** Types a line on a machine's serial console and waits for an answer there. */
+export async function onConsole(site: Site, machine: string, line: string, answer: string): Promise<void> {
+  const before = floe(site, "logs", machine).length;
+  const env = { ...process.env, FLOE_HOME: site.home, FLOE_SOCKET: "" };
+  const shell = spawn(site.floe, ["console", machine], { env, stdio: ["pipe", "ignore", "ignore"] });
+  shell.stdin.write(`${line}\n`);
+  try {
+    await until(`${answer} on ${machine}`, () => floe(site, "logs", machine).slice(before).includes(answer));
+  } finally {
+    shell.kill();
+  }
+}
+
+export default async function setup(): Promise<() => void> {
+  const program = process.env["FLOE"] ?? join(repository, "target/debug/floe");
+  const home = mkdtempSync(join(tmpdir(), "floe-page-"));
+  chmodSync(home, 0o711); // machines have users of their own, who must pass through
+  const log = join(home, "up.log");
+  const args = ["up", "--listen", "127.0.0.1:0", "--web", "127.0.0.1:0", "--json"];
+  const up: ChildProcess = spawn(program, args, {
+    env: { ...process.env, FLOE_HOME: home, FLOE_SOCKET: "", FLOE_LOG: "info" },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  let said = "";
+  up.stdout?.on("data", (piece: Buffer) => (said += piece.toString()));
+  up.stderr?.on("data", (piece: Buffer) => appendFileSync(log, piece));
+  const end = (): void => {
+    try {
+      floe({ floe: program, home }, "down", "--machines");
+    } catch {
+      up.kill();
+    }
+    rmSync(SITE_FILE, { force: true });
+    setTimeout(() => rmSync(home, { recursive: true, force: true }), 1000);
+  };
+  try {
+    await until("the node", () => {
+      if (up.exitCode !== null) throw new Error(`floe up ended: ${readFileSync(log, "utf8")}`);
+      return said.includes("\n");
+    });
+    const ready = JSON.parse(said) as { hub: { url: string } };
+    const where = { floe: program, home };
+    const page = JSON.parse(floe(where, "open", "--print", "--json")) as { url: string; login_url: string };
+    const site: Site = { ...where, login: page.login_url, page: page.url, hub: ready.hub.url };
+    const import_ = ["image", "import", "--kernel", guest("vmlinuz"), "--initrd", guest("initrd"), "--name", "tiny"];
+    floe(site, ...import_, "--cmdline", "console=ttyS0 console=tty0 init_on_free=1 quiet", "--label", "kind=test");
+    floe(site, "run", "tiny", "--name", "maker", "--memory", "256M");
+    await until("the guest", () => floe(site, "logs", "maker").includes("floe-guest ready"));
+    // the shell on the screen gets a terminal of its own
+    const shell = "setsid sh -c 'exec sh -i </dev/tty1 >/dev/tty1 2>&1' & echo shell-$((1+1))";
+    await onConsole(site, "maker", shell, "shell-2");
+    floe(site, "capture", "maker", "--name", "tiny-live:shell", "--rehearse", "1");
+    floe(site, "rm", "maker", "--force");
+    floe(site, "push", "tiny-live:shell", site.hub, "--public");
+    writeFileSync(SITE_FILE, JSON.stringify(site));
+  } catch (error) {
+    end();
+    throw error;
+  }
+  return end;
+}
