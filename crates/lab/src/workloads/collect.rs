@@ -177,7 +177,7 @@ impl Collector {
             let file = dir.join(format!("{seed:02}.trace.zst"));
             let bytes = convert::encode(&run.header, &run.accesses)?;
             fs::write(&file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
-            let waited: u64 = run.accesses.iter().map(|a| a.wait_us).sum();
+            let waited = convert::waited_us(&run.accesses);
             eprintln!(
                 "{} {seed}: {:.1} s, {} chunks touched, {:.1} s waited, {} KB",
                 workload.name,

@@ -21,6 +21,17 @@ pub fn accesses(
     accesses
 }
 
+/// Microseconds in which at least one access waited: chunks of one read wait together.
+pub fn waited_us(accesses: &[Access]) -> u64 {
+    let (mut waited, mut until) = (0, 0);
+    for access in accesses {
+        let end = access.t_us + access.wait_us;
+        waited += end.saturating_sub(until.max(access.t_us));
+        until = until.max(end);
+    }
+    waited
+}
+
 /// A trace file, compressed.
 pub fn encode(header: &TraceHeader, accesses: &[Access]) -> std::io::Result<Vec<u8>> {
     let mut writer = TraceWriter::new(Vec::new(), header)?;
@@ -85,6 +96,18 @@ mod tests {
         let reader = TraceReader::new(&file).unwrap();
         assert_eq!(*reader.header(), header());
         assert_eq!(reader.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn waits_that_overlap_are_counted_once() {
+        let waits = [
+            access(1, 1, 10, 5),
+            access(1, 2, 12, 2),
+            access(1, 3, 14, 6),
+            access(1, 4, 30, 0),
+            access(1, 5, 40, 1),
+        ];
+        assert_eq!(waited_us(&waits), 11);
     }
 
     #[test]

@@ -78,8 +78,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
 /// Starts a program by its key and waits until `window`, in the words of its class, is on the screen.
 fn open(session: &mut Session, key: &str, window: &str) -> anyhow::Result<()> {
     session.input.press(&["ctrl", "alt", key])?;
-    let seen = format!("until xwininfo -root -tree | grep -q '(\"{window}'; do sleep 1; done");
-    session.shell(&seen, OPEN_MAX)?;
+    session.window(window, OPEN_MAX)?;
     session.wait(2 * DRAWN)
 }
 

@@ -50,8 +50,8 @@ pub const ALL: &[Workload] = &[
     },
     Workload {
         name: "game",
-        about: "a shooter with different levels, by random keys",
-        stage: Stage::Game,
+        about: "two shooters with 68 levels, by random keys",
+        stage: Stage::Screen,
         count: 10,
         run: game::run,
     },

@@ -97,6 +97,12 @@ impl Session {
         }
     }
 
+    /// Waits until a window is on the screen, by the beginning of its class.
+    pub fn window(&mut self, class: &str, patience: Duration) -> anyhow::Result<()> {
+        let seen = format!("until xwininfo -root -tree | grep -q '(\"{class}'; do sleep 1; done");
+        self.shell(&seen, patience)
+    }
+
     /// Lets the guest go on for so long.
     pub fn wait(&mut self, long: Duration) -> anyhow::Result<()> {
         std::thread::sleep(long);

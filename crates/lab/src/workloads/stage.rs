@@ -23,8 +23,6 @@ pub enum Stage {
     Shell,
     /// The window manager is there, no window is open.
     Screen,
-    /// The game shows its title.
-    Game,
 }
 
 impl Stage {
@@ -34,7 +32,6 @@ impl Stage {
             Stage::Disk => "lab-disk",
             Stage::Shell => "lab-shell",
             Stage::Screen => "lab-screen",
-            Stage::Game => "lab-game",
         }
     }
 
@@ -44,7 +41,6 @@ impl Stage {
             Stage::Disk => None,
             Stage::Shell => Some(Stage::Disk),
             Stage::Screen => Some(Stage::Shell),
-            Stage::Game => Some(Stage::Screen),
         }
     }
 
@@ -92,10 +88,6 @@ impl Stage {
                 session.type_line("floe-screen &")?;
                 session.expect("floe-screen ready", START_MAX)?;
                 Ok(())
-            }
-            Stage::Game => {
-                session.type_line("chocolate-doom -iwad /usr/share/games/doom/freedoom1.wad -nomusic >/dev/null 2>&1 &")?;
-                session.wait(2 * SETTLE)
             }
         }
     }
