@@ -139,17 +139,17 @@ fn read_figures(session: &mut Session) -> anyhow::Result<()> {
 }
 
 fn mines(session: &mut Session) -> anyhow::Result<()> {
-    open(session, "m", "mines")?;
+    open(session, "m", "sgt-mines")?;
     clicks(session, &["left", "left", "right"])
 }
 
 fn net(session: &mut Session) -> anyhow::Result<()> {
-    open(session, "n", "net")?;
+    open(session, "n", "sgt-net")?;
     clicks(session, &["left", "right", "middle"])
 }
 
 fn untangle(session: &mut Session) -> anyhow::Result<()> {
-    open(session, "u", "untangle")?;
+    open(session, "u", "sgt-untangle")?;
     clicks(session, &["left"])?;
     keys(session, &["n", "u", "s"], 2)
 }

@@ -97,9 +97,10 @@ impl Session {
         }
     }
 
-    /// Waits until a window is on the screen, by the beginning of its class.
+    /// Waits until a window of a program is on the screen; `class` is a part of the window's class.
     pub fn window(&mut self, class: &str, patience: Duration) -> anyhow::Result<()> {
-        let seen = format!("until xwininfo -root -tree | grep -q '(\"{class}'; do sleep 1; done");
+        let seen =
+            format!("until xwininfo -root -tree | grep -qi '(\"[^)]*{class}'; do sleep 1; done");
         self.shell(&seen, patience)
     }
 
