@@ -13,9 +13,11 @@ use utoipa::{IntoParams, ToSchema};
 mod forward;
 mod images;
 mod machines;
+mod traces;
 pub use forward::{ForwardError, PortForward, Protocol};
 pub use images::*;
 pub use machines::*;
+pub use traces::*;
 
 /// Version of this interface: part of every path (`/v1/...`).
 pub const API_VERSION: u32 = 1;

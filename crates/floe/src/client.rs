@@ -286,6 +286,30 @@ impl Client {
         ))
     }
 
+    /// How a machine's image streams.
+    pub fn stream_info(&self, name: &str) -> Result<StreamInfo, ClientError> {
+        self.get(&machine_path(name, "/stream"))
+    }
+
+    // ---------------------------------------------------------------------------------------------------- traces
+
+    /// The traces of an image's machines, and the models made of them.
+    pub fn traces(&self, of: &TracesRequest) -> Result<TraceList, ClientError> {
+        self.post("/v1/traces/list", of)
+    }
+    /// One trace in figures.
+    pub fn trace(&self, request: &TraceRequest) -> Result<TraceDetail, ClientError> {
+        self.post("/v1/traces/show", request)
+    }
+    /// Writes a trace to a file.
+    pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, ClientError> {
+        self.post("/v1/traces/export", request)
+    }
+    /// Takes a trace from a file.
+    pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, ClientError> {
+        self.post("/v1/traces/import", request)
+    }
+
     // ----------------------------------------------------------------------------------------------------- cache
 
     /// How full the cache is.

@@ -5,6 +5,9 @@
 //!   repo/       images of this node (floe_store::Repository)
 //!   cache/      verified chunks (floe_store::Cache)
 //!   machines/   NAME/{machine.json, lock, disks/, run/, console.log, qemu.log}
+//!   traces/     what machines touched, by image, and the models made of it (crate::traces::TraceStore)
+//!   models/     models that hubs sent
+//!   outbox/     traces on their way to hubs
 //!   mnt/        the mount
 //!   hub/        hub.db, repo/            (floe hub, floe up)
 //! $FLOE_SOCKET (root: /run/floe/node.sock, others: $XDG_RUNTIME_DIR/floe/node.sock; with FLOE_HOME: $FLOE_HOME/node.sock)
@@ -69,6 +72,18 @@ impl Home {
     /// Temporary files, on the same file system as the rest.
     pub fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
+    }
+    /// Traces of machines, by image.
+    pub fn traces(&self) -> PathBuf {
+        self.root.join("traces")
+    }
+    /// Models that hubs sent.
+    pub fn models(&self) -> PathBuf {
+        self.root.join("models")
+    }
+    /// Traces on their way to hubs.
+    pub fn outbox(&self) -> PathBuf {
+        self.root.join("outbox")
     }
     /// The hub's part.
     pub fn hub(&self) -> PathBuf {

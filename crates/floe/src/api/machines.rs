@@ -54,6 +54,9 @@ pub struct RunRequest {
     /// File with the certificate authority of the sources.
     #[serde(default)]
     pub ca: Option<String>,
+    /// Keep and send no trace of what it touches.
+    #[serde(default)]
+    pub no_trace: bool,
 }
 
 /// How long `run` waits for the guest to answer, seconds: a cold boot without KVM takes half a minute.
@@ -109,6 +112,8 @@ pub enum MachineStatus {
     Starting,
     /// Its CPUs run.
     Running,
+    /// Its CPUs stand still until what they need next has arrived.
+    Buffering,
     /// Its CPUs stand still (an I/O error, or in the middle of a capture).
     Paused,
     /// No QEMU; disks are kept.

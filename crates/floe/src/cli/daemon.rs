@@ -54,6 +54,9 @@ struct NodeArgs {
         value_name = "TOKEN"
     )]
     web_token: Option<String>,
+    /// Keep and send no traces of what machines touch
+    #[arg(long)]
+    no_traces: bool,
     /// Write the log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -90,6 +93,7 @@ impl NodeArgs {
             .map_err(|e| CliError::failed("cannot find this program's own file", e))?;
         options.socket = cx.socket.clone();
         options.socket_group = self.socket_group;
+        options.traces = !self.no_traces;
         options.io_timeout = self.io_timeout.map(Duration::from_secs);
         if let Some(mountpoint) = self.mountpoint {
             options.mountpoint = args::absolute(&mountpoint)?.into();

@@ -1,7 +1,17 @@
 //! Ctrl-C: a command that waits for the node ends at once. The connection closes with the process, and the node cancels
 //! what it was doing and cleans up.
 
+use std::sync::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// What is said before the process ends, and the code that it ends with then.
+type Last = Box<dyn FnOnce() -> i32 + Send>;
+static LAST: Mutex<Option<Last>> = Mutex::new(None);
+
+/// From now on an interrupt is the ordinary end of the command: `last` is done, and tells the exit code.
+pub fn ends_with(last: impl FnOnce() -> i32 + Send + 'static) {
+    *LAST.lock().unwrap_or_else(|e| e.into_inner()) = Some(Box::new(last));
+}
 
 /// What a shell expects of a process that Ctrl-C ended.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -32,6 +42,10 @@ pub fn exit_on_signals() {
             if let Ok(code) = runtime.block_on(watch()) {
                 super::progress::clear();
                 super::terminal::restore();
+                let last = LAST.lock().unwrap_or_else(|e| e.into_inner()).take();
+                if let Some(last) = last {
+                    std::process::exit(last());
+                }
                 if code == EXIT_INTERRUPTED {
                     eprintln!("interrupted");
                 }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use super::error::CliError;
 use super::images::{acknowledge, stored};
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, console, progress};
+use super::{Context, args, console, progress, stream};
 use crate::api::{self, PortForward};
 
 /// How long a run whose user said nothing about waiting gives the guest to write its first byte, seconds. A booting guest
@@ -23,6 +23,8 @@ Example: from a local image
   floe run debian --name web --memory 1G --cpus 2 -p 8080:80
 Example: from a hub, fetching only what the machine touches
   floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
+Example: and see what that was
+  floe run https://hub.example/debian-booted --link-report
 
 It ends once the guest has answered and prints how long each stage took.")]
 pub struct Run {
@@ -51,6 +53,12 @@ pub struct Run {
     /// Boot from the disks although the image holds a running machine
     #[arg(long)]
     cold: bool,
+    /// Stay until Ctrl-C or the machine's end, then tell what its link carried and what it waited for
+    #[arg(long)]
+    link_report: bool,
+    /// Keep and send no trace of what the machine touches
+    #[arg(long)]
+    no_trace: bool,
     #[command(flatten)]
     access: super::transfer::Access,
 }
@@ -106,15 +114,22 @@ impl Run {
             cold: self.cold,
             token: self.access.token,
             ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            no_trace: self.no_trace,
         };
-        started(cx, cx.client()?.run(&request)?)
+        let machine = started(cx, cx.client()?.run(&request)?)?;
+        match machine {
+            Some(machine) if self.link_report => stream::report(cx, machine),
+            _ => Ok(()),
+        }
     }
 }
 
-fn started(cx: &Context, events: crate::client::Events) -> Result<(), CliError> {
+/// Follows a start and tells of it; the machine's name.
+fn started(cx: &Context, events: crate::client::Events) -> Result<Option<String>, CliError> {
     let done = progress::follow(cx.out, events)?;
+    let name = done.outcome.machine.as_ref().map(|m| m.name.clone());
     if cx.out.json {
-        return Ok(());
+        return Ok(name);
     }
     let mut text = String::new();
     if let Some(m) = &done.outcome.machine {
@@ -133,7 +148,8 @@ fn started(cx: &Context, events: crate::client::Events) -> Result<(), CliError> 
     }
     text += "\n";
     text += &stages(&done.stages, done.outcome.total_ms);
-    cx.out.text(&text)
+    cx.out.text(&text)?;
+    Ok(name)
 }
 
 /// The stages' table. What no stage accounts for has its own row, so that the column adds up whatever happened.
@@ -179,10 +195,11 @@ impl Ps {
     }
 }
 
-fn status(m: &api::MachineInfo) -> &'static str {
-    match m.status {
+pub(super) fn status(status: api::MachineStatus) -> &'static str {
+    match status {
         api::MachineStatus::Starting => "starting",
         api::MachineStatus::Running => "running",
+        api::MachineStatus::Buffering => "buffering",
         api::MachineStatus::Paused => "paused",
         api::MachineStatus::Stopped => "stopped",
         api::MachineStatus::Failed => "failed",
@@ -198,7 +215,7 @@ fn listing(machines: &[api::MachineInfo]) -> String {
             .collect();
         vec![
             m.name.clone(),
-            status(m).into(),
+            status(m.status).into(),
             m.image_name.clone(),
             m.cpus.to_string(),
             bytes(m.memory_bytes),
@@ -219,7 +236,7 @@ fn describe(m: &api::MachineInfo) -> String {
     let s = &m.stats;
     fields(&[
         ("name", m.name.clone()),
-        ("status", status(m).into()),
+        ("status", status(m.status).into()),
         ("detail", m.detail.clone()),
         ("image", format!("{} ({})", m.image_name, short(&m.image))),
         (
@@ -418,7 +435,7 @@ impl Stop {
         cx.out.value(&stopped, |list| {
             list.machines
                 .iter()
-                .map(|m| format!("{} is {}\n", m.name, status(m)))
+                .map(|m| format!("{} is {}\n", m.name, status(m.status)))
                 .collect()
         })
     }
@@ -441,7 +458,7 @@ impl Start {
             wait,
             wait_timeout_s,
         };
-        started(cx, cx.client()?.start(&self.machine, &request)?)
+        started(cx, cx.client()?.start(&self.machine, &request)?).map(drop)
     }
 }
 

@@ -16,7 +16,10 @@ mod machines;
 pub(crate) mod output;
 mod progress;
 mod storage;
+mod stream;
 mod terminal;
+mod top;
+mod traces;
 mod transfer;
 
 use std::ffi::OsString;
@@ -84,6 +87,9 @@ enum Command {
     Start(machines::Start),
     Rm(machines::Rm),
     Forward(machines::Forward),
+    Top(top::Top),
+    #[command(subcommand)]
+    Trace(traces::Trace),
     Push(transfer::Push),
     Pull(transfer::Pull),
     Mount(storage::Mount),
@@ -188,6 +194,8 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Start(c) => c.run(cx)?,
         Command::Rm(c) => c.run(cx)?,
         Command::Forward(c) => c.run(cx)?,
+        Command::Top(c) => c.run(cx)?,
+        Command::Trace(c) => c.run(cx)?,
         Command::Push(c) => c.run(cx)?,
         Command::Pull(c) => c.run(cx)?,
         Command::Mount(c) => c.run(cx)?,

@@ -1,10 +1,19 @@
-//! The terminal's raw mode, in which every key goes to the guest.
+//! The terminal's raw mode, in which every key goes to the guest or the dashboard, and a screen of its own for the latter.
 
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The mode before raw mode, while raw mode is on.
 static BEFORE: Mutex<Option<libc::termios>> = Mutex::new(None);
+
+/// Whether the alternate screen is on.
+static SCREEN: AtomicBool = AtomicBool::new(false);
+/// The alternate screen, without a cursor.
+const SCREEN_ON: &[u8] = b"\x1b[?1049h\x1b[?25l";
+/// The ordinary one again.
+const SCREEN_OFF: &[u8] = b"\x1b[?25h\x1b[?1049l";
 
 /// Raw mode of standard input until it is dropped.
 #[derive(Debug)]
@@ -30,14 +39,66 @@ impl Raw {
     }
 }
 
+/// A screen of its own, and raw mode, until it is dropped.
+#[derive(Debug)]
+pub struct Screen(Raw);
+
+impl Screen {
+    /// Takes the terminal over. Standard input and output must be terminals.
+    pub fn enter() -> std::io::Result<Screen> {
+        let raw = Raw::enter()?;
+        SCREEN.store(true, Ordering::SeqCst);
+        write(SCREEN_ON)?;
+        Ok(Screen(raw))
+    }
+
+    /// Shows these lines in place of what is there; longer ones are cut at `width`.
+    pub fn show(&self, text: &str, width: usize, height: usize) -> std::io::Result<()> {
+        let mut out = String::from("\x1b[H");
+        for line in text.lines().take(height.saturating_sub(1)) {
+            out.extend(line.chars().take(width));
+            out += "\x1b[K\r\n";
+        }
+        out += "\x1b[J";
+        write(out.as_bytes())
+    }
+}
+
+/// Columns and lines of the terminal; the usual ones where it doesn't tell.
+pub fn size() -> (usize, usize) {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let fd = std::io::stdout().as_raw_fd();
+    // SAFETY: TIOCGWINSZ writes one winsize to the pointer, which points to one.
+    let told = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    if told && size.ws_col > 0 && size.ws_row > 0 {
+        (size.ws_col.into(), size.ws_row.into())
+    } else {
+        (80, 24)
+    }
+}
+
+fn write(bytes: &[u8]) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
 impl Drop for Raw {
     fn drop(&mut self) {
         restore();
     }
 }
 
-/// Puts the old mode back, if raw mode is on.
+/// Puts the old mode and screen back, if raw mode is on.
 pub fn restore() {
+    if SCREEN.swap(false, Ordering::SeqCst) {
+        let _ = write(SCREEN_OFF); // as below
+    }
     let before = BEFORE.lock().unwrap_or_else(|e| e.into_inner()).take();
     if let Some(before) = before {
         let _ = set(&before); // the terminal is gone: nothing to restore

@@ -70,6 +70,7 @@ impl Node {
         self.attach(operation)?;
         let machine = Machine::adopt(self.vm_dir(&operation.record()))?;
         self.started(operation, Arc::new(machine))?;
+        self.end_old_pause(operation)?;
         self.tell("machine.adopted", operation.name.as_str(), "");
         Ok(())
     }

@@ -68,6 +68,8 @@ impl Node {
             stay_paused: request.stop,
             ..Default::default()
         };
+        // a capture is of a machine that goes on after it
+        operation.end_buffering(false)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         report.stage("capture")?;
         captured.config.labels.extend(request.labels.clone());
@@ -104,6 +106,7 @@ impl Node {
             operation.update(|record| record.wanted = Wanted::Stopped)?;
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));
+            self.take_trace(&operation);
             self.detach(&operation)?;
             operation.update(|record| record.detail = "stopped by a capture".into())?;
             self.tell("machine.stopped", name, "by a capture");

@@ -266,6 +266,7 @@ impl Node {
         self.drop_standby(&id);
         self.forget_image(&id);
         self.repo.remove(&id)?;
+        self.forget_traces(&id);
         let freed_bytes = self.collect_garbage()?;
         self.tell("image.removed", &id.short(), String::new());
         Ok(FreedReport {

@@ -78,6 +78,15 @@ impl Node {
                 false
             }
         });
+        let buffering = entry.buffering();
+        if let Some(wait) = buffering {
+            detail = format!(
+                "{:.1} MiB still to come, about {:.0} s; floe start {} to go on at once",
+                wait.missing_bytes as f64 / f64::from(1 << 20),
+                wait.eta_s,
+                record.name
+            );
+        }
         let mut stats = MachineStats::default();
         if let Some(disks) = disks {
             let counted = disks.stats();
@@ -95,7 +104,7 @@ impl Node {
         }
         MachineInfo {
             name: record.name,
-            status: status(record.wanted, running, failed),
+            status: status(record.wanted, running, failed, buffering.is_some()),
             detail,
             image: record.image.to_string(),
             image_name: record.image_name,
@@ -124,6 +133,8 @@ impl Node {
         let operation = entry.begin("stop")?;
         let vm = operation.vm()?;
         operation.update(|record| record.wanted = Wanted::Stopped)?;
+        // a guest that stands still could not power down; one whose QEMU doesn't answer is ended below
+        let _ = operation.end_buffering(true);
         if !request.now {
             let timeout = Duration::from_secs(request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT));
             // a guest that can't be asked (no ACPI, paused) is ended below
@@ -133,6 +144,7 @@ impl Node {
         }
         vm.quit(QUIT_WAIT)?;
         drop(vm);
+        self.take_trace(&operation);
         self.detach(&operation)?;
         operation.update(|record| record.detail = "stopped on request".into())?;
         self.tell("machine.stopped", name, "on request");
@@ -180,6 +192,7 @@ impl Node {
         {
             tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
         }
+        self.take_trace(entry);
         if let Err(error) = self.detach(entry) {
             tracing::warn!(machine = %entry.name, %error, "the machine stays on the mount");
         }
@@ -309,6 +322,7 @@ impl Node {
                 format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
             ),
         };
+        self.take_trace(operation);
         if let Err(error) = self.detach(operation) {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }

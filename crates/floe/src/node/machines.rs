@@ -4,6 +4,7 @@ use crate::{
     api::*,
     node::{
         MachineName,
+        buffering::Pauses,
         error::{NodeError, busy, failed, not_found},
         record::{Record, Wanted},
     },
@@ -28,7 +29,9 @@ pub(crate) struct Entry {
     /// `machines/NAME`.
     pub dir: PathBuf,
     /// The operation under way.
-    operation: Mutex<Option<&'static str>>,
+    pub operation: Mutex<Option<&'static str>>,
+    /// When the node itself paused it.
+    pub pauses: Mutex<Pauses>,
     /// Everything that changes.
     pub state: RwLock<State>,
 }
@@ -47,6 +50,10 @@ pub(crate) struct State {
     pub fetcher: Option<Arc<Fetcher>>,
     /// QEMU ended badly.
     pub failed: bool,
+    /// Length of its trace's file when it was last taken.
+    pub taken_bytes: u64,
+    /// What its sources had sent when it began.
+    pub wire_before: u64,
 }
 
 impl State {
@@ -59,6 +66,8 @@ impl State {
             images: Vec::new(),
             fetcher: None,
             failed: false,
+            taken_bytes: 0,
+            wire_before: 0,
         }
     }
 }
@@ -189,6 +198,7 @@ impl Machines {
             name: name.clone(),
             dir,
             operation: Mutex::new(Some(what)),
+            pauses: Mutex::default(),
             state: RwLock::new(State::new(record)),
         });
         entries.insert(name, entry.clone());
@@ -201,6 +211,7 @@ impl Machines {
             name: name.clone(),
             dir,
             operation: Mutex::new(None),
+            pauses: Mutex::default(),
             state: RwLock::new(State::new(record)),
         });
         self.entries.write().insert(name, entry.clone());
@@ -254,8 +265,14 @@ impl Machines {
 }
 
 /// How a machine is, from what is wanted and what QEMU says.
-pub(crate) fn status(wanted: Wanted, vm: Option<bool>, failed: bool) -> MachineStatus {
+pub(crate) fn status(
+    wanted: Wanted,
+    vm: Option<bool>,
+    failed: bool,
+    buffering: bool,
+) -> MachineStatus {
     match (wanted, vm) {
+        (_, Some(false)) if buffering => MachineStatus::Buffering,
         (Wanted::Starting, _) => MachineStatus::Starting,
         (_, Some(true)) => MachineStatus::Running,
         (_, Some(false)) => MachineStatus::Paused,
@@ -286,6 +303,8 @@ mod tests {
             uid: Some(floe_machine::exec::UID_FIRST + uid),
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
+            traced: true,
+            buffering: false,
         }
     }
 

@@ -9,6 +9,7 @@
 //! the interface is in `rest`. Calls block and run on threads; tokio is only at the socket.
 
 mod adopt;
+mod buffering;
 mod capture;
 pub mod doctor;
 pub mod error;
@@ -18,8 +19,10 @@ mod launch;
 mod lifecycle;
 mod logs;
 mod machines;
+mod models;
 mod names;
 mod options;
+mod outbox;
 pub mod plan;
 mod qemu_img;
 pub mod record;
@@ -32,6 +35,7 @@ pub mod sources;
 mod standby;
 mod starts;
 mod thumbnail;
+mod traces;
 mod transfers;
 mod uploads;
 mod views;
@@ -69,6 +73,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -89,6 +94,11 @@ pub struct Node {
     pub(crate) machines: Machines,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
+    pub(crate) traces: Arc<traces::Traces>,
+    /// Bytes of the compressed images that machines run, where they are known.
+    image_bytes: Mutex<HashMap<Hash, u64>>,
+    /// What the planner wishes of machines.
+    wishes: mpsc::Sender<buffering::Wish>,
     views: Mutex<Vec<views::View>>,
     /// Read: something is being stored. Write: nothing is, so garbage is really garbage.
     pub(crate) storing: RwLock<()>,
@@ -156,19 +166,26 @@ impl Node {
         fetcher: Arc<Fetcher>,
     ) -> Result<ImageHandle, NodeError> {
         let cache = self.cache.clone();
-        self.with_mount(|mount| {
+        let image = self.with_mount(|mount| {
             mount.add_image(ImageSpec {
                 id,
                 manifest,
                 fetcher,
                 cache,
             })
-        })
+        })?;
+        let wishes = self.wishes.clone();
+        image.on_buffering(move |said| {
+            // the node is on its way out if nobody listens
+            let _ = wishes.send(buffering::Wish::of(id, &said));
+        });
+        Ok(image)
     }
 
     /// Takes an image off the mount if nothing uses it any more, a QEMU that waits for its next run included.
     pub(crate) fn forget_image(&self, id: &Hash) {
         if self.user_of(id).is_none() && !self.standby.is_for(id) {
+            let _ = self.wishes.send(buffering::Wish::over(*id));
             // an image that was never shown is no error
             let _ = self.with_mount(|mount| mount.remove_image(id));
         }

@@ -33,6 +33,8 @@ pub struct NodeOptions {
     pub emulator_cache_mib: Option<u32>,
     /// The page for browsers; `None` is none.
     pub web: Option<WebOptions>,
+    /// Keep what machines touch, and send it to the hub that their image came from.
+    pub traces: bool,
 }
 
 /// Where a node's page is.
@@ -95,6 +97,7 @@ impl NodeOptions {
             standby: StandbyOptions::default(),
             emulator_cache_mib: None,
             web: None,
+            traces: true,
             home,
         })
     }

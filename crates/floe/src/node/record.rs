@@ -57,6 +57,16 @@ pub struct Record {
     pub place: String,
     /// Its directory's name on the mount.
     pub mount_name: String,
+    /// Whether what it touches is kept and sent.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub traced: bool,
+    /// Whether the node itself has paused it, so that what it needs next can arrive.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub buffering: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What the node is to make of a machine that it finds.
@@ -159,6 +169,25 @@ pub fn load_manifest(dir: &Path, id: &Hash) -> Result<Manifest, NodeError> {
     Manifest::decode(&bytes).map_err(|error| damaged(error.to_string()))
 }
 
+/// File of the times at which a machine was paused for buffering.
+const PAUSES_FILE: &str = "pauses.json";
+
+/// Keeps when a machine was paused for buffering: from and to, Unix time in microseconds.
+pub(crate) fn save_pauses(dir: &Path, pauses: &[(u64, u64)]) -> Result<(), NodeError> {
+    let bytes = serde_json::to_vec(pauses).expect("numbers");
+    replace_file(&dir.join(PAUSES_FILE), &bytes)
+}
+
+/// What was kept; nothing if it can't be read, which costs a trace some of its worth.
+pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
+    let mut bytes = Vec::new();
+    let file = File::open(dir.join(PAUSES_FILE));
+    let read = file.and_then(|file| file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes));
+    read.ok()
+        .and_then(|_| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default()
+}
+
 /// Replaces a file by one with these bytes, readable by this user only; after a crash it is the old or the new one.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let shown = path.display().to_string();
@@ -209,7 +238,32 @@ mod tests {
             uid: Some(1),
             place: "machines/web".into(),
             mount_name: "web".into(),
+            traced: true,
+            buffering: false,
         }
+    }
+
+    #[test]
+    fn a_record_of_a_node_that_knew_no_traces_is_read() {
+        let text = serde_json::to_string(&record()).unwrap();
+        assert!(!text.contains("traced") && !text.contains("buffering"));
+        let odd = Record {
+            traced: false,
+            buffering: true,
+            ..record()
+        };
+        let text = serde_json::to_string(&odd).unwrap();
+        assert_eq!(Record::parse(text.as_bytes()).unwrap(), odd);
+    }
+
+    #[test]
+    fn pauses_come_back_and_damaged_ones_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(load_pauses(dir.path()), []);
+        save_pauses(dir.path(), &[(1, 2), (3, 4)]).unwrap();
+        assert_eq!(load_pauses(dir.path()), [(1, 2), (3, 4)]);
+        fs::write(dir.path().join(PAUSES_FILE), b"[[1").unwrap();
+        assert_eq!(load_pauses(dir.path()), []);
     }
 
     #[test]

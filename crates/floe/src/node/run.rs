@@ -7,11 +7,13 @@ use crate::{
         error::{NodeError, at, busy, failed, refused, usage},
         launch::{CONSOLE_LOG, choose_ports, cold_config, machine_forward},
         machines::{Entry, Operation},
+        models::Coming,
         plan::{self, Kind, Plan},
         record::{RECORD_VERSION, Record, Wanted, save_manifest},
         rehearse::{self, TRACE_REGION},
         report::Report,
         sources::Found,
+        traces::TOUCHED_BEFORE_MAX,
         unix_now,
         wait::{Waited, wait},
     },
@@ -56,8 +58,9 @@ impl Node {
                 report.stage(name)
             })?;
         let plan = plan::plan(request, &found.manifest)?;
+        let model = self.fetch_model(found.id, &found.origin, found.fetcher.clone());
         let operation = self.reserve(wanted, request, &found, &plan)?;
-        let began = self.begin_run(&operation, &found, &plan, request, report);
+        let began = self.begin_run(&operation, &found, &plan, &model, request, report);
         if let Err(error) = began {
             self.discard(&operation);
             return Err(error);
@@ -88,6 +91,8 @@ impl Node {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
         };
+        // nobody who resumes an image is helped by what a boot of it touches
+        let live = plan::is_live(&found.manifest);
         let make = |name: &MachineName, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
@@ -105,6 +110,8 @@ impl Node {
                 uid: floe_machine::User::for_machine(number).map(|user| user.uid),
                 place: format!("machines/{name}"),
                 mount_name: name.to_string(),
+                traced: self.options.traces && !request.no_trace && !(request.cold && live),
+                buffering: false,
             };
             (self.home.machine(name.as_str()), record)
         };
@@ -116,6 +123,7 @@ impl Node {
         entry: &Operation,
         found: &Found,
         plan: &Plan,
+        model: &Coming,
         request: &RunRequest,
         report: &mut Report,
     ) -> Result<(), NodeError> {
@@ -123,9 +131,10 @@ impl Node {
         entry.record().save(&entry.dir)?;
         save_manifest(&entry.dir, &found.id, &found.manifest)?;
         match plan.kind {
-            Kind::Restore => self.begin_restore(entry, found, report)?,
+            Kind::Restore => self.begin_restore(entry, found, model, report)?,
             Kind::Boot => {
                 self.attach(entry)?;
+                self.streams(entry, model)?;
                 report.stage("mount")?;
                 self.boot(entry)?;
                 report.stage("qemu start")?;
@@ -143,6 +152,7 @@ impl Node {
         self: &Arc<Self>,
         entry: &Operation,
         found: &Found,
+        model: &Coming,
         report: &mut Report,
     ) -> Result<(), NodeError> {
         let restored = match self.standby.take(&found.id) {
@@ -167,11 +177,13 @@ impl Node {
                     record.mount_name = place.mount_name;
                     record.uid = place.uid;
                 })?;
+                self.streams(entry, model)?;
                 tell_stages(&restored.stages, began, report);
                 restored
             }
             None => {
                 self.attach(entry)?;
+                self.streams(entry, model)?;
                 report.stage("mount")?;
                 let (disks, images) = {
                     let state = entry.state.read();
@@ -209,6 +221,28 @@ impl Node {
             });
         drop(watcher); // a clock that nobody watches is set all the same
         report.check()
+    }
+
+    /// A machine is on the mount: its image streams from now on.
+    fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
+        let (image, wire) = {
+            let state = entry.state.read();
+            let wire = state
+                .fetcher
+                .as_ref()
+                .map(|fetcher| fetcher.link().wire_bytes);
+            (state.images.first().cloned(), wire.unwrap_or_default())
+        };
+        entry.state.write().wire_before = wire;
+        let Some(image) = image else {
+            return Ok(());
+        };
+        model.image(&image);
+        // what another machine has touched is in the page cache, and this one's touches of it would not be seen
+        if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
+            entry.update(|record| record.traced = false)?;
+        }
+        Ok(())
     }
 
     /// The state that QEMU loads, in two round trips. What the image's rehearsal touched is on its way from then on.
@@ -314,7 +348,10 @@ impl Node {
             if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
                 return Err(busy(format!("machine {name} is running"), ""));
             }
-            vm.cont()?;
+            operation.end_buffering(true)?;
+            if vm.status()? != Status::Running {
+                vm.cont()?;
+            }
             report.stage("continue")?;
             return Ok(Outcome {
                 machine: Some(self.info_of(&operation)),

@@ -7,7 +7,9 @@ use crate::node::{
     machines::Machines,
     rest,
     sources::Sources,
-    standby, starts, web,
+    standby, starts,
+    traces::Traces,
+    web,
 };
 use floe_mount::{Mount, MountOptions};
 use floe_store::{Cache, Repository};
@@ -16,7 +18,7 @@ use std::{
     fs,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64, mpsc},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -68,6 +70,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let mount = start_mount(&options)?;
     let took_over = mount.took_over();
     let (stop, stopped) = watch::channel(None);
+    let (wishes, wished) = mpsc::channel();
     let node = Arc::new(Node {
         sources: Sources::new(
             repo.clone(),
@@ -81,6 +84,9 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         machines: Machines::default(),
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
+        traces: Arc::new(Traces::open(&home)?),
+        image_bytes: Mutex::default(),
+        wishes,
         views: Mutex::default(),
         storing: RwLock::new(()),
         accel: floe_machine::accel::detect(),
@@ -100,6 +106,9 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         Ok(())
     })?;
     node.start_watching()?;
+    node.start_buffering(wished)?;
+    node.start_tracing()?;
+    node.fetch_models_again();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REST_THREADS)
         .thread_name("node-rest")
@@ -204,6 +213,7 @@ impl NodeHandle {
             node.stop_all_machines();
         }
         node.machines.leave();
+        node.traces.outbox.close();
         let running = node.machines.any_running();
         let Some(mount) = node.mount.write().take() else {
             return;

@@ -269,6 +269,8 @@ impl Node {
             uid: place.uid,
             place: place.directory.clone(),
             mount_name: place.mount_name.clone(),
+            traced: true,
+            buffering: false,
         };
         let attached = self.attach_record(
             &record,

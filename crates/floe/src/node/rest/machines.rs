@@ -131,3 +131,13 @@ pub async fn forward(
 ) -> Result<Json<PortForward>, Failure> {
     answer(move || node.forward(&name, &request)).await
 }
+
+/// How a machine's image streams.
+#[utoipa::path(get, path = "/v1/machines/{name}/stream", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = StreamInfo), (status = 404, body = ApiError)))]
+pub async fn stream_info(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<StreamInfo>, Failure> {
+    answer(move || node.stream_info(&name)).await
+}

@@ -6,6 +6,7 @@ mod images;
 mod machines;
 mod screen;
 mod system;
+mod traces;
 mod uploads;
 
 use crate::node::Node;
@@ -58,6 +59,11 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/console", get(machines::console))
         .route("/v1/machines/{name}/logs", get(machines::logs))
         .route("/v1/machines/{name}/forwards", post(machines::forward))
+        .route("/v1/machines/{name}/stream", get(machines::stream_info))
+        .route("/v1/traces/list", post(traces::list))
+        .route("/v1/traces/show", post(traces::show))
+        .route("/v1/traces/export", post(traces::export))
+        .route("/v1/traces/import", post(traces::import))
         .fallback(answer::no_such_path)
         .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(node)
@@ -109,6 +115,11 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::console,
         machines::logs,
         machines::forward,
+        machines::stream_info,
+        traces::list,
+        traces::show,
+        traces::export,
+        traces::import,
     ),
     components(schemas(crate::api::Event))
 )]

@@ -1,0 +1,313 @@
+//! Traces, models and pauses with real guests, a real hub and a link that is too slow: the whole way round.
+
+mod node;
+
+use floe::api::*;
+use floe::hub::{self, HubHandle, HubOptions};
+use floe::traces::{Method, learn};
+use floe_image::{Access, Hash, TraceHeader, TraceWriter};
+use node::{TestNode, eventually, finish, system};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// What the guest does so that there is something to learn.
+const WORK: &str =
+    "find / -xdev >/dev/null 2>&1; md5sum /bin/busybox >/dev/null; echo worked-$((1+1))";
+/// A link on which a guest would crawl: 2 Mbit/s and 80 ms there and back.
+const SLOW_BYTES_S: u64 = 250_000;
+const SLOW_DELAY: Duration = Duration::from_millis(40);
+
+/// A hub with a captured tiny guest on it, which everybody may read.
+struct World {
+    hub: HubHandle,
+    dir: tempfile::TempDir,
+    token: String,
+    id: Hash,
+}
+
+fn world() -> World {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
+    options.limits.training_quiet = Duration::from_millis(100);
+    let token = hub::create_token(dir.path(), "ann").unwrap();
+    let hub = hub::serve(options).unwrap();
+    let here = TestNode::start();
+    here.import_tiny("tiny", None);
+    here.run_named("tiny", "one");
+    here.wait_console("one", "floe-guest ready");
+    let capture = CaptureRequest {
+        name: Some("live".into()),
+        rehearse_s: Some(0),
+        ..Default::default()
+    };
+    let outcome = finish(here.client().capture("one", &capture).unwrap());
+    let push = PushRequest {
+        image: "live".into(),
+        to: hub.url(),
+        name: None,
+        token: Some(token.clone()),
+        ca: None,
+        public: true,
+    };
+    finish(here.client().push(&push).unwrap());
+    World {
+        hub,
+        dir,
+        token,
+        id: outcome.image.unwrap().id.parse().unwrap(),
+    }
+}
+
+impl World {
+    fn of(&self) -> TracesRequest {
+        TracesRequest {
+            image: format!("{}/live", self.hub.url()),
+            token: Some(self.token.clone()),
+            ca: None,
+        }
+    }
+
+    /// The file of the hub's model.
+    fn model_file(&self) -> Option<PathBuf> {
+        let folder = self.dir.path().join(format!("traces/{}/ann", self.id));
+        let files = std::fs::read_dir(folder).ok()?.flatten();
+        let mut files = files.map(|file| file.path());
+        files.find(|path| path.extension().is_some_and(|e| e == "model"))
+    }
+}
+
+fn request(hub: &str, name: &str) -> RunRequest {
+    RunRequest {
+        image: format!("{hub}/live"),
+        name: Some(name.into()),
+        ..Default::default()
+    }
+}
+
+fn stop(node: &TestNode, name: &str) {
+    let now = StopRequest {
+        now: true,
+        timeout_s: None,
+    };
+    node.client().stop(name, &now).unwrap();
+}
+
+fn model_of(image: &Hash) -> Vec<u8> {
+    let header = TraceHeader {
+        image: *image,
+        machine: String::new(),
+        start_unix_us: 0,
+    };
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+    let access = Access {
+        region: 0,
+        chunk: 1,
+        t_us: 0,
+        wait_us: 0,
+    };
+    writer.push(access).unwrap();
+    learn(Method::Floe, image, &[writer.into_inner()]).unwrap()
+}
+
+/// Copies what comes from the hub at a slow link's pace; what goes there costs only the delay.
+fn slow_link(to: SocketAddr) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // one pace for all connections: when the link is free again
+    let free = std::sync::Arc::new(std::sync::Mutex::new(Instant::now()));
+    std::thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = TcpStream::connect(to) else {
+                return; // the test is over
+            };
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let (near2, far2) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            let free = free.clone();
+            std::thread::spawn(move || copy(near2, far2, |_| SLOW_DELAY));
+            std::thread::spawn(move || {
+                copy(far, near, |bytes| {
+                    let mut free = free.lock().unwrap();
+                    let time = Duration::from_secs_f64(bytes as f64 / SLOW_BYTES_S as f64);
+                    *free = (*free).max(Instant::now()) + time;
+                    (*free + SLOW_DELAY).saturating_duration_since(Instant::now())
+                })
+            });
+        }
+    });
+    url
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream, pause: impl Fn(usize) -> Duration) {
+    let mut buffer = [0; 4096];
+    while let Ok(read) = from.read(&mut buffer) {
+        std::thread::sleep(pause(read));
+        if read == 0 || to.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+#[test]
+fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses_it() {
+    if !system() {
+        return;
+    }
+    let world = world();
+    let there = TestNode::start();
+    let client = there.client();
+    there.run(&request(&world.hub.url(), "one"));
+    there.type_and_wait("one", WORK, "worked-2");
+    let info = client.stream_info("one").unwrap();
+    assert!(
+        info.touched > 100 && info.misses > 0 && !info.model,
+        "{info:?}"
+    );
+    assert!(info.fetched_bytes > 0, "{info:?}");
+    stop(&there, "one");
+
+    // the trace is here, and the hub gets it and makes a model
+    let here = client.traces(&TracesRequest {
+        image: world.id.to_string(),
+        ..Default::default()
+    });
+    let here = here.unwrap_or_else(|error| panic!("{error}\n{}", there.log()));
+    assert_eq!(here.traces.len(), 1);
+    eventually("the trace at the hub", || {
+        client.traces(&world.of()).unwrap().traces.len() == 1
+    });
+    let list = client.traces(&world.of()).unwrap();
+    assert_eq!(list.traces[0].summary, here.traces[0].summary);
+    eventually("a model", || world.model_file().is_some());
+    let show = TraceRequest {
+        of: world.of(),
+        trace: list.traces[0].summary.hash[..12].into(),
+        path: Some(there.home().join("x.trace").display().to_string()),
+        force: false,
+    };
+    let shown = client.trace(&show).unwrap();
+    assert!(
+        shown
+            .regions
+            .iter()
+            .any(|r| r.region == "ram" && r.chunks > 100)
+    );
+    client.export_trace(&show).unwrap();
+    let import = TraceImportRequest {
+        to: world.of(),
+        path: show.path.clone().unwrap(),
+    };
+    assert!(client.import_trace(&import).unwrap().known);
+    // somebody else's traces are not for whoever may read the image
+    let nobody = TracesRequest {
+        token: None,
+        ..world.of()
+    };
+    let error = client.traces(&nobody).unwrap_err().to_api();
+    assert_eq!(error.code, ErrorCode::NotFound, "{error}");
+
+    // a link too slow for the guest: it stands still until what comes next is here
+    let mut slow = TestNode::start();
+    let url = slow_link(world.hub.addr());
+    let untraced = RunRequest {
+        no_trace: true,
+        ..request(&url, "two")
+    };
+    slow.run(&untraced);
+    eventually("a pause", || {
+        slow.client().machine("two").unwrap().status == MachineStatus::Buffering
+    });
+    let info = slow.client().stream_info("two").unwrap();
+    eprintln!("paused: {info:?}");
+    assert!(info.model, "{info:?}");
+    // a node that starts anew lets it go on, even if it may pause it again
+    slow.kill();
+    slow.start_again();
+    assert!(slow.log().contains("had been paused for buffering"));
+    // and so does a user
+    let go_on = || {
+        let client = slow.client();
+        let status = client.machine("two").unwrap().status;
+        if status == MachineStatus::Buffering
+            && let Ok(events) = client.start("two", &StartRequest::default())
+        {
+            let _ = events.finish(|_| ());
+        }
+        client.machine("two").unwrap().status == MachineStatus::Running
+    };
+    eventually("the machine goes on", go_on);
+    slow.type_and_wait("two", "echo alive-$((2+2))", "alive-4");
+    let info = slow.client().stream_info("two").unwrap();
+    eprintln!("after: {info:?}");
+    stop(&slow, "two");
+    // it left no trace
+    assert_eq!(client.traces(&world.of()).unwrap().traces.len(), 1);
+    assert!(
+        !slow
+            .home()
+            .join("traces")
+            .join(world.id.to_string())
+            .exists()
+    );
+
+    // a model that is damaged, and one of another image, are as good as none
+    for wrong in [
+        b"FLOEMODL and nonsense".to_vec(),
+        model_of(&Hash::of(b"other")),
+    ] {
+        there.client().remove_machine("one", true).unwrap();
+        std::fs::write(world.model_file().unwrap(), wrong).unwrap();
+        let warnings = |log: String| log.matches("it runs without its model").count();
+        let before = warnings(there.log());
+        there.run(&request(&world.hub.url(), "one"));
+        eventually("a warning", || warnings(there.log()) > before);
+        there.type_and_wait("one", "echo alive-$((3+3))", "alive-6");
+        assert!(!there.client().stream_info("one").unwrap().model);
+    }
+}
+
+#[test]
+fn a_local_images_traces_are_kept_and_learned_from_without_a_hub() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    node.run_named("tiny", "one");
+    node.wait_console("one", "floe-guest ready");
+    let capture = CaptureRequest {
+        name: Some("live".into()),
+        rehearse_s: Some(0),
+        ..Default::default()
+    };
+    finish(node.client().capture("one", &capture).unwrap());
+    node.run_named("live", "two");
+    node.type_and_wait("two", WORK, "worked-2");
+    node.client().remove_machine("two", true).unwrap();
+    let of = TracesRequest {
+        image: "live".into(),
+        ..Default::default()
+    };
+    let list = || node.client().traces(&of).unwrap();
+    assert_eq!(list().traces.len(), 1);
+    eventually("a model", || {
+        list()
+            .models
+            .iter()
+            .any(|m| m.method == "floe" && m.current)
+    });
+    // the image goes, and with it what was learnt
+    node.client().remove_machine("one", true).unwrap();
+    let id = list().image;
+    assert!(node.home().join("traces").join(&id).exists());
+    let remove = RemoveImageRequest {
+        image: "live".into(),
+        force: true,
+    };
+    eventually("the image's removal", || {
+        node.client().remove_image(&remove).is_ok()
+    });
+    assert!(!node.home().join("traces").join(&id).exists());
+}
