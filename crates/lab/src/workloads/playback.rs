@@ -14,9 +14,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     let clip = choose(session, CLIPS);
-    session.shell("rm -f /run/player; mkfifo /run/player", ANSWER_MAX)?;
+    session.shell(
+        "trap '' PIPE; rm -f /run/player; mkfifo /run/player",
+        ANSWER_MAX,
+    )?;
     session.type_line(&format!(
-        "mplayer -slave -input file=/run/player -framedrop -ao null -vo x11 /root/video/{clip}.avi >/dev/null 2>&1 & exec 7>/run/player"
+        "mplayer -slave -input file=/run/player -loop 0 -framedrop -ao null -vo x11 /root/video/{clip}.avi >/dev/null 2>&1 & exec 7>/run/player"
     ))?;
     session.wait(START)?;
     for _ in 0..ACTS {
