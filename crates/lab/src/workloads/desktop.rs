@@ -14,7 +14,7 @@ const DRAWN: Duration = Duration::from_millis(1800);
 /// Where a page's links are and where a puzzle's fields are, in points of the screen: a window that is alone stands in the
 /// upper left corner.
 const PAGE: (Range<i64>, Range<i64>) = (60..640, 120..560);
-const PUZZLE: (Range<i64>, Range<i64>) = (20..220, 80..280);
+const PUZZLE: (Range<i64>, Range<i64>) = (30..160, 70..200);
 
 /// Where the browser goes, below the manual.
 const PAGES: &[&str] = &[

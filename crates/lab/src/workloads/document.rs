@@ -28,7 +28,6 @@ const CONVERSIONS: &[&str] = &[
     "pdf2ps doc.pdf doc.ps",
     "gs -q -dBATCH -dNOPAUSE -sDEVICE=pnggray -r50 -dLastPage=3 -sOutputFile=page%d.png doc.pdf",
     "gs -q -dBATCH -dNOPAUSE -sDEVICE=txtwrite -sOutputFile=doc.txt doc.pdf",
-    "tr -d '\\\\' < doc.tex | groff -Tps -ms -t > doc.ps; test -s doc.ps",
 ];
 
 pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {

@@ -97,10 +97,10 @@ impl Session {
         }
     }
 
-    /// Waits until a window of a program is on the screen; `class` is a part of the window's class.
+    /// Waits until a program's window is there and has the keyboard; `class` is a part of the window's class.
     pub fn window(&mut self, class: &str, patience: Duration) -> anyhow::Result<()> {
-        let seen =
-            format!("until xwininfo -root -tree | grep -qi '(\"[^)]*{class}'; do sleep 1; done");
+        let active = "xprop -id $(xprop -root _NET_ACTIVE_WINDOW | sed 's/.*# //') WM_CLASS";
+        let seen = format!("until {active} 2>&1 | grep -qi '\"[^,]*{class}'; do sleep 1; done");
         self.shell(&seen, patience)
     }
 
