@@ -1,11 +1,10 @@
-import { readFileSync } from "node:fs";
 import { test as base, expect, type Page } from "@playwright/test";
-import { floe, SITE_FILE, type Site } from "./setup";
+import { floe, SITE, type Site } from "./setup";
 
 /** A logged-in page, and a promise: no test leaves an error of the page or a breach of its security policy behind. */
 export const test = base.extend<{ site: Site; errors: string[]; page: Page }>({
   site: async ({}, use) => {
-    await use(JSON.parse(readFileSync(SITE_FILE, "utf8")) as Site);
+    await use(JSON.parse(process.env[SITE] ?? "null") as Site);
   },
   errors: async ({}, use) => {
     const errors: string[] = [];

@@ -10,6 +10,7 @@ pub mod fault;
 pub mod import;
 pub mod live;
 pub mod local;
+pub mod page;
 pub mod plain;
 pub mod restore;
 pub mod resume_wan;
@@ -52,6 +53,11 @@ pub const ALL: &[Experiment] = &[
         name: "touch",
         about: "first touch of a page of RAM, against userfaultfd and mmap",
         run: touch::run,
+    },
+    Experiment {
+        name: "page",
+        about: "first paint of a catalogue of 200 images in a browser, and the page's size",
+        run: page::run,
     },
     Experiment {
         name: "fault",

@@ -114,3 +114,95 @@ async fn relay(browser: WebSocket, qemu: UnixStream) {
     };
     tokio::select! { () = down => (), () = up => () }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, routing::get};
+    use std::net::SocketAddr;
+    use tokio::net::{TcpListener, TcpStream, UnixListener};
+
+    /// A server whose WebSocket leads to a unix socket, both of this test.
+    async fn serve(dir: &std::path::Path) -> (SocketAddr, UnixListener) {
+        let path = dir.join("vnc.sock");
+        let qemu = UnixListener::bind(&path).unwrap();
+        let upgrade = move |upgrade: WebSocketUpgrade| async move {
+            let qemu = UnixStream::connect(&path).await.unwrap();
+            upgrade
+                .max_message_size(FROM_BROWSER_BYTES)
+                .on_upgrade(move |browser| relay(browser, qemu))
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/vnc", get(upgrade));
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        (address, qemu)
+    }
+
+    /// A browser's handshake, byte for byte.
+    async fn browse(address: SocketAddr) -> TcpStream {
+        let mut browser = TcpStream::connect(address).await.unwrap();
+        let request = format!(
+            "GET /vnc HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        );
+        browser.write_all(request.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(browser.read_u8().await.unwrap());
+        }
+        assert!(
+            head.starts_with(b"HTTP/1.1 101 "),
+            "{}",
+            head.escape_ascii()
+        );
+        browser
+    }
+
+    /// A frame as browsers send it, masked with zeroes.
+    fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
+        assert!(payload.len() < 126);
+        let mut bytes = vec![0x80 | opcode, 0x80 | payload.len() as u8, 0, 0, 0, 0];
+        bytes.extend(payload);
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_screen_travels_in_binary_messages_both_ways() {
+        let dir = tempfile::tempdir().unwrap();
+        let (address, listener) = serve(dir.path()).await;
+        let mut browser = browse(address).await;
+        let (mut qemu, _) = listener.accept().await.unwrap();
+        qemu.write_all(b"RFB 003.008\n").await.unwrap();
+        let mut got = [0; 14];
+        browser.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"\x82\x0cRFB 003.008\n");
+        browser.write_all(&frame(2, b"key")).await.unwrap();
+        let mut got = [0; 3];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"key");
+        // QEMU ends: the browser is told by a close frame
+        drop(qemu);
+        assert_eq!(browser.read_u8().await.unwrap(), 0x88);
+    }
+
+    #[tokio::test]
+    async fn a_browser_that_goes_or_speaks_otherwise_is_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let (address, listener) = serve(dir.path()).await;
+        let mut large = vec![0x82, 0xff];
+        large.extend((FROM_BROWSER_BYTES as u64 * 2).to_be_bytes());
+        large.extend([0; 4]);
+        for last_words in [frame(8, b""), frame(1, b"text"), large, Vec::new()] {
+            let mut browser = browse(address).await;
+            let (mut qemu, _) = listener.accept().await.unwrap();
+            browser.write_all(&last_words).await.unwrap();
+            if last_words.is_empty() {
+                drop(browser);
+            }
+            let mut rest = Vec::new();
+            qemu.read_to_end(&mut rest).await.unwrap();
+            assert_eq!(rest, b"", "nothing of it reaches QEMU");
+        }
+    }
+}
