@@ -30,21 +30,34 @@ export function machines(site: Site): { name: string; status: string }[] {
   return (JSON.parse(floe(site, "ps", "--json")) as { machines: { name: string; status: string }[] }).machines;
 }
 
-/** A small picture of what the guest shows. */
-export function pixels(page: Page): Promise<string> {
-  return page.locator(".screen canvas").evaluate((canvas: HTMLCanvasElement) => canvas.toDataURL());
+/** Pixels that are lit on the guest's screen. */
+export function ink(page: Page): Promise<number> {
+  return page.locator(".screen canvas").evaluate((canvas: HTMLCanvasElement) => {
+    const data = canvas.getContext("2d")?.getImageData(0, 0, canvas.width, canvas.height).data ?? [];
+    let lit = 0;
+    for (let at = 0; at < data.length; at += 4) if ((data[at] ?? 0) + (data[at + 1] ?? 0) + (data[at + 2] ?? 0) > 96) lit += 1;
+    return lit;
+  });
 }
 
-/** Waits until the screen shows something, and stands still. */
-export async function settled(page: Page): Promise<string> {
-  let last = "";
+/** More than a blinking cursor, less than a typed word. */
+export const WORD = 250;
+
+/** Waits until the screen shows text, and nothing but its cursor changes. */
+export async function settled(page: Page): Promise<number> {
+  let last = 0;
   await expect(async () => {
-    const now = await pixels(page);
-    const same = now === last && now.length > 3000;
+    const now = await ink(page);
+    const same = Math.abs(now - last) < 40;
     last = now;
-    expect(same).toBe(true);
+    expect(now > WORD && same).toBe(true);
   }).toPass({ intervals: [700] });
   return last;
+}
+
+/** Waits until much more is on the screen than before. */
+export async function written(page: Page, before: number): Promise<void> {
+  await expect(async () => expect(await ink(page)).toBeGreaterThan(before + WORD)).toPass();
 }
 
 export { expect };
