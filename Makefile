@@ -82,7 +82,7 @@ lab: build guest-debian guest-tiny ## Measure every figure of docs/benchmarks.md
 	$(CARGO) build --release --locked -p floe-lab
 	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --json lab/results/$$e.json; done
 
-traces: deps guest-desktop ## Run the workloads in real guests and keep their traces in lab/traces/ (an hour)
+traces: deps guest-desktop ## Run the workloads in real guests and keep their traces in lab/traces/ (an hour or two)
 	$(CARGO) build --release --locked -p floe-lab
 	target/release/floe-lab collect --out lab/traces
 

@@ -29,8 +29,11 @@ const KEYS: &[(&[&str], u32)] = &[
     (&["3"], 1),
 ];
 
+/// The keys that lead to some level.
+type Cheat = fn(&mut Session) -> String;
+
 /// Both games, with the cheat that leads to a level.
-const GAMES: &[(&str, fn(&mut Session) -> String)] = &[
+const GAMES: &[(&str, Cheat)] = &[
     ("freedoom1", |session| {
         let (episode, map) = (
             session.random.random_range(1..=4),

@@ -57,7 +57,7 @@ pub const ALL: &[Workload] = &[
     },
     Workload {
         name: "compile",
-        about: "a C project of 60 files with make and gcc",
+        about: "a C project with make and gcc",
         stage: Stage::Shell,
         count: 6,
         run: compile::run,

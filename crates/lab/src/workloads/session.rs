@@ -68,8 +68,9 @@ impl Session {
                 Err(error) => return Err(error.into()),
             }
             if self.seen.len() > SEEN_MAX {
-                let cut = self.seen.ceil_char_boundary(self.seen.len() - SEEN_MAX / 2);
-                self.seen.drain(..cut);
+                let half = self.seen.len() - SEEN_MAX / 2;
+                let cut = (half..).find(|&at| self.seen.is_char_boundary(at));
+                self.seen.drain(..cut.unwrap_or_default());
             }
         }
     }
