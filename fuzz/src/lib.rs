@@ -7,6 +7,7 @@
 //! at least one valid input in `corpus/<name>/`. The tests of this crate fail if one of them is forgotten.
 
 use floe_image::*;
+use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
@@ -22,6 +23,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("batch_request", batch_request),
     ("batch_response", batch_response),
     ("trace", trace),
+    ("model", model),
+    ("zero_trace", zero_trace),
     ("name", name),
 ];
 
@@ -125,6 +128,30 @@ pub fn trace(data: &[u8]) {
         w.push(access).expect("a Vec takes everything");
     }
     assert_eq!(w.into_inner(), data[..reader.valid_bytes()]);
+}
+
+/// Accepted models have one encoding. Most damage stops at the checksum, so the damaged bytes are also read with a right one.
+pub fn model(data: &[u8]) {
+    let mut mended = data[..data.len().saturating_sub(32)].to_vec();
+    let checksum = Hash::of(&mended);
+    mended.extend_from_slice(&checksum.0);
+    for bytes in [data, &mended] {
+        if let Ok(m) = Model::decode(bytes) {
+            assert_eq!(m.encode(), bytes);
+        }
+    }
+}
+
+/// A trace from anywhere, from its bytes to a model that can be read again.
+pub fn zero_trace(data: &[u8]) {
+    let Ok(reader) = TraceReader::new(data) else { return };
+    let image = reader.header().image;
+    let zero = ZeroTrace::from_reader(reader);
+    assert!(zero.accesses.windows(2).all(|w| w[0].t_us <= w[1].t_us));
+    for method in Method::ALL {
+        let model = train(method, &image, std::slice::from_ref(&zero), &TrainOptions::default());
+        assert_eq!(Model::decode(&model.encode()).as_ref(), Ok(&model));
+    }
 }
 
 /// Accepted names are relative paths that stay where they are.

@@ -4,7 +4,12 @@
 //! and answers with what should travel before it is touched ([`Action`]). It holds no chunk, opens no socket and reads no
 //! clock: `now` comes in with each event, so recorded traces replay to the same decisions, and the tests are tables.
 //!
-//! The policy (there is no profile yet, so neighbours are all that can be guessed):
+//! What is known of earlier runs is a [`Model`]: [`train`] makes one of [`ZeroTrace`]s, traces with the waiting taken out
+//! (`model`). With one ([`Event::Model`]) an image is streamed (`stream`): the model tells what comes next and when, the link
+//! how much of it can come in time, and the machine is paused ([`Action::Buffer`]) where it would have to wait anyway. Which
+//! model and which choice is [`Config::policy`]: VMTorrent's and vTube's as published, and our own, which is the default.
+//!
+//! Without a model neighbours are all that can be guessed:
 //!
 //! * Around a miss the aligned window of 1 to 64 chunks is fetched (`window`). A region's window grows while what was
 //!   fetched ahead gets used and shrinks when it doesn't.
@@ -17,7 +22,11 @@
 //! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows, their tables
 //!   before all others.
 //!
-//! Not here: learning, profiles, clusters and the choice between buffering and streaming.
+//! Promises, whatever the model says: a chunk is asked for once while it is in flight; chunks that are zero or here are never
+//! asked for; what is in flight is bounded by the link's content; what a hostile trace adds to what our own policy fetches is
+//! bounded by [`Config::speculation_ratio`]; a pause always ends.
+//!
+//! Not here: where traces and models are kept, how a machine is paused, who fetches.
 
 mod budget;
 mod model;
@@ -265,6 +274,8 @@ pub struct Config {
     pub patience: f64,
     /// A pause shorter than this isn't worth the interruption, in microseconds.
     pub pause_us_min: u64,
+    /// What our own policy buffers beyond the point at which the link can keep up, in microseconds of the machine's time.
+    pub reserve_us: u64,
     /// A pause in which nothing arrives for so long ends: the link is down, and the guest may run on what it has.
     pub pause_idle_us_max: u64,
     /// The longest pause, in microseconds.
@@ -295,15 +306,16 @@ impl Default for Config {
             in_flight_chunks_max: 8192,
             tables_in_flight_max: 8,
             expect_max: 1 << 20,
-            waste_ratio_beside_model: 0.03,
+            waste_ratio_beside_model: 0.1,
             lookout_us: 16 * 60 * 1_000_000,
             hint_us: 2 * 60 * 1_000_000,
             floe_lookout_us: 5 * 60 * 1_000_000,
             backed_probability: 0.5,
-            speculation_ratio: 0.1,
-            waste_price: 1.0,
-            patience: 1.0,
+            speculation_ratio: 0.15,
+            waste_price: 0.5,
+            patience: 0.5,
             pause_us_min: 200_000,
+            reserve_us: 500_000,
             pause_idle_us_max: 5_000_000,
             pause_us_max: 10 * 60 * 1_000_000,
             run_us_min: 250_000,

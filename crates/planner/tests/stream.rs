@@ -5,6 +5,8 @@ mod common;
 use common::*;
 use floe_image::Hash;
 use floe_planner::*;
+use proptest::prelude::*;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 const POLICIES: [Policy; 5] = [
@@ -65,18 +67,303 @@ fn leave_one_out(policy: Policy, traces: &[ZeroTrace]) -> Outcome {
 }
 
 #[test]
-fn our_own_policy_wastes_little_and_waits_less_than_neighbours() {
+fn our_own_policy_waits_less_than_vtube_and_wastes_no_more() {
     for (name, workload) in [("game", GAME), ("compile", COMPILE)] {
         println!("{name}");
-        let traces = workload.runs(8);
-        let all: Vec<Outcome> = POLICIES
+        let traces = workload.runs(5);
+        let all: Vec<Outcome> = POLICIES[2..]
             .iter()
             .map(|p| leave_one_out(*p, &traces))
             .collect();
-        let [_, _, _, vtube, floe] = all[..] else {
-            panic!("five policies");
+        let [vmtorrent, vtube, floe] = all[..] else {
+            panic!("three policies");
         };
-        assert!(floe.fetch_ratio() < 1.5 && floe.fetch_ratio() < vtube.fetch_ratio() * 1.1);
-        assert!(floe.wait_s() < all[1].wait_s());
+        // Made-up noise is all chance, which nobody foretells; the lab has the figures of real traces.
+        assert!(floe.wait_s() <= vtube.wait_s());
+        assert!(floe.fetch_ratio() <= vtube.fetch_ratio().min(vmtorrent.fetch_ratio()) * 1.02);
+    }
+}
+
+#[test]
+fn buffering_spares_the_machine_its_misses_and_ends() {
+    let traces = COMPILE.runs(4);
+    let floe = run(Policy::Floe, &traces[1..], &traces[0]);
+    assert!(floe.pauses > 0 && floe.launch_us > 0, "{floe:?}");
+    // All chunks that any other run knew are here in time, but for the first of a burst that was too big for the link.
+    let known = learn(Policy::Floe, &traces[1..]).unwrap();
+    let known: HashSet<ChunkAt> = known.chunks().collect();
+    let unknown = |a: &&Timed| {
+        let at = ChunkAt {
+            region: a.region,
+            chunk: a.chunk,
+        };
+        !known.contains(&at)
+    };
+    let unknown = traces[0].accesses.iter().filter(unknown).count() as u64;
+    assert!(
+        floe.misses <= unknown + floe.touched / 100,
+        "{floe:?}, {unknown} unknown"
+    );
+}
+
+#[test]
+fn without_a_model_or_with_one_for_another_policy_neighbours_are_fetched() {
+    let traces = SMALL.runs(2);
+    let none = Run::new(config(Policy::Floe), MOBILE, steady(MOBILE), &[SPACE]).replay(
+        None,
+        &traces[0],
+        u64::MAX,
+    );
+    let other = Run::new(config(Policy::Floe), MOBILE, steady(MOBILE), &[SPACE]).replay(
+        learn(Policy::VTube, &traces[1..]),
+        &traces[0],
+        u64::MAX,
+    );
+    let neighbours = run(Policy::Neighbours, &[], &traces[0]);
+    assert_eq!(
+        (none.misses, none.fetched),
+        (neighbours.misses, neighbours.fetched)
+    );
+    assert_eq!(
+        (other.misses, other.fetched),
+        (neighbours.misses, neighbours.fetched)
+    );
+    assert!(none.misses < none.touched);
+}
+
+#[test]
+fn on_demand_only_nothing_is_fetched_ahead() {
+    let traces = SMALL.runs(1);
+    let out = run(Policy::DemandOnly, &[], &traces[0]);
+    assert_eq!((out.fetched, out.misses), (out.touched, out.touched));
+}
+
+#[test]
+fn a_link_that_is_down_for_half_a_minute_delays_the_machine_and_no_more() {
+    let traces = SMALL.runs(4);
+    for policy in POLICIES {
+        for start in [0, SECOND, 5 * SECOND] {
+            let down = move |t: u64| {
+                if (start..start + 30 * SECOND).contains(&t) {
+                    0.0
+                } else {
+                    900e3
+                }
+            };
+            let run = Run::new(config(policy), MOBILE, Box::new(down), &[SPACE]);
+            let out = run.replay(learn(policy, &traces[1..]), &traces[0], 3600 * SECOND);
+            assert_eq!(
+                out.touched,
+                traces[0].accesses.len() as u64,
+                "{policy:?} {out:?}"
+            );
+            assert_eq!(out.progress.buffering, None);
+        }
+    }
+}
+
+#[test]
+fn a_link_that_falls_to_a_tenth_and_comes_back_keeps_the_bounds() {
+    let traces = SMALL.runs(4);
+    for policy in [Policy::VTube, Policy::Floe] {
+        let speed = |t: u64| {
+            if (2 * SECOND..20 * SECOND).contains(&t) {
+                90e3
+            } else {
+                900e3
+            }
+        };
+        let run = Run::new(config(policy), MOBILE, Box::new(speed), &[SPACE]);
+        let out = run.replay(learn(policy, &traces[1..]), &traces[0], 3600 * SECOND);
+        assert_eq!(out.touched, traces[0].accesses.len() as u64);
+        // Twice what the link holds is the most that may be in flight, for the machine's pauses.
+        assert!(out.most_in_flight <= 2 * 75 + 64, "{out:?}");
+        assert!(
+            policy == Policy::VTube || out.fetch_ratio() < 1.5,
+            "{out:?}"
+        );
+    }
+}
+
+#[test]
+fn a_dead_link_does_not_keep_the_machine_paused() {
+    let traces = SMALL.runs(3);
+    let config = config(Policy::Floe);
+    let mut planner = Planner::new(config);
+    planner.on_event(0, Event::LinkEstimate(MOBILE));
+    let added = Event::RegionAdded {
+        region: 0,
+        chunks: SPACE,
+        segments: vec![],
+        urgency: Urgency::Memory,
+    };
+    planner.on_event(0, added);
+    let model = learn(Policy::Floe, &traces).unwrap();
+    let buffers = |actions: &[Action]| -> Vec<bool> {
+        let pause = |a: &Action| match a {
+            Action::Buffer { pause, .. } => Some(*pause),
+            _ => None,
+        };
+        actions.iter().filter_map(pause).collect()
+    };
+    let regions = vec![0];
+    let mut said = buffers(&planner.on_event(0, Event::Model { regions, model }));
+    assert_eq!(said, [true], "the start is buffered");
+    for now in (0..=config.pause_idle_us_max).step_by(100_000) {
+        said.extend(buffers(&planner.on_event(now, Event::Tick)));
+    }
+    assert_eq!(said, [true, false]);
+}
+
+#[test]
+fn what_is_zero_or_here_already_is_never_asked_for() {
+    let traces = SMALL.runs(3);
+    for policy in POLICIES {
+        let mut run = Run::new(config(policy), MOBILE, steady(MOBILE), &[SPACE]);
+        // The runs that were learnt touched these; in this image they are zero.
+        let gone: HashSet<u32> = traces[0]
+            .accesses
+            .iter()
+            .map(|a| a.chunk)
+            .step_by(3)
+            .collect();
+        gone.iter().for_each(|c| run.zero_chunk(u64::from(*c)));
+        let mut tested = traces[0].clone();
+        tested.accesses.retain(|a| !gone.contains(&a.chunk));
+        let out = run.replay(learn(policy, &traces), &tested, u64::MAX);
+        assert_eq!(out.touched, tested.accesses.len() as u64);
+    }
+}
+
+/// What a hostile trace can be: everything at once, everything slowly, a real run with everything behind each step.
+fn hostile(kind: u64, honest: &ZeroTrace) -> ZeroTrace {
+    let all = (0..150_000u32).map(|i| (i * 2 + 1, u64::from(i) * [1, 500][(kind % 2) as usize]));
+    let mut raw: Vec<(u32, u64)> = all.collect();
+    if kind >= 2 {
+        raw.extend(honest.accesses.iter().map(|a| (a.chunk, a.t_us)));
+    }
+    trace(&raw)
+}
+
+#[test]
+fn a_hostile_trace_costs_no_more_than_the_bound_on_speculation() {
+    let honest = SMALL.runs(5);
+    let tested = &honest[0];
+    let seen: HashSet<u32> = honest[1..]
+        .iter()
+        .flat_map(|t| &t.accesses)
+        .map(|a| a.chunk)
+        .collect();
+    for kind in 0..4 {
+        let mut traces = honest[1..].to_vec();
+        traces.push(hostile(kind, &honest[1]));
+        let out = run(Policy::Floe, &traces, tested);
+        // Stated bound: what honest runs saw, the speculation's share of all that, one window, and the neighbours' share.
+        let config = Config::default();
+        let backed = seen.len() as u64 + out.touched;
+        let share = config.speculation_ratio + config.waste_ratio_beside_model;
+        let bound = backed + (share * backed as f64) as u64 + 2 * 75 + 64;
+        assert!(
+            out.fetched <= bound,
+            "kind {kind}: {} of {bound}",
+            out.fetched
+        );
+        let clean = run(Policy::Floe, &honest[1..], tested);
+        assert!(
+            out.wait_s() < 2.0 * clean.wait_s() + 5.0,
+            "kind {kind}: {out:?}, clean {clean:?}"
+        );
+    }
+}
+
+fn action_chunks(actions: &[Action]) -> Vec<(RegionId, u64)> {
+    let mut out = Vec::new();
+    for action in actions {
+        if let Action::Fetch {
+            region,
+            block,
+            chunks,
+        } = action
+        {
+            out.extend(
+                (0..64)
+                    .filter(|i| chunks >> i & 1 == 1)
+                    .map(|i| (*region, block * 64 + i)),
+            );
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn no_order_of_events_makes_it_panic_or_ask_twice_or_outside(
+        policy in 0usize..5,
+        raw in proptest::collection::vec(proptest::collection::vec((0u32..900, 0u64..20 * SECOND), 1..60), 1..4),
+        events in proptest::collection::vec((0u8..9, 0u64..900, any::<u64>(), 0u64..3 * SECOND), 0..120),
+    ) {
+        let policy = POLICIES[policy];
+        let traces: Vec<_> = raw.iter().map(|a| trace(a)).collect();
+        let model = learn(policy, &traces);
+        let mut planner = Planner::new(config(policy));
+        let mut flight: HashSet<(RegionId, u64)> = HashSet::new();
+        let mut fetches: Vec<(u64, u64)> = Vec::new();
+        let (mut now, mut paused) = (0u64, false);
+        let added = Event::RegionAdded { region: 0, chunks: 700, segments: vec![0], urgency: Urgency::Memory };
+        let mut queue = std::collections::VecDeque::from([added]);
+        for (kind, chunk, bits, after) in events {
+            queue.push_back(match kind {
+                0 => Event::Miss { region: 0, chunk, candidates: bits },
+                1 => Event::Hit { region: 0, chunk },
+                2 => Event::LinkEstimate(Link { bytes_per_s: bits as f64 / 1e12, rtt_us: after }),
+                3 => Event::SegmentLoaded { region: 0, segment: 0, ok: bits & 1 == 0 },
+                4 | 5 => match fetches.pop() {
+                    Some((block, chunks)) => Event::Fetched { region: 0, block, chunks, ok: kind == 4 },
+                    None => Event::Tick,
+                },
+                6 => match &model {
+                    Some(model) => Event::Model { regions: vec![0], model: model.clone() },
+                    None => Event::Tick,
+                },
+                _ => Event::Tick,
+            });
+            now += after;
+            while let Some(event) = queue.pop_front() {
+                if let Event::Fetched { block, chunks, .. } = event {
+                    (0..64).filter(|i| chunks >> i & 1 == 1).for_each(|i| { flight.remove(&(0, block * 64 + i)); });
+                }
+                let actions = planner.on_event(now, event);
+                for at in action_chunks(&actions) {
+                    prop_assert!(at.1 < 700, "outside: {}", at.1);
+                    prop_assert!(flight.insert(at), "in flight already: {}", at.1);
+                }
+                for action in actions {
+                    match action {
+                        Action::Fetch { block, chunks, .. } => fetches.push((block, chunks)),
+                        Action::Look { region, block } => {
+                            let candidates = if block * 64 + 64 <= 700 { bits } else { bits & 0xFFF };
+                            queue.push_back(Event::Candidates { region, block, candidates });
+                        }
+                        Action::Buffer { pause, .. } => {
+                            prop_assert_ne!(pause, paused);
+                            paused = pause;
+                        }
+                        _ => {}
+                    }
+                }
+                prop_assert_eq!(planner.counters().in_flight, flight.len() as u64);
+            }
+        }
+        // Whatever happened: time alone ends a pause.
+        for _ in 0..Config::default().pause_idle_us_max / 100_000 + 2 {
+            now += 100_000;
+            for action in planner.on_event(now, Event::Tick) {
+                if let Action::Buffer { pause, .. } = action {
+                    paused = pause;
+                }
+            }
+        }
+        prop_assert!(!paused);
     }
 }

@@ -226,11 +226,11 @@ impl Floe {
         speculative.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.group.cmp(&b.1.group)));
         let mut left = choice.speculation;
         for (_, planned) in speculative {
-            let chunks = u64::from(groups.new_chunks(planned.group));
-            if chunks > left {
-                continue;
+            if left == 0 {
+                break;
             }
-            left -= chunks;
+            // A group too large for what is left is begun: what of it is used gives room for more.
+            left = left.saturating_sub(u64::from(groups.new_chunks(planned.group)));
             plan.push(planned);
         }
         plan.sort_by_key(|p| (p.order_us, p.group));

@@ -135,6 +135,8 @@ pub(crate) struct Stream {
     failed_us: u64,
     /// A miss or the start, not yet looked at for a pause.
     stalled: bool,
+    /// The miss was of a chunk that the model knows.
+    late: bool,
     last_group: Option<u32>,
     replan: bool,
 }
@@ -201,6 +203,7 @@ impl Stream {
             failed_until_us: 0,
             failed_us: FAILED_US_MIN,
             stalled: !started,
+            late: false,
             last_group: None,
             replan: true,
         })
@@ -256,10 +259,12 @@ impl Stream {
         };
         let run_us = self.run_us(lent.now_us);
         self.speculative.remove(&id);
+        let known = self.groups.state(id);
         self.groups.set(id, State::Touched);
         let group = self.groups.group_of(id);
         self.last_group = Some(group);
         self.stalled |= missed;
+        self.late |= missed && known != State::Never;
         match &mut self.chooser {
             Chooser::VmTorrent => {}
             Chooser::VTube(vtube) => {
@@ -335,12 +340,23 @@ impl Stream {
         self.send(lent, actions);
     }
 
+    /// Speculative chunks that may be sent now: their number that lies unused is bounded whatever the model says.
+    fn speculation(&self, lent: &Lent<'_>) -> u64 {
+        let credit = (self.touched + self.backed_sent) as f64;
+        let window = self
+            .pace
+            .window_chunks(lent.budget.link(), false, lent.config);
+        let most = window + (credit * lent.config.speculation_ratio) as u64;
+        most.saturating_sub(self.speculative.len() as u64)
+    }
+
     fn choose(&mut self, lent: &mut Lent<'_>) {
         let run_us = self.run_us(lent.now_us);
         let link = lent.budget.link().unwrap_or(Link {
             bytes_per_s: lent.config.slow_bytes_per_s,
             rtt_us: RTT_US_UNKNOWN,
         });
+        let speculation = self.speculation(lent);
         match &mut self.chooser {
             Chooser::VmTorrent => {}
             Chooser::VTube(vtube) => {
@@ -358,14 +374,11 @@ impl Stream {
             }
             Chooser::Floe(floe) => {
                 if floe.is_due(run_us) {
-                    let credit = self.touched + self.backed_sent;
-                    let most = self.pace.window_chunks(Some(link), false, lent.config)
-                        + (credit as f64 * lent.config.speculation_ratio) as u64;
                     let choice = floe::Choice {
                         config: lent.config,
                         link,
                         run_us,
-                        speculation: most.saturating_sub(self.speculative.len() as u64),
+                        speculation,
                     };
                     self.plan = floe.plan(&self.groups, &choice);
                     self.next = 0;
@@ -382,8 +395,12 @@ impl Stream {
         if self.pause.is_none() && (!stalled || lent.now_us < self.no_pause_before_us) {
             return;
         }
+        let foreseen = self.pause.is_some() || std::mem::take(&mut self.late);
         self.stalled = false;
-        let run_us = self.run_us(lent.now_us);
+        // A machine that has overtaken its plan will do so again: it goes on with a reserve.
+        let reserve = matches!(self.chooser, Chooser::Floe(_)) && foreseen;
+        let reserve_us = if reserve { lent.config.reserve_us } else { 0 };
+        let run_us = self.run_us(lent.now_us) + reserve_us;
         let late = lateness(&self.plan, &self.groups, run_us, link, lent.config);
         let told = Waiting {
             missing_bytes: late.bytes,
@@ -441,6 +458,7 @@ impl Stream {
         }
         let mut together: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         let mut nameless = 0;
+        let mut speculation = self.speculation(lent);
         while let Some(p) = self.plan.get(self.next)
             && self.groups.new_chunks(p.group) == 0
         {
@@ -453,6 +471,9 @@ impl Stream {
             while let Some(id) = self.groups.next_new(planned.group, from) {
                 if room == 0 || nameless >= NAMELESS_MAX || self.looking.len() >= LOOKS_MAX {
                     break 'plan;
+                }
+                if !planned.backed && speculation == 0 {
+                    continue 'plan;
                 }
                 from = id + 1;
                 let ChunkAt { region, chunk } = self.groups.at(id);
@@ -481,6 +502,7 @@ impl Stream {
                         self.backed_sent += 1;
                     } else {
                         self.speculative.insert(id);
+                        speculation -= 1;
                     }
                     *together.entry(place).or_default() |= 1 << (chunk % 64);
                 } else {

@@ -41,6 +41,8 @@ pub fn steady(link: Link) -> Speed {
 pub struct Outcome {
     pub touched: u64,
     pub misses: u64,
+    /// Misses of what had been asked for and was still on its way.
+    pub late: u64,
     pub fetched: u64,
     pub stalled_us: u64,
     pub paused_us: u64,
@@ -124,6 +126,7 @@ pub struct Run {
     pub planner: Planner,
     pub config: Config,
     wire: Wire,
+    regions: u32,
     zero: HashSet<At>,
     here: HashSet<At>,
     asked: HashSet<At>,
@@ -162,6 +165,7 @@ impl Run {
                 free_us: 0,
                 arriving: BTreeSet::new(),
             },
+            regions: chunks.len() as u32,
             zero: HashSet::new(),
             here: HashSet::new(),
             asked: HashSet::new(),
@@ -280,7 +284,7 @@ impl Run {
     /// Replays a trace with a model; until the machine is through, or `end_us`.
     pub fn replay(mut self, model: Option<Arc<Model>>, trace: &ZeroTrace, end_us: u64) -> Outcome {
         if let Some(model) = model {
-            let regions = vec![0];
+            let regions = (0..self.regions).collect();
             self.tell(0, Event::Model { regions, model });
         }
         let mut accesses = trace.accesses.iter().copied().peekable();
@@ -357,6 +361,7 @@ impl Run {
             return None;
         }
         self.out.misses += 1;
+        self.out.late += u64::from(self.asked.contains(&at));
         if self.asked.insert(at) {
             self.wire
                 .demands
@@ -435,6 +440,16 @@ pub const COMPILE: Workload = Workload {
     start: 2000,
     noise: 1,
     fixed: true,
+};
+
+/// Small enough to be run many times.
+pub const SMALL: Workload = Workload {
+    activities: 6,
+    per_run: 4,
+    size: 300,
+    start: 600,
+    noise: 3,
+    fixed: false,
 };
 
 pub const SPACE: u64 = 1 << 20;
