@@ -140,6 +140,7 @@ impl Outbox {
     /// Ends [`Outbox::run`], also in the middle of a sending.
     pub fn close(&self) {
         self.cancel.cancel();
+        *self.filled.lock() = true;
         self.changed.notify_all();
     }
 

@@ -14,7 +14,7 @@ use crate::{
         error::{NodeError, at, not_found, refused, usage},
         machines::Entry,
         outbox::{Destination, Outbox},
-        record::load_manifest,
+        record::{Wanted, load_manifest},
         sources::is_address,
     },
     traces::{self, Shape, TRACE_BYTES_MAX, TraceStore, Trainer},
@@ -103,7 +103,8 @@ impl Node {
             let state = entry.state.read();
             (state.record.clone(), state.disks.clone(), state.taken_bytes)
         };
-        let Some(disks) = disks.filter(|_| record.traced) else {
+        let Some(disks) = disks.filter(|_| record.traced && record.wanted != Wanted::Starting)
+        else {
             return Ok(());
         };
         let path = disks.trace_path()?;
