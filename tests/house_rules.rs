@@ -255,9 +255,49 @@ fn every_experiment_has_its_result_and_its_explanation() {
                 assert!(figure.get(key).is_some(), "{path}: {name} lacks {key}");
             }
             assert!(
-                document.contains(&format!("`{name}`")),
+                document.contains(&format!("`{name}`"))
+                    || families(&document).any(|family| belongs_to(name, family)),
                 "docs/benchmarks.md does not explain {name}"
             );
         }
     }
+}
+
+/// Figures that are explained together: `<workload>.<link>.wait_s` stands for one of each workload and link.
+fn families(document: &str) -> impl Iterator<Item = &str> {
+    let quoted = document.split('`').skip(1).step_by(2);
+    quoted.filter(|text| {
+        text.contains('<') && text.contains('.') && !text.contains(char::is_whitespace)
+    })
+}
+
+/// Whether a figure's name is the family's with something in place of each `<...>`.
+fn belongs_to(name: &str, family: &str) -> bool {
+    let fixed: Vec<&str> = family
+        .split('<')
+        .map(|part| part.split_once('>').map_or(part, |(_, after)| after))
+        .collect();
+    let (Some(first), Some(last)) = (fixed.first(), fixed.last()) else {
+        return false;
+    };
+    let Some(mut rest) = name.strip_prefix(first).and_then(|n| n.strip_suffix(last)) else {
+        return false;
+    };
+    for part in &fixed[1..fixed.len() - 1] {
+        match rest.split_once(part) {
+            Some((place, after)) if !place.is_empty() => rest = after,
+            _ => return false,
+        }
+    }
+    !rest.is_empty()
+}
+
+#[test]
+fn a_family_of_figures_has_its_members_and_no_others() {
+    let family = "<workload>.<link>.<policy>.wait_s";
+    assert!(belongs_to("game.7.2.floe.wait_s", family));
+    assert!(!belongs_to("game.7.wait_s", family));
+    assert!(!belongs_to("game.7.2.floe.miss_rate", family));
+    assert!(belongs_to("mean.floe.wait_s", "mean.<policy>.wait_s"));
+    assert!(!belongs_to("mean..wait_s", "mean.<policy>.wait_s"));
 }

@@ -27,6 +27,9 @@ const INTERACTIVE: [&str; 3] = ["desktop", "game", "browser"];
 /// Workloads that do the same every time.
 const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
 
+/// Fewest runs of a workload: one is left out, and what two others share is what can be learnt.
+const RUNS_MIN: usize = 3;
+
 /// What a run amounts to, in the order of [`FIGURES`].
 type Row = [f64; FIGURES.len()];
 
@@ -49,9 +52,17 @@ pub struct Runs {
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("stream-sim", context.quick);
     let mut workloads = traces::read_all(&traces::folder())?;
+    for workload in &workloads {
+        if workload.traces.len() < RUNS_MIN {
+            let (name, runs) = (&workload.meta.workload, workload.traces.len());
+            report.note(format!("{name} is left out: it has {runs} runs, and leaving one out of so few teaches nothing"));
+        }
+    }
+    workloads.retain(|workload| workload.traces.len() >= RUNS_MIN);
+    anyhow::ensure!(!workloads.is_empty(), "no workload has {RUNS_MIN} runs");
     if context.quick {
         for workload in &mut workloads {
-            workload.traces.truncate(3);
+            workload.traces.truncate(RUNS_MIN);
         }
     }
     let links = links(context.quick)?;
