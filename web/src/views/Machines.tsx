@@ -85,7 +85,7 @@ function MachineCard({ machine, image }: { machine: Machine; image: Image | unde
           </button>
         </div>
         <p class="facts">{facts.join(" · ")}</p>
-        {machine.detail && <p class="facts">{machine.detail}</p>}
+        {machine.detail && <p class="detail" title={machine.detail}>{machine.detail}</p>}
       </div>
     </li>
   );

@@ -425,6 +425,7 @@ mod tests {
             name: name.into(),
             size: 100 * CHUNK_SIZE as u64,
             segments: vec![Hash::ZERO],
+            patches: Vec::new(),
         };
         let manifest = Manifest {
             regions: vec![region("device"), region("ram"), region("disk0")],
