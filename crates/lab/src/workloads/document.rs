@@ -21,7 +21,7 @@ const LICENCES: &[&str] = &[
 ];
 const CLASSES: &[&str] = &["article", "report", "book"];
 const FONTS: &[&str] = &[
-    "lmodern", "mathpazo", "mathptmx", "helvet", "bookman", "charter", "utopia",
+    "mathpazo", "mathptmx", "helvet", "bookman", "charter", "utopia",
 ];
 /// What becomes of the PDF file.
 const CONVERSIONS: &[&str] = &[
