@@ -337,18 +337,19 @@ fn overhead(all: &Runs) -> String {
         })
         .collect();
     let axes = Axes {
-        at: (LEFT, 70.0, INNER, 265.0),
+        at: (LEFT, 70.0, INNER, 250.0),
         x: Scale::Linear(0.0, 1.0),
-        y: Scale::up_to(groups.iter().flatten().map(|v| v.1)),
+        // Demand alone is told in numbers: on the same scale it would leave nothing of the others to see.
+        y: Scale::up_to(groups.iter().flat_map(|g| &g[1..]).map(|v| v.1)),
     };
     axes.draw(&mut svg, "", "waiting (s)");
     let group_width = INNER / groups.len().max(1) as f64;
-    let bar_width = group_width * 0.8 / POLICIES.len() as f64;
+    let bar_width = group_width * 0.8 / (POLICIES.len() - 1) as f64;
     let (_, floor) = axes.point(0.0, 0.0);
     for (w, group) in groups.iter().enumerate() {
         let left = LEFT + w as f64 * group_width + group_width * 0.1;
-        for (p, (launch, wait)) in group.iter().enumerate() {
-            let x = left + p as f64 * bar_width;
+        for (p, (launch, wait)) in group.iter().enumerate().skip(1) {
+            let x = left + (p - 1) as f64 * bar_width;
             let (_, top) = axes.point(0.0, *wait);
             svg.bar(
                 x,
@@ -363,8 +364,10 @@ fn overhead(all: &Runs) -> String {
         let name = &all.workloads[w].meta.workload;
         let middle = LEFT + (w as f64 + 0.5) * group_width;
         svg.text(middle, floor + 18.0, name, Anchor::Middle, INK);
+        let demand = format!("demand: {:.0} s", group[0].1);
+        svg.text(middle, floor + 36.0, &demand, Anchor::Middle, SOFT);
     }
-    let policies = POLICIES.iter().enumerate();
+    let policies = POLICIES.iter().enumerate().skip(1);
     let entries: Vec<_> = policies
         .map(|(n, (policy, _, _))| (*policy, COLOURS[n], ""))
         .collect();
