@@ -106,7 +106,7 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     let pid = node.client().machine("one").unwrap().pid;
     // the guest writes on while there is no node
     node.type_and_wait("one", "(i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo count-$i | dd of=/dev/vda bs=512 seek=$((4096+i)) conv=sync,fsync 2>/dev/null; done; echo all-$((400+0))) & echo begun-$((3+3))", "begun-6");
-    node.kill();
+    node.end(node::Signal::KILL);
     node.start_again();
     let info = node.client().node().unwrap();
     assert!(info.took_over);
@@ -125,7 +125,7 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     assert!(console.contains("count-400"), "{console}");
 
     // and so does one that is ended in order
-    node.terminate();
+    node.end(node::Signal::TERM);
     node.start_again();
     assert_eq!(node.client().machine("one").unwrap().pid, pid);
     node.type_and_wait("one", "echo after-$((7+7))", "after-14");

@@ -223,7 +223,7 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
     eprintln!("paused: {info:?}");
     assert!(info.model, "{info:?}");
     // a node that starts anew lets it go on, even if it may pause it again
-    slow.kill();
+    slow.end(node::Signal::KILL);
     slow.start_again();
     // its socket takes connections before it has looked after its machines
     eventually("the end of the old pause", || {

@@ -4,6 +4,7 @@ use floe::{
     api::{Event, ImportRequest, Outcome, RunRequest, Wait},
     client::{Client, ClientError, Events},
 };
+pub use rustix::process::Signal;
 use std::{
     fs,
     io::Read,
@@ -99,18 +100,11 @@ impl TestNode {
         }
     }
 
-    /// Kills the process as a crash would.
-    pub fn kill(&mut self) {
-        let mut process = self.process.take().unwrap();
-        process.kill().unwrap();
-        process.wait().unwrap();
-    }
-
-    /// Ends the process as systemd would.
-    pub fn terminate(&mut self) {
+    /// Ends the process: `KILL` as a crash would, `TERM` as systemd does.
+    pub fn end(&mut self, signal: Signal) {
         let mut process = self.process.take().unwrap();
         let pid = rustix::process::Pid::from_child(&process);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
         process.wait().unwrap();
     }
 
