@@ -73,15 +73,20 @@ pub async fn vnc(
     let qemu = UnixStream::connect(&socket)
         .await
         .map_err(at(format!("the screen of {name} does not answer")))?;
-    Ok(upgrade
+    Ok(bounded(upgrade)
         .protocols(["binary"])
-        .max_message_size(FROM_BROWSER_BYTES)
-        .max_frame_size(FROM_BROWSER_BYTES)
         .on_upgrade(async move |browser| {
             tracing::debug!(machine = name, "a browser looks");
             relay(browser, qemu).await;
             tracing::debug!(machine = name, "a browser left");
         }))
+}
+
+/// A frame's length is checked when its head has come, a message's only when all of it is here.
+fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+    upgrade
+        .max_message_size(FROM_BROWSER_BYTES)
+        .max_frame_size(FROM_BROWSER_BYTES)
 }
 
 /// Carries bytes both ways until either side ends. Each direction holds at most one piece: who is slow slows the other.
@@ -128,9 +133,7 @@ mod tests {
         let qemu = UnixListener::bind(&path).unwrap();
         let upgrade = move |upgrade: WebSocketUpgrade| async move {
             let qemu = UnixStream::connect(&path).await.unwrap();
-            upgrade
-                .max_message_size(FROM_BROWSER_BYTES)
-                .on_upgrade(move |browser| relay(browser, qemu))
+            bounded(upgrade).on_upgrade(move |browser| relay(browser, qemu))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
