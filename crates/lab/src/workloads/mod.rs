@@ -6,7 +6,7 @@
 //! not seen by the mount, so its trace would lack them. The node fetches nothing ahead, so that all of a trace is the
 //! machine's own doing.
 //!
-//! What is kept ([`convert`]): first accesses in the order of time without those to zero chunks, which never travel.
+//! What is kept (`convert`): first accesses in the order of time without those to zero chunks, which never travel.
 
 mod boot;
 mod collect;
