@@ -10,9 +10,12 @@ export default defineConfig({
   globalSetup: "./tests/setup.ts",
   // one node, and guests without KVM: tests one after the other
   workers: 1,
+  // emulated guests on a busy machine; what needed a second try is named as flaky
+  retries: 1,
   timeout: 120_000,
   expect: { timeout: 60_000 },
-  reporter: "line",
+  // what failed stands at the end of what is printed
+  reporter: "dot",
   forbidOnly: true,
   use: {
     viewport: { width: 1280, height: 800 },

@@ -35,7 +35,7 @@ test.afterEach(({ site }) => {
 test("a click on a picture shows the guest where it was, and it answers a key", async ({ page }) => {
   const picture = page.getByRole("button", { name: "Start tiny-live:shell" }).locator("img");
   await expect(picture).toBeVisible();
-  expect(await picture.evaluate((image: HTMLImageElement) => image.naturalWidth)).toBe(640);
+  await expect(picture).toHaveJSProperty("naturalWidth", 640);
   await launch(page);
   const before = await settled(page);
   await page.keyboard.type("echo hello\n", { delay: 40 });
@@ -237,7 +237,7 @@ test("the hub shows its catalogue with pictures, and tells how to start an image
   await page.goto(site.hub);
   const card = page.getByRole("button", { name: "How to start tiny-live:shell" });
   await expect(card.locator("img")).toBeVisible();
-  expect(await card.locator("img").evaluate((image: HTMLImageElement) => image.naturalWidth)).toBe(640);
+  await expect(card.locator("img")).toHaveJSProperty("naturalWidth", 640);
   expect(await barriers(page)).toEqual([]);
   await card.click();
   await expect(page.getByRole("dialog")).toContainText(`floe run ${new URL(site.hub).origin}/tiny-live:shell`);
