@@ -50,6 +50,16 @@ impl Content {
         (!hash.is_zero()).then_some(hash)
     }
 
+    /// The chunks of a region that are not zero, ascending.
+    pub fn nonzero_of(&self, region: usize) -> impl Iterator<Item = usize> {
+        let tables = self.tables.get(region).into_iter().flatten().enumerate();
+        tables.flat_map(|(number, table)| {
+            let hashes = table.hashes().iter().enumerate();
+            let stored = hashes.filter(|(_, hash)| !hash.is_zero());
+            stored.map(move |(slot, _)| number * CHUNKS_PER_SEGMENT + slot)
+        })
+    }
+
     /// The regions' names by their number.
     pub fn regions(&self) -> Vec<String> {
         let regions = self.manifest.regions.iter();
@@ -58,15 +68,9 @@ impl Content {
 
     /// How many chunks of each region are not zero. Regions without any are left out.
     pub fn nonzero(&self) -> BTreeMap<String, u64> {
-        let count = |tables: &Vec<Segment>| {
-            let stored = |table: &Segment| table.hashes().iter().filter(|h| !h.is_zero()).count();
-            tables.iter().map(stored).sum::<usize>() as u64
-        };
-        self.manifest
-            .regions
-            .iter()
-            .zip(&self.tables)
-            .map(|(region, tables)| (region.name.clone(), count(tables)))
+        let regions = self.manifest.regions.iter().enumerate();
+        regions
+            .map(|(number, region)| (region.name.clone(), self.nonzero_of(number).count() as u64))
             .filter(|(_, chunks)| *chunks > 0)
             .collect()
     }

@@ -15,6 +15,7 @@ pub mod plain;
 pub mod restore;
 pub mod resume_wan;
 pub mod stream_plots;
+pub mod stream_real;
 pub mod stream_sim;
 pub mod touch;
 pub mod train;
@@ -88,6 +89,11 @@ pub const ALL: &[Experiment] = &[
         name: "stream-sim",
         about: "recorded workloads replayed over slow links in virtual time, with every prefetching policy",
         run: stream_sim::run,
+    },
+    Experiment {
+        name: "stream-real",
+        about: "a desktop from a hub behind 7.2 Mbit/s and 120 ms: when is it usable, and does the simulator tell the truth?",
+        run: stream_real::run,
     },
     Experiment {
         name: "train",

@@ -23,7 +23,7 @@ const RECORDED: [(&str, &str, u64); 3] = [
 const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_000, 60)];
 
 /// Workloads that a user drives: what they touch differs most from run to run.
-const INTERACTIVE: [&str; 3] = ["desktop", "game", "browser"];
+const INTERACTIVE: [&str; 3] = ["desktop", "game", "mixed"];
 /// Workloads that do the same every time.
 const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
 

@@ -1,5 +1,5 @@
 //! `game`: a shooter. Somebody starts one of two games, is taken through some of its 36 or 32 levels, runs around and shoots at
-//! random: other maps, textures, sounds and monsters each time, the workload of high variance.
+//! random: other maps, textures, sounds and monsters each time.
 use super::{Session, choose};
 use rand::Rng;
 use std::time::Duration;
@@ -31,9 +31,11 @@ const KEYS: &[(&[&str], u32)] = &[
 
 /// The keys that lead to some level.
 type Cheat = fn(&mut Session) -> String;
+/// A game and the cheat that leads to a level.
+pub(super) type Game = (&'static str, Cheat);
 
-/// Both games, with the cheat that leads to a level.
-const GAMES: &[(&str, Cheat)] = &[
+/// Both games.
+pub(super) const GAMES: &[Game] = &[
     ("freedoom1", |session| {
         let (episode, map) = (
             session.random.random_range(1..=4),
@@ -47,13 +49,22 @@ const GAMES: &[(&str, Cheat)] = &[
 ];
 
 pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
-    let (game, level) = choose(session, GAMES);
+    let game = choose(session, GAMES);
+    play(session, game, LEVELS)
+}
+
+/// Starts a game and visits so many levels.
+pub(super) fn play(
+    session: &mut Session,
+    (game, level): &Game,
+    levels: usize,
+) -> anyhow::Result<()> {
     let skill = session.random.random_range(1..=4);
     let warp = if *game == "freedoom1" { "1 1" } else { "1" };
     session.type_line(&format!("chocolate-doom -iwad /usr/share/games/doom/{game}.wad -nomusic -skill {skill} -warp {warp} >/dev/null 2>&1 &"))?;
     session.window("chocolate-doom", OPEN_MAX)?;
     session.wait(LOAD)?;
-    for _ in 0..LEVELS {
+    for _ in 0..levels {
         let cheat = level(session);
         session.input.text(&cheat)?;
         session.wait(LOAD)?;

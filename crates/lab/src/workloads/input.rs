@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// How long a key or a button is held down.
 const PRESS: Duration = Duration::from_millis(40);
+/// A guest that was resumed has its keyboard again after this.
+const WAKE: Duration = Duration::from_secs(2);
 /// The pointer moves in steps of at most so many points, as a PS/2 mouse tells them.
 const STEP: i64 = 100;
 /// Further than any screen is wide.
@@ -63,6 +65,13 @@ impl Input {
     /// Presses these keys together, shortly.
     pub fn press(&self, names: &[&str]) -> anyhow::Result<()> {
         self.hold(names, PRESS)
+    }
+
+    /// A key that means nothing, and some time: the first one after a resume may be lost.
+    pub fn wake(&self) -> anyhow::Result<()> {
+        self.press(&["shift"])?;
+        std::thread::sleep(WAKE);
+        Ok(())
     }
 
     /// Types a text of lower-case letters, digits and `:/._-` on an American keyboard.

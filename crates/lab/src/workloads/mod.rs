@@ -16,12 +16,14 @@ mod desktop;
 mod document;
 mod game;
 mod input;
+mod mixed;
 mod playback;
 mod session;
 mod shell;
 mod stage;
 
 pub use collect::{Arguments, Collector, Meta};
+pub use desktop::use_desktop;
 pub use session::Session;
 pub use stage::Stage;
 
@@ -82,6 +84,13 @@ pub const ALL: &[Workload] = &[
         stage: Stage::Shell,
         count: 10,
         run: document::run,
+    },
+    Workload {
+        name: "mixed",
+        about: "three of a dozen things that share little: games, films, manuals, a compiler, TeX, archives",
+        stage: Stage::Screen,
+        count: 10,
+        run: mixed::run,
     },
 ];
 

@@ -14,6 +14,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     let clip = choose(session, CLIPS);
+    watch(session, clip, ACTS)
+}
+
+/// Plays a clip, does so many things with it, and ends the player.
+pub(super) fn watch(session: &mut Session, clip: &str, acts: usize) -> anyhow::Result<()> {
     session.shell(
         "trap '' PIPE; rm -f /run/player; mkfifo /run/player",
         ANSWER_MAX,
@@ -22,7 +27,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
         "mplayer -slave -input file=/run/player -loop 0 -framedrop -ao null -vo x11 /root/video/{clip}.avi >/dev/null 2>&1 & exec 7>/run/player"
     ))?;
     session.wait(START)?;
-    for _ in 0..ACTS {
+    for _ in 0..acts {
         let watch = session.random.random_range(WATCH_S);
         session.wait(Duration::from_secs(watch))?;
         let act = match session.random.random_range(0..6) {

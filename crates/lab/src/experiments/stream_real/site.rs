@@ -1,0 +1,266 @@
+//! Two hosts with a slow link between them: a hub with two images of one desktop and what earlier users' machines have
+//! touched at the far end, users at the near one.
+use super::screen::{Screen, until_usable};
+use crate::experiments::live::{Hub, Node};
+use crate::guest::Guest;
+use crate::link::{Bridge, Shape};
+use crate::workloads::{Session, Stage, use_desktop};
+use anyhow::{Context as _, bail};
+use floe::api::{
+    Outcome, PullRequest, PushRequest, RunRequest, StopRequest, StreamInfo, TraceRequest,
+    TracesRequest, Wait,
+};
+use floe_image::{Hash, TraceReader};
+use floe_planner::{Model, ZeroTrace};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const HUB_PORT: u16 = 7070;
+/// The machine, whoever's it is.
+const MACHINE: &str = "desk";
+/// The second image: the first one's desktop after some use.
+const SECOND: &str = "lab-second";
+/// A desktop is usable within this time, or something is wrong.
+const USABLE_MAX: Duration = Duration::from_secs(600);
+/// The hub has a trace, or a model, after this.
+const HUB_MAX: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Seeds of earlier users; those who are measured have others.
+const TEACHER_SEEDS: u64 = 1000;
+
+/// An image on the hub.
+pub struct Published {
+    /// Its name there.
+    pub name: &'static str,
+    /// Its id.
+    pub id: Hash,
+    /// Its size, compressed.
+    pub stored_bytes: u64,
+    screen: Screen,
+}
+
+/// All of it. Dropped in this order: the processes use the link.
+pub struct Site {
+    origin: Node,
+    hub: Hub,
+    homes: PathBuf,
+    /// The desktop.
+    pub first: Published,
+    /// The same, used a little.
+    pub second: Published,
+    /// The link.
+    pub bridge: Bridge,
+}
+
+/// What a user's run amounts to.
+pub struct Used {
+    /// From the command until the screen is as it was captured and reacts.
+    pub usable: Duration,
+    /// From the command until the guest's CPUs ran.
+    pub started: Duration,
+    /// What the node says in the end.
+    pub stream: StreamInfo,
+    /// Bytes that came over the link.
+    pub down_bytes: u64,
+    /// What the machine touched, waiting taken out.
+    pub trace: ZeroTrace,
+    /// Time that it waited for chunks, pauses not included.
+    pub waited: Duration,
+    /// What its node knew of earlier runs.
+    pub model: Option<Arc<Model>>,
+}
+
+impl Used {
+    /// All time in which the machine stood still, the start included.
+    pub fn wait_s(&self) -> f64 {
+        (self.started + self.waited).as_secs_f64() + self.stream.paused_s
+    }
+}
+
+impl Site {
+    /// Makes the images, and lets so many users use the first one beside the hub.
+    pub fn prepare(dir: &Path, guest: &Guest, shape: Shape, teachers: u64) -> anyhow::Result<Site> {
+        let bridge = Bridge::new(shape.clone(), shape)?;
+        let far = Some(&bridge.ends.far);
+        let hub = Hub::start(far, &dir.join("hub"), Bridge::FAR, HUB_PORT)?;
+        let origin = Node::start(far, &dir.join("origin"), false)?;
+        Stage::Screen.prepare(&origin, guest)?;
+        eprintln!("stream-real: publishing the desktop, and the same after some use");
+        origin.run(&Stage::Screen.request(MACHINE), |_| {})?;
+        let mut session = Session::attach(&origin, MACHINE, 0)?;
+        session.wait(Duration::from_secs(2))?;
+        let screen = Screen::of(&origin, MACHINE)?;
+        let first = published(&origin, &hub, Stage::Screen.image(), screen)?;
+        use_desktop(&mut session)?;
+        origin.capture(MACHINE, SECOND, false, 0)?;
+        let screen = Screen::of(&origin, MACHINE)?;
+        let second = published(&origin, &hub, SECOND, screen)?;
+        origin.remove(MACHINE)?;
+        let site = Site {
+            origin,
+            hub,
+            homes: dir.to_path_buf(),
+            first,
+            second,
+            bridge,
+        };
+        for teacher in 0..teachers {
+            eprintln!("stream-real: earlier user {} of {teachers}", teacher + 1);
+            // A node that fetches nothing ahead sees every touch.
+            let home = site.homes.join("teacher");
+            let node = Node::start_with(Some(&site.bridge.ends.far), &home, &["--demand-only"])?;
+            site.use_image(&node, &site.first, TEACHER_SEEDS + teacher)?;
+            drop(node);
+            std::fs::remove_dir_all(&home)?;
+        }
+        Ok(site)
+    }
+
+    /// Where the images were made.
+    pub fn origin(&self) -> &Path {
+        &self.origin.home
+    }
+
+    /// A node at the near end that knows nothing.
+    pub fn near(&self, name: &str) -> anyhow::Result<Node> {
+        Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)
+    }
+
+    /// Somebody starts an image from the hub, uses it, and stops it; the hub has learnt of it when this returns.
+    pub fn use_image(&self, node: &Node, image: &Published, seed: u64) -> anyhow::Result<Used> {
+        let known = self.model_traces(&image.id)?;
+        let before = self.bridge.down.read().bytes_delivered;
+        let start = Instant::now();
+        let request = RunRequest {
+            image: format!("{}/{}", self.hub.url, image.name),
+            name: Some(MACHINE.into()),
+            token: Some(self.hub.token.clone()),
+            wait: Wait::None,
+            ..RunRequest::default()
+        };
+        let outcome: Outcome = node.run(&request, |_| {})?;
+        let mut session = Session::attach(node, MACHINE, seed)?;
+        let usable = until_usable(node, MACHINE, &session, &image.screen, USABLE_MAX)?;
+        use_desktop(&mut session)?;
+        let stream = node.client.stream_info(MACHINE)?;
+        let now = StopRequest {
+            now: true,
+            timeout_s: None,
+        };
+        node.client.stop(MACHINE, &now)?;
+        let down_bytes = self.bridge.down.read().bytes_delivered - before;
+        let (trace, waited) = own_trace(node, &image.id)?;
+        let model = model_in(&node.home.join("models"), &image.id)?;
+        node.remove(MACHINE)?;
+        self.wait_for_model(&image.id, known)?;
+        Ok(Used {
+            usable: usable - start,
+            started: Duration::from_secs_f64(outcome.total_ms / 1000.0),
+            stream,
+            down_bytes,
+            trace,
+            waited,
+            model: model.map(Arc::new),
+        })
+    }
+
+    /// Copies a whole image over the link.
+    pub fn download(&self, name: &str, image: &Published) -> anyhow::Result<Duration> {
+        let node = self.near(name)?;
+        let start = Instant::now();
+        let pull = PullRequest {
+            from: format!("{}/{}", self.hub.url, image.name),
+            name: None,
+            token: Some(self.hub.token.clone()),
+            ca: None,
+        };
+        node.client.pull(&pull)?.finish(|_| {})?;
+        Ok(start.elapsed())
+    }
+
+    /// From how many runs the hub has learnt.
+    fn model_traces(&self, image: &Hash) -> anyhow::Result<u32> {
+        let folder = self.homes.join(format!("hub/traces/{image}"));
+        let mut most = 0;
+        for owner in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            for file in std::fs::read_dir(owner.path())?.flatten() {
+                if file.path().extension().is_some_and(|e| e == "model") {
+                    most = most.max(Model::decode(&std::fs::read(file.path())?)?.traces());
+                }
+            }
+        }
+        Ok(most)
+    }
+
+    fn wait_for_model(&self, image: &Hash, more_than: u32) -> anyhow::Result<()> {
+        let end = Instant::now() + HUB_MAX;
+        while self.model_traces(image)? <= more_than {
+            if Instant::now() > end {
+                bail!("the hub has not learnt from the run within {HUB_MAX:?}");
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+}
+
+fn published(
+    origin: &Node,
+    hub: &Hub,
+    name: &'static str,
+    screen: Screen,
+) -> anyhow::Result<Published> {
+    let push = PushRequest {
+        image: name.into(),
+        to: hub.url.clone(),
+        name: None,
+        token: Some(hub.token.clone()),
+        ca: None,
+        public: true,
+    };
+    origin.client.push(&push)?.finish(|_| {})?;
+    let image = origin.client.image(name)?.summary;
+    Ok(Published {
+        name,
+        id: image.id.parse()?,
+        stored_bytes: image.stored_bytes,
+        screen,
+    })
+}
+
+/// The one trace that a node has of an image, and how long its machine waited.
+fn own_trace(node: &Node, image: &Hash) -> anyhow::Result<(ZeroTrace, Duration)> {
+    let of = TracesRequest {
+        image: image.to_string(),
+        ..TracesRequest::default()
+    };
+    let end = Instant::now() + HUB_MAX;
+    let entry = loop {
+        let list = node.client.traces(&of)?;
+        match list.traces.into_iter().next() {
+            Some(entry) => break entry,
+            None if Instant::now() > end => bail!("the run left no trace"),
+            None => std::thread::sleep(LOOK_EVERY),
+        }
+    };
+    let path = node.home.join("run.trace");
+    let request = TraceRequest {
+        of,
+        trace: entry.summary.hash.clone(),
+        path: Some(path.display().to_string()),
+        force: true,
+    };
+    node.client.export_trace(&request)?;
+    let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let trace = ZeroTrace::from_reader(TraceReader::new(&bytes)?);
+    Ok((trace, Duration::from_micros(entry.summary.wait_us)))
+}
+
+fn model_in(folder: &Path, image: &Hash) -> anyhow::Result<Option<Model>> {
+    match std::fs::read(folder.join(format!("{image}.model"))) {
+        Ok(bytes) => Ok(Some(Model::decode(&bytes)?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
