@@ -115,7 +115,8 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
 fn collect(arguments: floe_lab::workloads::Arguments) -> anyhow::Result<ExitCode> {
     let (scratch, work);
     match arguments.work() {
-        Some(dir) => work = dir.to_path_buf(),
+        // mounts and QEMUs have other working directories
+        Some(dir) => work = std::path::absolute(dir)?,
         None => {
             scratch = scratch_in(&std::env::current_dir()?)?;
             clean_up_when_interrupted(scratch.path())?;

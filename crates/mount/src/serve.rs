@@ -309,8 +309,9 @@ impl Call<'_> {
             &mut reading,
         ) {
             Ok(()) => {
-                self.core.devices[self.device].reply_in_place(self.header.unique, out);
+                // Whoever has an answer finds it counted.
                 self.count_read(&target, len as u64);
+                self.core.devices[self.device].reply_in_place(self.header.unique, out);
                 self.core
                     .account(&target, self.header.pid, &reading.firsts, 0);
             }

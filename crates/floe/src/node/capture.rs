@@ -26,6 +26,7 @@ use crate::{
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Region, Segment};
 use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};
+use floe_source::Fetcher;
 use floe_store::{Ingest, IngestOptions};
 use std::{io, sync::Arc, time::Duration};
 
@@ -209,14 +210,25 @@ impl Node {
         ram: &Pages,
         parent: &Manifest,
     ) -> Result<(), NodeError> {
-        let pages = ram.iter().map(|(chunk, page)| (u64::from(chunk), page));
-        if ram.rest() == Rest::Zero {
-            let pages = pages.map(|(chunk, page)| Ok((chunk, &page[..])));
-            return Ok(ingest.region_from_pages("ram", ram.size(), None, pages)?);
-        }
+        let pages = || ram.iter().map(|(chunk, page)| (u64::from(chunk), page));
         let record = operation.record();
+        if ram.rest() == Rest::Zero {
+            // Stored over the parent's memory, if it has any: what is the same is then named by the parent's tables.
+            let base = parent
+                .region("ram")
+                .filter(|region| region.size == ram.size());
+            let present: Vec<u64> = pages().map(|(chunk, _)| chunk).collect();
+            let gone = match base {
+                Some(region) => self.gone(&record.disk_base, region, &present)?,
+                None => Vec::new(),
+            };
+            let gone = gone.into_iter().map(|chunk| (chunk, &[0; CHUNK_SIZE]));
+            let pages = merge(pages(), gone).map(|(chunk, page)| Ok((chunk, &page[..])));
+            let base = base.map(|region| region.name.as_str());
+            return Ok(ingest.region_from_pages("ram", ram.size(), base, pages)?);
+        }
         if record.image == record.disk_base {
-            let pages = pages.map(|(chunk, page)| Ok((chunk, &page[..])));
+            let pages = pages().map(|(chunk, page)| Ok((chunk, &page[..])));
             return Ok(ingest.region_from_pages("ram", ram.size(), Some("ram"), pages)?);
         }
         let original = super::record::load_manifest(&operation.dir, &record.image)
@@ -231,10 +243,25 @@ impl Node {
             &dirty,
         )?;
         let merged = merge(
-            pages.map(|(chunk, page)| (chunk, page.to_vec())),
+            pages().map(|(chunk, page)| (chunk, page.to_vec())),
             reverted.into_iter(),
         );
         Ok(ingest.region_from_pages("ram", ram.size(), Some("ram"), merged.map(Ok))?)
+    }
+
+    /// Chunks of an image of the repository that are not among `present` and not zero.
+    fn gone(&self, id: &Hash, region: &Region, present: &[u64]) -> Result<Vec<u64>, NodeError> {
+        let local = self.sources.fetcher(&Default::default())?;
+        let mut gone = Vec::new();
+        for index in 0..region.segments.len() {
+            let table = table(&local, id, region, index)?;
+            gone.extend((0..CHUNKS_PER_SEGMENT).filter_map(|slot| {
+                let chunk = (index * CHUNKS_PER_SEGMENT + slot) as u64;
+                (!table.get(slot).is_zero() && present.binary_search(&chunk).is_err())
+                    .then_some(chunk)
+            }));
+        }
+        Ok(gone)
     }
 
     /// Chunks of memory in which the parent differs from the original and that the machine has not dirtied: the
@@ -253,19 +280,10 @@ impl Node {
         };
         let local = self.sources.fetcher(&Default::default())?;
         let fetcher = self.sources.fetcher(origin)?;
-        let segment =
-            |fetcher: &floe_source::Fetcher, image: &Hash, region: &Region, index: usize| {
-                let hash = region.segments.get(index).copied().unwrap_or(Hash::ZERO);
-                let bytes = fetcher.demand_wait(image, Kind::Segment, &hash)?;
-                let mut table = Segment::decode(&bytes)
-                    .map_err(|error| failed(error.to_string(), "floe cache verify"))?;
-                region.patch(index, &mut table);
-                Ok::<_, NodeError>(table)
-            };
         let mut chunks = Vec::new();
         for index in changed_segments(from, over) {
-            let there = segment(&fetcher, original_id, from, index)?;
-            let here = segment(&local, parent_id, over, index)?;
+            let there = table(&fetcher, original_id, from, index)?;
+            let here = table(&local, parent_id, over, index)?;
             for slot in 0..CHUNKS_PER_SEGMENT {
                 let chunk = (index * CHUNKS_PER_SEGMENT + slot) as u64;
                 let hash = there.get(slot);
@@ -309,6 +327,21 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// The chunks' hashes at one place of a region.
+fn table(
+    fetcher: &Fetcher,
+    image: &Hash,
+    region: &Region,
+    index: usize,
+) -> Result<Segment, NodeError> {
+    let hash = region.segments.get(index).copied().unwrap_or(Hash::ZERO);
+    let bytes = fetcher.demand_wait(image, Kind::Segment, &hash)?;
+    let mut table =
+        Segment::decode(&bytes).map_err(|error| failed(error.to_string(), "floe cache verify"))?;
+    region.patch(index, &mut table);
+    Ok(table)
 }
 
 fn io_error(error: MountError) -> io::Error {
