@@ -149,7 +149,7 @@ pub(super) fn browse(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) fn read(session: &mut Session) -> anyhow::Result<()> {
+fn read(session: &mut Session) -> anyhow::Result<()> {
     open(session, "d", "xpdf")?;
     keys(
         session,
@@ -173,7 +173,7 @@ fn net(session: &mut Session) -> anyhow::Result<()> {
     clicks(session, &["left", "right", "middle"])
 }
 
-pub(super) fn untangle(session: &mut Session) -> anyhow::Result<()> {
+fn untangle(session: &mut Session) -> anyhow::Result<()> {
     open(session, "u", "sgt-untangle")?;
     clicks(session, &["left"])?;
     keys(session, &["n", "u", "s"], 2)

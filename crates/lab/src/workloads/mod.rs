@@ -87,7 +87,7 @@ pub const ALL: &[Workload] = &[
     },
     Workload {
         name: "mixed",
-        about: "three of a dozen things that share little: games, films, manuals, a compiler, TeX, archives",
+        about: "three of eight things that share little: games, films, a manual, a compiler, TeX, Ghostscript",
         stage: Stage::Screen,
         count: 10,
         run: mixed::run,
