@@ -10,10 +10,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 
+mod forks;
 mod forward;
 mod images;
 mod machines;
 mod traces;
+pub use forks::*;
 pub use forward::{ForwardError, PortForward, Protocol};
 pub use images::*;
 pub use machines::*;
@@ -53,6 +55,8 @@ pub enum Event {
         /// The text.
         message: String,
     },
+    /// A clone of a fork executes, or there will be none.
+    Clone(CloneInfo),
     /// The operation succeeded; nothing follows.
     Done(Outcome),
     /// The operation failed; nothing follows.
@@ -82,9 +86,12 @@ pub struct Outcome {
     /// File or directory that was written or mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// How long the guest stood still (capture).
+    /// How long the guest stood still (capture, fork).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<f64>,
+    /// What a fork came to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork: Option<ForkReport>,
 }
 
 /// What went wrong, and what to do.

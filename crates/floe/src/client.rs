@@ -230,6 +230,18 @@ impl Client {
     pub fn capture(&self, name: &str, request: &CaptureRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/capture"), request)
     }
+    /// Forks a machine into clones.
+    pub fn fork(&self, name: &str, request: &ForkRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/fork"), request)
+    }
+    /// A machine with its parents and clones.
+    pub fn family(&self, name: &str) -> Result<Family, ClientError> {
+        self.get(&machine_path(name, "/family"))
+    }
+    /// Ends a clone, or all clones of a machine.
+    pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, ClientError> {
+        self.post(&machine_path(name, "/kill"), request)
+    }
     /// Stops a machine; its disks stay.
     pub fn stop(&self, name: &str, request: &StopRequest) -> Result<MachineInfo, ClientError> {
         self.post(&machine_path(name, "/stop"), request)

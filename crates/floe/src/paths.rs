@@ -5,6 +5,7 @@
 //!   repo/       images of this node (floe_store::Repository)
 //!   cache/      verified chunks (floe_store::Cache)
 //!   machines/   NAME/{machine.json, lock, disks/, run/, console.log, qemu.log}
+//!   forks/      what forks there were, with their clones
 //!   traces/     what machines touched, by image, and the models made of it (crate::traces::TraceStore)
 //!   models/     models that hubs sent
 //!   outbox/     traces on their way to hubs
@@ -72,6 +73,10 @@ impl Home {
     /// Temporary files, on the same file system as the rest.
     pub fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
+    }
+    /// Forks.
+    pub fn forks(&self) -> PathBuf {
+        self.root.join("forks")
     }
     /// Traces of machines, by image.
     pub fn traces(&self) -> PathBuf {

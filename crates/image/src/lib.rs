@@ -19,6 +19,7 @@ mod layout;
 mod lineage;
 mod manifest;
 mod name;
+mod over;
 mod pack;
 mod segment;
 pub mod trace;
@@ -38,6 +39,7 @@ pub use manifest::{
     region_name_is_valid,
 };
 pub use name::{ImageName, NAME_BYTES_MAX, NameError, TAG_BYTES_MAX};
+pub use over::Over;
 pub use pack::{
     FrameInfo, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PACK_INDEX_BYTES_MAX,
     PACK_ITEMS_MAX, PackIndex, PackRef, PackWriter, check_pack_header,

@@ -67,6 +67,20 @@ pub fn complete(config: &MachineConfig, host: &Host) -> Result<MachineConfig, Ma
     Ok(config)
 }
 
+/// Give a copy of a machine a network address of its own. The guest has the old one in its memory and goes on with that; the
+/// new one counts from its next cold start on.
+pub fn renew_mac(config: &mut MachineConfig) {
+    let Some(old) = config.nic_mac.take() else {
+        return;
+    };
+    let new = random_mac();
+    let (from, to) = (format!(",mac={old},"), format!(",mac={new},"));
+    for device in &mut config.devices {
+        *device = device.replace(&from, &to);
+    }
+    config.nic_mac = Some(new);
+}
+
 /// A locally administered address with QEMU's prefix.
 fn random_mac() -> String {
     let [a, b, c]: [u8; 3] = rand::rng().random();
@@ -280,6 +294,23 @@ fn escape(path: &Path) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_gets_an_address_of_its_own_everywhere() {
+        let old = "52:54:00:00:00:01";
+        let mut config = MachineConfig {
+            nic_mac: Some(old.into()),
+            devices: devices::canonical(1, old),
+            ..Default::default()
+        };
+        renew_mac(&mut config);
+        let new = config.nic_mac.clone().unwrap();
+        assert_ne!(new, old);
+        assert_eq!(config.devices, devices::canonical(1, &new));
+        let mut without = MachineConfig::default();
+        renew_mac(&mut without);
+        assert_eq!(without, MachineConfig::default());
+    }
 
     #[test]
     fn a_foreign_configuration_cannot_add_arguments() {

@@ -45,7 +45,7 @@ mod spec;
 pub use accel::Accel;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
-pub use command::RamBacking;
+pub use command::{RamBacking, renew_mac};
 pub use devices::VGA_MEMORY_MIB;
 pub use error::MachineError;
 pub use exec::User;

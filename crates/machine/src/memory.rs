@@ -123,6 +123,12 @@ impl Pages {
         self.entries.iter().map(|e| (e.chunk, self.page(e.place)))
     }
 
+    /// The page at a place of the list, below [`Pages::len`].
+    pub fn nth(&self, index: usize) -> (u32, &[u8; CHUNK_SIZE]) {
+        let entry = &self.entries[index];
+        (entry.chunk, self.page(entry.place))
+    }
+
     fn page(&self, place: u64) -> &[u8; CHUNK_SIZE] {
         if place == ZEROED {
             return &ZERO_PAGE;

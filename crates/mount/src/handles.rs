@@ -155,6 +155,14 @@ impl MachineHandle {
         Ok(FrozenLayers { disks })
     }
 
+    /// Whether layers that were frozen then are still the disks' own: no later freeze was published and dropped since.
+    pub fn has_frozen(&self, frozen: &FrozenLayers) -> bool {
+        let pairs = self.machine.disks.iter().zip(&frozen.disks);
+        pairs
+            .into_iter()
+            .any(|(disk, frozen)| disk.has_frozen(frozen))
+    }
+
     /// The frozen content is now in `image`, in regions of the disks' names: they become the disks' bases and the frozen
     /// layers' files are removed. Layers frozen later stay as they are.
     pub fn drop_frozen(

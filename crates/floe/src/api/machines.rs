@@ -102,6 +102,9 @@ pub struct MachineInfo {
     /// What its mount did so far.
     #[serde(default)]
     pub stats: MachineStats,
+    /// Of a clone: the fork that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloned: Option<Cloned>,
 }
 
 /// States of a machine.

@@ -9,6 +9,7 @@ mod console;
 mod daemon;
 mod doctor;
 mod error;
+mod forks;
 mod hub;
 mod images;
 mod interrupt;
@@ -83,6 +84,9 @@ enum Command {
     Screenshot(machines::Screenshot),
     Logs(machines::Logs),
     Capture(machines::Capture),
+    Fork(forks::Fork),
+    Family(forks::Family),
+    Kill(forks::Kill),
     Stop(machines::Stop),
     Start(machines::Start),
     Rm(machines::Rm),
@@ -196,6 +200,9 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Forward(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
+        Command::Fork(c) => c.run(cx)?,
+        Command::Family(c) => c.run(cx)?,
+        Command::Kill(c) => c.run(cx)?,
         Command::Push(c) => c.run(cx)?,
         Command::Pull(c) => c.run(cx)?,
         Command::Mount(c) => c.run(cx)?,

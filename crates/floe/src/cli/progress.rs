@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::error::CliError;
 use super::output::{Output, bytes};
-use crate::api::{Event, Outcome};
+use crate::api::{CloneState, Event, Outcome};
 use crate::client::Events;
 
 /// Between two plain lines, where standard error is no terminal.
@@ -64,7 +64,10 @@ pub fn follow(out: Output, events: Events) -> Result<Finished, CliError> {
                 clear();
                 return Ok(Finished { outcome, stages });
             }
-            Event::Progress { .. } | Event::Note { .. } => {}
+            Event::Clone(clone) if !out.json && clone.state != CloneState::Running => {
+                view.line(&format!("{}: {}", clone.name, clone.detail));
+            }
+            Event::Progress { .. } | Event::Note { .. } | Event::Clone(_) => {}
             Event::Error(error) => {
                 clear();
                 return Err(CliError(error));

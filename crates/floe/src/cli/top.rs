@@ -259,6 +259,7 @@ mod tests {
             forwards: Vec::new(),
             created_unix_s: 0,
             sources: Vec::new(),
+            cloned: None,
             stats: Default::default(),
         }
     }

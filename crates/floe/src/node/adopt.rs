@@ -9,6 +9,8 @@ use crate::node::{
 use floe_machine::Machine;
 use std::{path::Path, sync::Arc, time::Duration};
 
+/// What is said of a clone whose memory is gone.
+const LOST: &str = "a part of its memory went with a node that ended before the fork was stored; end it with floe kill";
 /// How long a QEMU that nobody wants may take to end.
 const QUIT_WAIT: Duration = Duration::from_secs(5);
 
@@ -67,12 +69,38 @@ impl Node {
     }
 
     fn adopt_running(&self, operation: &Operation) -> Result<(), NodeError> {
+        let lost = self.look_for_parent(operation)?;
         self.attach(operation)?;
         let machine = Machine::adopt(self.vm_dir(&operation.record()))?;
         self.started(operation, Arc::new(machine))?;
         self.end_old_pause(operation)?;
+        if lost {
+            // One that waits for memory already can't be told; it stands still by itself.
+            let _ = operation.vm()?.stop();
+            operation.state.write().orphaned = Some(LOST.into());
+            self.tell("machine.orphaned", operation.name.as_str(), LOST);
+        }
         self.tell("machine.adopted", operation.name.as_str(), "");
         Ok(())
+    }
+
+    /// A clone's memory may have been in the earlier node's: whether it was and is lost. Whoever asks for it then waits.
+    fn look_for_parent(&self, operation: &Operation) -> Result<bool, NodeError> {
+        let record = operation.record();
+        let open = record.family.as_ref().is_some_and(|family| !family.settled);
+        if !open || !record.origin.urls.is_empty() {
+            return Ok(false);
+        }
+        if self.repo.manifest(&record.image).is_err() {
+            self.layers.mark_lost(record.image);
+            return Ok(true);
+        }
+        operation.update(|record| {
+            if let Some(family) = &mut record.family {
+                family.settled = true;
+            }
+        })?;
+        Ok(false)
     }
 
     /// Ends QEMUs that waited in the pool and belong to no machine.

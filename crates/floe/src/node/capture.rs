@@ -16,6 +16,7 @@ use crate::{
     node::{
         Node,
         error::{NodeError, failed, usage},
+        fork::FORK_LABEL,
         images::{finish, parse_name},
         machines::Operation,
         record::{Wanted, save_manifest},
@@ -73,6 +74,8 @@ impl Node {
         operation.end_buffering(false)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         report.stage("capture")?;
+        // the image of a clone is no fork's: it stays
+        captured.config.labels.remove(FORK_LABEL);
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, thumb.as_deref(), report);
         let (mut id, stored) = match published {
@@ -301,7 +304,7 @@ impl Node {
     }
 
     /// Puts the machine's disks on its new image.
-    fn rebase(
+    pub(crate) fn rebase(
         &self,
         operation: &Operation,
         disks: &MachineHandle,
@@ -324,6 +327,7 @@ impl Node {
                 .retain(|image| image.id() != before);
             let _ = std::fs::remove_file(operation.dir.join(format!("{before}.manifest")));
             self.forget_image(&before);
+            self.drop_fork_image(&before);
         }
         Ok(())
     }

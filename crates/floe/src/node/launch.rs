@@ -50,7 +50,7 @@ impl Node {
     }
 
     /// An image's manifest from beside the machine, or from the repository.
-    fn manifest_of(&self, entry: &Entry, id: &Hash) -> Result<Manifest, NodeError> {
+    pub(crate) fn manifest_of(&self, entry: &Entry, id: &Hash) -> Result<Manifest, NodeError> {
         load_manifest(&entry.dir, id).or_else(|_| Ok(self.repo.manifest(id)?))
     }
 

@@ -41,7 +41,7 @@ impl Node {
 
     /// What is known of a machine.
     pub(crate) fn info_of(&self, entry: &Entry) -> MachineInfo {
-        let (record, vm, disks, fetcher, failed) = {
+        let (record, vm, disks, fetcher, failed, orphaned) = {
             let state = entry.state.read();
             (
                 state.record.clone(),
@@ -49,10 +49,16 @@ impl Node {
                 state.disks.clone(),
                 state.fetcher.clone(),
                 state.failed,
+                state.orphaned.clone(),
             )
         };
         let mut detail = record.detail.clone();
-        let running = vm.as_ref().map(|vm| match vm.status() {
+        // an orphan's QEMU may wait for memory that nobody has, and answer nothing
+        let status_of = |vm: &Machine| match &orphaned {
+            Some(_) => Ok(Status::Paused),
+            None => vm.status(),
+        };
+        let running = vm.as_ref().map(|vm| match status_of(vm) {
             Ok(Status::IoError { disk, no_space }) => {
                 let why = if no_space {
                     "the host's disk is full"
@@ -66,7 +72,9 @@ impl Node {
                 false
             }
             Ok(Status::Paused) => {
-                if let Some(operation) = entry.operation() {
+                if let Some(why) = &orphaned {
+                    detail = why.clone();
+                } else if let Some(operation) = entry.operation() {
                     detail = format!("{operation} is under way");
                 }
                 false
@@ -120,6 +128,12 @@ impl Node {
             created_unix_s: record.created_unix_s,
             sources,
             stats,
+            cloned: record.family.map(|family| Cloned {
+                fork: family.fork,
+                parent: family.parent,
+                number: family.number,
+                settled: family.settled,
+            }),
         }
     }
 
@@ -162,8 +176,12 @@ impl Node {
             ));
         }
         operation.update(|record| record.wanted = Wanted::Removing)?;
+        let record = operation.record();
         self.discard(&operation);
         self.tell("machine.removed", name, "");
+        self.forks.strike(name)?;
+        self.drop_fork_image(&record.image);
+        self.drop_fork_image(&record.disk_base);
         Ok(())
     }
 

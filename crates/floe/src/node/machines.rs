@@ -13,8 +13,20 @@ use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use parking_lot::{Mutex, RwLock};
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// An operation that is waited for instead of told of.
+const SHORT_OPERATION: &str = "fork";
+/// How long: many times what the slowest takes.
+const SHORT_WAIT: Duration = Duration::from_secs(60);
+/// How often it is looked whether it is over.
+const SHORT_LOOK: Duration = Duration::from_millis(1);
 
 /// All machines by name.
 #[derive(Default)]
@@ -50,6 +62,8 @@ pub(crate) struct State {
     pub fetcher: Option<Arc<Fetcher>>,
     /// QEMU ended badly.
     pub failed: bool,
+    /// Why a clone stands still that cannot do without its parent's node.
+    pub orphaned: Option<String>,
     /// Length of its trace's file when it was last taken.
     pub taken_bytes: u64,
     /// What its sources had sent when it began.
@@ -66,6 +80,7 @@ impl State {
             images: Vec::new(),
             fetcher: None,
             failed: false,
+            orphaned: None,
             taken_bytes: 0,
             wire_before: 0,
         }
@@ -98,9 +113,13 @@ impl Entry {
         self.state.read().record.clone()
     }
 
-    /// Changes the record, on the disk first.
+    /// Changes the record, on the disk first. That of a machine on its way out stays as it is: a late word about it would
+    /// make its directory anew.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
         let mut state = self.state.write();
+        if state.record.wanted == Wanted::Removing {
+            return Ok(());
+        }
         let mut record = state.record.clone();
         change(&mut record);
         record.save(&self.dir)?;
@@ -118,9 +137,14 @@ impl Entry {
         })
     }
 
-    /// Begins an operation, or says which one is under way.
+    /// Begins an operation, or says which one is under way. A fork's pause is waited for: it is short, and its background
+    /// work is nothing that a user has asked for.
     pub fn begin(self: &Arc<Self>, what: &'static str) -> Result<Operation, NodeError> {
+        let until = Instant::now() + SHORT_WAIT;
         let mut operation = self.operation.lock();
+        while *operation == Some(SHORT_OPERATION) && Instant::now() < until {
+            MutexGuard::unlocked(&mut operation, || std::thread::sleep(SHORT_LOOK));
+        }
         if let Some(other) = *operation {
             return Err(busy(
                 format!("machine {}: {other} is under way", self.name),
@@ -305,6 +329,7 @@ mod tests {
             mount_name: name.to_string(),
             traced: true,
             buffering: false,
+            family: None,
         }
     }
 

@@ -13,6 +13,7 @@ mod buffering;
 mod capture;
 pub mod doctor;
 pub mod error;
+mod fork;
 pub mod helpers;
 mod images;
 mod launch;
@@ -94,6 +95,10 @@ pub struct Node {
     pub(crate) machines: Machines,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
+    /// Forks that are not stored yet.
+    pub(crate) layers: fork::Layers,
+    /// Forks that have clones.
+    pub(crate) forks: fork::Forks,
     pub(crate) traces: Arc<traces::Traces>,
     /// Bytes of the compressed images that machines run, where they are known.
     image_bytes: Mutex<HashMap<Hash, u64>>,
@@ -199,6 +204,7 @@ impl Node {
         self.machines
             .user_of(id)
             .or_else(|| self.views.lock().iter().find_map(view))
+            .or_else(|| self.forks.user_of(id))
     }
 
     /// Images that garbage collection must keep.

@@ -5,14 +5,15 @@ use std::{fmt, str::FromStr};
 /// Longest name of a machine: `machines/NAME/run/console.sock` must fit in a socket address (108 bytes).
 pub const MACHINE_NAME_MAX: usize = 40;
 
-/// A machine's name: `[a-z0-9][a-z0-9-]*`, at most [`MACHINE_NAME_MAX`] bytes.
+/// A machine's name: `[a-z0-9][a-z0-9-]*`, at most [`MACHINE_NAME_MAX`] bytes. A clone's is its parent's with a number behind
+/// it: `web.1`, and `web.1.3` for a clone of that.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MachineName(String);
 
 /// A name that no machine can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "machine name {0:?} is not allowed; use 1 to {MACHINE_NAME_MAX} of a-z, 0-9 and '-', not starting with '-'"
+    "machine name {0:?} is not allowed; use 1 to {MACHINE_NAME_MAX} of a-z, 0-9 and '-', not starting with '-' (clones are NAME.1, NAME.2)"
 )]
 pub struct NameError(pub String);
 
@@ -20,6 +21,17 @@ impl MachineName {
     /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The name of a clone of this machine; none if it would be too long.
+    pub fn clone_name(&self, number: u32) -> Option<MachineName> {
+        format!("{self}.{number}").parse().ok()
+    }
+
+    /// The number of a clone of this machine, if the name is one's.
+    pub fn number_of(&self, clone: &str) -> Option<u32> {
+        let rest = clone.strip_prefix(self.as_str())?.strip_prefix('.')?;
+        rest.parse().ok()
     }
 
     /// A name made from an image's (`https://hub/team/debian:12` gives `debian`), with a number if it is taken.
@@ -71,10 +83,17 @@ impl FromStr for MachineName {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        if text.is_empty()
+        let mut parts = text.split('.');
+        let first = parts.next().unwrap_or_default();
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .is_ok_and(|n| n > 0 && n.to_string() == part)
+        };
+        if first.is_empty()
             || text.len() > MACHINE_NAME_MAX
             || text.starts_with('-')
-            || !text.bytes().all(plain)
+            || !first.bytes().all(plain)
+            || !parts.all(number)
         {
             return Err(NameError(text.chars().take(2 * MACHINE_NAME_MAX).collect()));
         }
@@ -110,6 +129,32 @@ mod tests {
             assert!(text.parse::<MachineName>().is_err(), "{text:?}");
         }
         assert_eq!("web-1".parse::<MachineName>().unwrap().as_str(), "web-1");
+    }
+
+    #[test]
+    fn a_clone_has_its_parents_name_and_a_number() {
+        let web: MachineName = "web".parse().unwrap();
+        let clone = web.clone_name(3).unwrap();
+        assert_eq!(clone.as_str(), "web.3");
+        assert_eq!(clone.clone_name(12).unwrap().as_str(), "web.3.12");
+        assert_eq!(web.number_of("web.3"), Some(3));
+        for other in ["web", "web.3.1", "webber.3", "web.x", "we.3"] {
+            assert_eq!(web.number_of(other), None, "{other}");
+        }
+        for bad in [
+            ".1",
+            "web.",
+            "web.0",
+            "web.01",
+            "web.x",
+            "web..1",
+            "web.+1",
+            "web.4294967296",
+        ] {
+            assert!(bad.parse::<MachineName>().is_err(), "{bad}");
+        }
+        let long: MachineName = "x".repeat(MACHINE_NAME_MAX).parse().unwrap();
+        assert_eq!(long.clone_name(1), None);
     }
 
     #[test]

@@ -63,6 +63,23 @@ pub struct Record {
     /// Whether the node itself has paused it, so that what it needs next can arrive.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub buffering: bool,
+    /// Of a clone: the fork that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<Family>,
+}
+
+/// What a clone knows of its fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family {
+    /// The fork's id.
+    pub fork: String,
+    /// The machine or image that was forked, on its own node.
+    pub parent: String,
+    /// The clone's number in the fork, from 1.
+    pub number: u32,
+    /// Whether nothing of it is on its parent's node only, or in that node's memory only.
+    pub settled: bool,
 }
 
 fn yes() -> bool {
@@ -240,6 +257,7 @@ mod tests {
             mount_name: "web".into(),
             traced: true,
             buffering: false,
+            family: None,
         }
     }
 

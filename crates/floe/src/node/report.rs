@@ -1,7 +1,7 @@
 //! A long call's way to its client: stages, progress, and the client's hanging up as a switch to look at.
 
 use crate::{
-    api::{Event, Outcome},
+    api::{CloneInfo, Event, Outcome},
     node::error::NodeError,
     transfer::Cancel,
 };
@@ -99,6 +99,11 @@ impl Report {
         let _ = self.events.send(Event::Note {
             message: message.into(),
         });
+    }
+
+    /// What became of a clone.
+    pub fn clone_info(&self, clone: CloneInfo) {
+        let _ = self.events.send(Event::Clone(clone));
     }
 
     /// A line for progress that other threads can hold.

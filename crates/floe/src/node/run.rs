@@ -4,7 +4,7 @@ use crate::{
     api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait},
     node::{
         MachineName, Node,
-        error::{NodeError, at, busy, failed, refused, usage},
+        error::{NodeError, at, busy, failed, usage},
         launch::{CONSOLE_LOG, choose_ports, cold_config, machine_forward},
         machines::{Entry, Operation},
         models::Coming,
@@ -44,13 +44,7 @@ impl Node {
             .map(str::parse::<MachineName>)
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
-        if let Some(dir) = crate::doctor::impassable(self.home.root()) {
-            let dir = dir.display();
-            return Err(refused(
-                format!("the machine's own user could not pass {dir} on the way to its files"),
-                format!("chmod o+x {dir}, or start the node with another FLOE_HOME"),
-            ));
-        }
+        self.check_passable()?;
         let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
         let found = self
             .sources
@@ -112,6 +106,7 @@ impl Node {
                 mount_name: name.to_string(),
                 traced: self.options.traces && !request.no_trace && !(request.cold && live),
                 buffering: false,
+                family: None,
             };
             (self.home.machine(name.as_str()), record)
         };
@@ -148,7 +143,8 @@ impl Node {
         self.wait_for_guest(entry, request.wait, request.wait_timeout_s, report)
     }
 
-    fn begin_restore(
+    /// Lets a machine go on from its image's running state.
+    pub(crate) fn begin_restore(
         self: &Arc<Self>,
         entry: &Operation,
         found: &Found,
@@ -414,7 +410,7 @@ fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
     }
 }
 
-fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
+pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
     use std::os::unix::fs::DirBuilderExt;
     match std::fs::DirBuilder::new().mode(0o711).create(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(busy(

@@ -3,7 +3,7 @@
 use crate::node::{
     Node, NodeOptions, Stop,
     error::{NodeError, at, busy},
-    helpers,
+    fork, helpers,
     machines::Machines,
     rest,
     sources::Sources,
@@ -71,9 +71,11 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let took_over = mount.took_over();
     let (stop, stopped) = watch::channel(None);
     let (wishes, wished) = mpsc::channel();
+    let layers = fork::Layers::default();
     let node = Arc::new(Node {
         sources: Sources::new(
             repo.clone(),
+            layers.clone(),
             cache.clone(),
             options.io_timeout,
             home.run().join("index"),
@@ -84,6 +86,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         machines: Machines::default(),
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
+        layers,
+        forks: fork::Forks::open(&home)?,
         traces: Arc::new(Traces::open(&home)?),
         image_bytes: Mutex::default(),
         wishes,

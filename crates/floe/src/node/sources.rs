@@ -10,6 +10,7 @@
 
 use crate::node::{
     error::{NodeError, usage},
+    fork::{Layers, Local},
     record::Origin,
 };
 use floe_image::{Hash, Kind, Manifest, Segment};
@@ -145,6 +146,7 @@ type Place = (Vec<String>, Option<String>);
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
 pub struct Sources {
     repo: Repository,
+    layers: Layers,
     cache: Arc<Cache>,
     io_timeout: Option<Duration>,
     index_dir: PathBuf,
@@ -153,14 +155,16 @@ pub struct Sources {
 
 impl Sources {
     /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever.
-    pub fn new(
+    pub(crate) fn new(
         repo: Repository,
+        layers: Layers,
         cache: Arc<Cache>,
         io_timeout: Option<Duration>,
         index_dir: PathBuf,
     ) -> Sources {
         Sources {
             repo,
+            layers,
             cache,
             io_timeout,
             index_dir,
@@ -269,8 +273,9 @@ impl Sources {
             return Ok(fetcher);
         }
         // what is here is never asked for elsewhere: a look into the repository costs microseconds
+        let repository = floe_source::Directory::new(self.repo.clone());
         let mut opened: Vec<Arc<dyn Source>> =
-            vec![Arc::new(floe_source::Directory::new(self.repo.clone()))];
+            vec![Arc::new(Local::new(self.layers.clone(), repository))];
         for url in &origin.urls {
             opened.push(Arc::new(Retry::new(
                 self.open(url, origin)?,

@@ -271,6 +271,7 @@ impl Node {
             mount_name: place.mount_name.clone(),
             traced: true,
             buffering: false,
+            family: None,
         };
         let attached = self.attach_record(
             &record,

@@ -100,6 +100,7 @@ impl TestNode {
         }
     }
 
+    #[allow(dead_code, reason = "not every file of tests ends a node")]
     /// Ends the process: `KILL` as a crash would, `TERM` as systemd does.
     pub fn end(&mut self, signal: Signal) {
         let mut process = self.process.take().unwrap();

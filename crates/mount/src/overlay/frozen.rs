@@ -49,8 +49,12 @@ impl FrozenDisk {
     pub fn chunks(
         &self,
     ) -> impl Iterator<Item = Result<(u64, [u8; CHUNK_SIZE]), MountError>> + Send + '_ {
-        let written = (0..self.size.div_ceil(CHUNK)).filter(|c| self.mask(*c) != 0);
-        written.map(|chunk| Ok((chunk, self.chunk(chunk)?)))
+        self.written().map(|chunk| Ok((chunk, self.chunk(chunk)?)))
+    }
+
+    /// Numbers of the chunks that differ from the base, ascending.
+    pub fn written(&self) -> impl Iterator<Item = u64> + Send + '_ {
+        (0..self.size.div_ceil(CHUNK)).filter(|c| self.mask(*c) != 0)
     }
 
     /// How many chunks differ from the base (an upper bound while there are several layers).
@@ -58,12 +62,18 @@ impl FrozenDisk {
         self.chain.layers.iter().map(|l| l.present()).sum()
     }
 
-    fn chunk(&self, chunk: u64) -> Result<[u8; CHUNK_SIZE], MountError> {
+    /// Whether all of a chunk was written: reading it needs nothing of the base.
+    pub fn is_whole(&self, chunk: u64) -> bool {
+        self.mask(chunk) == super::sectors(chunk, 0, self.size)
+    }
+
+    /// One chunk as it was.
+    pub fn chunk(&self, chunk: u64) -> Result<[u8; CHUNK_SIZE], MountError> {
         let mut out = [0; CHUNK_SIZE];
         let len = CHUNK.min(self.size - chunk * CHUNK) as usize;
         let what = || format!("chunk {chunk} of disk {}", self.name);
         if let Some(base) = &self.chain.base
-            && self.mask(chunk) != super::sectors(chunk, 0, self.size)
+            && !self.is_whole(chunk)
         {
             let read = base
                 .image

@@ -430,6 +430,11 @@ impl Disk {
         Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
     }
 
+    /// Whether any of the frozen layers is still one of this disk's.
+    pub(crate) fn has_frozen(&self, frozen: &FrozenDisk) -> bool {
+        self.chain.read().layers[0].number <= frozen.last_layer()
+    }
+
     /// Layers up to the frozen ones' last are in `base` now.
     pub(crate) fn drop_frozen(&self, frozen: &FrozenDisk, base: Base) -> Result<(), MountError> {
         let _one = self.changing.lock();

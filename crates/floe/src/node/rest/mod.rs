@@ -2,6 +2,7 @@
 //! where it may block.
 
 mod answer;
+mod forks;
 mod images;
 mod machines;
 mod screen;
@@ -60,6 +61,9 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/logs", get(machines::logs))
         .route("/v1/machines/{name}/forwards", post(machines::forward))
         .route("/v1/machines/{name}/stream", get(machines::stream_info))
+        .route("/v1/machines/{name}/fork", post(forks::fork))
+        .route("/v1/machines/{name}/family", get(forks::family))
+        .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/traces/list", post(traces::list))
         .route("/v1/traces/show", post(traces::show))
         .route("/v1/traces/export", post(traces::export))
@@ -116,6 +120,9 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::logs,
         machines::forward,
         machines::stream_info,
+        forks::fork,
+        forks::family,
+        forks::kill,
         traces::list,
         traces::show,
         traces::export,

@@ -1,0 +1,129 @@
+//! Forks: what is asked and told of them.
+
+use super::*;
+
+/// Body of `POST /v1/machines/{name}/fork`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkRequest {
+    /// How many clones, at most [`CLONES_MAX`].
+    pub clones: u32,
+}
+
+/// Most clones of one fork.
+pub const CLONES_MAX: u32 = 1024;
+
+/// How a clone of a fork is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CloneState {
+    /// It executes.
+    Running,
+    /// It could not be started.
+    Failed,
+    /// There was no room for it.
+    NotGranted,
+}
+
+/// What became of one clone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CloneInfo {
+    /// Its number in the fork, from 1; 0 is the parent.
+    pub number: u32,
+    /// Its machine's name.
+    pub name: String,
+    /// The host that it runs on; none is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// How it is.
+    pub state: CloneState,
+    /// Why, if it does not run.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+    /// From the call to the moment in which it executed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_ms: Option<f64>,
+}
+
+/// What a fork came to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ForkReport {
+    /// The fork's id.
+    pub id: String,
+    /// The machine or image that was forked.
+    pub parent: String,
+    /// The image that the clones started from.
+    pub image: String,
+    /// Clones that were asked for.
+    pub asked: u32,
+    /// Clones that there was room for.
+    pub granted: u32,
+    /// Clones that execute.
+    pub running: u32,
+    /// Bytes that a node needs before its first clone executes.
+    pub descriptor_bytes: u64,
+    /// Chunks of memory that the parent had written since its own start.
+    pub dirty_chunks: u64,
+    /// All clones that were asked for, by number.
+    pub clones: Vec<CloneInfo>,
+}
+
+/// A machine and its clones (`GET /v1/machines/{name}/family`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Family {
+    /// The machine or image.
+    pub name: String,
+    /// The fork that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork: Option<String>,
+    /// Its number in that fork.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u32>,
+    /// The host that it runs on; none is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// How it is; none if it is no machine, or if its host does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<MachineStatus>,
+    /// Whether it can do without its parent's node.
+    pub settled: bool,
+    /// Why, where that isn't obvious.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+    /// Its clones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(no_recursion)]
+    pub clones: Vec<Family>,
+}
+
+/// Body of `POST /v1/machines/{name}/kill`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KillRequest {
+    /// All clones of the machine, and theirs, instead of the machine, which is a clone.
+    #[serde(default)]
+    pub all: bool,
+}
+
+/// Which clones were ended.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct KillReport {
+    /// Their names; they are gone, with their disks.
+    pub ended: Vec<String>,
+    /// Those that could not be ended, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
+}
+
+/// What a machine that is a clone says of that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Cloned {
+    /// The fork's id.
+    pub fork: String,
+    /// Its parent, on its parent's node.
+    pub parent: String,
+    /// Its number in the fork, from 1.
+    pub number: u32,
+    /// Whether it can do without its parent's node.
+    pub settled: bool,
+}

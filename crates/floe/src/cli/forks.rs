@@ -1,0 +1,226 @@
+//! Commands about forks: fork, family, kill.
+
+use clap::Args;
+
+use super::error::CliError;
+use super::output::{bytes, table};
+use super::{Context, machines, progress};
+use crate::api::{self, CloneState, ErrorCode};
+
+/// Clone a running machine: n machines go on from this very moment, and so does the machine itself
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: four clones of web, called web.1 to web.4
+  floe fork web -n 4
+Example: the same of an image that holds a running machine
+  floe fork debian-booted -n 4
+Example: look at them, and end them
+  floe family web
+  floe kill --all web
+
+A clone has all that its parent had in memory and on its disks. It has no ports of the host: floe forward adds some. The
+exit code is 0 only if all clones run.")]
+pub struct Fork {
+    /// A machine, or an image with a running machine in it
+    machine: String,
+    /// How many clones
+    #[arg(long = "clones", short = 'n', default_value_t = 1, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CLONES_MAX)))]
+    clones: u32,
+}
+
+impl Fork {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = api::ForkRequest {
+            clones: self.clones,
+        };
+        let client = cx.client()?;
+        let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;
+        let Some(fork) = &done.outcome.fork else {
+            return Err(CliError::failed("the fork", "the node told no result"));
+        };
+        if !cx.out.json {
+            cx.out.text(&told(fork, &done.outcome))?;
+        }
+        complete(fork)
+    }
+}
+
+/// Half a fork is no success.
+fn complete(fork: &api::ForkReport) -> Result<(), CliError> {
+    if fork.running == fork.asked {
+        return Ok(());
+    }
+    Err(CliError::new(
+        ErrorCode::Failed,
+        format!(
+            "{} of {} clones of {} run",
+            fork.running, fork.asked, fork.parent
+        ),
+        format!(
+            "use those that do, or end them with floe kill --all {}",
+            fork.parent
+        ),
+    ))
+}
+
+fn told(fork: &api::ForkReport, outcome: &api::Outcome) -> String {
+    let row = |clone: &api::CloneInfo| {
+        let time = clone.running_ms.map(|ms| format!("{ms:.0}"));
+        vec![
+            clone.name.clone(),
+            clone.number.to_string(),
+            clone_state(clone.state).into(),
+            time.unwrap_or_default(),
+            clone.detail.clone(),
+        ]
+    };
+    let rows: Vec<_> = fork.clones.iter().map(row).collect();
+    let mut text = table(&["NAME", ">CLONE", "STATE", ">MS", ""], &rows);
+    text += &format!("\n{} of {} run", fork.running, fork.asked);
+    if let Some(pause_ms) = outcome.pause_ms {
+        text += &format!("; {} stood still for {pause_ms:.0} ms", fork.parent);
+    }
+    text += &format!("; descriptor {}\n", bytes(fork.descriptor_bytes));
+    text
+}
+
+fn clone_state(state: CloneState) -> &'static str {
+    match state {
+        CloneState::Running => "running",
+        CloneState::Failed => "failed",
+        CloneState::NotGranted => "not granted",
+    }
+}
+
+/// Show a machine's parents and clones as a tree
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  floe family web\n  floe family web --json | jq '.clones[].name'"
+)]
+pub struct Family {
+    /// A machine, or an image that was forked
+    machine: String,
+}
+
+impl Family {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let family = cx.client()?.family(&self.machine)?;
+        cx.out.value(&family, |family| {
+            let mut rows = Vec::new();
+            tree(family, 0, &mut rows);
+            table(&["NAME", ">CLONE", "STATUS", "NEEDS", ""], &rows)
+        })
+    }
+}
+
+fn tree(member: &api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
+    let number = member.number.map(|number| number.to_string());
+    let status = member.status.map(machines::status);
+    rows.push(vec![
+        format!("{}{}", "  ".repeat(depth), member.name),
+        number.unwrap_or_default(),
+        status.unwrap_or("-").into(),
+        if member.settled {
+            ""
+        } else {
+            "its parent's node"
+        }
+        .into(),
+        member.detail.clone(),
+    ]);
+    for clone in &member.clones {
+        tree(clone, depth + 1, rows);
+    }
+}
+
+/// End clones and remove their disks
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: one clone\n  floe kill web.3\nExample: all clones of web; web goes on\n  floe kill --all web"
+)]
+pub struct Kill {
+    /// Clones; with --all, machines whose clones are to be ended
+    #[arg(required = true)]
+    machines: Vec<String>,
+    /// All clones of the machines, and clones of those, instead
+    #[arg(long)]
+    all: bool,
+}
+
+impl Kill {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let client = cx.client()?;
+        let request = api::KillRequest { all: self.all };
+        let mut report = api::KillReport::default();
+        for name in &self.machines {
+            let killed = client.kill(name, &request)?;
+            report.ended.extend(killed.ended);
+            report.failed.extend(killed.failed);
+        }
+        cx.out.value(&report, |report| match report.ended.len() {
+            0 => "there were no clones\n".to_owned(),
+            _ => format!("ended {}\n", report.ended.join(", ")),
+        })?;
+        match report.failed.is_empty() {
+            true => Ok(()),
+            false => Err(CliError::new(
+                ErrorCode::Failed,
+                format!("not ended: {}", report.failed.join("; ")),
+                "see floe family",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clone(number: u32, state: CloneState) -> api::CloneInfo {
+        api::CloneInfo {
+            number,
+            name: format!("web.{number}"),
+            host: None,
+            state,
+            detail: String::new(),
+            running_ms: (state == CloneState::Running).then_some(41.6),
+        }
+    }
+
+    #[test]
+    fn half_a_fork_is_told_clone_by_clone_and_ends_with_an_error() {
+        let fork = api::ForkReport {
+            parent: "web".into(),
+            asked: 2,
+            granted: 2,
+            running: 1,
+            clones: vec![clone(1, CloneState::Running), clone(2, CloneState::Failed)],
+            ..Default::default()
+        };
+        let text = told(&fork, &Default::default());
+        assert!(text.contains("web.1      1  running  42"), "{text}");
+        assert!(text.contains("1 of 2 run"), "{text}");
+        assert_eq!(complete(&fork).unwrap_err().exit_code(), 1);
+        let whole = api::ForkReport { running: 2, ..fork };
+        assert!(complete(&whole).is_ok());
+    }
+
+    #[test]
+    fn a_family_is_shown_as_a_tree() {
+        let family = api::Family {
+            name: "web".into(),
+            settled: true,
+            clones: vec![api::Family {
+                name: "web.1".into(),
+                number: Some(1),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let mut rows = Vec::new();
+        tree(&family, 0, &mut rows);
+        assert_eq!(rows[1][0], "  web.1");
+        assert_eq!(rows[1][3], "its parent's node");
+    }
+}

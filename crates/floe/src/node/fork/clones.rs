@@ -1,0 +1,154 @@
+//! A clone's start on this host: a machine like one of any image, but for its name, its address and what it knows of its
+//! family. Its QEMU maps the same file as its siblings', so what one of them has touched is there for all.
+
+use super::{
+    FORK_LABEL, Instant,
+    decide::{CloneId, Event, Fault},
+    family::ForkRecord,
+};
+use crate::{
+    api::ErrorCode,
+    node::{
+        Node, STANDBY_BYTES,
+        error::{NodeError, refused, usage},
+        machines::Operation,
+        models::Coming,
+        record::{Family, RECORD_VERSION, Record, Wanted, save_manifest},
+        report::Report,
+        run::make_machine_dir,
+        sources::Found,
+        unix_now,
+    },
+};
+use std::sync::Arc;
+
+/// Memory of the host that clones leave alone, bytes.
+const HOST_RESERVE_BYTES: u64 = 128 << 20;
+
+impl Node {
+    /// Refuses a state directory that machines' own users cannot pass.
+    pub(crate) fn check_passable(&self) -> Result<(), NodeError> {
+        match crate::doctor::impassable(self.home.root()) {
+            None => Ok(()),
+            Some(dir) => {
+                let dir = dir.display();
+                Err(refused(
+                    format!("the machine's own user could not pass {dir} on the way to its files"),
+                    format!("chmod o+x {dir}, or start the node with another FLOE_HOME"),
+                ))
+            }
+        }
+    }
+
+    /// For how many clones this host has room: each takes a QEMU's memory and then what it writes, which nobody knows
+    /// beforehand.
+    pub(crate) fn room_for_clones(&self) -> Result<u32, String> {
+        let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+        let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
+        let free = kib.unwrap_or(0) * 1024;
+        match free.saturating_sub(HOST_RESERVE_BYTES) / STANDBY_BYTES {
+            0 => Err(format!(
+                "{} MiB of memory are free, a clone takes {}",
+                free >> 20,
+                STANDBY_BYTES >> 20
+            )),
+            room => Ok(room.min(u64::from(u32::MAX)) as u32),
+        }
+    }
+
+    /// Starts a clone of a fork; what came of it.
+    pub(super) fn try_clone(
+        self: &Arc<Self>,
+        instant: &Instant,
+        record: &ForkRecord,
+        clone: CloneId,
+    ) -> Event {
+        let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
+            return Event::NotStarted(clone, Fault::Clone("it has no name".into()));
+        };
+        let family = Node::family_of(record, clone, instant.layer.is_none());
+        match self.start_clone(&instant.found, &place.name, &record.parent, family) {
+            Ok(_) => Event::Started(clone),
+            Err(error) => {
+                let error = error.to_api();
+                let fault = match error.code {
+                    // what this host can't do for one clone it can do for none
+                    ErrorCode::Refused => Fault::Host(error.to_string()),
+                    _ => Fault::Clone(error.to_string()),
+                };
+                Event::NotStarted(clone, fault)
+            }
+        }
+    }
+
+    /// Ends a clone that was started in vain.
+    pub(super) fn end_clone(&self, record: &ForkRecord, clone: CloneId) {
+        let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
+            return;
+        };
+        if let Err(error) = self.remove_machine(&place.name, true) {
+            tracing::warn!(machine = place.name, %error, "a clone that nobody waits for stays");
+        }
+    }
+
+    /// Makes a machine of an image that goes on at once. If it does not, nothing of it stays.
+    pub(crate) fn start_clone(
+        self: &Arc<Self>,
+        found: &Found,
+        name: &str,
+        image_name: &str,
+        family: Family,
+    ) -> Result<Operation, NodeError> {
+        let name = name
+            .parse()
+            .map_err(|error: crate::node::NameError| usage(error.to_string(), ""))?;
+        let mut config = found.manifest.config.clone();
+        config.labels.remove(FORK_LABEL);
+        floe_machine::renew_mac(&mut config);
+        let detail = format!("clone {} of {}", family.number, family.parent);
+        let make = |name: &crate::node::MachineName, number: u32| {
+            let record = Record {
+                version: RECORD_VERSION,
+                name: name.to_string(),
+                image_name: image_name.to_owned(),
+                image: found.id,
+                disk_base: found.id,
+                origin: found.origin.clone(),
+                config,
+                // the parent's ports are taken, and nobody said which others
+                forwards: Vec::new(),
+                restored: true,
+                wanted: Wanted::Starting,
+                detail: String::new(),
+                created_unix_s: unix_now(),
+                uid: floe_machine::User::for_machine(number).map(|user| user.uid),
+                place: format!("machines/{name}"),
+                mount_name: name.to_string(),
+                // siblings touch the same pages in one another's page cache: no trace of one would be whole
+                traced: false,
+                buffering: false,
+                family: Some(family),
+            };
+            (self.home.machine(name.as_str()), record)
+        };
+        let operation = self
+            .machines
+            .reserve(Some(name), image_name, make, "fork")?;
+        if let Err(error) = self.begin_clone(&operation, found) {
+            self.discard(&operation);
+            return Err(error);
+        }
+        self.tell("machine.started", operation.name.as_str(), detail);
+        Ok(operation)
+    }
+
+    fn begin_clone(self: &Arc<Self>, entry: &Operation, found: &Found) -> Result<(), NodeError> {
+        make_machine_dir(&entry.dir)?;
+        entry.record().save(&entry.dir)?;
+        save_manifest(&entry.dir, &found.id, &found.manifest)?;
+        let (mut report, _) = Report::new(); // the fork tells of the whole
+        self.begin_restore(entry, found, &Coming::default(), &mut report)?;
+        entry.update(|record| record.wanted = Wanted::Running)
+    }
+}

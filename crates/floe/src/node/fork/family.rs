@@ -1,0 +1,308 @@
+//! Which forks there were and what became of their clones: a small file for each fork that still has some.
+//!
+//! A clone on this host is a machine like any other, and its record says of which fork it is; the fork's file adds the
+//! numbers that were given away, the clones on other hosts, and the token with which those read the parent's state.
+
+use crate::{
+    api::CLONES_MAX,
+    node::{
+        MachineName, NameError,
+        error::{NodeError, at, failed, usage},
+        record::replace_file,
+    },
+    paths::Home,
+};
+use floe_image::Hash;
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fs, io::Read, path::PathBuf};
+
+/// Version of a fork's file.
+const FORK_VERSION: u32 = 1;
+/// Largest such file that is read: [`CLONES_MAX`] clones with the longest names and reasons.
+const FORK_BYTES_MAX: u64 = 4 << 20;
+
+/// A fork that has, or had, clones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForkRecord {
+    /// [`FORK_VERSION`].
+    pub version: u32,
+    /// Its id: 16 hex digits.
+    pub id: String,
+    /// The machine or image that was forked.
+    pub parent: String,
+    /// The image that the clones started from.
+    pub image: Hash,
+    /// With which clones' nodes read that image here. The file is readable by the node's user only.
+    pub token: String,
+    /// Unix time.
+    pub created_unix_s: u64,
+    /// By number; those that could not be started are not among them.
+    pub clones: Vec<CloneRecord>,
+}
+
+/// A clone of a fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CloneRecord {
+    /// In the fork, from 1.
+    pub number: u32,
+    /// Its machine.
+    pub name: String,
+    /// The node that runs it; `None` is this one.
+    pub host: Option<String>,
+}
+
+impl ForkRecord {
+    /// Understands a file's bytes, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<ForkRecord, String> {
+        let record: ForkRecord = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if record.version != FORK_VERSION {
+            return Err(format!(
+                "it has version {}, this floe knows version {FORK_VERSION}",
+                record.version
+            ));
+        }
+        if record.id.len() > 64 || !record.id.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(format!("its id {:?} is no id", record.id));
+        }
+        if record.clones.len() > CLONES_MAX as usize {
+            return Err(format!("it has {} clones", record.clones.len()));
+        }
+        for clone in &record.clones {
+            let name: Result<MachineName, NameError> = clone.name.parse();
+            name.map_err(|e| e.to_string())?;
+        }
+        Ok(record)
+    }
+}
+
+/// All forks with clones.
+pub(crate) struct Forks {
+    dir: PathBuf,
+    all: RwLock<BTreeMap<String, ForkRecord>>,
+}
+
+impl Forks {
+    /// Reads those that an earlier node left.
+    pub fn open(home: &Home) -> Result<Forks, NodeError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let dir = home.forks();
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(at(format!("cannot make {}", dir.display())))?;
+        let mut all = BTreeMap::new();
+        let entries = fs::read_dir(&dir).map_err(at(format!("cannot list {}", dir.display())))?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let mut bytes = Vec::new();
+            let read = fs::File::open(&path)
+                .and_then(|file| file.take(FORK_BYTES_MAX).read_to_end(&mut bytes));
+            let parsed = read
+                .map_err(|error| error.to_string())
+                .and_then(|_| ForkRecord::parse(&bytes));
+            match parsed {
+                Ok(record) => {
+                    all.insert(record.id.clone(), record);
+                }
+                Err(why) => {
+                    tracing::error!(path = %path.display(), why, "is no fork's record; its clones are not known as such")
+                }
+            }
+        }
+        Ok(Forks {
+            dir,
+            all: RwLock::new(all),
+        })
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+
+    /// Begins a fork of `parent` into `count` clones: gives it an id, a token and the clones their names, the numbers behind
+    /// those that are taken. It is kept once [`Forks::save`] is called.
+    pub fn begin(
+        &self,
+        parent: &MachineName,
+        image: Hash,
+        count: u32,
+        created_unix_s: u64,
+        taken: impl Iterator<Item = String>,
+    ) -> Result<ForkRecord, NodeError> {
+        let mut all = self.all.write();
+        let known = all.values().flat_map(|fork| &fork.clones);
+        let numbers = known.map(|clone| clone.name.clone()).chain(taken);
+        let last = numbers.filter_map(|name| parent.number_of(&name)).max();
+        let first = last.unwrap_or(0) + 1;
+        let mut clones = Vec::new();
+        for index in 0..count {
+            let name = parent.clone_name(first + index).ok_or_else(|| {
+                usage(
+                    format!("clones of {parent} would have names that are too long"),
+                    "fork a machine with a shorter name",
+                )
+            })?;
+            clones.push(CloneRecord {
+                number: index + 1,
+                name: name.to_string(),
+                host: None,
+            });
+        }
+        let record = ForkRecord {
+            version: FORK_VERSION,
+            id: format!("{:016x}", rand::random::<u64>()),
+            parent: parent.to_string(),
+            image,
+            token: format!(
+                "{:032x}{:032x}",
+                rand::random::<u128>(),
+                rand::random::<u128>()
+            ),
+            created_unix_s,
+            clones,
+        };
+        // entered at once, so that a second fork of this parent gives other numbers away
+        all.insert(record.id.clone(), record.clone());
+        Ok(record)
+    }
+
+    /// Keeps a fork on the disk. Without clones it is forgotten.
+    pub fn save(&self, record: ForkRecord) -> Result<(), NodeError> {
+        if record.clones.is_empty() {
+            self.forget(&record.id);
+            return Ok(());
+        }
+        let bytes = serde_json::to_vec_pretty(&record)
+            .map_err(|error| failed(format!("a fork's record: {error}"), "report this"))?;
+        replace_file(&self.path(&record.id), &bytes)?;
+        self.all.write().insert(record.id.clone(), record);
+        Ok(())
+    }
+
+    /// Forgets a fork.
+    pub fn forget(&self, id: &str) {
+        self.all.write().remove(id);
+        if let Err(error) = fs::remove_file(self.path(id))
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(fork = id, %error, "a fork's record stays");
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<ForkRecord> {
+        self.all.read().values().cloned().collect()
+    }
+
+    /// Those of a parent, the first one first.
+    pub fn of(&self, parent: &str) -> Vec<ForkRecord> {
+        let mut forks = self.all();
+        forks.retain(|fork| fork.parent == parent);
+        // names of later forks of the same second are longer or greater
+        let name = |fork: &ForkRecord| fork.clones.first().map(|clone| clone.name.clone());
+        let name = |fork: &ForkRecord| name(fork).map(|name| (name.len(), name));
+        forks.sort_by_cached_key(|fork| (fork.created_unix_s, name(fork)));
+        forks
+    }
+
+    /// A clone that was entered is none any more.
+    pub fn strike(&self, name: &str) -> Result<(), NodeError> {
+        let changed = {
+            let all = self.all.read();
+            let mut with = all
+                .values()
+                .filter(|fork| fork.clones.iter().any(|clone| clone.name == name));
+            with.next().cloned()
+        };
+        let Some(mut record) = changed else {
+            return Ok(());
+        };
+        record.clones.retain(|clone| clone.name != name);
+        self.save(record)
+    }
+
+    /// The fork whose clones on other hosts need an image, in words.
+    pub fn user_of(&self, image: &Hash) -> Option<String> {
+        let all = self.all.read();
+        let away = |fork: &&ForkRecord| {
+            fork.image == *image && fork.clones.iter().any(|clone| clone.host.is_some())
+        };
+        let fork = all.values().find(away)?;
+        Some(format!("clones of {} on other hosts", fork.parent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(record: &ForkRecord) -> Vec<&str> {
+        record
+            .clones
+            .iter()
+            .map(|clone| clone.name.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn two_forks_at_a_time_give_different_names_and_both_number_from_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let forks = Forks::open(&Home::at(dir.path())).unwrap();
+        let web: MachineName = "web".parse().unwrap();
+        let begin = |taken: &[&str]| {
+            let taken = taken.iter().map(|name| (*name).to_owned());
+            forks.begin(&web, Hash::of(b"image"), 2, 7, taken).unwrap()
+        };
+        let first = begin(&[]);
+        let second = begin(&["web.9.1", "webber.12"]);
+        assert_eq!(names(&first), ["web.1", "web.2"]);
+        assert_eq!(names(&second), ["web.3", "web.4"]);
+        assert_eq!(second.clones[0].number, 1);
+        assert_ne!(first.token, second.token);
+        assert_eq!(names(&begin(&["web.7"])), ["web.8", "web.9"]);
+    }
+
+    #[test]
+    fn forks_come_back_after_a_restart_until_their_last_clone_is_struck_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let forks = Forks::open(&home).unwrap();
+        let web: MachineName = "web".parse().unwrap();
+        let image = Hash::of(b"image");
+        let mut record = forks.begin(&web, image, 2, 7, std::iter::empty()).unwrap();
+        record.clones[1].host = Some("http://other:7070".into());
+        forks.save(record.clone()).unwrap();
+        let again = Forks::open(&home).unwrap();
+        assert_eq!(again.of("web"), [record]);
+        assert!(again.user_of(&image).unwrap().contains("web"));
+        again.strike("web.2").unwrap();
+        assert_eq!(again.user_of(&image), None);
+        again.strike("web.1").unwrap();
+        assert_eq!(Forks::open(&home).unwrap().all(), []);
+    }
+
+    #[test]
+    fn a_damaged_record_is_refused_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let forks = Forks::open(&Home::at(dir.path())).unwrap();
+        let web: MachineName = "web".parse().unwrap();
+        let record = forks
+            .begin(&web, Hash::of(b"i"), 1, 7, std::iter::empty())
+            .unwrap();
+        let text = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut value = serde_json::to_value(&record).unwrap();
+            change(&mut value);
+            ForkRecord::parse(value.to_string().as_bytes()).unwrap_err()
+        };
+        assert!(text(&|v| v["version"] = 2.into()).contains("version 2"));
+        assert!(text(&|v| v["id"] = "../../etc".into()).contains("no id"));
+        assert!(text(&|v| v["clones"][0]["name"] = "../x".into()).contains("not allowed"));
+        assert!(ForkRecord::parse(b"[").is_err());
+    }
+}

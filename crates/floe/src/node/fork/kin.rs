@@ -1,0 +1,118 @@
+//! Looking at a family, and ending clones.
+
+use super::family::CloneRecord;
+use crate::{
+    api::{Family, KillReport, KillRequest},
+    node::{
+        Node,
+        error::{NodeError, not_found, refused},
+    },
+};
+
+/// Generations that are followed: names of clones of clones end before that.
+const GENERATIONS_MAX: usize = 20;
+
+impl Node {
+    /// A machine with its parents and all clones, from the eldest one that is known here.
+    pub fn family(&self, name: &str) -> Result<Family, NodeError> {
+        let mut root = name.to_owned();
+        for _ in 0..GENERATIONS_MAX {
+            let record = self.machines.get(&root).ok().map(|entry| entry.record());
+            let parent = record.and_then(|record| Some(record.family?.parent));
+            match parent.filter(|parent| self.is_known(parent)) {
+                Some(parent) => root = parent,
+                None => break,
+            }
+        }
+        if !self.is_known(&root) {
+            return Err(not_found(
+                format!("there is no machine {name} and no fork of one"),
+                "see `floe ps --all`",
+            ));
+        }
+        Ok(self.branch(&root, None, GENERATIONS_MAX))
+    }
+
+    fn is_known(&self, name: &str) -> bool {
+        self.machines.get(name).is_ok() || !self.forks.of(name).is_empty()
+    }
+
+    /// One member with its clones. `clone`: what the fork's record says of it.
+    fn branch(
+        &self,
+        name: &str,
+        clone: Option<(&str, &CloneRecord)>,
+        generations: usize,
+    ) -> Family {
+        let mut member = Family {
+            name: name.to_owned(),
+            fork: clone.map(|(fork, _)| fork.to_owned()),
+            number: clone.map(|(_, clone)| clone.number),
+            settled: true,
+            ..Default::default()
+        };
+        if let Ok(entry) = self.machines.get(name) {
+            let info = self.info_of(&entry);
+            member.status = Some(info.status);
+            member.detail = info.detail;
+            if let Some(cloned) = info.cloned {
+                member.settled = cloned.settled;
+                member.fork = Some(cloned.fork);
+                member.number = Some(cloned.number);
+            }
+        }
+        if generations == 0 {
+            return member;
+        }
+        for fork in self.forks.of(name) {
+            for clone in &fork.clones {
+                let of = Some((fork.id.as_str(), clone));
+                member
+                    .clones
+                    .push(self.branch(&clone.name, of, generations - 1));
+            }
+        }
+        member
+    }
+
+    /// Ends a clone, or all clones of a machine.
+    pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, NodeError> {
+        let mut report = KillReport::default();
+        if !request.all {
+            let entry = self.machines.get(name)?;
+            if entry.record().family.is_none() {
+                return Err(refused(
+                    format!("machine {name} is no clone"),
+                    format!("floe rm --force {name}, or floe kill --all {name} for its clones"),
+                ));
+            }
+            self.remove_machine(name, true)?;
+            report.ended.push(name.to_owned());
+            return Ok(report);
+        }
+        if !self.is_known(name) {
+            return Err(not_found(
+                format!("there is no machine {name} and no fork of one"),
+                "see `floe ps --all`",
+            ));
+        }
+        let tree = self.branch(name, None, GENERATIONS_MAX);
+        let mut names = Vec::new();
+        collect(&tree, &mut names);
+        for name in names {
+            match self.remove_machine(&name, true) {
+                Ok(()) => report.ended.push(name),
+                Err(error) => report.failed.push(format!("{name}: {}", error.to_api())),
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// All clones below a member, the youngest generation first.
+fn collect(member: &Family, names: &mut Vec<String>) {
+    for clone in &member.clones {
+        collect(clone, names);
+        names.push(clone.name.clone());
+    }
+}

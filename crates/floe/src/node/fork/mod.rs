@@ -1,0 +1,416 @@
+//! `fork`: a running machine becomes itself and n clones of this instant (SnowFlock, section 4).
+//!
+//! ```text
+//! stop, device state, freeze disks, copy pages, cont     the parent's pause, as a capture's
+//! hash on all cores -> manifest, tables                  `layer`: an image that is in memory
+//! n QEMUs on that image                                  `clones`, told by `decide` which one where
+//! pack, publish, put the parent's disks on it            `store`: later, while everybody runs
+//! ```
+//! Pages that are free at the fork (zero, ballooned, reported) have no hash in the manifest, so that nobody ever fetches
+//! them: the paper's avoidance without its changes to the guest. Every clone gets a new machine-generation id from QEMU,
+//! from which its kernel reseeds its random numbers.
+
+mod clones;
+mod decide;
+mod family;
+mod kin;
+mod layer;
+mod store;
+
+pub(crate) use family::Forks;
+pub(crate) use layer::{Layers, Local};
+
+use crate::{
+    api::{CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Outcome},
+    node::{
+        MachineName, Node,
+        error::{NodeError, failed, not_found, refused, usage},
+        machines::Entry,
+        plan,
+        record::{Family, Origin},
+        report::{Report, millis},
+        sources::Found,
+        unix_now,
+    },
+};
+use decide::{Action, CloneId, Event, Fault, Fork, State};
+use family::ForkRecord;
+use floe_image::Hash;
+use floe_machine::CaptureOptions;
+use layer::{Base, Layer};
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+/// Label of an image that a fork made: it goes when nobody needs it any more.
+pub(crate) const FORK_LABEL: &str = "floe.fork";
+/// Regions that a clone starts cold with, should it reset.
+const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
+/// How often a fork that waits for its clones looks whether its caller is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.
+const STARTS_PER_CORE: usize = 2;
+
+/// What clones start from.
+struct Instant {
+    found: Found,
+    /// `None` of an image: it is stored already.
+    layer: Option<Arc<Layer>>,
+    parent: Option<Arc<Entry>>,
+    pause_ms: Option<f64>,
+}
+
+impl Node {
+    /// Forks a running machine, or starts clones of an image that holds one.
+    pub fn fork(
+        self: &Arc<Self>,
+        name: &str,
+        request: &ForkRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        if request.clones == 0 || request.clones > CLONES_MAX {
+            return Err(usage(
+                format!("{} clones", request.clones),
+                format!("ask for 1 to {CLONES_MAX}"),
+            ));
+        }
+        self.check_passable()?;
+        let mut fork = Fork::new(request.clones, 1);
+        let room = self.room_for_clones();
+        fork.handle(Event::Room(0, room));
+        if fork.granted() == 0
+            && let Some((_, why)) = fork.refusals().first()
+        {
+            return Err(refused(*why, "end machines that are no longer needed"));
+        }
+        let (instant, parent) = self.instant(name, report)?;
+        let taken = self.machines.all().into_iter();
+        let record = self.forks.begin(
+            &parent,
+            instant.found.id,
+            request.clones,
+            unix_now(),
+            taken.map(|entry| entry.name.to_string()),
+        )?;
+        let done = self.start_clones(&mut fork, &instant, &record, report);
+        let clones = match done {
+            Ok(clones) => clones,
+            Err(error) => {
+                self.forks.forget(&record.id);
+                self.store_later(instant.layer, instant.parent);
+                return Err(error);
+            }
+        };
+        let id = record.id.clone();
+        let mut kept = record;
+        let runs = |number: u32| matches!(fork.state(number), Some(State::Running(_)));
+        kept.clones.retain(|clone| runs(clone.number));
+        let running = kept.clones.len() as u32;
+        self.forks.save(kept)?;
+        report.stage("clones")?;
+        self.tell(
+            "machine.forked",
+            parent.as_str(),
+            format!("{running} of {} clones run", request.clones),
+        );
+        let fork = ForkReport {
+            id,
+            parent: parent.to_string(),
+            image: instant.found.id.to_string(),
+            asked: request.clones,
+            granted: fork.granted(),
+            running,
+            descriptor_bytes: descriptor_bytes(&instant),
+            dirty_chunks: instant.layer.as_ref().map_or(0, |layer| layer.ram_chunks),
+            clones,
+        };
+        let pause_ms = instant.pause_ms;
+        self.store_later(instant.layer, instant.parent);
+        Ok(Outcome {
+            fork: Some(fork),
+            pause_ms,
+            ..Default::default()
+        })
+    }
+
+    /// The state to clone: a machine's of this moment, or an image's.
+    fn instant(
+        &self,
+        name: &str,
+        report: &mut Report,
+    ) -> Result<(Instant, MachineName), NodeError> {
+        let machine = match name.parse::<MachineName>() {
+            Ok(_) => self.machines.get(name).ok(),
+            Err(_) => None,
+        };
+        let Some(entry) = machine else {
+            let id = self.repo.resolve(name).map_err(|_| {
+                not_found(
+                    format!("there is no machine {name}, and no image either"),
+                    "see `floe ps --all` and `floe image ls`",
+                )
+            })?;
+            let manifest = self.repo.manifest(&id)?;
+            if !plan::is_live(&manifest) {
+                return Err(refused(
+                    format!("image {name} holds no running machine"),
+                    format!("floe run {name}, then fork that"),
+                ));
+            }
+            let origin = Origin::default();
+            let found = Found {
+                id,
+                manifest,
+                fetcher: self.sources.fetcher(&origin)?,
+                origin,
+            };
+            let instant = Instant {
+                found,
+                layer: None,
+                parent: None,
+                pause_ms: None,
+            };
+            return Ok((instant, MachineName::from_image(name, |_| false)));
+        };
+        let parent = entry.name.clone();
+        Ok((self.take_instant(entry, report)?, parent))
+    }
+
+    /// Stops a machine, copies what it has written, and lets it go on.
+    fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
+        let operation = entry.begin("fork")?;
+        let vm = operation.vm()?;
+        let disks = operation.state.read().disks.clone();
+        let disks = disks.ok_or_else(|| {
+            failed(
+                format!("machine {} is not on the mount", entry.name),
+                "restart the node",
+            )
+        })?;
+        let record = operation.record();
+        let ram_manifest = self.manifest_of(&operation, &record.image)?;
+        let disk_manifest = match record.disk_base == record.image {
+            true => ram_manifest.clone(),
+            false => self.manifest_of(&operation, &record.disk_base)?,
+        };
+        let ram = Base {
+            id: record.image,
+            manifest: &ram_manifest,
+            fetcher: self.sources.fetcher(&record.origin)?,
+        };
+        // what a machine's disks were put on later was stored here
+        let disk_origin = match record.disk_base == record.image {
+            true => record.origin.clone(),
+            false => Origin::default(),
+        };
+        let under = Base {
+            id: record.disk_base,
+            manifest: &disk_manifest,
+            fetcher: self.sources.fetcher(&disk_origin)?,
+        };
+        operation.end_buffering(false)?;
+        let captured = vm.capture(CaptureOptions::default(), || disks.freeze())?;
+        let pause_ms = millis(captured.pause.total());
+        report.stage("capture")?;
+        for disk in captured.frozen.disks() {
+            if disk.base().is_some_and(|(id, _)| id != under.id) {
+                return Err(failed(
+                    format!(
+                        "disk {} does not stand on {}",
+                        disk.name(),
+                        under.id.short()
+                    ),
+                    "restart the machine (floe stop, floe start) and fork again",
+                ));
+            }
+        }
+        let mut config = captured.config.clone();
+        config
+            .labels
+            .insert(FORK_LABEL.into(), entry.name.to_string());
+        let layer = Layer::build(captured, config, ram, under, &KEPT_REGIONS, unix_now())?;
+        let layer = Arc::new(layer);
+        self.layers.insert(layer.clone());
+        drop(operation);
+        report.stage("hash")?;
+        let origin = Origin::default();
+        Ok(Instant {
+            found: Found {
+                id: layer.id,
+                manifest: layer.manifest.clone(),
+                fetcher: self.sources.fetcher(&origin)?,
+                origin,
+            },
+            layer: Some(layer),
+            parent: Some(entry),
+            pause_ms: Some(pause_ms),
+        })
+    }
+
+    /// Starts clones until each one runs or has failed; tells of each as it happens.
+    fn start_clones(
+        self: &Arc<Self>,
+        fork: &mut Fork,
+        instant: &Instant,
+        record: &ForkRecord,
+        report: &mut Report,
+    ) -> Result<Vec<CloneInfo>, NodeError> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let workers = (cores * STARTS_PER_CORE).min(fork.granted() as usize);
+        let (give, jobs) = mpsc::channel::<Action>();
+        let jobs = parking_lot::Mutex::new(jobs);
+        let (tell, told) = mpsc::channel::<Event>();
+        let mut times: HashMap<CloneId, f64> = HashMap::new();
+        std::thread::scope(|scope| -> Result<(), NodeError> {
+            for _ in 0..workers {
+                let tell = tell.clone();
+                let jobs = &jobs;
+                let work = move || {
+                    loop {
+                        let job = jobs.lock().recv();
+                        match job {
+                            Ok(Action::Start(clone, _)) => {
+                                let start = || self.try_clone(instant, record, clone);
+                                let event = catch_unwind(AssertUnwindSafe(start));
+                                // the fork waits for exactly this
+                                let _ = tell.send(event.unwrap_or_else(|_| {
+                                    let why = "the node made a mistake, see its log";
+                                    Event::NotStarted(clone, Fault::Unknown(why.into()))
+                                }));
+                            }
+                            Ok(Action::End(clone, _)) => self.end_clone(record, clone),
+                            Ok(Action::Over) | Err(_) => return,
+                        }
+                    }
+                };
+                let spawned = std::thread::Builder::new().name("clone".into());
+                spawned
+                    .spawn_scoped(scope, work)
+                    .map_err(crate::node::error::at("cannot start a thread for a clone"))?;
+            }
+            let mut actions = fork.handle(Event::Ready);
+            let mut cancelled = false;
+            loop {
+                for action in actions.drain(..) {
+                    if action == Action::Over {
+                        drop(give);
+                        return Ok(());
+                    }
+                    let _ = give.send(action); // its receiver lives as long as this scope
+                }
+                let event = match told.recv_timeout(LOOK_EVERY) {
+                    Ok(event) => event,
+                    Err(_) if report.check().is_err() && !cancelled => {
+                        cancelled = true;
+                        Event::Cancelled
+                    }
+                    Err(_) => continue,
+                };
+                let about = match &event {
+                    Event::Started(clone) => {
+                        times.insert(*clone, report.elapsed_ms());
+                        Some(*clone)
+                    }
+                    Event::NotStarted(clone, _) => Some(*clone),
+                    _ => None,
+                };
+                actions = fork.handle(event);
+                let ended = |clone: &CloneId| {
+                    matches!(
+                        fork.state(*clone),
+                        Some(State::Running(_) | State::Failed(_))
+                    )
+                };
+                if let Some(clone) = about.filter(ended) {
+                    report.clone_info(info(fork, record, clone, &times));
+                }
+            }
+        })?;
+        report.check()?;
+        let numbers = record.clones.iter().map(|clone| clone.number);
+        let infos: Vec<CloneInfo> = numbers
+            .map(|number| info(fork, record, number, &times))
+            .collect();
+        let not_granted = infos
+            .iter()
+            .filter(|info| info.state == CloneState::NotGranted);
+        not_granted.for_each(|info| report.clone_info(info.clone()));
+        Ok(infos)
+    }
+
+    fn family_of(record: &ForkRecord, clone: CloneId, settled: bool) -> Family {
+        Family {
+            fork: record.id.clone(),
+            parent: record.parent.clone(),
+            number: clone,
+            settled,
+        }
+    }
+
+    /// Removes a fork's image that nobody needs any more.
+    pub(crate) fn drop_fork_image(&self, id: &Hash) {
+        if self.user_of(id).is_some() || self.layers.get(id).is_some() {
+            return;
+        }
+        let Ok(manifest) = self.repo.manifest(id) else {
+            return;
+        };
+        let tagged = self
+            .repo
+            .tags()
+            .map(|tags| tags.iter().any(|tag| tag.id == *id));
+        if !manifest.config.labels.contains_key(FORK_LABEL) || tagged.unwrap_or(true) {
+            return;
+        }
+        self.drop_standby(id);
+        self.forget_image(id);
+        let removed = self.repo.remove(id).map_err(NodeError::from);
+        match removed.and_then(|()| self.collect_garbage()) {
+            Ok(bytes) => tracing::info!(image = id.short(), bytes, "a fork's image is gone"),
+            Err(error) => tracing::warn!(image = id.short(), %error, "a fork's image stays"),
+        }
+    }
+}
+
+/// Bytes that a node needs before the first clone executes.
+fn descriptor_bytes(instant: &Instant) -> u64 {
+    match &instant.layer {
+        Some(layer) => layer.descriptor_bytes(),
+        None => {
+            let manifest = &instant.found.manifest;
+            let device = manifest.region("device").map_or(0, |region| region.size);
+            manifest.encode().len() as u64 + device
+        }
+    }
+}
+
+/// What is known of a clone.
+fn info(
+    fork: &Fork,
+    record: &ForkRecord,
+    number: CloneId,
+    times: &HashMap<CloneId, f64>,
+) -> CloneInfo {
+    let clone = record.clones.iter().find(|clone| clone.number == number);
+    let (state, detail) = match fork.state(number) {
+        Some(State::Running(_)) => (CloneState::Running, String::new()),
+        Some(State::Failed(why)) => (CloneState::Failed, why.clone()),
+        Some(State::Granted | State::Starting(_)) => (CloneState::Failed, "not started".into()),
+        None => {
+            let why = fork.refusals().first().map(|(_, why)| (*why).to_owned());
+            let why = why.unwrap_or_else(|| "no host has room for it".into());
+            (CloneState::NotGranted, why)
+        }
+    };
+    CloneInfo {
+        number,
+        name: clone.map(|clone| clone.name.clone()).unwrap_or_default(),
+        host: clone.and_then(|clone| clone.host.clone()),
+        state,
+        detail,
+        running_ms: times.get(&number).copied(),
+    }
+}

@@ -1,0 +1,45 @@
+//! Forks and families.
+
+use super::answer::{Failure, Input, answer, stream};
+use crate::{api::*, node::Node};
+use axum::{
+    Json,
+    extract::{Path, State},
+    response::Response,
+};
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// Forks a running machine into clones of this moment, or starts clones of an image.
+#[utoipa::path(post, path = "/v1/machines/{name}/fork", tag = "machines", params(("name" = String, Path)),
+    request_body = ForkRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn fork(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<ForkRequest>,
+) -> Response {
+    stream(node, "fork", move |node, report| {
+        node.fork(&name, &request, report)
+    })
+}
+
+/// A machine's family: the eldest that is known here, with all clones.
+#[utoipa::path(get, path = "/v1/machines/{name}/family", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = Family), (status = 404, body = ApiError)))]
+pub async fn family(State(node): Floe, Path(name): Path<String>) -> Result<Json<Family>, Failure> {
+    answer(move || node.family(&name)).await
+}
+
+/// Ends a clone, or all clones of a machine, with their disks.
+#[utoipa::path(post, path = "/v1/machines/{name}/kill", tag = "machines", params(("name" = String, Path)),
+    request_body = KillRequest,
+    responses((status = 200, body = KillReport), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn kill(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<KillRequest>,
+) -> Result<Json<KillReport>, Failure> {
+    answer(move || node.kill(&name, &request)).await
+}

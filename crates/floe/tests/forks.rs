@@ -1,0 +1,204 @@
+//! The node's promises about forks, kept with real guests.
+
+mod node;
+
+use floe::api::*;
+use node::{TestNode, eventually, system};
+
+/// Boots the tiny guest as `web` with a mark in its memory.
+fn with_a_mark(node: &TestNode) {
+    node.import_tiny("tiny", None);
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    node.type_and_wait(
+        "web",
+        "echo before-$((40+2)) > /www/mark; echo wrote-$((1+1))",
+        "wrote-2",
+    );
+}
+
+/// Forks and shows how long what took.
+fn fork(node: &TestNode, parent: &str, request: &ForkRequest) -> (ForkReport, f64) {
+    let mut shown = String::new();
+    let outcome = node
+        .client()
+        .fork(parent, request)
+        .unwrap()
+        .finish(|event| {
+            if let Event::Stage { name, ms } = event {
+                shown += &format!(" {name} {ms}");
+            }
+            if let Event::Clone(clone) = event {
+                shown += &format!(" {}@{:?}", clone.name, clone.running_ms);
+            }
+        });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}\n{shown}\n{}", node.log()));
+    let fork = outcome.fork.unwrap();
+    eprintln!(
+        "fork {parent}: {} ms, pause {:?} ms, {} dirty, descriptor {}:{shown}",
+        outcome.total_ms, outcome.pause_ms, fork.dirty_chunks, fork.descriptor_bytes
+    );
+    (fork, outcome.pause_ms.unwrap_or_default())
+}
+
+fn clones(n: u32) -> ForkRequest {
+    ForkRequest { clones: n }
+}
+
+#[test]
+fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    with_a_mark(&node);
+    let client = node.client();
+    let (first, pause_ms) = fork(&node, "web", &clones(3));
+    assert!(pause_ms > 0.0);
+    assert_eq!((first.asked, first.granted, first.running), (3, 3, 3));
+    let names: Vec<_> = first
+        .clones
+        .iter()
+        .map(|clone| clone.name.as_str())
+        .collect();
+    assert_eq!(names, ["web.1", "web.2", "web.3"]);
+    assert!(
+        first.descriptor_bytes < 100_000,
+        "{}",
+        first.descriptor_bytes
+    );
+    node.type_and_wait(
+        "web",
+        "echo after-$((3+4)) >> /www/mark; cat /www/mark",
+        "after-7",
+    );
+    for name in names {
+        node.type_and_wait(name, "cat /www/mark; echo seen-$((5+5))", "seen-10");
+        let console = node.console(name);
+        assert!(console.contains("before-42"), "{console}");
+        assert!(!console.contains("after-7"), "{console}");
+        assert!(
+            !console.contains("Linux version"),
+            "it went on and did not boot"
+        );
+        let machine = client.machine(name).unwrap();
+        assert_eq!(machine.status, MachineStatus::Running);
+        assert_eq!(machine.cloned.unwrap().parent, "web");
+    }
+
+    // a fork of a fork, from a clone that has gone its own way
+    node.type_and_wait(
+        "web.2",
+        "echo mine-$((8+8)) > /www/mark; echo wrote-$((2+2))",
+        "wrote-4",
+    );
+    let (second, _) = fork(&node, "web.2", &clones(1));
+    assert_eq!(second.clones[0].name, "web.2.1");
+    node.type_and_wait("web.2.1", "cat /www/mark; echo seen-$((6+6))", "mine-16");
+
+    // every clone can do without its parent soon
+    let settled = |name: &str| {
+        let machine = client.machine(name).unwrap();
+        machine.cloned.is_some_and(|cloned| cloned.settled)
+    };
+    eventually("all clones are settled", || {
+        ["web.1", "web.2", "web.3", "web.2.1"]
+            .into_iter()
+            .all(settled)
+    });
+    let family = client.family("web.2.1").unwrap();
+    assert_eq!((family.name.as_str(), family.clones.len()), ("web", 3));
+    assert_eq!(family.clones[1].clones[0].name, "web.2.1");
+
+    // clones outlive their parent, and what they have not touched yet is there
+    client.remove_machine("web", true).unwrap();
+    node.type_and_wait(
+        "web.3",
+        "md5sum /bin/busybox && echo read-$((7+7))",
+        "read-14",
+    );
+    let killed = client.kill("web.3", &KillRequest::default()).unwrap();
+    assert_eq!(killed.ended, ["web.3"]);
+    let killed = client.kill("web", &KillRequest { all: true }).unwrap();
+    assert_eq!(killed.ended, ["web.1", "web.2.1", "web.2"]);
+    assert!(client.machines().unwrap().machines.is_empty());
+    assert!(client.family("web").is_err());
+    // and nothing of it stays
+    let images = client.images().unwrap().images;
+    assert_eq!(images.len(), 1, "{images:?}");
+}
+
+#[test]
+fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    let disk = node.home().join("disk.raw");
+    std::fs::File::create(&disk)
+        .unwrap()
+        .set_len(64 << 20)
+        .unwrap();
+    node.import_tiny("tiny", Some(&disk));
+    let request = RunRequest {
+        image: "tiny".into(),
+        name: Some("web".into()),
+        cpus: Some(2),
+        ..Default::default()
+    };
+    node.run(&request);
+    node.wait_console("web", "floe-guest ready");
+    let write = "printf on-the-disk | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))";
+    node.type_and_wait("web", write, "synced-2");
+    let forks: Vec<ForkReport> = std::thread::scope(|scope| {
+        let one = || fork(&node, "web", &clones(1)).0;
+        let both = [scope.spawn(one), scope.spawn(one)];
+        both.into_iter().map(|fork| fork.join().unwrap()).collect()
+    });
+    let mut names: Vec<_> = forks
+        .iter()
+        .map(|fork| fork.clones[0].name.as_str())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["web.1", "web.2"]);
+    let over = "printf overwritten | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo again-$((2+2))";
+    node.type_and_wait("web", over, "again-4");
+    let read = "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=512 skip=2048 count=1 2>/dev/null | tr -d '\\0'; nproc; echo read-$((5+5))";
+    for name in names {
+        node.type_and_wait(name, read, "read-10");
+        let console = node.console(name);
+        assert!(console.contains("on-the-disk"), "{console}");
+        assert!(!console.contains("overwritten"), "{console}");
+    }
+    // the parent's disks go on from the fork's image once that is stored, with what was written since
+    let client = node.client();
+    eventually("the forks are stored", || {
+        let machines = client.machines().unwrap().machines;
+        let mut clones = machines
+            .iter()
+            .filter_map(|machine| machine.cloned.as_ref());
+        clones.all(|cloned| cloned.settled)
+    });
+    node.type_and_wait("web", &read.replace("5+5", "6+6"), "read-12");
+    assert!(node.console("web").contains("overwritten"));
+    // a stopped machine has no memory to fork, an image that holds one does
+    let stop = StopRequest {
+        now: true,
+        timeout_s: None,
+    };
+    client.stop("web", &stop).unwrap();
+    let error = client
+        .fork("web", &clones(1))
+        .unwrap()
+        .finish(|_| ())
+        .unwrap_err()
+        .to_api();
+    assert!(error.fix.contains("floe start web"), "{error}");
+    let error = client
+        .fork("tiny", &clones(1))
+        .unwrap()
+        .finish(|_| ())
+        .unwrap_err()
+        .to_api();
+    assert_eq!(error.code, ErrorCode::Refused);
+}
