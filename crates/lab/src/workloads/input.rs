@@ -3,10 +3,15 @@ use anyhow::Context;
 use floe_machine::qmp::Qmp;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a key or a button is held down.
 const PRESS: Duration = Duration::from_millis(40);
+/// What QEMU says of input to a paused machine.
+const PAUSED: &str = "VM not running";
+/// Longest pause that a user waits for.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A guest that was resumed has its keyboard again after this.
 const WAKE: Duration = Duration::from_secs(2);
 /// The pointer moves in steps of at most so many points, as a PS/2 mouse tells them.
@@ -38,8 +43,18 @@ impl Input {
         self.qmp.closed()
     }
 
+    /// While a machine is paused to buffer it takes no input, and a user waits.
     fn send(&self, events: Vec<Value>) -> anyhow::Result<()> {
-        self.execute("input-send-event", json!({ "events": events }))
+        let until = Instant::now() + PAUSE_MAX;
+        loop {
+            let sent = self.execute("input-send-event", json!({ "events": events }));
+            match sent {
+                Err(error) if error.to_string().contains(PAUSED) && Instant::now() < until => {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                sent => return sent,
+            }
+        }
     }
 
     /// Presses (or releases) a key, by QEMU's name for it (`a`, `ret`, `ctrl` ...).
