@@ -42,7 +42,10 @@ fn fork(node: &TestNode, parent: &str, request: &ForkRequest) -> (ForkReport, f6
 }
 
 fn clones(n: u32) -> ForkRequest {
-    ForkRequest { clones: n }
+    ForkRequest {
+        clones: n,
+        ..Default::default()
+    }
 }
 
 #[test]
@@ -181,6 +184,20 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
     });
     node.type_and_wait("web", &read.replace("5+5", "6+6"), "read-12");
     assert!(node.console("web").contains("overwritten"));
+    // a clone that can't be made is told as such, and the other one runs
+    std::fs::create_dir(node.home().join("machines/web.3")).unwrap();
+    let (half, _) = fork(&node, "web", &clones(2));
+    assert_eq!((half.granted, half.running), (2, 1));
+    assert_eq!(half.clones[0].state, CloneState::Failed);
+    assert!(
+        half.clones[0].detail.contains("exists"),
+        "{:?}",
+        half.clones
+    );
+    assert_eq!(
+        client.machine("web.4").unwrap().status,
+        MachineStatus::Running
+    );
     // a stopped machine has no memory to fork, an image that holds one does
     let stop = StopRequest {
         now: true,
@@ -201,4 +218,106 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
         .unwrap_err()
         .to_api();
     assert_eq!(error.code, ErrorCode::Refused);
+}
+
+#[test]
+fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_parent_is_lost() {
+    if !system() {
+        return;
+    }
+    let mut here = TestNode::on_the_network();
+    let there = TestNode::on_the_network();
+    with_a_mark(&here);
+    let request = ForkRequest {
+        clones: 2,
+        hosts: vec![HERE.into(), there.url()],
+        ..Default::default()
+    };
+    let (first, _) = fork(&here, "web", &request);
+    let hosts: Vec<_> = first
+        .clones
+        .iter()
+        .map(|clone| clone.host.clone())
+        .collect();
+    assert_eq!(hosts, [None, Some(there.url())]);
+    there.type_and_wait("web.2", "cat /www/mark; echo seen-$((5+5))", "seen-10");
+    assert!(there.console("web.2").contains("before-42"));
+
+    // memory that was free at the fork costs nothing
+    let wire = || there.client().machine("web.2").unwrap().stats.wire_bytes;
+    let before = wire();
+    let fill = "dd if=/dev/zero of=/www/big bs=1M count=48 2>/dev/null; ls -l /www/big; echo filled-$((8+8))";
+    there.type_and_wait("web.2", fill, "filled-16");
+    let fetched = wire() - before;
+    eprintln!("{before} bytes fetched until its shell answered, {fetched} to fill 48 MiB");
+    assert!(fetched < 16 << 20, "{fetched}");
+
+    // a second one becomes independent
+    let settling = ForkRequest {
+        clones: 1,
+        hosts: vec![there.url()],
+        settle: true,
+        ..Default::default()
+    };
+    let (second, _) = fork(&here, "web", &settling);
+    assert_eq!(second.clones[0].name, "web.3");
+    let settled = |node: &TestNode, name: &str| {
+        let machine = node.client().machine(name).unwrap();
+        machine.cloned.is_some_and(|cloned| cloned.settled)
+    };
+    eventually("the clone there has all", || settled(&there, "web.3"));
+    eventually("the clone here is stored", || settled(&here, "web.1"));
+    assert!(!settled(&there, "web.2"));
+    let family = here.client().family("web.1").unwrap();
+    let known: Vec<_> = family
+        .clones
+        .iter()
+        .map(|clone| (clone.name.as_str(), clone.settled))
+        .collect();
+    assert_eq!(known, [("web.1", true), ("web.2", false), ("web.3", true)]);
+    assert_eq!(family.clones[1].status, Some(MachineStatus::Running));
+
+    // their parent's node dies
+    here.end(node::Signal::KILL);
+    eventually("the clone that needs it is paused", || {
+        let machine = there.client().machine("web.2").unwrap();
+        machine.status == MachineStatus::Paused && machine.detail.contains("does not answer")
+    });
+    assert_eq!(
+        there.client().machine("web.3").unwrap().status,
+        MachineStatus::Running
+    );
+    there.type_and_wait(
+        "web.3",
+        "md5sum /bin/busybox && echo alone-$((7+7))",
+        "alone-14",
+    );
+    here.start_again();
+    eventually("it goes on", || {
+        there.client().machine("web.2").unwrap().status == MachineStatus::Running
+    });
+    there.type_and_wait(
+        "web.2",
+        "md5sum /bin/busybox && echo again-$((9+9))",
+        "again-18",
+    );
+    let killed = here
+        .client()
+        .kill("web", &KillRequest { all: true })
+        .unwrap();
+    assert_eq!(killed.ended, ["web.1", "web.2", "web.3"]);
+    assert!(there.client().machines().unwrap().machines.is_empty());
+    // nobody gets in with another token, and nothing of the fork is left
+    let stranger = ForkRequest {
+        hosts_token: Some("another-token-12345".into()),
+        ..settling
+    };
+    let error = here
+        .client()
+        .fork("web", &stranger)
+        .unwrap()
+        .finish(|_| ())
+        .unwrap_err();
+    assert!(error.to_string().contains("FLOE_HOSTS_TOKEN"), "{error}");
+    assert!(there.client().images().unwrap().images.is_empty());
 }

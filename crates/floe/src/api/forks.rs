@@ -8,6 +8,50 @@ use super::*;
 pub struct ForkRequest {
     /// How many clones, at most [`CLONES_MAX`].
     pub clones: u32,
+    /// Where they are to run: addresses of nodes' pages, or `here` for this node. Empty: here.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+    /// Token of the other nodes' pages; that of this node's page by default.
+    #[serde(default)]
+    pub hosts_token: Option<String>,
+    /// Other nodes pull what their clones have not touched, so that this one may go.
+    #[serde(default)]
+    pub settle: bool,
+}
+
+/// Most hosts of one fork.
+pub const FORK_HOSTS_MAX: usize = 256;
+/// This node among the hosts of a fork.
+pub const HERE: &str = "here";
+
+/// Body of `POST /v1/clones`: what another node says of a clone that is to run here.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CloneRequest {
+    /// The clone's name.
+    pub name: String,
+    /// The fork's id.
+    pub fork: String,
+    /// The machine or image that was forked.
+    pub parent: String,
+    /// The clone's number in the fork, from 1.
+    pub number: u32,
+    /// The image that it starts from.
+    pub image: String,
+    /// Where that is.
+    pub source: String,
+    /// What opens it there.
+    pub token: String,
+    /// Pull what it has not touched.
+    #[serde(default)]
+    pub settle: bool,
+}
+
+/// Answer of `GET /v1/clones/room`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Room {
+    /// For how many more clones this node has room.
+    pub clones: u32,
 }
 
 /// Most clones of one fork.

@@ -1,11 +1,14 @@
 //! Commands about forks: fork, family, kill.
 
+use std::time::Duration;
+
 use clap::Args;
 
 use super::error::CliError;
 use super::output::{bytes, table};
 use super::{Context, machines, progress};
 use crate::api::{self, CloneState, ErrorCode};
+use crate::client::{Client, ClientError};
 
 /// Clone a running machine: n machines go on from this very moment, and so does the machine itself
 #[derive(Debug, Args)]
@@ -14,6 +17,10 @@ Example: four clones of web, called web.1 to web.4
   floe fork web -n 4
 Example: the same of an image that holds a running machine
   floe fork debian-booted -n 4
+Example: on this host and another one, whose page has the same token
+  floe fork web -n 8 --hosts here,http://10.0.0.2:7070 --settle
+Example: until all of them have switched themselves off
+  floe fork web -n 8 --wait
 Example: look at them, and end them
   floe family web
   floe kill --all web
@@ -27,12 +34,32 @@ pub struct Fork {
     #[arg(long = "clones", short = 'n', default_value_t = 1, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CLONES_MAX)))]
     clones: u32,
+    /// Nodes to run them on: http://ADDRESS:PORT of their pages, or here
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    hosts: Vec<String>,
+    /// Token of those pages, if it is not that of this node's page
+    #[arg(
+        long,
+        env = "FLOE_HOSTS_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN"
+    )]
+    hosts_token: Option<String>,
+    /// The other nodes pull what their clones have not touched, so that this one may go
+    #[arg(long)]
+    settle: bool,
+    /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
+    #[arg(long)]
+    wait: bool,
 }
 
 impl Fork {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let request = api::ForkRequest {
             clones: self.clones,
+            hosts: self.hosts,
+            hosts_token: self.hosts_token,
+            settle: self.settle,
         };
         let client = cx.client()?;
         let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;
@@ -42,8 +69,43 @@ impl Fork {
         if !cx.out.json {
             cx.out.text(&told(fork, &done.outcome))?;
         }
+        if self.wait {
+            wait(&client, fork)?;
+        }
         complete(fork)
     }
+}
+
+/// How often clones that are waited for are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Waits until no clone of a fork runs any more.
+fn wait(client: &Client, fork: &api::ForkReport) -> Result<(), CliError> {
+    let not_there = |error: &ClientError| error.to_api().code == ErrorCode::NotFound;
+    loop {
+        let alive = match client.family(&fork.parent) {
+            Ok(family) => alive(&family, &fork.id),
+            Err(error) if not_there(&error) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        if alive == 0 {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Clones of a fork that may still do something. Of one whose host does not answer nobody knows.
+fn alive(member: &api::Family, fork: &str) -> usize {
+    use api::MachineStatus::{Failed, Stopped};
+    let ended = match member.status {
+        Some(Stopped | Failed) => true,
+        Some(_) => false,
+        None => member.detail == "it has ended",
+    };
+    let own = member.fork.as_deref() == Some(fork) && !ended;
+    let below: usize = member.clones.iter().map(|clone| alive(clone, fork)).sum();
+    usize::from(own) + below
 }
 
 /// Half a fork is no success.
@@ -71,12 +133,13 @@ fn told(fork: &api::ForkReport, outcome: &api::Outcome) -> String {
             clone.name.clone(),
             clone.number.to_string(),
             clone_state(clone.state).into(),
+            clone.host.clone().unwrap_or_default(),
             time.unwrap_or_default(),
             clone.detail.clone(),
         ]
     };
     let rows: Vec<_> = fork.clones.iter().map(row).collect();
-    let mut text = table(&["NAME", ">CLONE", "STATE", ">MS", ""], &rows);
+    let mut text = table(&["NAME", ">CLONE", "STATE", "HOST", ">MS", ""], &rows);
     text += &format!("\n{} of {} run", fork.running, fork.asked);
     if let Some(pause_ms) = outcome.pause_ms {
         text += &format!("; {} stood still for {pause_ms:.0} ms", fork.parent);
@@ -109,7 +172,7 @@ impl Family {
         cx.out.value(&family, |family| {
             let mut rows = Vec::new();
             tree(family, 0, &mut rows);
-            table(&["NAME", ">CLONE", "STATUS", "NEEDS", ""], &rows)
+            table(&["NAME", ">CLONE", "STATUS", "HOST", "NEEDS", ""], &rows)
         })
     }
 }
@@ -121,6 +184,7 @@ fn tree(member: &api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
         format!("{}{}", "  ".repeat(depth), member.name),
         number.unwrap_or_default(),
         status.unwrap_or("-").into(),
+        member.host.clone().unwrap_or_default(),
         if member.settled {
             ""
         } else {
@@ -199,11 +263,32 @@ mod tests {
             ..Default::default()
         };
         let text = told(&fork, &Default::default());
-        assert!(text.contains("web.1      1  running  42"), "{text}");
+        assert!(text.contains("web.1") && text.contains("42"), "{text}");
         assert!(text.contains("1 of 2 run"), "{text}");
         assert_eq!(complete(&fork).unwrap_err().exit_code(), 1);
         let whole = api::ForkReport { running: 2, ..fork };
         assert!(complete(&whole).is_ok());
+    }
+
+    #[test]
+    fn a_clone_counts_until_it_is_known_to_have_ended() {
+        let clone = |status, detail: &str| api::Family {
+            fork: Some("f".into()),
+            status,
+            detail: detail.into(),
+            ..Default::default()
+        };
+        let family = api::Family {
+            clones: vec![
+                clone(Some(api::MachineStatus::Running), ""),
+                clone(Some(api::MachineStatus::Stopped), ""),
+                clone(None, "it has ended"),
+                clone(None, "no answer"),
+            ],
+            ..Default::default()
+        };
+        assert_eq!(alive(&family, "f"), 2);
+        assert_eq!(alive(&family, "another"), 0);
     }
 
     #[test]
@@ -221,6 +306,6 @@ mod tests {
         let mut rows = Vec::new();
         tree(&family, 0, &mut rows);
         assert_eq!(rows[1][0], "  web.1");
-        assert_eq!(rows[1][3], "its parent's node");
+        assert_eq!(rows[1][4], "its parent's node");
     }
 }

@@ -238,6 +238,7 @@ fn describe(m: &api::MachineInfo) -> String {
         ("name", m.name.clone()),
         ("status", status(m.status).into()),
         ("detail", m.detail.clone()),
+        ("clone", m.cloned.as_ref().map(cloned).unwrap_or_default()),
         ("image", format!("{} ({})", m.image_name, short(&m.image))),
         (
             "began",
@@ -267,6 +268,14 @@ fn describe(m: &api::MachineInfo) -> String {
         ("fetched", bytes(s.wire_bytes)),
         ("written", bytes(s.overlay_bytes)),
     ])
+}
+
+fn cloned(cloned: &api::Cloned) -> String {
+    let needs = match cloned.settled {
+        true => "",
+        false => ", needs its parent's node",
+    };
+    format!("{} of {}{needs}", cloned.number, cloned.parent)
 }
 
 /// Attach this terminal to a machine's serial console

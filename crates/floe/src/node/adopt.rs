@@ -91,8 +91,8 @@ impl Node {
         if !open || !record.origin.urls.is_empty() {
             return Ok(false);
         }
-        if self.repo.manifest(&record.image).is_err() {
-            self.layers.mark_lost(record.image);
+        if self.layers.is_lost(&record.image) || self.repo.manifest(&record.image).is_err() {
+            self.layers.mark_lost(record.image); // a crash may have come before the fork's own record
             return Ok(true);
         }
         operation.update(|record| {

@@ -139,6 +139,7 @@ impl Node {
             manifest,
             origin: record.origin,
             fetcher,
+            loads: Arc::default(),
         };
         self.bring_here(&found, report)?;
         report.stage("fetch image")

@@ -159,15 +159,27 @@ impl Record {
 
     /// Writes the record, all or nothing.
     pub fn save(&self, dir: &Path) -> Result<(), NodeError> {
-        let bytes =
-            serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists");
-        replace_file(&dir.join(RECORD_FILE), &bytes)
+        replace_file(&dir.join(RECORD_FILE), &self.bytes())
+    }
+
+    /// The same without waiting for the disk: for a machine of which nothing has to be left after a power cut yet.
+    pub fn save_soon(&self, dir: &Path) -> Result<(), NodeError> {
+        replace_file_soon(&dir.join(RECORD_FILE), &self.bytes())
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists")
     }
 }
 
 /// Keeps a remote image's manifest beside the machine: a restarted node needs it before it can reach anybody.
 pub fn save_manifest(dir: &Path, id: &Hash, manifest: &Manifest) -> Result<(), NodeError> {
     replace_file(&dir.join(format!("{id}.manifest")), &manifest.encode())
+}
+
+/// The same without waiting for the disk, of an image that is in the repository soon.
+pub fn save_manifest_soon(dir: &Path, id: &Hash, manifest: &Manifest) -> Result<(), NodeError> {
+    replace_file_soon(&dir.join(format!("{id}.manifest")), &manifest.encode())
 }
 
 /// The manifest that was kept, checked against its id.
@@ -208,10 +220,16 @@ pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
 /// Replaces a file by one with these bytes, readable by this user only; after a crash it is the old or the new one.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let shown = path.display().to_string();
-    write_replacing(path, bytes).map_err(at(format!("cannot write {shown}")))
+    write_replacing(path, bytes, true).map_err(at(format!("cannot write {shown}")))
 }
 
-fn write_replacing(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// The same, but after a power cut it may be the old one, the new one or damaged.
+fn replace_file_soon(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    let shown = path.display().to_string();
+    write_replacing(path, bytes, false).map_err(at(format!("cannot write {shown}")))
+}
+
+fn write_replacing(path: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let temporary = path.with_extension("tmp");
@@ -222,9 +240,14 @@ fn write_replacing(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .mode(0o600)
         .open(&temporary)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
+    if sync {
+        file.sync_all()?;
+    }
     fs::rename(&temporary, path)?;
-    File::open(dir)?.sync_all()
+    match sync {
+        true => File::open(dir)?.sync_all(),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

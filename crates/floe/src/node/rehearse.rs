@@ -47,6 +47,7 @@ impl Node {
             manifest: manifest.clone(),
             origin: Default::default(),
             fetcher: self.sources.fetcher(&Default::default())?,
+            loads: Default::default(),
         };
         let waiting = self.prepare_standby(&found, true)?;
         let traced = perform(&waiting, Duration::from_secs(seconds.into()), report);

@@ -12,7 +12,7 @@ use crate::{
         record::{RECORD_VERSION, Record, Wanted, save_manifest},
         rehearse::{self, TRACE_REGION},
         report::Report,
-        sources::Found,
+        sources::{Found, Loads},
         traces::TOUCHED_BEFORE_MAX,
         unix_now,
         wait::{Waited, wait},
@@ -251,6 +251,9 @@ impl Node {
         let ram = disks
             .ram_path()
             .ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?;
+        if let Some(loads) = found.loads.get() {
+            return Ok(loads.snapshot(ram));
+        }
         let mut names = vec!["device"];
         if found.manifest.region("vram").is_some() {
             names.push("vram");
@@ -274,11 +277,11 @@ impl Node {
             page[..chunk.len()].copy_from_slice(chunk);
             (index as u32, page)
         });
-        Ok(Snapshot {
-            ram,
+        let loads = Loads {
             device,
             vram: vram.collect(),
-        })
+        };
+        Ok(found.loads.get_or_init(|| loads).snapshot(ram))
     }
 
     fn wait_for_guest(
@@ -390,6 +393,16 @@ impl Node {
             machine: Some(self.info_of(&operation)),
             ..Default::default()
         })
+    }
+}
+
+impl Loads {
+    fn snapshot(&self, ram: PathBuf) -> Snapshot {
+        Snapshot {
+            ram,
+            device: self.device.clone(),
+            vram: self.vram.clone(),
+        }
     }
 }
 

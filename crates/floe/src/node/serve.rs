@@ -104,6 +104,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         home,
         options,
     });
+    node.find_lost_forks();
     node.adopt_machines();
     node.with_mount(|mount| {
         mount.takeover_done();
@@ -111,6 +112,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     })?;
     node.start_watching()?;
     node.start_buffering(wished)?;
+    node.start_watching_parents()?;
     node.start_tracing()?;
     node.fetch_models_again();
     let runtime = tokio::runtime::Builder::new_multi_thread()

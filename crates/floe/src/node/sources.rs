@@ -10,7 +10,7 @@
 
 use crate::node::{
     error::{NodeError, usage},
-    fork::{Layers, Local},
+    fork::{Layers, Local, Patient, is_parent},
     record::Origin,
 };
 use floe_image::{Hash, Kind, Manifest, Segment};
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -126,6 +126,17 @@ pub struct Found {
     pub origin: Origin,
     /// The same, opened.
     pub fetcher: Arc<Fetcher>,
+    /// What QEMU loads, once it has been read: many machines may start from one image at the same time.
+    pub loads: Arc<OnceLock<Loads>>,
+}
+
+/// What QEMU loads of an image before its guest goes on.
+#[derive(Clone)]
+pub struct Loads {
+    /// The device state.
+    pub device: Vec<u8>,
+    /// Chunks of graphics memory that are not zero.
+    pub vram: Vec<(u32, Box<[u8; floe_image::CHUNK_SIZE]>)>,
 }
 
 impl Found {
@@ -136,6 +147,7 @@ impl Found {
             manifest: self.manifest.clone(),
             origin: self.origin.clone(),
             fetcher: self.fetcher.clone(),
+            loads: self.loads.clone(),
         }
     }
 }
@@ -193,6 +205,7 @@ impl Sources {
                 manifest,
                 origin,
                 fetcher,
+                loads: Arc::default(),
             });
         }
         let mut origin = Origin {
@@ -234,6 +247,7 @@ impl Sources {
             manifest,
             origin,
             fetcher,
+            loads: Arc::default(),
         })
     }
 
@@ -277,10 +291,11 @@ impl Sources {
         let mut opened: Vec<Arc<dyn Source>> =
             vec![Arc::new(Local::new(self.layers.clone(), repository))];
         for url in &origin.urls {
-            opened.push(Arc::new(Retry::new(
-                self.open(url, origin)?,
-                RetryOptions::default(),
-            )));
+            let source = Retry::new(self.open(url, origin)?, RetryOptions::default());
+            opened.push(match is_parent(url) {
+                true => Arc::new(Patient(Arc::new(source))),
+                false => Arc::new(source),
+            });
         }
         let source: Arc<dyn Source> = match opened.len() {
             1 => opened.remove(0),

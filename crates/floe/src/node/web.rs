@@ -5,7 +5,7 @@ use crate::{
     node::{
         Node, WebOptions,
         error::{NodeError, at, failed, not_found, usage},
-        rest,
+        fork, rest,
     },
     page::{
         assets::{self, Page},
@@ -58,7 +58,9 @@ pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guar
 
 /// Everything that the port answers.
 pub(crate) fn router(node: Arc<Node>, guard: Arc<Guard>) -> Router {
-    guarded(guard, assets::router(Page::Node), rest::router(node))
+    // what clones on other hosts read has a token of its own
+    let forks = fork::router(node.clone());
+    guarded(guard, assets::router(Page::Node), rest::router(node)).merge(forks)
 }
 
 impl Node {

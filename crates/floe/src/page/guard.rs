@@ -45,6 +45,16 @@ impl Guard {
         }
     }
 
+    /// Where it listens.
+    pub fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// The page's token.
+    pub fn token(&self) -> &str {
+        self.token.text()
+    }
+
     /// The page's address.
     pub fn url(&self) -> String {
         let mut addr = self.listen;

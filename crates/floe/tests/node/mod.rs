@@ -44,11 +44,32 @@ pub fn guest(file: &str) -> String {
 pub struct TestNode {
     dir: Option<tempfile::TempDir>,
     process: Option<Child>,
+    /// Where its page is, if it has one.
+    web: Option<String>,
 }
+
+/// Token of the pages of tests' nodes.
+const WEB_TOKEN: &str = "0123456789abcdef";
 
 impl TestNode {
     /// Starts a node in a directory of its own.
     pub fn start() -> TestNode {
+        TestNode::start_at(None)
+    }
+
+    #[allow(
+        dead_code,
+        reason = "not every file of tests has nodes that speak with each other"
+    )]
+    /// The same with a page, through which other nodes of the test can reach it, also after a restart.
+    pub fn on_the_network() -> TestNode {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        TestNode::start_at(Some(address))
+    }
+
+    fn start_at(web: Option<String>) -> TestNode {
         let dir = tempfile::Builder::new()
             .prefix("floe-node-")
             .tempdir()
@@ -58,9 +79,16 @@ impl TestNode {
         let mut node = TestNode {
             dir: Some(dir),
             process: None,
+            web,
         };
         node.start_again();
         node
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// The address of its page.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.web.as_deref().unwrap())
     }
 
     /// The state directory.
@@ -77,6 +105,8 @@ impl TestNode {
             .unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_floe"))
             .arg("node")
+            .args(self.web.iter().flat_map(|address| ["--web", address]))
+            .env("FLOE_WEB_TOKEN", WEB_TOKEN)
             .env("FLOE_HOME", self.home())
             .env_remove("FLOE_SOCKET")
             .env("FLOE_LOG", "info")

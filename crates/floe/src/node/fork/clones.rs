@@ -2,18 +2,18 @@
 //! family. Its QEMU maps the same file as its siblings', so what one of them has touched is there for all.
 
 use super::{
-    FORK_LABEL, Instant,
-    decide::{CloneId, Event, Fault},
+    FORK_LABEL, Host, Start,
+    decide::{CloneId, Event, Fault, HostId},
     family::ForkRecord,
 };
 use crate::{
-    api::ErrorCode,
+    api::{CloneRequest, ErrorCode, MachineInfo, Room},
     node::{
         Node, STANDBY_BYTES,
         error::{NodeError, refused, usage},
         machines::Operation,
         models::Coming,
-        record::{Family, RECORD_VERSION, Record, Wanted, save_manifest},
+        record::{Family, RECORD_VERSION, Record, Wanted, save_manifest_soon},
         report::Report,
         run::make_machine_dir,
         sources::Found,
@@ -60,13 +60,20 @@ impl Node {
     /// Starts a clone of a fork; what came of it.
     pub(super) fn try_clone(
         self: &Arc<Self>,
-        instant: &Instant,
-        record: &ForkRecord,
+        start: &Start<'_>,
         clone: CloneId,
+        host: HostId,
     ) -> Event {
+        let (record, instant) = (start.record, start.instant);
         let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
             return Event::NotStarted(clone, Fault::Clone("it has no name".into()));
         };
+        if let Host::There(remote, source) = &start.hosts[host] {
+            return match remote.start(&start.order(clone, &place.name, source)) {
+                Ok(()) => Event::Started(clone),
+                Err(fault) => Event::NotStarted(clone, fault),
+            };
+        }
         let family = Node::family_of(record, clone, instant.layer.is_none());
         match self.start_clone(&instant.found, &place.name, &record.parent, family) {
             Ok(_) => Event::Started(clone),
@@ -83,13 +90,55 @@ impl Node {
     }
 
     /// Ends a clone that was started in vain.
-    pub(super) fn end_clone(&self, record: &ForkRecord, clone: CloneId) {
+    pub(super) fn end_clone(&self, record: &ForkRecord, clone: CloneId, host: &Host) {
         let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
             return;
         };
-        if let Err(error) = self.remove_machine(&place.name, true) {
-            tracing::warn!(machine = place.name, %error, "a clone that nobody waits for stays");
+        let ended = match host {
+            Host::Here => match self.remove_machine(&place.name, true) {
+                Err(error) if error.to_api().code == ErrorCode::NotFound => Ok(()),
+                ended => ended.map_err(|error| error.to_api().to_string()),
+            },
+            Host::There(remote, _) => remote.end(&place.name),
+        };
+        if let Err(why) = ended {
+            tracing::warn!(
+                machine = place.name,
+                why,
+                "a clone that nobody waits for may run"
+            );
         }
+    }
+
+    /// For how many clones of other nodes' machines there is room.
+    pub fn clone_room(&self) -> Result<Room, NodeError> {
+        let clones = self.room_for_clones();
+        let clones =
+            clones.map_err(|why| refused(why, "end machines that are no longer needed"))?;
+        Ok(Room { clones })
+    }
+
+    /// Starts a clone of another node's machine.
+    pub fn receive_clone(
+        self: &Arc<Self>,
+        request: &CloneRequest,
+    ) -> Result<MachineInfo, NodeError> {
+        self.check_passable()?;
+        Node::check_parent_address(&request.source)?;
+        let address = format!("{}#{}", request.source, request.image);
+        let token = Some(request.token.as_str());
+        let found = self.sources.find(&address, &[], token, None, |_| Ok(()))?;
+        let family = Family {
+            fork: request.fork.clone(),
+            parent: request.parent.clone(),
+            number: request.number,
+            settled: false,
+        };
+        let clone = self.start_clone(&found, &request.name, &request.parent, family)?;
+        if request.settle {
+            self.settle_later(&clone.entry);
+        }
+        Ok(self.info_of(&clone))
     }
 
     /// Makes a machine of an image that goes on at once. If it does not, nothing of it stays.
@@ -145,8 +194,9 @@ impl Node {
 
     fn begin_clone(self: &Arc<Self>, entry: &Operation, found: &Found) -> Result<(), NodeError> {
         make_machine_dir(&entry.dir)?;
-        entry.record().save(&entry.dir)?;
-        save_manifest(&entry.dir, &found.id, &found.manifest)?;
+        // a fork waits for all of its clones, and a disk for each: only what they have become is waited for
+        entry.record().save_soon(&entry.dir)?;
+        save_manifest_soon(&entry.dir, &found.id, &found.manifest)?;
         let (mut report, _) = Report::new(); // the fork tells of the whole
         self.begin_restore(entry, found, &Coming::default(), &mut report)?;
         entry.update(|record| record.wanted = Wanted::Running)

@@ -36,6 +36,9 @@ pub(crate) struct ForkRecord {
     pub image: Hash,
     /// With which clones' nodes read that image here. The file is readable by the node's user only.
     pub token: String,
+    /// Token of the pages of the other nodes that run clones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts_token: Option<String>,
     /// Unix time.
     pub created_unix_s: u64,
     /// By number; those that could not be started are not among them.
@@ -164,6 +167,7 @@ impl Forks {
                 rand::random::<u128>(),
                 rand::random::<u128>()
             ),
+            hosts_token: None,
             created_unix_s,
             clones,
         };
@@ -227,6 +231,24 @@ impl Forks {
         self.save(record)
     }
 
+    /// Whether a token is that of a fork with this image.
+    pub fn opens(&self, token: &str, image: &Hash) -> bool {
+        let given = Hash::of(token.as_bytes());
+        let all = self.all.read();
+        // hashes are compared, so that the time it takes tells nothing of the token
+        all.values()
+            .any(|fork| fork.image == *image && Hash::of(fork.token.as_bytes()) == given)
+    }
+
+    /// The fork and the host of a clone that runs elsewhere.
+    pub fn away(&self, name: &str) -> Option<(ForkRecord, String)> {
+        let all = self.all.read();
+        all.values().find_map(|fork| {
+            let clone = fork.clones.iter().find(|clone| clone.name == name)?;
+            Some((fork.clone(), clone.host.clone()?))
+        })
+    }
+
     /// The fork whose clones on other hosts need an image, in words.
     pub fn user_of(&self, image: &Hash) -> Option<String> {
         let all = self.all.read();
@@ -281,6 +303,14 @@ mod tests {
         let again = Forks::open(&home).unwrap();
         assert_eq!(again.of("web"), [record]);
         assert!(again.user_of(&image).unwrap().contains("web"));
+        let (fork, host) = again.away("web.2").unwrap();
+        assert_eq!(
+            (fork.parent.as_str(), host.as_str()),
+            ("web", "http://other:7070")
+        );
+        assert!(again.away("web.1").is_none());
+        assert!(again.opens(&fork.token, &image));
+        assert!(!again.opens(&fork.token, &Hash::of(b"another")) && !again.opens("", &image));
         again.strike("web.2").unwrap();
         assert_eq!(again.user_of(&image), None);
         again.strike("web.1").unwrap();

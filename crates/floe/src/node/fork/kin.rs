@@ -1,8 +1,11 @@
 //! Looking at a family, and ending clones.
 
-use super::family::CloneRecord;
+use super::{
+    family::{CloneRecord, ForkRecord},
+    remote::Remote,
+};
 use crate::{
-    api::{Family, KillReport, KillRequest},
+    api::{ErrorCode, Family, KillReport, KillRequest},
     node::{
         Node,
         error::{NodeError, not_found, refused},
@@ -67,26 +70,45 @@ impl Node {
         for fork in self.forks.of(name) {
             for clone in &fork.clones {
                 let of = Some((fork.id.as_str(), clone));
-                member
-                    .clones
-                    .push(self.branch(&clone.name, of, generations - 1));
+                member.clones.push(match &clone.host {
+                    None => self.branch(&clone.name, of, generations - 1),
+                    Some(host) => away(&fork, clone, host),
+                });
             }
         }
         member
+    }
+
+    /// Ends a clone of this node's wherever it is.
+    fn kill_one(&self, name: &str) -> Result<(), NodeError> {
+        let Some((fork, host)) = self.forks.away(name) else {
+            return self.remove_machine(name, true);
+        };
+        let remote = Remote::new(&host, fork.hosts_token.as_deref().unwrap_or_default())?;
+        remote.end(name).map_err(|why| {
+            NodeError::Api(crate::api::ApiError {
+                code: ErrorCode::Unreachable,
+                message: format!("{name} was not ended: {why}"),
+                fix: "repeat it when its host answers".into(),
+            })
+        })?;
+        self.forks.strike(name)?;
+        self.drop_fork_image(&fork.image);
+        Ok(())
     }
 
     /// Ends a clone, or all clones of a machine.
     pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, NodeError> {
         let mut report = KillReport::default();
         if !request.all {
-            let entry = self.machines.get(name)?;
-            if entry.record().family.is_none() {
+            let away = self.forks.away(name).is_some();
+            if !away && self.machines.get(name)?.record().family.is_none() {
                 return Err(refused(
                     format!("machine {name} is no clone"),
                     format!("floe rm --force {name}, or floe kill --all {name} for its clones"),
                 ));
             }
-            self.remove_machine(name, true)?;
+            self.kill_one(name)?;
             report.ended.push(name.to_owned());
             return Ok(report);
         }
@@ -100,7 +122,7 @@ impl Node {
         let mut names = Vec::new();
         collect(&tree, &mut names);
         for name in names {
-            match self.remove_machine(&name, true) {
+            match self.kill_one(&name) {
                 Ok(()) => report.ended.push(name),
                 Err(error) => report.failed.push(format!("{name}: {}", error.to_api())),
             }
@@ -109,10 +131,40 @@ impl Node {
     }
 }
 
+/// A clone on another host, as that tells it.
+fn away(fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+    let token = fork.hosts_token.as_deref().unwrap_or_default();
+    let told = Remote::new(host, token)
+        .map_err(|error| error.to_string())
+        .and_then(|remote| remote.family(&clone.name));
+    let (mut member, detail) = match told {
+        Ok(Some(member)) => (member, None),
+        Ok(None) => (Family::default(), Some("it has ended".to_owned())),
+        Err(why) => (Family::default(), Some(why)),
+    };
+    member.name = clone.name.clone();
+    member.fork = Some(fork.id.clone());
+    member.number = Some(clone.number);
+    if let Some(detail) = detail {
+        member.detail = detail;
+    }
+    on(&mut member, host);
+    member
+}
+
+/// A member and all below are on this host, unless they say another.
+fn on(member: &mut Family, host: &str) {
+    member.host.get_or_insert_with(|| host.to_owned());
+    member.clones.iter_mut().for_each(|clone| on(clone, host));
+}
+
 /// All clones below a member, the youngest generation first.
 fn collect(member: &Family, names: &mut Vec<String>) {
     for clone in &member.clones {
-        collect(clone, names);
+        // clones of a clone that is away are its host's to end
+        if clone.host.is_none() {
+            collect(clone, names);
+        }
         names.push(clone.name.clone());
     }
 }

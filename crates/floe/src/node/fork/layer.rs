@@ -5,7 +5,7 @@
 //! on, and served from memory at once; written chunks of disks are read from the frozen layers' files. An ordinary pull of
 //! this source into the node's own repository makes it durable later, under the same id, and then it is forgotten.
 
-use crate::node::error::NodeError;
+use crate::node::{error::NodeError, sources::Loads};
 use floe_image::{
     CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, Layout, MachineConfig, Manifest, Over, Region,
     Segment, chunk_hash, compress_frame, is_zero,
@@ -151,6 +151,17 @@ impl Layer {
             .sum();
         let last = self.device.len() % CHUNK_SIZE;
         (self.manifest.encode().len() + device + last) as u64
+    }
+
+    /// What a clone's QEMU loads.
+    pub fn loads(&self) -> Loads {
+        let pages = self.vram.iter().filter(|(_, page)| !is_zero(&page[..]));
+        Loads {
+            device: self.device.clone(),
+            vram: pages
+                .map(|(chunk, page)| (chunk, Box::new(*page)))
+                .collect(),
+        }
     }
 
     /// Gives one item to `sink`; whether it is of this layer.

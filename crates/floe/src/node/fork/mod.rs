@@ -15,13 +15,21 @@ mod decide;
 mod family;
 mod kin;
 mod layer;
+mod parents;
+mod remote;
+mod serve;
 mod store;
 
 pub(crate) use family::Forks;
 pub(crate) use layer::{Layers, Local};
+pub(crate) use parents::{Patient, is_parent};
+pub(crate) use serve::router;
 
 use crate::{
-    api::{CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Outcome},
+    api::{
+        CLONES_MAX, CloneInfo, CloneRequest, CloneState, FORK_HOSTS_MAX, ForkReport, ForkRequest,
+        HERE, Outcome,
+    },
     node::{
         MachineName, Node,
         error::{NodeError, failed, not_found, refused, usage},
@@ -38,6 +46,7 @@ use family::ForkRecord;
 use floe_image::Hash;
 use floe_machine::CaptureOptions;
 use layer::{Base, Layer};
+use remote::Remote;
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -53,6 +62,26 @@ const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.
 const STARTS_PER_CORE: usize = 2;
+
+/// Starts under way at a time on other hosts: each is a request that waits.
+const STARTS_AWAY: usize = 32;
+
+/// Where clones may run.
+enum Host {
+    /// On this node.
+    Here,
+    /// On another one, which reads the parent's state at this address.
+    There(Remote, String),
+}
+
+impl Host {
+    fn url(&self) -> Option<&str> {
+        match self {
+            Host::Here => None,
+            Host::There(remote, _) => Some(remote.url()),
+        }
+    }
+}
 
 /// What clones start from.
 struct Instant {
@@ -78,24 +107,39 @@ impl Node {
             ));
         }
         self.check_passable()?;
-        let mut fork = Fork::new(request.clones, 1);
-        let room = self.room_for_clones();
-        fork.handle(Event::Room(0, room));
-        if fork.granted() == 0
-            && let Some((_, why)) = fork.refusals().first()
-        {
-            return Err(refused(*why, "end machines that are no longer needed"));
+        let hosts = self.hosts(request)?;
+        let mut fork = Fork::new(request.clones, hosts.len());
+        // asked before anything is stopped: a fork for which nobody has room costs its parent nothing
+        self.ask_for_room(&hosts, &mut fork);
+        if fork.granted() == 0 {
+            let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
+            return Err(refused(
+                format!("there is no room for clones: {}", refusals.join("; ")),
+                "end machines that are no longer needed, or name other hosts",
+            ));
         }
+        report.stage("hosts")?;
         let (instant, parent) = self.instant(name, report)?;
         let taken = self.machines.all().into_iter();
-        let record = self.forks.begin(
+        let mut record = self.forks.begin(
             &parent,
             instant.found.id,
             request.clones,
             unix_now(),
             taken.map(|entry| entry.name.to_string()),
         )?;
-        let done = self.start_clones(&mut fork, &instant, &record, report);
+        if hosts.iter().any(|host| host.url().is_some()) {
+            record.hosts_token = self.hosts_token(request);
+            // after a crash in the middle of this their token must still open their parent's state
+            self.forks.save(record.clone())?;
+        }
+        let start = Start {
+            instant: &instant,
+            record: &record,
+            hosts: &hosts,
+            settle: request.settle,
+        };
+        let done = self.start_clones(&mut fork, &start, report);
         let clones = match done {
             Ok(clones) => clones,
             Err(error) => {
@@ -106,8 +150,14 @@ impl Node {
         };
         let id = record.id.clone();
         let mut kept = record;
-        let runs = |number: u32| matches!(fork.state(number), Some(State::Running(_)));
-        kept.clones.retain(|clone| runs(clone.number));
+        kept.clones
+            .retain_mut(|clone| match fork.state(clone.number) {
+                Some(State::Running(host)) => {
+                    clone.host = hosts[*host].url().map(str::to_owned);
+                    true
+                }
+                _ => false,
+            });
         let running = kept.clones.len() as u32;
         self.forks.save(kept)?;
         report.stage("clones")?;
@@ -134,6 +184,84 @@ impl Node {
             pause_ms,
             ..Default::default()
         })
+    }
+
+    /// Where the clones of a fork may run.
+    fn hosts(&self, request: &ForkRequest) -> Result<Vec<Host>, NodeError> {
+        if request.hosts.len() > FORK_HOSTS_MAX {
+            return Err(usage(
+                format!("{} hosts", request.hosts.len()),
+                format!("name at most {FORK_HOSTS_MAX}"),
+            ));
+        }
+        if request.hosts.is_empty() {
+            return Ok(vec![Host::Here]);
+        }
+        let mut hosts: Vec<Host> = Vec::new();
+        for text in &request.hosts {
+            let host = match text.as_str() {
+                HERE => Host::Here,
+                url => {
+                    let token = self.hosts_token(request).unwrap_or_default();
+                    let remote = Remote::new(url, &token)?;
+                    let source = self.address_for(&remote)?;
+                    Host::There(remote, source)
+                }
+            };
+            if hosts.iter().any(|known| known.url() == host.url()) {
+                return Err(usage(format!("host {text} is named twice"), "name it once"));
+            }
+            hosts.push(host);
+        }
+        Ok(hosts)
+    }
+
+    fn hosts_token(&self, request: &ForkRequest) -> Option<String> {
+        let own = || self.page.as_ref().map(|page| page.token().to_owned());
+        request.hosts_token.clone().or_else(own)
+    }
+
+    /// Where another host finds this node's forks.
+    fn address_for(&self, remote: &Remote) -> Result<String, NodeError> {
+        let page = self.page.as_ref().ok_or_else(|| {
+            refused(
+                "clones on other hosts read their parent's state through this node's page, and it has none",
+                "start the node with --web ADDRESS:PORT",
+            )
+        })?;
+        let mut listen = page.listen();
+        if listen.ip().is_unspecified() {
+            listen.set_ip(remote.own_address()?);
+        } else if listen.ip().is_loopback() && !remote.own_address()?.is_loopback() {
+            return Err(refused(
+                format!("{} cannot reach this node's page on {listen}", remote.url()),
+                "start the node with --web ADDRESS:PORT of a network that both are in",
+            ));
+        }
+        Ok(format!("floe+http://{listen}{}", serve::PATH))
+    }
+
+    /// Asks all hosts at the same time.
+    fn ask_for_room(&self, hosts: &[Host], fork: &mut Fork) {
+        let rooms: Vec<Result<u32, String>> = std::thread::scope(|scope| {
+            let asked: Vec<_> = hosts
+                .iter()
+                .map(|host| {
+                    scope.spawn(move || match host {
+                        Host::Here => self.room_for_clones(),
+                        Host::There(remote, _) => remote.room(),
+                    })
+                })
+                .collect();
+            let unasked = || Err("it could not be asked".to_owned());
+            asked
+                .into_iter()
+                .map(|room| room.join().unwrap_or_else(|_| unasked()))
+                .collect()
+        });
+        for (number, room) in rooms.into_iter().enumerate() {
+            fork.handle(Event::Room(number, room));
+        }
     }
 
     /// The state to clone: a machine's of this moment, or an image's.
@@ -166,6 +294,7 @@ impl Node {
                 manifest,
                 fetcher: self.sources.fetcher(&origin)?,
                 origin,
+                loads: Arc::default(),
             };
             let instant = Instant {
                 found,
@@ -243,6 +372,7 @@ impl Node {
                 manifest: layer.manifest.clone(),
                 fetcher: self.sources.fetcher(&origin)?,
                 origin,
+                loads: Arc::new(layer.loads().into()),
             },
             layer: Some(layer),
             parent: Some(entry),
@@ -254,12 +384,16 @@ impl Node {
     fn start_clones(
         self: &Arc<Self>,
         fork: &mut Fork,
-        instant: &Instant,
-        record: &ForkRecord,
+        start: &Start<'_>,
         report: &mut Report,
     ) -> Result<Vec<CloneInfo>, NodeError> {
+        let Start { record, hosts, .. } = *start;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let workers = (cores * STARTS_PER_CORE).min(fork.granted() as usize);
+        let away = match hosts.iter().any(|host| host.url().is_some()) {
+            true => STARTS_AWAY,
+            false => 0,
+        };
+        let workers = (cores * STARTS_PER_CORE + away).min(fork.granted() as usize);
         let (give, jobs) = mpsc::channel::<Action>();
         let jobs = parking_lot::Mutex::new(jobs);
         let (tell, told) = mpsc::channel::<Event>();
@@ -272,16 +406,18 @@ impl Node {
                     loop {
                         let job = jobs.lock().recv();
                         match job {
-                            Ok(Action::Start(clone, _)) => {
-                                let start = || self.try_clone(instant, record, clone);
-                                let event = catch_unwind(AssertUnwindSafe(start));
+                            Ok(Action::Start(clone, host)) => {
+                                let try_it = || self.try_clone(start, clone, host);
+                                let event = catch_unwind(AssertUnwindSafe(try_it));
                                 // the fork waits for exactly this
                                 let _ = tell.send(event.unwrap_or_else(|_| {
                                     let why = "the node made a mistake, see its log";
                                     Event::NotStarted(clone, Fault::Unknown(why.into()))
                                 }));
                             }
-                            Ok(Action::End(clone, _)) => self.end_clone(record, clone),
+                            Ok(Action::End(clone, host)) => {
+                                self.end_clone(record, clone, &hosts[host])
+                            }
                             Ok(Action::Over) | Err(_) => return,
                         }
                     }
@@ -325,14 +461,14 @@ impl Node {
                     )
                 };
                 if let Some(clone) = about.filter(ended) {
-                    report.clone_info(info(fork, record, clone, &times));
+                    report.clone_info(info(fork, start, clone, &times));
                 }
             }
         })?;
         report.check()?;
         let numbers = record.clones.iter().map(|clone| clone.number);
         let infos: Vec<CloneInfo> = numbers
-            .map(|number| info(fork, record, number, &times))
+            .map(|number| info(fork, start, number, &times))
             .collect();
         let not_granted = infos
             .iter()
@@ -375,6 +511,32 @@ impl Node {
     }
 }
 
+/// What a clone's start needs to know.
+#[derive(Clone, Copy)]
+struct Start<'a> {
+    instant: &'a Instant,
+    record: &'a ForkRecord,
+    hosts: &'a [Host],
+    /// Other nodes are to pull what their clones have not touched.
+    settle: bool,
+}
+
+impl Start<'_> {
+    /// What another node is told of a clone.
+    fn order(&self, clone: CloneId, name: &str, source: &str) -> CloneRequest {
+        CloneRequest {
+            name: name.to_owned(),
+            fork: self.record.id.clone(),
+            parent: self.record.parent.clone(),
+            number: clone,
+            image: self.instant.found.id.to_string(),
+            source: source.to_owned(),
+            token: self.record.token.clone(),
+            settle: self.settle,
+        }
+    }
+}
+
 /// Bytes that a node needs before the first clone executes.
 fn descriptor_bytes(instant: &Instant) -> u64 {
     match &instant.layer {
@@ -390,13 +552,18 @@ fn descriptor_bytes(instant: &Instant) -> u64 {
 /// What is known of a clone.
 fn info(
     fork: &Fork,
-    record: &ForkRecord,
+    start: &Start<'_>,
     number: CloneId,
     times: &HashMap<CloneId, f64>,
 ) -> CloneInfo {
-    let clone = record.clones.iter().find(|clone| clone.number == number);
+    let mut clones = start.record.clones.iter();
+    let clone = clones.find(|clone| clone.number == number);
+    let mut on = None;
     let (state, detail) = match fork.state(number) {
-        Some(State::Running(_)) => (CloneState::Running, String::new()),
+        Some(State::Running(host)) => {
+            on = start.hosts[*host].url().map(str::to_owned);
+            (CloneState::Running, String::new())
+        }
         Some(State::Failed(why)) => (CloneState::Failed, why.clone()),
         Some(State::Granted | State::Starting(_)) => (CloneState::Failed, "not started".into()),
         None => {
@@ -408,7 +575,7 @@ fn info(
     CloneInfo {
         number,
         name: clone.map(|clone| clone.name.clone()).unwrap_or_default(),
-        host: clone.and_then(|clone| clone.host.clone()),
+        host: on,
         state,
         detail,
         running_ms: times.get(&number).copied(),

@@ -43,3 +43,20 @@ pub async fn kill(
 ) -> Result<Json<KillReport>, Failure> {
     answer(move || node.kill(&name, &request)).await
 }
+
+/// Starts a clone of another node's machine: what a fork with `hosts` asks of them.
+#[utoipa::path(post, path = "/v1/clones", tag = "machines", request_body = CloneRequest,
+    responses((status = 200, body = MachineInfo), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn receive(
+    State(node): Floe,
+    Input(request): Input<CloneRequest>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.receive_clone(&request)).await
+}
+
+/// For how many clones of other nodes' machines there is room.
+#[utoipa::path(get, path = "/v1/clones/room", tag = "machines",
+    responses((status = 200, body = Room), (status = 422, body = ApiError)))]
+pub async fn room(State(node): Floe) -> Result<Json<Room>, Failure> {
+    answer(move || node.clone_room()).await
+}

@@ -64,6 +64,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/fork", post(forks::fork))
         .route("/v1/machines/{name}/family", get(forks::family))
         .route("/v1/machines/{name}/kill", post(forks::kill))
+        .route("/v1/clones", post(forks::receive))
+        .route("/v1/clones/room", get(forks::room))
         .route("/v1/traces/list", post(traces::list))
         .route("/v1/traces/show", post(traces::show))
         .route("/v1/traces/export", post(traces::export))
@@ -123,6 +125,8 @@ pub fn router(node: Arc<Node>) -> Router {
         forks::fork,
         forks::family,
         forks::kill,
+        forks::receive,
+        forks::room,
         traces::list,
         traces::show,
         traces::export,

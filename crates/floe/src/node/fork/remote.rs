@@ -1,0 +1,315 @@
+//! Another node as a host of clones: what is asked of it, and what its silence means.
+
+use super::decide::Fault;
+use crate::{
+    api::{ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo, Room},
+    node::error::{NodeError, failed, usage},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
+use ureq::{Agent, SendBody};
+
+/// Time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a question that touches nothing.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a clone to start: its device state touches pages that have to come over a link first.
+const START_TIMEOUT: Duration = Duration::from_secs(130);
+/// Longest answer that is read: a family of all clones that a fork can have.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// Another node, by the address of its page.
+#[derive(Clone)]
+pub(super) struct Remote {
+    agent: Agent,
+    /// `http://10.0.0.2:7070`.
+    url: String,
+    authorization: String,
+}
+
+/// Why a call had no result.
+enum Failed {
+    /// Nothing was asked.
+    NotAsked(String),
+    /// The node said no.
+    Refused(ApiError),
+    /// It was asked, and nobody knows what it did.
+    Unknown(String),
+}
+
+impl Failed {
+    fn text(&self) -> String {
+        match self {
+            Failed::NotAsked(why) | Failed::Unknown(why) => why.clone(),
+            Failed::Refused(error) => error.to_string(),
+        }
+    }
+}
+
+impl Remote {
+    /// The node whose page is at `url`. Nothing is connected yet.
+    pub fn new(url: &str, token: &str) -> Result<Remote, NodeError> {
+        let bad = |why: &str| {
+            usage(
+                format!("host {url:?}: {why}"),
+                "write http://ADDRESS:PORT of its page, or here for this node",
+            )
+        };
+        let rest = url
+            .strip_prefix("http://")
+            .ok_or_else(|| bad("it is no http address"))?;
+        let authority = rest.trim_end_matches('/');
+        if authority.is_empty() || authority.contains(['/', '@', '?', '#']) {
+            return Err(bad("it is not a host and a port alone"));
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(START_TIMEOUT))
+            .build();
+        Ok(Remote {
+            agent: config.new_agent(),
+            url: format!("http://{authority}"),
+            authorization: format!("Bearer {token}"),
+        })
+    }
+
+    /// Its address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// This host's address as that one sees it.
+    pub fn own_address(&self) -> Result<IpAddr, NodeError> {
+        let authority = self.url.trim_start_matches("http://");
+        let unreachable = |why: String| {
+            failed(
+                format!("host {}: {why}", self.url),
+                "check its address, and the way to it",
+            )
+        };
+        let with_port = match authority.parse::<IpAddr>() {
+            Ok(address) => SocketAddr::new(address, 80).to_string(),
+            Err(_) if authority.contains(':') => authority.to_owned(),
+            Err(_) => format!("{authority}:80"),
+        };
+        let mut found = with_port
+            .to_socket_addrs()
+            .map_err(|error| unreachable(error.to_string()))?;
+        let there = found
+            .next()
+            .ok_or_else(|| unreachable("it has no address".into()))?;
+        let any: IpAddr = match there.ip() {
+            IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // connecting such a socket sends nothing: it only asks the kernel for the way
+        let own = UdpSocket::bind((any, 0))
+            .and_then(|socket| {
+                socket.connect(there)?;
+                socket.local_addr()
+            })
+            .map_err(|error| unreachable(error.to_string()))?;
+        Ok(own.ip())
+    }
+
+    /// For how many clones it has room.
+    pub fn room(&self) -> Result<u32, String> {
+        let room: Result<Room, Failed> =
+            self.call("GET", "/v1/clones/room", None::<&()>, ASK_TIMEOUT);
+        let room = room.map_err(|failed| format!("{}: {}", self.url, failed.text()))?;
+        Ok(room.clones)
+    }
+
+    /// Starts a clone there.
+    pub fn start(&self, request: &CloneRequest) -> Result<(), Fault> {
+        let started: Result<MachineInfo, Failed> =
+            self.call("POST", "/v1/clones", Some(request), START_TIMEOUT);
+        let at = |why: String| format!("{}: {why}", self.url);
+        match started {
+            Ok(_) => Ok(()),
+            Err(Failed::NotAsked(why)) => Err(Fault::Host(at(why))),
+            Err(Failed::Unknown(why)) => Err(Fault::Unknown(at(why))),
+            Err(Failed::Refused(error)) => Err(match error.code {
+                ErrorCode::Refused | ErrorCode::Usage | ErrorCode::Unreachable => {
+                    Fault::Host(at(error.to_string()))
+                }
+                _ => Fault::Clone(at(error.to_string())),
+            }),
+        }
+    }
+
+    /// Ends a clone there. One that is not there any more has ended.
+    pub fn end(&self, name: &str) -> Result<(), String> {
+        let path = format!("/v1/machines/{name}/kill");
+        let request = KillRequest::default();
+        let ended: Result<KillReport, Failed> =
+            self.call("POST", &path, Some(&request), START_TIMEOUT);
+        match ended {
+            Ok(_) => Ok(()),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
+            Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
+        }
+    }
+
+    /// A clone there, with its own clones; `None` if it is not there any more.
+    pub fn family(&self, name: &str) -> Result<Option<Family>, String> {
+        let path = format!("/v1/machines/{name}/family");
+        match self.call("GET", &path, None::<&()>, ASK_TIMEOUT) {
+            Ok(family) => Ok(Some(family)),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(None),
+            Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
+        }
+    }
+
+    fn call<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+        limit: Duration,
+    ) -> Result<T, Failed> {
+        let not_asked = |why: String| Failed::NotAsked(why);
+        let request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url))
+            .header("authorization", &self.authorization)
+            .header("content-type", "application/json");
+        let config = |agent: &Agent| -> Result<_, Failed> {
+            let answer = match body {
+                None => {
+                    let request = request.body(()).map_err(|e| not_asked(e.to_string()))?;
+                    let request = agent
+                        .configure_request(request)
+                        .timeout_global(Some(limit))
+                        .build();
+                    agent.run(request)
+                }
+                Some(body) => {
+                    let bytes = serde_json::to_vec(body).map_err(|e| not_asked(e.to_string()))?;
+                    let request = request
+                        .header("content-length", bytes.len())
+                        .body(SendBody::from_owned_reader(std::io::Cursor::new(bytes)))
+                        .map_err(|e| not_asked(e.to_string()))?;
+                    let request = agent
+                        .configure_request(request)
+                        .timeout_global(Some(limit))
+                        .build();
+                    agent.run(request)
+                }
+            };
+            answer.map_err(|error| match was_asked(&error) {
+                true => Failed::Unknown(error.to_string()),
+                false => Failed::NotAsked(error.to_string()),
+            })
+        };
+        let mut answer = config(&self.agent)?;
+        let body = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX);
+        let bytes = body
+            .read_to_vec()
+            .map_err(|error| Failed::Unknown(format!("the answer was cut off: {error}")))?;
+        if answer.status().is_success() {
+            return serde_json::from_slice(&bytes)
+                .map_err(|error| Failed::Unknown(format!("its answer makes no sense: {error}")));
+        }
+        let said = serde_json::from_slice(&bytes).unwrap_or_else(|_| ApiError {
+            code: ErrorCode::Refused,
+            message: format!("it answered {}", answer.status()),
+            fix: "check that this is the page of a floe node of the same version".into(),
+        });
+        Err(Failed::Refused(match answer.status().as_u16() {
+            401 => ApiError {
+                code: ErrorCode::Refused,
+                message: "it does not take this token".into(),
+                fix: "give the token of its page by FLOE_HOSTS_TOKEN".into(),
+            },
+            _ => said,
+        }))
+    }
+}
+
+/// Whether the other side may have got the question.
+fn was_asked(error: &ureq::Error) -> bool {
+    use std::io::ErrorKind;
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::BadUri(_) => false,
+        ureq::Error::Timeout(which) => {
+            !matches!(which, ureq::Timeout::Connect | ureq::Timeout::Resolve)
+        }
+        ureq::Error::Io(error) => !matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused
+                | ErrorKind::HostUnreachable
+                | ErrorKind::NetworkUnreachable
+                | ErrorKind::AddrNotAvailable
+        ),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    fn order() -> CloneRequest {
+        CloneRequest {
+            name: "web.1".into(),
+            ..Default::default()
+        }
+    }
+
+    /// A host that answers one request with this.
+    fn host(answer: &'static str) -> Remote {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut seen = Vec::new();
+            let mut buffer = [0; 4096];
+            while !seen.windows(7).any(|w| w == b"\"web.1\"") {
+                let n = client.read(&mut buffer).unwrap();
+                assert_ne!(n, 0);
+                seen.extend_from_slice(&buffer[..n]);
+            }
+            client.write_all(answer.as_bytes()).unwrap();
+        });
+        Remote::new(&url, "token").unwrap()
+    }
+
+    #[test]
+    fn an_address_that_is_none_of_a_node_is_refused() {
+        for url in ["https://a", "a:1", "http://", "http://a/b", "http://t@a:1"] {
+            assert!(Remote::new(url, "t").is_err(), "{url}");
+        }
+        let remote = Remote::new("http://127.0.0.1:7070/", "t").unwrap();
+        assert_eq!(remote.url(), "http://127.0.0.1:7070");
+        assert!(remote.own_address().unwrap().is_loopback());
+    }
+
+    #[test]
+    fn a_host_that_was_never_asked_is_out_and_one_that_falls_silent_is_not_asked_again() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", nobody.local_addr().unwrap());
+        drop(nobody);
+        let fault = Remote::new(&url, "t").unwrap().start(&order());
+        assert!(matches!(fault, Err(Fault::Host(_))), "{fault:?}");
+        let fault = host("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").start(&order());
+        assert!(matches!(fault, Err(Fault::Unknown(_))), "{fault:?}");
+    }
+
+    #[test]
+    fn what_a_host_says_decides_whether_it_gets_another_clone() {
+        let full = "HTTP/1.1 409 Conflict\r\nconnection: close\r\n\r\n{\"code\":\"busy\",\"message\":\"there is a machine web.1 already\"}";
+        let fault = host(full).start(&order());
+        assert!(matches!(fault, Err(Fault::Clone(why)) if why.contains("already")));
+        let stranger = "HTTP/1.1 401 Unauthorized\r\nconnection: close\r\n\r\n{}";
+        let fault = host(stranger).start(&order());
+        assert!(matches!(fault, Err(Fault::Host(why)) if why.contains("FLOE_HOSTS_TOKEN")));
+    }
+}
