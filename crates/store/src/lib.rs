@@ -22,6 +22,7 @@ pub use cache::{Cache, CacheReport, CacheStats, Pin};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
 pub use repository::{
-    Damage, ExportStats, GcOptions, GcReport, ImageEntry, Inspection, RegionInfo, Repository,
-    Scope, TagEntry, VerifyReport, parse_tag_file, tag_file_name,
+    Damage, ExportStats, FramePlace, GcOptions, GcReport, ImageEntry, Inspection, Optimized,
+    Rearranged, RegionInfo, Repository, Scope, TagEntry, VerifyReport, parse_tag_file,
+    tag_file_name,
 };

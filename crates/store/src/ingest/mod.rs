@@ -21,14 +21,16 @@ use parking_lot::Mutex;
 use crate::repository::{Scope, unix_now};
 use crate::{Repository, StoreError};
 use feed::{Feed, FileFeed, PagesFeed, PagesState, ReaderFeed};
-use packer::Packer;
+pub(crate) use packer::Packer;
 use worker::{Job, Seen, Shared};
 
 type ProgressFn = dyn Fn(IngestProgress<'_>) -> bool + Send + Sync;
 
 /// On a disk of programs and libraries, level 3 took 7.1 s of CPU and level 1 took 5.0 s for 1.1 GB of data, with packs of
 /// 381 and 395 MB (`zstd -3` of the whole file: 13.3 s, its zeros included). A pack is written once and sent often.
-const LEVEL_DEFAULT: i32 = 3;
+pub(crate) const LEVEL_DEFAULT: i32 = 3;
+/// Largest pack unless told otherwise: what a hub takes in one upload.
+pub(crate) const PACK_BYTES_MAX: u64 = 8 << 20;
 /// Packs smaller than this would be mostly index.
 const PACK_BYTES_MIN: u64 = 256 * 1024;
 
@@ -56,7 +58,7 @@ impl Default for IngestOptions {
             threads: 0,
             parent: None,
             also: Vec::new(),
-            pack_bytes_max: 8 << 20,
+            pack_bytes_max: PACK_BYTES_MAX,
             created_unix_s: None,
         }
     }

@@ -31,7 +31,7 @@ struct Held {
     bytes: usize,
 }
 
-pub(super) struct Packer {
+pub(crate) struct Packer {
     repository: Repository,
     pack_bytes_max: u64,
     open: Mutex<Option<PackWriter<NamedTempFile>>>,
@@ -71,15 +71,11 @@ impl Packer {
     /// Append a frame.
     pub fn frame(&self, kind: Kind, hashes: &[Hash], compressed: &[u8]) -> Result<(), StoreError> {
         let mut open = self.open.lock();
-        if let Some(writer) = &*open {
-            let items = (writer.items() + hashes.len()) as u64;
-            let after =
-                writer.bytes_written() + compressed.len() as u64 + items * INDEX_BYTES_PER_ITEM;
-            let full = after + PACK_OVERHEAD_BYTES > self.pack_bytes_max
-                || items > u64::from(floe_image::PACK_ITEMS_MAX);
-            if full && let Some(writer) = open.take() {
-                self.close(writer)?;
-            }
+        if let Some(writer) = &*open
+            && self.is_full(writer, compressed.len() as u64, hashes.len())
+            && let Some(writer) = open.take()
+        {
+            self.close(writer)?;
         }
         let writer = match &mut *open {
             Some(writer) => writer,
@@ -91,6 +87,30 @@ impl Packer {
         writer
             .push_frame(kind, hashes, compressed)
             .map_err(|e| self.error(e))
+    }
+
+    /// End the open pack if it hasn't room for frames of so many bytes and items.
+    pub fn make_room(&self, bytes: u64, items: usize) -> Result<(), StoreError> {
+        let full = match &*self.open.lock() {
+            Some(writer) => self.is_full(writer, bytes, items),
+            None => false,
+        };
+        if full { self.end_pack() } else { Ok(()) }
+    }
+
+    /// End the open pack: what comes begins the next one.
+    pub fn end_pack(&self) -> Result<(), StoreError> {
+        match self.open.lock().take() {
+            Some(writer) => self.close(writer),
+            None => Ok(()),
+        }
+    }
+
+    fn is_full(&self, writer: &PackWriter<NamedTempFile>, bytes: u64, items: usize) -> bool {
+        let items = (writer.items() + items) as u64;
+        let after = writer.bytes_written() + bytes + items * INDEX_BYTES_PER_ITEM;
+        after + PACK_OVERHEAD_BYTES > self.pack_bytes_max
+            || items > u64::from(floe_image::PACK_ITEMS_MAX)
     }
 
     fn close(&self, writer: PackWriter<NamedTempFile>) -> Result<(), StoreError> {

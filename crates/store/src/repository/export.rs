@@ -78,19 +78,20 @@ impl Repository {
                 ),
             });
         }
-        let scope = self.scope(id)?;
-        let mut out = Vec::with_capacity(region.size as usize);
-        let mut buffer = Vec::new();
-        for (number, hash) in region.segments.iter().enumerate() {
-            let len = (region.size - out.len() as u64).min(SEGMENT_SPAN) as usize;
-            if hash.is_zero() && region.patches_of(number).is_empty() {
-                out.resize(out.len() + len, 0);
-            } else {
-                read_segment(&scope, region, number, &mut buffer)?;
-                out.extend_from_slice(&buffer[..len]);
+        self.with_scope(id, |scope| {
+            let mut out = Vec::with_capacity(region.size as usize);
+            let mut buffer = Vec::new();
+            for (number, hash) in region.segments.iter().enumerate() {
+                let len = (region.size - out.len() as u64).min(SEGMENT_SPAN) as usize;
+                if hash.is_zero() && region.patches_of(number).is_empty() {
+                    out.resize(out.len() + len, 0);
+                } else {
+                    read_segment(scope, region, number, &mut buffer)?;
+                    out.extend_from_slice(&buffer[..len]);
+                }
             }
-        }
-        Ok(out)
+            Ok(out)
+        })
     }
 
     fn find_region<'a>(

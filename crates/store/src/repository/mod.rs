@@ -17,11 +17,13 @@ mod export;
 mod gc;
 mod inspect;
 mod names;
+mod optimize;
 mod packs;
 mod publish;
 mod scope;
 mod verify;
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -36,8 +38,9 @@ pub use gc::{GcOptions, GcReport};
 pub use inspect::{ImageEntry, Inspection, RegionInfo};
 pub(crate) use names::unix_now;
 pub use names::{TagEntry, parse_tag_file, tag_file_name};
-pub use scope::Scope;
+pub use optimize::{Optimized, Rearranged};
 pub(crate) use scope::Walk;
+pub use scope::{FramePlace, Scope};
 pub use verify::{Damage, VerifyReport};
 
 use crate::{StoreError, durable};
@@ -241,14 +244,42 @@ impl Repository {
         Ok(scope)
     }
 
-    /// Read items of one image; see [`Scope::read`].
+    fn forget_scope(&self, layout: &Layout) {
+        let key = Hash::of(&layout.encode());
+        self.inner.scopes.lock().retain(|(k, _)| *k != key);
+    }
+
+    /// Do something with an image's packs, and again if that failed because they were laid out anew meanwhile.
+    pub(crate) fn with_scope<T>(
+        &self,
+        id: &Hash,
+        mut act: impl FnMut(&Scope) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        loop {
+            let layout = self.layout(id)?;
+            match act(&self.scope_of(&layout)?) {
+                Err(_) if self.layout(id).is_ok_and(|now| now != layout) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Read items of one image; see [`Scope::read`]. Packs that are laid out anew meanwhile don't matter.
     pub fn read_items(
         &self,
         id: &Hash,
         wants: &[(Kind, Hash)],
         sink: &mut dyn FnMut(Kind, Hash, &[u8]),
     ) -> Result<Vec<(Kind, Hash)>, StoreError> {
-        self.scope(id)?.read(wants, sink)
+        let mut given = HashSet::new();
+        self.with_scope(id, |scope| {
+            let rest = wants.iter().filter(|want| !given.contains(*want));
+            let rest: Vec<_> = rest.copied().collect();
+            scope.read(&rest, &mut |kind, hash, bytes| {
+                given.insert((kind, hash));
+                sink(kind, hash, bytes);
+            })
+        })
     }
 
     /// Which of the items do the packs of `layout` hold?

@@ -35,10 +35,10 @@ struct Inner {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
+pub(super) struct Entry {
     prefix: u64,
-    pack: u32,
-    frame: u32,
+    pub pack: u32,
+    pub frame: u32,
 }
 
 fn prefix(hash: &Hash) -> u64 {
@@ -47,12 +47,23 @@ fn prefix(hash: &Hash) -> u64 {
 }
 
 /// A wanted item at one of its places.
-struct Piece {
-    entry: Entry,
+pub(super) struct Piece {
+    pub entry: Entry,
     info: FrameInfo,
-    slot: usize,
+    pub slot: usize,
     kind: Kind,
     hash: Hash,
+}
+
+/// Where a frame lies: what a range read of it asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FramePlace {
+    /// Number of the pack in the layout.
+    pub pack: u32,
+    /// Offset in the pack, bytes.
+    pub offset: u64,
+    /// Compressed bytes.
+    pub len: u32,
 }
 
 /// The packs seen last, so that a walk in address order asks the LRU once a pack.
@@ -128,7 +139,7 @@ impl Scope {
     }
 
     /// The `skip`th place of an item.
-    fn place(
+    pub(super) fn place(
         &self,
         kind: Kind,
         hash: &Hash,
@@ -172,6 +183,46 @@ impl Scope {
         Ok(self
             .place(kind, hash, 0, walk)?
             .map(|piece| piece.entry.pack))
+    }
+
+    /// Where the repository is, for messages.
+    pub(super) fn dir(&self) -> &std::path::Path {
+        self.inner.repository.dir()
+    }
+
+    /// Bytes of the items of some packs, unpacked.
+    pub(super) fn raw_bytes_of(&self, packs: impl Fn(u32) -> bool) -> Result<u64, StoreError> {
+        let mut bytes = 0;
+        for (number, pack) in (0..)
+            .zip(&self.inner.packs)
+            .filter(|(number, _)| packs(*number))
+        {
+            let _: u32 = number;
+            let index = self.inner.repository.index(pack)?;
+            let sizes = index.frames().iter();
+            bytes += sizes
+                .map(|f| u64::from(f.items) * f.kind.raw_size() as u64)
+                .sum::<u64>();
+        }
+        Ok(bytes)
+    }
+
+    /// The frames that hold these items, each once, in the order of packs and places; what is in no pack is passed over.
+    pub fn frames_of(&self, items: &[(Kind, Hash)]) -> Result<Vec<FramePlace>, StoreError> {
+        let mut walk = Walk::default();
+        let mut places = Vec::new();
+        for (kind, hash) in items.iter().filter(|(_, hash)| !hash.is_zero()) {
+            if let Some(piece) = self.place(*kind, hash, 0, &mut walk)? {
+                places.push(FramePlace {
+                    pack: piece.entry.pack,
+                    offset: piece.info.offset,
+                    len: piece.info.len,
+                });
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        Ok(places)
     }
 
     /// Which of the items do the packs hold? (Zero items always.)
