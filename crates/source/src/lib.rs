@@ -44,6 +44,7 @@ pub use files::Files;
 pub use hub::Hub;
 pub use link::{Answer, LinkEstimate, LinkMeter};
 pub use open::{Options, open};
+pub use packed::{RangeReads, range_reads};
 pub use s3::S3;
 pub use wrap::coalesce::Coalesce;
 pub use wrap::failover::Failover;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use floe_image::{
     FormatError, FrameInfo, Hash, ImageName, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX,
     Manifest, PackIndex, PackRef, decompress_frame,
 };
+use floe_store::FramePlace;
 use parking_lot::Mutex;
 
 use crate::{LinkEstimate, READ_ITEMS_MAX, Request, Sink, SourceError};
@@ -328,20 +330,57 @@ impl<O: Objects> Packed<O> {
     }
 }
 
+/// Is a frame read along with those before it? They begin at `start` and end at `end`; it is the bytes `frame`.
+fn reads_along(start: u64, end: u64, frame: Range<u64>) -> bool {
+    frame.start.saturating_sub(end) <= GAP_BYTES_MAX
+        && frame.end.saturating_sub(start) <= RANGE_BYTES_MAX
+}
+
 /// Pieces of one pack that lie close together.
 fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     let mut start = pieces.first().map_or(0, |piece| piece.frame.offset);
     pieces.chunk_by(move |a, b| {
-        let end = a.frame.offset + u64::from(a.frame.len);
-        let whole = (b.frame.offset + u64::from(b.frame.len)).saturating_sub(start);
-        let together = a.pack == b.pack
-            && b.frame.offset.saturating_sub(end) <= GAP_BYTES_MAX
-            && whole <= RANGE_BYTES_MAX;
+        let bytes =
+            |piece: &Piece| piece.frame.offset..piece.frame.offset + u64::from(piece.frame.len);
+        let together = a.pack == b.pack && reads_along(start, bytes(a).end, bytes(b));
         if !together {
             start = b.frame.offset;
         }
         together
     })
+}
+
+/// What a read costs of a server of plain files, indices aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangeReads {
+    /// Range requests.
+    pub requests: u64,
+    /// Bytes asked for, what lies between the frames included.
+    pub bytes: u64,
+}
+
+/// What reading these frames costs of a server of plain files. They are in the order of packs and places, as
+/// [`floe_store::Scope::frames_of`] gives them.
+pub fn range_reads(frames: &[FramePlace]) -> RangeReads {
+    let mut reads = RangeReads::default();
+    let mut open: Option<(u32, Range<u64>)> = None;
+    for frame in frames {
+        let bytes = frame.offset..frame.offset + u64::from(frame.len);
+        match &mut open {
+            Some((pack, run))
+                if *pack == frame.pack && reads_along(run.start, run.end, bytes.clone()) =>
+            {
+                reads.bytes += bytes.end - run.end;
+                run.end = bytes.end;
+            }
+            _ => {
+                reads.requests += 1;
+                reads.bytes += u64::from(frame.len);
+                open = Some((frame.pack, bytes));
+            }
+        }
+    }
+    reads
 }
 
 fn unpack(

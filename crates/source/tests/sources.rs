@@ -10,7 +10,7 @@ use common::proxy::{Fault, Proxy};
 use common::*;
 use floe_image::{Hash, Kind};
 use floe_source::{
-    Directory, Files, Hub, Options, Retry, RetryOptions, S3, Source, SourceError, open,
+    Directory, Files, Hub, Options, Retry, RetryOptions, S3, Source, SourceError, open, range_reads,
 };
 
 /// Everything needed to talk to one image in one way; what is in `_keep` must outlive the source.
@@ -369,6 +369,68 @@ fn neighbours_are_read_with_one_request_and_indices_once() {
         .0
         .unwrap();
     assert_eq!(count(".pack"), 6);
+}
+
+/// Ranges of packs that a server was asked for, and their bytes.
+fn ranges(server: &Server) -> (u64, u64) {
+    let requests = std::mem::take(&mut *server.seen.requests.lock());
+    let bytes = requests.iter().filter_map(|request| {
+        let (start, end) = request.split_once(".pack bytes=")?.1.split_once('-')?;
+        Some(end.parse::<u64>().unwrap() + 1 - start.parse::<u64>().unwrap())
+    });
+    bytes.fold((0, 0), |(count, sum), len| (count + 1, sum + len))
+}
+
+#[test]
+fn a_cluster_is_one_range_read_once_its_packs_are_laid_out_anew() {
+    let fixture = Fixture::new();
+    let server = web_server(fixture.dir.path());
+    let base = format!("http://{}", server.addr);
+    let everything: Vec<_> = (0..CHUNKS).map(|i| fixture.want(i)).collect();
+    let cluster: Vec<_> = (5..CHUNKS).step_by(13).map(|i| fixture.want(i)).collect();
+    // with warm indices, so that only the cluster counts
+    let costs = |source: &Files| {
+        read_all(source, &fixture.image, &everything, LIMIT)
+            .0
+            .unwrap();
+        ranges(&server);
+        let (done, got) = read_all(source, &fixture.image, &cluster, LIMIT);
+        done.unwrap();
+        assert!(cluster.iter().all(|want| got.contains_key(&want.1)));
+        let scope = fixture.repository.scope(&fixture.image).unwrap();
+        let told = range_reads(&scope.frames_of(&cluster).unwrap());
+        let seen = ranges(&server);
+        assert_eq!((told.requests, told.bytes), seen);
+        seen
+    };
+    let old = Files::new(&base, &options()).unwrap();
+    let before = costs(&old);
+
+    let hashes: Vec<Hash> = cluster.iter().map(|(_, hash)| *hash).collect();
+    let ready = fixture
+        .repository
+        .rearrange(&fixture.image, &[hashes], &mut |_, _| true);
+    ready.unwrap().publish().unwrap();
+    // one who knows the old layout finds the packs gone and looks again
+    let (done, got) = read_all(&old, &fixture.image, &everything, LIMIT);
+    done.unwrap();
+    assert_eq!(got.len(), CHUNKS);
+
+    let after = costs(&Files::new(&base, &options()).unwrap());
+    let packed = |frame: &[(Kind, Hash)]| -> u64 {
+        let content = |(_, hash): &(Kind, Hash)| {
+            let chunk = fixture.chunks.iter().find(|(h, _)| h == hash);
+            &chunk.unwrap().1[..]
+        };
+        let items: Vec<&[u8]> = frame.iter().map(content).collect();
+        floe_image::compress_frame(Kind::Chunk, &items, 3).len() as u64
+    };
+    let alone: u64 = cluster.chunks(16).map(packed).sum();
+    assert_eq!(after, (1, alone));
+    assert!(
+        before.0 > 2 && before.1 > 5 * after.1,
+        "{before:?} {after:?}"
+    );
 }
 
 #[test]
