@@ -83,6 +83,9 @@ pub struct Outcome {
     /// What a check found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifyReport>,
+    /// What laying an image out anew came to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimized: Option<OptimizeReport>,
     /// File or directory that was written or mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,

@@ -163,6 +163,10 @@ impl Client {
             },
         )
     }
+    /// Lays an image's packs out anew.
+    pub fn optimize(&self, request: &OptimizeRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/optimize", request)
+    }
     /// Gives an image one more name.
     pub fn tag(&self, image: &str, name: &str) -> Result<(), ClientError> {
         self.post_empty(

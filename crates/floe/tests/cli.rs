@@ -78,6 +78,7 @@ fn every_command_teaches_with_an_example() {
         "image ls",
         "image inspect",
         "image verify",
+        "image optimize",
         "image rm",
         "image tag",
         "image export",

@@ -9,7 +9,8 @@ use floe_image::{Access, Hash, TraceHeader, TraceWriter};
 use node::{TestNode, eventually, finish, system};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// What the guest does so that there is something to learn.
@@ -313,4 +314,131 @@ fn a_local_images_traces_are_kept_and_learned_from_without_a_hub() {
         node.client().remove_image(&remove).is_ok()
     });
     assert!(!node.home().join("traces").join(&id).exists());
+}
+
+/// A disk of pages that are all different, and a trace of an image with it: two bursts of scattered accesses.
+fn scattered_disk(dir: &Path) -> PathBuf {
+    let disk = dir.join("disk.raw");
+    let page = |n: u64| {
+        Hash::of(&n.to_le_bytes())
+            .0
+            .repeat(64)
+            .into_iter()
+            .chain([7; 2048])
+    };
+    let bytes: Vec<u8> = (0..2000).flat_map(page).collect();
+    std::fs::write(&disk, bytes).unwrap();
+    disk
+}
+
+fn scattered_trace(image: Hash, to: &Path) {
+    let header = TraceHeader {
+        image,
+        machine: String::new(),
+        start_unix_us: 1,
+    };
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+    for (burst, first) in [(0, 11), (30_000_000, 23)] {
+        for (i, chunk) in (first..2000).step_by(50).enumerate() {
+            let access = Access {
+                region: 0,
+                chunk,
+                t_us: burst + i as u64 * 1000,
+                wait_us: 0,
+            };
+            writer.push(access).unwrap();
+        }
+    }
+    std::fs::write(to, writer.into_inner()).unwrap();
+}
+
+#[test]
+fn an_image_is_laid_out_by_its_traces_where_it_is_and_in_a_directory() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    let dir = tempfile::tempdir().unwrap();
+    let disk = scattered_disk(dir.path());
+    let trace = dir.path().join("one.trace");
+    let floe = |args: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_floe"))
+            .args(args)
+            .env("FLOE_HOME", node.home())
+            .env_remove("FLOE_SOCKET")
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (out.status.success(), text(&out.stdout), text(&out.stderr))
+    };
+    let path = |path: &Path| path.display().to_string();
+    let import = floe(&["image", "import", &path(&disk), "--name", "scattered"]);
+    assert!(import.0, "{}", import.2);
+    let (_, _, error) = floe(&["image", "optimize", "scattered"]);
+    assert!(
+        error.contains("nothing is known") && error.contains("floe trace ls scattered"),
+        "{error}"
+    );
+    let www = path(&dir.path().join("www"));
+    let push = floe(&["push", "scattered", &www]);
+    assert!(push.0, "{}", push.2);
+
+    let id: Hash = node
+        .client()
+        .image("scattered")
+        .unwrap()
+        .summary
+        .id
+        .parse()
+        .unwrap();
+    scattered_trace(Hash::of(b"another image"), &trace);
+    let (done, _, error) = floe(&["image", "optimize", "scattered", "--traces", &path(&trace)]);
+    assert!(
+        !done && error.contains("one.trace") && error.contains("floe trace export"),
+        "{error}"
+    );
+    scattered_trace(id, &trace);
+    let (done, text, error) = floe(&["image", "optimize", "scattered", "--traces", &path(&trace)]);
+    assert!(done, "{error}");
+    assert!(
+        text.contains("2 clusters of 80 chunks: 80 range reads"),
+        "{text}"
+    );
+    assert!(text.contains("2 range reads of"), "{text}");
+
+    // nothing but the layout has changed
+    assert_eq!(
+        node.client().image("scattered").unwrap().summary.id,
+        id.to_string()
+    );
+    assert!(floe(&["image", "verify", "scattered"]).0);
+    let back = dir.path().join("back.raw");
+    assert!(floe(&["image", "export", "scattered", "disk0", &path(&back)]).0);
+    assert!(std::fs::read(back).unwrap() == std::fs::read(&disk).unwrap());
+    let layout = |dir: &Path| std::fs::read(dir.join(format!("images/{id}.layout"))).unwrap();
+    let repo = node.home().join("repo");
+    let new = path(&dir.path().join("new"));
+    let push = floe(&["push", "scattered", &new]);
+    assert!(push.0, "{}", push.2);
+    assert_eq!(layout(Path::new(&new)), layout(&repo));
+
+    // in the directory where it was published before, by the traces that are kept here
+    let import = floe(&["trace", "import", "scattered", &path(&trace)]);
+    assert!(import.0, "{}", import.2);
+    let there = floe(&["push", "scattered", &www]);
+    assert!(there.2.contains("floe image optimize"), "{}", there.2);
+    assert_ne!(layout(Path::new(&www)), layout(&repo));
+    let (done, text, error) = floe(&["image", "optimize", &format!("{www}/scattered"), "--json"]);
+    assert!(done, "{error}");
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let report = &last["optimized"];
+    assert_eq!(report["by"], "traces");
+    assert_eq!(
+        (&report["traces"], &report["reads_after"]),
+        (&1.into(), &2.into())
+    );
+    assert_eq!(report["freed_bytes"], report["bytes_before"]);
+    assert_eq!(layout(Path::new(&www)), layout(&repo));
+    let (done, _, error) = floe(&["image", "optimize", "https://hub.invalid/scattered"]);
+    assert!(!done && error.contains("before a push"), "{error}");
 }

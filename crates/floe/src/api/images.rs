@@ -162,6 +162,70 @@ pub struct VerifyReport {
     pub problems: Vec<String>,
 }
 
+/// Body of `POST /v1/images/optimize`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizeRequest {
+    /// The image: a local one, or the path of one in a directory of images.
+    pub image: String,
+    /// Files with traces to learn from, absolute paths. Without any, what is known of the image here: its traces, the model
+    /// of its hub, or its rehearsal.
+    #[serde(default)]
+    pub traces: Vec<String>,
+}
+
+/// What an image is laid out by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LaidOutBy {
+    /// Traces that the request named.
+    Files,
+    /// Traces of machines of this host.
+    #[default]
+    Traces,
+    /// The model that a hub made of its users' traces.
+    Hub,
+    /// What the rehearsal of the capture touched.
+    Rehearsal,
+}
+
+/// What laying an image out anew came to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OptimizeReport {
+    /// What it is laid out by.
+    pub by: LaidOutBy,
+    /// Traces behind it.
+    pub traces: u64,
+    /// Groups of chunks that are used together, as far as the image holds them.
+    pub clusters: u64,
+    /// Their chunks, each content counted once.
+    pub chunks: u64,
+    /// Range requests that fetch all clusters from a server of plain files, one after the other, before.
+    pub reads_before: u64,
+    /// The bytes that they ask for.
+    pub read_bytes_before: u64,
+    /// Range requests now.
+    pub reads_after: u64,
+    /// The bytes that they ask for.
+    pub read_bytes_after: u64,
+    /// Packs that held the image.
+    pub packs_before: u64,
+    /// Packs that hold it now.
+    pub packs_after: u64,
+    /// Bytes of the packs that held the image (shared packs count for every image).
+    pub bytes_before: u64,
+    /// Bytes of those that hold it now.
+    pub bytes_after: u64,
+    /// Bytes of the packs that were written.
+    pub written_bytes: u64,
+    /// Bytes of the packs that were removed.
+    pub freed_bytes: u64,
+    /// Chunks of the clusters that packs of other images hold as well.
+    pub shared_chunks: u64,
+    /// What they take, compressed, about: so much is stored twice.
+    pub shared_bytes: u64,
+}
+
 /// Body of `POST /v1/images/tag` and `/untag`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -22,6 +22,7 @@ mod logs;
 mod machines;
 mod models;
 mod names;
+mod optimize;
 mod options;
 mod outbox;
 pub mod plan;

@@ -152,7 +152,7 @@ impl Node {
         model.map(Some)
     }
 
-    fn model_file(&self, image: &Hash) -> PathBuf {
+    pub(crate) fn model_file(&self, image: &Hash) -> PathBuf {
         self.home.models().join(format!("{image}.model"))
     }
 
@@ -198,7 +198,7 @@ impl Node {
 }
 
 /// A model of this image, or why the bytes are none.
-fn verified(bytes: &[u8], image: &Hash) -> Result<Model, String> {
+pub(crate) fn verified(bytes: &[u8], image: &Hash) -> Result<Model, String> {
     let model = Model::decode(bytes).map_err(|error| error.to_string())?;
     if model.image() != *image {
         return Err(format!("it is of image {}", model.image().short()));

@@ -31,7 +31,7 @@ const AGENT_WAIT: Duration = Duration::from_millis(500);
 /// How often a rehearsal looks whether its client is still there.
 const POLL: Duration = Duration::from_millis(50);
 /// Most accesses of a trace that a run follows, 256 MiB of chunks: an image's author can't make its users fetch without end.
-const FOLLOWED_MAX: usize = 65_536;
+pub(crate) const FOLLOWED_MAX: usize = 65_536;
 
 impl Node {
     /// Runs a copy of a captured image and publishes the image again with what it touched. The first one is removed.

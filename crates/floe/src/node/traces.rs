@@ -30,7 +30,7 @@ use std::{
 };
 
 /// Whose the traces and models of this host are, in the store.
-const LOCAL: &str = "local";
+pub(crate) const LOCAL: &str = "local";
 /// How often the traces of running machines are taken.
 const TAKE_EVERY: Duration = Duration::from_secs(60);
 /// How often the thread that takes them looks whether the node still is.

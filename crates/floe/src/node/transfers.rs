@@ -11,7 +11,7 @@ use crate::{
     },
     transfer::{self, Destination, Progress, PullOptions, PushOptions},
 };
-use floe_image::{CHUNK_SIZE, ImageName};
+use floe_image::{CHUNK_SIZE, Hash, ImageName};
 use floe_source::Directory;
 use floe_store::Repository;
 use std::path::{Path, PathBuf};
@@ -29,46 +29,12 @@ impl Node {
                     .is_ok_and(|tags| tags.iter().any(|tag| tag.name == *name && tag.id == id))
             }),
         };
-        let line = report.progress_line("push", "bytes");
-        let progress = move |progress: Progress| {
-            line.at(progress.done_bytes, progress.total_bytes);
-        };
-        let transfer = if let Some(dir) = directory(&request.to) {
-            let there = Repository::create(&dir)?;
-            let options = PullOptions {
-                cancel: report.cancel(),
-                ..Default::default()
-            };
-            let source = Directory::new(self.repo.clone());
-            let done = transfer::pull(
-                &source,
-                &id,
-                Destination::Repository(&there, None),
-                &options,
-                &progress,
-            )?;
-            if let Some(name) = &name {
-                there.tag(name, &id)?;
-            }
-            TransferReport {
-                wire_bytes: done.bytes_fetched,
-                skipped_bytes: done.chunks_reused * CHUNK_SIZE as u64,
-                resumed: false,
-            }
-        } else {
-            let options = PushOptions {
-                name: name.as_ref().map(ToString::to_string),
-                public: request.public.then_some(true),
-                ca: request.ca.as_ref().map(PathBuf::from),
-                connections: 0,
-                cancel: report.cancel(),
-            };
-            let token = request.token.as_deref();
-            let done = transfer::push(&self.repo, &id, &request.to, token, &options, &progress)?;
-            TransferReport {
-                wire_bytes: done.bytes_sent,
-                skipped_bytes: done.chunks_reused * CHUNK_SIZE as u64,
-                resumed: false,
+        let transfer = loop {
+            let layout = self.repo.layout(&id)?;
+            match self.push_once(&id, name.as_ref(), request, report) {
+                // its packs were laid out anew meanwhile; what was sent is not sent again
+                Err(_) if report.check().is_ok() && self.repo.layout(&id)? != layout => {}
+                other => break other?,
             }
         };
         report.stage("push")?;
@@ -77,6 +43,59 @@ impl Node {
             image: Some(self.summary(&id)?),
             transfer: Some(transfer),
             ..Default::default()
+        })
+    }
+
+    fn push_once(
+        &self,
+        id: &Hash,
+        name: Option<&ImageName>,
+        request: &PushRequest,
+        report: &Report,
+    ) -> Result<TransferReport, NodeError> {
+        let line = report.progress_line("push", "bytes");
+        let progress = move |progress: Progress| {
+            line.at(progress.done_bytes, progress.total_bytes);
+        };
+        if let Some(dir) = directory(&request.to) {
+            let there = Repository::create(&dir)?;
+            if there.contains(id) && there.layout(id)? != self.repo.layout(id)? {
+                let path = dir.join(id.to_string());
+                report.note(format!(
+                    "the image is there, in packs of its own: `floe image optimize {}` lays those out",
+                    path.display()
+                ));
+            }
+            let options = PullOptions {
+                cancel: report.cancel(),
+                ..Default::default()
+            };
+            let source = Directory::new(self.repo.clone());
+            let copied = transfer::copy_packs(&self.repo, &there, id, &options.cancel, &progress)?;
+            let to = Destination::Repository(&there, None);
+            let done = transfer::pull(&source, id, to, &options, &progress)?;
+            if let Some(name) = name {
+                there.tag(name, id)?;
+            }
+            return Ok(TransferReport {
+                wire_bytes: copied.bytes + done.bytes_fetched,
+                skipped_bytes: done.chunks_reused.saturating_sub(copied.chunks) * CHUNK_SIZE as u64,
+                resumed: false,
+            });
+        }
+        let options = PushOptions {
+            name: name.map(ToString::to_string),
+            public: request.public.then_some(true),
+            ca: request.ca.as_ref().map(PathBuf::from),
+            connections: 0,
+            cancel: report.cancel(),
+        };
+        let token = request.token.as_deref();
+        let done = transfer::push(&self.repo, id, &request.to, token, &options, &progress)?;
+        Ok(TransferReport {
+            wire_bytes: done.bytes_sent,
+            skipped_bytes: done.chunks_reused * CHUNK_SIZE as u64,
+            resumed: false,
         })
     }
 

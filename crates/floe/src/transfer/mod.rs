@@ -5,10 +5,12 @@
 //! far for the next call. Nothing appears before it is complete and verified, on either side.
 
 mod client;
+mod copy;
 mod pull;
 mod push;
 
 pub use client::HubClient;
+pub use copy::{Copied, copy_packs};
 pub use pull::{Destination, PullOptions, PullReport, pull};
 pub use push::{PushOptions, PushReport, push};
 

@@ -81,7 +81,7 @@ pub fn pull(
     let manifest = retry(cancel, may_pass, || Ok(source.manifest(image)?))?;
     let keep = match to {
         Destination::Repository(repository, cache) => {
-            Keep::Packs(Packs::open(repository, cache, image)?)
+            Keep::Packs(Unfinished::open(repository, cache, image)?)
         }
         Destination::Cache(cache) => Keep::Cache(cache),
     };
@@ -262,7 +262,7 @@ impl Fetch<'_> {
 
 /// Where items are looked for and put.
 enum Keep<'a> {
-    Packs(Packs<'a>),
+    Packs(Unfinished<'a>),
     Cache(&'a Cache),
 }
 
@@ -359,7 +359,7 @@ fn read_cached(cache: &Cache, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>
 }
 
 /// The packs of an unfinished pull.
-struct Packs<'a> {
+pub(super) struct Unfinished<'a> {
     repository: &'a Repository,
     cache: Option<&'a Cache>,
     /// Packs that were here when the pull began: of other images, and of an earlier try.
@@ -369,8 +369,8 @@ struct Packs<'a> {
     journal: PathBuf,
 }
 
-impl<'a> Packs<'a> {
-    fn open(
+impl<'a> Unfinished<'a> {
+    pub fn open(
         repository: &'a Repository,
         cache: Option<&'a Cache>,
         image: &Hash,
@@ -393,7 +393,7 @@ impl<'a> Packs<'a> {
             packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
         }
         packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);
-        Ok(Packs {
+        Ok(Unfinished {
             repository,
             cache,
             local: Layout { packs },
@@ -436,6 +436,22 @@ impl<'a> Packs<'a> {
         let pack = self
             .repository
             .adopt_pack_from(&mut &bytes[..], bytes.len() as u64)?;
+        self.note(pack);
+        Ok(())
+    }
+
+    /// Is the pack here, of another image or an earlier try?
+    pub fn has(&self, pack: &PackRef) -> bool {
+        self.local.packs.contains(pack)
+    }
+
+    /// The packs that were here when the pull began.
+    pub fn known(&self) -> &Layout {
+        &self.local
+    }
+
+    /// Notes a pack that is here now.
+    pub fn note(&self, pack: PackRef) {
         let mut made = self.made.lock();
         if made.iter().all(|other| other.id != pack.id) {
             made.push(pack);
@@ -455,7 +471,6 @@ impl<'a> Packs<'a> {
         if let Err(error) = note() {
             tracing::warn!(%error, "cannot note the packs of an unfinished pull");
         }
-        Ok(())
     }
 
     fn publish(&self, manifest: &Manifest) -> Result<(), TransferError> {

@@ -5,11 +5,11 @@
 
 use super::{Cancel, HubClient, Meter, OnProgress, TransferError};
 use crate::hub::{CommitRequest, HAVE_ITEMS_MAX};
-use floe_image::{Hash, Kind, PackIndex, PackWriter, Region, compress_frame};
+use floe_image::{Hash, Kind, PackWriter, Region, compress_frame};
 use floe_store::{Repository, Scope};
 use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -280,36 +280,18 @@ fn plan(
             continue;
         }
         let path = repository.pack_path(&pack.id);
-        let read = || -> io::Result<PackIndex> {
-            let mut file = std::fs::File::open(&path)?;
-            file.seek(SeekFrom::Start(pack.index_offset))?;
-            let mut bytes = vec![0; pack.index_bytes as usize];
-            file.read_exact(&mut bytes)?;
-            PackIndex::decode(&bytes, &pack).map_err(io::Error::other)
-        };
-        let index = match read() {
-            Ok(index) => index,
+        let items = match repository.pack_items(&pack) {
+            Ok(items) => items,
             // Items are then read one by one, and what is damaged is named there.
             Err(error) => {
                 tracing::debug!(pack = %pack.id, %error, "cannot send a pack as it is");
                 continue;
             }
         };
-        let items = || {
-            let hashes = |(i, frame): (usize, &floe_image::FrameInfo)| {
-                let kind = frame.kind;
-                index
-                    .frame_hashes(i as u32)
-                    .iter()
-                    .map(move |hash| (kind, *hash))
-                    .collect::<Vec<_>>()
-            };
-            index.frames().iter().enumerate().flat_map(hashes)
-        };
-        if items().all(|item| open.contains(&item)) {
+        if items.iter().all(|item| open.contains(item)) {
             // A pack may hold an item twice; it counts once.
             let (mut raw_bytes, mut chunks) = (0, 0);
-            for (kind, hash) in items() {
+            for (kind, hash) in items {
                 if open.remove(&(kind, hash)) {
                     raw_bytes += kind.raw_size() as u64;
                     chunks += u64::from(kind == Kind::Chunk);

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use floe::transfer::{
-    Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, pull, push,
+    Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, copy_packs, pull, push,
 };
 use floe_image::Hash;
 use floe_source::{Options, open};
@@ -313,4 +313,78 @@ fn a_public_image_can_be_read_as_static_files() {
         );
         assert_eq!(floe::hub::verify_pack(&bytes.body, &pack.id).unwrap(), pack);
     }
+}
+
+#[test]
+fn packs_that_were_laid_out_anew_move_as_they_lie() {
+    let world = world();
+    let id = image(&world.repository, &numbers(2500));
+    let clusters: Vec<Vec<Hash>> = [3, 60, 100]
+        .map(|first| {
+            (first..2500)
+                .step_by(97)
+                .map(|n| Hash::of(&page(n)))
+                .collect()
+        })
+        .into();
+    let ready = world
+        .repository
+        .rearrange(&id, &clusters, &mut |_, _| true)
+        .unwrap();
+    ready.publish().unwrap();
+    let layout = world.repository.layout(&id).unwrap();
+
+    // to a hub, for everybody: the same files, whatever their order
+    let public = PushOptions {
+        public: Some(true),
+        ..PushOptions::default()
+    };
+    push(
+        &world.repository,
+        &id,
+        &world.hub.url(),
+        Some(&world.token),
+        &public,
+        &|_| (),
+    )
+    .unwrap();
+    let path = format!("/images/{id}.layout");
+    let there = ask(&world.hub.url(), "GET", &path, None, &[], None);
+    let there = floe_image::Layout::decode(&there.body).unwrap();
+    let sorted = |layout: &floe_image::Layout| {
+        let mut ids: Vec<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
+        ids.sort();
+        ids
+    };
+    assert_eq!(sorted(&there), sorted(&layout));
+
+    // to a directory, cut off after the first pack and begun again: the same layout
+    let directory = Repository::create(&world.dir.path().join("www")).unwrap();
+    let cancel = Cancel::default();
+    let cut = copy_packs(&world.repository, &directory, &id, &cancel, &|_| {
+        cancel.cancel()
+    });
+    assert!(matches!(cut, Err(TransferError::Cancelled)));
+    let go_on = Cancel::default();
+    let copied = copy_packs(&world.repository, &directory, &id, &go_on, &|_| ()).unwrap();
+    let all: u64 = layout.packs.iter().map(|pack| pack.file_bytes).sum();
+    assert_eq!(copied.bytes, all - layout.packs[0].file_bytes);
+    let source = floe_source::Directory::new(world.repository.clone());
+    let to = Destination::Repository(&directory, None);
+    let report = pull(&source, &id, to, &PullOptions::default(), &|_| ()).unwrap();
+    assert_eq!(report.chunks_fetched, 0);
+    assert_eq!(directory.layout(&id).unwrap(), layout);
+    assert!(directory.verify(&id, &|_, _| true).unwrap().is_sound());
+    // it is there now
+    let again = copy_packs(&world.repository, &directory, &id, &go_on, &|_| ()).unwrap();
+    assert_eq!((again.bytes, again.chunks), (0, 0));
+
+    // a directory that has most of it under other names gets only the rest
+    let other = Repository::create(&world.dir.path().join("other")).unwrap();
+    image(&other, &numbers(2400));
+    let copied = copy_packs(&world.repository, &other, &id, &go_on, &|_| ()).unwrap();
+    assert_eq!(
+        copied.bytes, layout.packs[0].file_bytes,
+        "its tables alone are new"
+    );
 }

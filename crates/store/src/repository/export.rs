@@ -31,34 +31,35 @@ impl Repository {
         let write = |e| StoreError::io("write", Path::new("the exported file"), e);
         let manifest = self.manifest(id)?;
         let region = self.find_region(&manifest, id, region)?;
-        let scope = self.scope(id)?;
-        to.set_len(0)
-            .and_then(|()| to.set_len(region.size))
-            .map_err(write)?;
-        let mut stats = ExportStats {
-            bytes: region.size,
-            written_bytes: 0,
-        };
-        let mut buffer = Vec::new();
-        for (number, hash) in region.segments.iter().enumerate() {
-            let start = number as u64 * SEGMENT_SPAN;
-            if !hash.is_zero() || !region.patches_of(number).is_empty() {
-                let len = (region.size - start).min(SEGMENT_SPAN) as usize;
-                let segment = read_segment(&scope, region, number, &mut buffer)?;
-                for (from, to_chunk) in runs(&segment) {
-                    let (a, b) = (from * CHUNK_SIZE, (to_chunk * CHUNK_SIZE).min(len));
-                    if a < b {
-                        to.write_all_at(&buffer[a..b], start + a as u64)
-                            .map_err(write)?;
-                        stats.written_bytes += (b - a) as u64;
+        self.with_scope(id, |scope| {
+            to.set_len(0)
+                .and_then(|()| to.set_len(region.size))
+                .map_err(write)?;
+            let mut stats = ExportStats {
+                bytes: region.size,
+                written_bytes: 0,
+            };
+            let mut buffer = Vec::new();
+            for (number, hash) in region.segments.iter().enumerate() {
+                let start = number as u64 * SEGMENT_SPAN;
+                if !hash.is_zero() || !region.patches_of(number).is_empty() {
+                    let len = (region.size - start).min(SEGMENT_SPAN) as usize;
+                    let segment = read_segment(scope, region, number, &mut buffer)?;
+                    for (from, to_chunk) in runs(&segment) {
+                        let (a, b) = (from * CHUNK_SIZE, (to_chunk * CHUNK_SIZE).min(len));
+                        if a < b {
+                            to.write_all_at(&buffer[a..b], start + a as u64)
+                                .map_err(write)?;
+                            stats.written_bytes += (b - a) as u64;
+                        }
                     }
                 }
+                if !progress((start + SEGMENT_SPAN).min(region.size), region.size) {
+                    return Err(StoreError::Cancelled);
+                }
             }
-            if !progress((start + SEGMENT_SPAN).min(region.size), region.size) {
-                return Err(StoreError::Cancelled);
-            }
-        }
-        Ok(stats)
+            Ok(stats)
+        })
     }
 
     /// A small region (device state, kernel) in memory; larger than `max_bytes` is refused.

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use floe_image::{
-    FRAME_BYTES_MAX, FrameInfo, Hash, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex, PackRef,
-    check_pack_header, decompress_frame_into,
+    FRAME_BYTES_MAX, FrameInfo, Hash, Kind, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex,
+    PackRef, check_pack_header, decompress_frame_into,
 };
 
 use super::Repository;
@@ -153,6 +153,17 @@ impl Repository {
         let index = Arc::new(read_index(&file, &path, pack)?);
         self.inner.indices.lock().insert(pack.id, index.clone());
         Ok(index)
+    }
+
+    /// The items of a pack, in the order of the file.
+    pub fn pack_items(&self, pack: &PackRef) -> Result<Vec<(Kind, Hash)>, StoreError> {
+        let index = self.index(pack)?;
+        let frames = (0..).zip(index.frames());
+        let items = frames.flat_map(|(number, frame)| {
+            let hashes = index.frame_hashes(number).iter();
+            hashes.map(|hash| (frame.kind, *hash))
+        });
+        Ok(items.collect())
     }
 
     /// Take in a pack from a file, verified frame by frame; the file stays where it is.

@@ -41,6 +41,15 @@ pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Respo
     })
 }
 
+/// Lays an image's packs out anew: what its machines use together lies side by side.
+#[utoipa::path(post, path = "/v1/images/optimize", tag = "images", request_body = OptimizeRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>) -> Response {
+    stream(node, "optimize", move |node, report| {
+        node.optimize(&request, report)
+    })
+}
+
 /// Gives an image one more name.
 #[utoipa::path(post, path = "/v1/images/tag", tag = "images", request_body = TagRequest, responses((status = 200)))]
 pub async fn tag(

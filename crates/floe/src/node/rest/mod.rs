@@ -39,6 +39,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/images/{name}/thumbnail", get(screen::picture))
         .route("/v1/images/import", post(images::import))
         .route("/v1/images/verify", post(images::verify))
+        .route("/v1/images/optimize", post(images::optimize))
         .route("/v1/images/tag", post(images::tag))
         .route("/v1/images/untag", post(images::untag))
         .route("/v1/images/remove", post(images::remove))
@@ -97,6 +98,7 @@ pub fn router(node: Arc<Node>) -> Router {
         images::inspect,
         images::import,
         images::verify,
+        images::optimize,
         images::tag,
         images::untag,
         images::remove,

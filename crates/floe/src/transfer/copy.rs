@@ -1,0 +1,66 @@
+//! From one directory of images to another: packs as they lie.
+//!
+//! A pull takes items in the order of their addresses and packs them anew. Between directories that would undo how the packs
+//! were laid out, so those of which most is missing on the other side are copied whole first. They are noted like the
+//! packs of a pull that was cut off, and the pull that follows goes on with them and brings what is left.
+
+use super::pull::Unfinished;
+use super::{Cancel, OnProgress, Progress, TransferError};
+use floe_image::{Hash, Kind};
+use floe_store::Repository;
+use std::collections::HashSet;
+
+/// A pack is copied whole if at most one of so many of its items is there already: the rest of it is stored twice then.
+const THERE_MAX: usize = 4;
+
+/// What [`copy_packs`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Bytes of the packs.
+    pub bytes: u64,
+    /// Chunks in them that were not there before, each counted once.
+    pub chunks: u64,
+}
+
+/// Copies packs of an image to a repository that doesn't have it.
+pub fn copy_packs(
+    from: &Repository,
+    to: &Repository,
+    image: &Hash,
+    cancel: &Cancel,
+    progress: OnProgress<'_>,
+) -> Result<Copied, TransferError> {
+    if to.manifest(image).is_ok() {
+        return Ok(Copied::default());
+    }
+    let unfinished = Unfinished::open(to, None, image)?;
+    let layout = from.layout(image)?;
+    let total_bytes = layout.packs.iter().map(|pack| pack.file_bytes).sum();
+    let (mut copied, mut done_bytes) = (Copied::default(), 0);
+    let mut chunks = HashSet::new();
+    for pack in &layout.packs {
+        cancel.check()?;
+        done_bytes += pack.file_bytes;
+        if unfinished.has(pack) {
+            continue;
+        }
+        let items = from.pack_items(pack)?;
+        let there = to.has(unfinished.known(), &items)?;
+        if there.iter().filter(|there| **there).count() * THERE_MAX > items.len() {
+            continue;
+        }
+        let new = items.iter().zip(there).filter(|(_, there)| !there);
+        let new = new.filter(|((kind, _), _)| *kind == Kind::Chunk);
+        chunks.extend(new.map(|((_, hash), _)| *hash));
+        let taken = to.adopt_pack(&from.pack_path(&pack.id))?;
+        copied.bytes += taken.file_bytes;
+        unfinished.note(taken);
+        progress(Progress {
+            done_bytes,
+            total_bytes,
+            wire_bytes: copied.bytes,
+        });
+    }
+    copied.chunks = chunks.len() as u64;
+    Ok(copied)
+}
