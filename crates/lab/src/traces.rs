@@ -3,7 +3,7 @@
 use crate::sim::{ImageShape, RegionShape};
 use crate::workloads::Meta;
 use anyhow::{Context as _, bail};
-use floe_image::TraceReader;
+use floe_image::{Hash, TraceReader};
 use floe_planner::{Urgency, ZeroTrace};
 use std::collections::BTreeSet;
 use std::fs;
@@ -89,6 +89,15 @@ pub fn read(dir: &Path) -> anyhow::Result<Workload> {
         traces,
         image,
     })
+}
+
+/// The traces of a workload's directory alone, and the image that they are of.
+pub fn read_runs(dir: &Path) -> anyhow::Result<(Hash, Vec<ZeroTrace>)> {
+    let workload = read(dir)?;
+    let first = dir.join("00.trace.zst");
+    let bytes = zstd::bulk::decompress(&fs::read(&first)?, TRACE_BYTES_MAX)?;
+    let image = TraceReader::new(&bytes)?.header().image;
+    Ok((image, workload.traces))
 }
 
 fn read_trace(file: &Path) -> anyhow::Result<ZeroTrace> {

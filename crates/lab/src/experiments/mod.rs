@@ -10,10 +10,12 @@ pub mod fault;
 pub mod import;
 pub mod live;
 pub mod local;
+pub mod optimize;
 pub mod page;
 pub mod plain;
 pub mod restore;
 pub mod resume_wan;
+pub mod static_server;
 pub mod stream_plots;
 pub mod stream_real;
 pub mod stream_sim;
@@ -94,6 +96,11 @@ pub const ALL: &[Experiment] = &[
         name: "stream-real",
         about: "a desktop from a hub behind 7.2 Mbit/s and 120 ms: when is it usable, and does the simulator tell the truth?",
         run: stream_real::run,
+    },
+    Experiment {
+        name: "optimize",
+        about: "clusters of a run fetched from a web server, before and after the packs were laid out by other runs",
+        run: optimize::run,
     },
     Experiment {
         name: "train",
