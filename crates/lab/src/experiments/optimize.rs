@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// What is run: its runs differ, so that a model of the others is never quite right.
 const WORKLOAD: &str = "game";
 /// Runs of it.
-const RUNS: u32 = 5;
+const RUNS: u32 = 4;
 /// Runs of the short version, of another workload in a tiny guest.
 const QUICK_RUNS: u32 = 3;
 /// Over the slow link, a run's first clusters are fetched until this much has come, before the layout.
