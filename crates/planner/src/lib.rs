@@ -22,8 +22,6 @@
 //! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows, their tables
 //!   before all others.
 //!
-//! What a model says lies together can also be stored together: [`lay_out`].
-//!
 //! Promises, whatever the model says: a chunk is asked for once while it is in flight; chunks that are zero or here are never
 //! asked for; what is in flight is bounded by the link's content; what a hostile trace adds to what our own policy fetches is
 //! bounded by [`Config::speculation_ratio`]; a pause always ends.
@@ -31,7 +29,6 @@
 //! Not here: where traces and models are kept, how a machine is paused, who fetches.
 
 mod budget;
-mod layout;
 mod model;
 mod planner;
 mod stream;
@@ -39,7 +36,6 @@ mod tables;
 mod window;
 
 pub use budget::Link;
-pub use layout::lay_out;
 pub use model::{
     ACCESSES_MAX, ChunkAt, Cluster, MODEL_BYTES_MAX, MODEL_CHUNKS_MAX, MODEL_SEEN_MAX, Method,
     Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, Transition, ZeroTrace, train,

@@ -3,7 +3,7 @@
 //!
 //! What is known of the image decides: traces that the user names, else those of this host's machines or the model that a hub
 //! made of its users' (whichever is of more traces), else the rehearsal of its capture. The model's clusters are the order
-//! ([`floe_planner::lay_out`]), the repository does the rest ([`Repository::rearrange`]).
+//! ([`Model::lay_out`]), the repository does the rest ([`Repository::rearrange`]).
 
 use crate::{
     api::*,
@@ -19,7 +19,7 @@ use crate::{
     traces::{self, Method, Model, Shape, TRACE_BYTES_MAX, TRACES_MAX, TraceStore},
 };
 use floe_image::{Hash, Kind, Manifest, TraceReader};
-use floe_planner::{ChunkAt, TrainOptions, ZeroTrace, lay_out, train};
+use floe_planner::{ChunkAt, TrainOptions, ZeroTrace, train};
 use floe_source::{RangeReads, range_reads};
 use floe_store::Repository;
 use parking_lot::RwLockUpgradableReadGuard;
@@ -258,7 +258,7 @@ pub(crate) fn clusters(
     let hashes = repo.chunk_hashes(id, &chunks)?;
     let content: HashMap<(u8, u32), Hash> = chunks.into_iter().zip(hashes).collect();
     let hash_of = |at: ChunkAt| content.get(&(at.region, at.chunk)).copied();
-    Ok(lay_out(model, |at| hash_of(at).unwrap_or(Hash::ZERO)))
+    Ok(model.lay_out(|at| hash_of(at).unwrap_or(Hash::ZERO)))
 }
 
 /// What fetching each cluster costs of a server of plain files.

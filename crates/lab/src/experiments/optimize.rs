@@ -13,7 +13,7 @@ use crate::traces;
 use crate::workloads::{self, Collector};
 use anyhow::{Context as _, bail, ensure};
 use floe_image::{Hash, Kind, Layout};
-use floe_planner::{ChunkAt, Method, Model, TrainOptions, ZeroTrace, lay_out, train};
+use floe_planner::{ChunkAt, Method, Model, TrainOptions, ZeroTrace, train};
 use floe_source::{Files, Options, Purpose, READ_ITEMS_MAX, Request, Source};
 use floe_store::Repository;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -176,7 +176,7 @@ impl Clusters {
                         .collect()
                 })
                 .collect(),
-            laid_out: lay_out(model, hash),
+            laid_out: model.lay_out(hash),
         })
     }
 

@@ -1,6 +1,7 @@
 //! What is learnt of earlier runs: VMTorrent's profile or clusters with the times at which each trace touched them.
 
 mod codec;
+mod layout;
 mod partition;
 mod train;
 mod zero;

@@ -1,28 +1,30 @@
 //! Where chunks should lie in a static image: what a model says is fetched together lies side by side, in the order in which it
 //! is needed, so that a cluster is one range read.
 
-use crate::model::{ChunkAt, Model};
+use super::{ChunkAt, Model};
 use floe_image::Hash;
 use std::collections::HashSet;
 
-/// The contents of a model's clusters: clusters in the order of their mean first access, their chunks in the order in which they
-/// are needed. A profile, which has no clusters, is one. `hash_of` tells what a chunk holds: zeros, and what the image doesn't
-/// have ([`Hash::ZERO`]), are left out. Each content counts once, where it is needed first; no cluster is empty.
-pub fn lay_out(model: &Model, hash_of: impl Fn(ChunkAt) -> Hash) -> Vec<Vec<Hash>> {
-    let mut placed = HashSet::from([Hash::ZERO]);
-    let mut of = |chunks: &mut dyn Iterator<Item = ChunkAt>| -> Vec<Hash> {
-        chunks
-            .map(&hash_of)
-            .filter(|hash| placed.insert(*hash))
-            .collect()
-    };
-    let profile = of(&mut model.rows().iter().map(|row| row.at));
-    let clusters = model.clusters().iter();
-    let clusters: Vec<_> = clusters
-        .map(|c| of(&mut c.chunks.iter().copied()))
-        .collect();
-    let all = std::iter::once(profile).chain(clusters);
-    all.filter(|cluster| !cluster.is_empty()).collect()
+impl Model {
+    /// What its clusters hold: clusters in the order of their mean first access, their chunks in the order in which they are
+    /// needed. A profile, which has no clusters, is one. `hash_of` tells what a chunk holds: zeros, and what the image doesn't
+    /// have ([`Hash::ZERO`]), are left out. Each content counts once, where it is needed first; no cluster is empty.
+    pub fn lay_out(&self, hash_of: impl Fn(ChunkAt) -> Hash) -> Vec<Vec<Hash>> {
+        let mut placed = HashSet::from([Hash::ZERO]);
+        let mut of = |chunks: &mut dyn Iterator<Item = ChunkAt>| -> Vec<Hash> {
+            chunks
+                .map(&hash_of)
+                .filter(|hash| placed.insert(*hash))
+                .collect()
+        };
+        let profile = of(&mut self.rows().iter().map(|row| row.at));
+        let clusters = self.clusters().iter();
+        let clusters: Vec<_> = clusters
+            .map(|c| of(&mut c.chunks.iter().copied()))
+            .collect();
+        let all = std::iter::once(profile).chain(clusters);
+        all.filter(|cluster| !cluster.is_empty()).collect()
+    }
 }
 
 #[cfg(test)]
@@ -79,11 +81,11 @@ mod tests {
             .collect();
         for method in [Method::Floe, Method::VTube] {
             assert_eq!(
-                lay_out(&model(method, std::slice::from_ref(&trace)), hash),
+                model(method, std::slice::from_ref(&trace)).lay_out(hash),
                 expected
             );
         }
-        let profile = lay_out(&model(Method::VmTorrent, &[trace]), hash);
+        let profile = model(Method::VmTorrent, &[trace]).lay_out(hash);
         assert_eq!(profile, [expected.concat()]);
     }
 
@@ -102,7 +104,7 @@ mod tests {
                     1 => Hash::of(&[at.chunk as u8]),
                     _ => hash(at),
                 };
-                let laid = lay_out(&model, content);
+                let laid = model.lay_out(content);
                 prop_assert!(laid.iter().all(|cluster| !cluster.is_empty()));
                 let mut seen = HashSet::from([Hash::ZERO]);
                 let needed: Vec<Hash> =
