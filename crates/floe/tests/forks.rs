@@ -252,6 +252,16 @@ fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_pare
     eprintln!("{before} bytes fetched until its shell answered, {fetched} to fill 48 MiB");
     assert!(fetched < 16 << 20, "{fetched}");
 
+    // it can be forked there, before all of it has arrived
+    let (below, _) = fork(&there, "web.2", &clones(1));
+    assert_eq!(below.clones[0].name, "web.2.1");
+    there.type_and_wait(
+        "web.2.1",
+        "cat /www/mark; ls -l /www/big; echo below-$((9+8))",
+        "below-17",
+    );
+    assert!(there.console("web.2.1").contains("before-42"));
+
     // a second one becomes independent
     let settling = ForkRequest {
         clones: 1,
@@ -276,6 +286,8 @@ fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_pare
         .collect();
     assert_eq!(known, [("web.1", true), ("web.2", false), ("web.3", true)]);
     assert_eq!(family.clones[1].status, Some(MachineStatus::Running));
+    assert_eq!(family.clones[1].clones[0].name, "web.2.1");
+    assert_eq!(family.clones[1].clones[0].host, Some(there.url()));
 
     // their parent's node dies
     here.end(node::Signal::KILL);

@@ -295,6 +295,18 @@ impl Node {
         Ok(self.client.remove_machine(name, true)?)
     }
 
+    /// Has the guest's shell do something and waits until it has.
+    pub fn tell(
+        &self,
+        machine: &str,
+        command: &str,
+        patience: Duration,
+    ) -> anyhow::Result<Duration> {
+        let socket = self.client.console(machine)?.socket;
+        tell_console(Path::new(&socket), command, patience)
+            .with_context(|| format!("{machine} does not answer"))
+    }
+
     /// Asks the guest's shell something and waits until it has answered.
     pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
         ask_console(Path::new(&self.client.console(machine)?.socket), patience)
@@ -304,12 +316,16 @@ impl Node {
 
 /// Asks a guest's shell something over its serial line and waits until it has answered.
 pub fn ask_console(socket: &Path, patience: Duration) -> anyhow::Result<Duration> {
+    tell_console(socket, "", patience)
+}
+
+fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let mut console = UnixStream::connect(socket)
         .with_context(|| format!("no console at {}", socket.display()))?;
     // The shell calculates: the terminal's echo of the question does not contain the answer.
     let (a, b) = (std::process::id() % 1000, 123_456);
-    write!(console, "\necho lab-$(({a} + {b}))-answers\n")?;
+    write!(console, "\n{command}\necho lab-$(({a} + {b}))-answers\n")?;
     let answer = format!("lab-{}-answers", a + b);
     console.set_read_timeout(Some(LOOK_EVERY))?;
     let (mut seen, mut buffer) = (String::new(), [0; 4096]);

@@ -7,6 +7,7 @@ pub mod density;
 pub mod disk;
 pub mod emulator;
 pub mod fault;
+pub mod fork;
 pub mod import;
 pub mod live;
 pub mod local;
@@ -71,6 +72,11 @@ pub const ALL: &[Experiment] = &[
         name: "capture",
         about: "the pause of a capture and the size of the next, against QEMU's migration file",
         run: capture::run,
+    },
+    Experiment {
+        name: "fork",
+        about: "the pause of a fork and the time until n clones execute, against QEMU's migration file",
+        run: fork::run,
     },
     Experiment {
         name: "restore",

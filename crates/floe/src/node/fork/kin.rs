@@ -79,13 +79,17 @@ impl Node {
         member
     }
 
-    /// Ends a clone of this node's wherever it is.
-    fn kill_one(&self, name: &str) -> Result<(), NodeError> {
+    /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
+    fn kill_one(&self, name: &str, all: bool) -> Result<(), NodeError> {
         let Some((fork, host)) = self.forks.away(name) else {
             return self.remove_machine(name, true);
         };
         let remote = Remote::new(&host, fork.hosts_token.as_deref().unwrap_or_default())?;
-        remote.end(name).map_err(|why| {
+        let clones = match all {
+            true => remote.end_clones(name),
+            false => Ok(()),
+        };
+        clones.and_then(|()| remote.end(name)).map_err(|why| {
             NodeError::Api(crate::api::ApiError {
                 code: ErrorCode::Unreachable,
                 message: format!("{name} was not ended: {why}"),
@@ -108,7 +112,7 @@ impl Node {
                     format!("floe rm --force {name}, or floe kill --all {name} for its clones"),
                 ));
             }
-            self.kill_one(name)?;
+            self.kill_one(name, false)?;
             report.ended.push(name.to_owned());
             return Ok(report);
         }
@@ -122,7 +126,7 @@ impl Node {
         let mut names = Vec::new();
         collect(&tree, &mut names);
         for name in names {
-            match self.kill_one(&name) {
+            match self.kill_one(&name, true) {
                 Ok(()) => report.ended.push(name),
                 Err(error) => report.failed.push(format!("{name}: {}", error.to_api())),
             }

@@ -146,12 +146,22 @@ impl Remote {
 
     /// Ends a clone there. One that is not there any more has ended.
     pub fn end(&self, name: &str) -> Result<(), String> {
+        self.kill(name, false)
+    }
+
+    /// Ends all clones of a clone there.
+    pub fn end_clones(&self, name: &str) -> Result<(), String> {
+        self.kill(name, true)
+    }
+
+    fn kill(&self, name: &str, all: bool) -> Result<(), String> {
         let path = format!("/v1/machines/{name}/kill");
-        let request = KillRequest::default();
+        let request = KillRequest { all };
         let ended: Result<KillReport, Failed> =
             self.call("POST", &path, Some(&request), START_TIMEOUT);
         match ended {
-            Ok(_) => Ok(()),
+            Ok(report) if report.failed.is_empty() => Ok(()),
+            Ok(report) => Err(format!("{}: {}", self.url, report.failed.join("; "))),
             Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
             Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
         }

@@ -1,0 +1,203 @@
+//! `fork`: how long a parent stands still, until when n clones execute, what that costs the node, and how little a clone's
+//! node needs before it starts. Against QEMU's own way: stop and write a migration file, then load it n times.
+use super::live::Node;
+use super::plain::PlainQemu;
+use super::wan;
+use crate::guest::Guest;
+use crate::harness::{Context, Report, Samples};
+use anyhow::Context as _;
+use floe::api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a guest may take to fill memory with random bytes, emulated.
+const FILL_MAX: Duration = Duration::from_secs(600);
+/// How long a fork may take to be stored and forgotten.
+const FORGET_MAX: Duration = Duration::from_secs(120);
+/// Between two forks: the host is quiet again.
+const BETWEEN: Duration = Duration::from_secs(1);
+/// The kernel's unit of CPU time for user space (USER_HZ is 100 on every Linux).
+const TICK_MS: f64 = 10.0;
+/// Memory of a light guest.
+const LIGHT_BYTES: u64 = 128 << 20;
+
+/// Runs it.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("fork", context.quick);
+    let (guest, memory) = wan::guest(context)?;
+    pauses(context, &mut report, &guest, memory)?;
+    clones(context, &mut report)?;
+    report.note(
+        "pauses: two CPUs, so many MB of random bytes written to memory since the guest's start, and what the guest itself wrote; \
+         clones: of a guest of busybox with 128 MB, from the call until the last one executes; own CPU: that of the node's \
+         process until then, divided by the number of clones",
+    );
+    Ok(report)
+}
+
+/// The parent's pause, by what it has written since its own start.
+fn pauses(
+    context: &Context,
+    report: &mut Report,
+    guest: &Guest,
+    memory: u64,
+) -> anyhow::Result<()> {
+    let node = Node::start(None, &context.scratch.join("pauses"), false)?;
+    node.import(guest, "guest", memory)?;
+    node.boot("guest", "origin")?;
+    node.capture("origin", "booted", true, 0)?;
+    node.remove("origin").ok();
+    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), guest, memory)?;
+    let mut migrations = Samples::default();
+    for _ in 0..context.pick(3, 1) {
+        let state = context.scratch.join("state");
+        migrations.push(plain.save(&state)?.as_secs_f64() * 1000.0);
+    }
+    drop(plain);
+    start(&node, "booted", "web")?;
+    let mut descriptors = Samples::default();
+    let mut filled = 0;
+    // a quick run has a guest of 256 MB
+    for (key, megabytes) in [
+        ("pause_ms_p50_64mb", context.pick(64, 16)),
+        ("pause_ms_p50_256mb", context.pick(256, 32)),
+    ] {
+        fill(&node, "web", megabytes - filled, key)?;
+        filled = megabytes;
+        let mut pauses = Samples::default();
+        for _ in 0..context.pick(9, 2) {
+            let outcome = fork(&node, "web", 1)?;
+            pauses.push(outcome.pause_ms.context("a fork tells its pause")?);
+            descriptors.push(told(&outcome)?.descriptor_bytes as f64 / 1e3);
+            end(&node, "web")?;
+        }
+        report.add(key, "ms", &pauses).against(
+            "QEMU's stop and migrate of an idle guest to a file",
+            "ms",
+            migrations.median(),
+        );
+    }
+    report.add("descriptor_kb", "kB", &descriptors);
+    Ok(())
+}
+
+/// From the call to the last of n clones executing.
+fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let guest = Guest::tiny()?;
+    let node = Node::start(None, &context.scratch.join("clones"), false)?;
+    node.import(&guest, "guest", LIGHT_BYTES)?;
+    node.boot("guest", "origin")?;
+    node.capture("origin", "booted", true, 0)?;
+    node.remove("origin").ok();
+    let mut plain = PlainQemu::boot(&context.scratch.join("light"), &guest, LIGHT_BYTES)?;
+    let state = context.scratch.join("light-state");
+    plain.save(&state)?;
+    drop(plain);
+    let mut loads = Samples::default();
+    for round in 0..context.pick(5, 1) {
+        let dir = context.scratch.join(format!("load{round}"));
+        let copy = PlainQemu::load(&dir, &guest, LIGHT_BYTES, &state)?;
+        loads.push(copy.started.as_secs_f64() * 1000.0);
+    }
+    start(&node, "booted", "web")?;
+    fork(&node, "web", 1)?;
+    end(&node, "web")?;
+    let pid = node.client.node()?.pid;
+    let mut cpu = Samples::default();
+    for n in [1u32, 2, 4, 8, 16] {
+        let mut running = Samples::default();
+        for _ in 0..context.pick(7, 1) {
+            std::thread::sleep(BETWEEN);
+            let before = cpu_ms(pid)?;
+            let outcome = fork(&node, "web", n)?;
+            let own = cpu_ms(pid)? - before;
+            let last = told(&outcome)?.clones.iter().filter_map(|c| c.running_ms);
+            running.push(last.fold(0.0, f64::max));
+            if n >= 8 {
+                cpu.push(own / f64::from(n));
+            }
+            end(&node, "web")?;
+        }
+        let figure = report.add(&format!("all_running_ms_n{n}"), "ms", &running);
+        figure.against(
+            "QEMU -incoming of a migration file, so many times one after the other",
+            "ms",
+            loads.median() * f64::from(n),
+        );
+    }
+    report.add("own_cpu_ms_per_clone", "ms", &cpu);
+    Ok(())
+}
+
+/// Lets an image go on and waits until its shell answers.
+fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
+    let request = RunRequest {
+        image: image.into(),
+        name: Some(name.into()),
+        ..RunRequest::default()
+    };
+    node.run(&request, |_| {})?;
+    node.ask(name, FILL_MAX)?;
+    Ok(())
+}
+
+/// Has the guest write so many MB of random bytes to memory that stays.
+fn fill(node: &Node, machine: &str, megabytes: u64, name: &str) -> anyhow::Result<()> {
+    let command = format!(
+        "d=/dev/shm; [ -d $d ] || d=/tmp; mkdir -p $d; head -c {megabytes}m /dev/urandom > $d/{name}; ls -l $d/{name}"
+    );
+    node.tell(machine, &command, FILL_MAX).map(drop)
+}
+
+fn fork(node: &Node, parent: &str, clones: u32) -> anyhow::Result<Outcome> {
+    let request = ForkRequest {
+        clones,
+        ..ForkRequest::default()
+    };
+    let outcome = node.client.fork(parent, &request)?.finish(|_| {})?;
+    let report = told(&outcome)?;
+    let failed = report
+        .clones
+        .iter()
+        .find(|clone| clone.state != CloneState::Running);
+    match failed {
+        None => Ok(outcome),
+        Some(clone) => anyhow::bail!("{} does not run: {}", clone.name, clone.detail),
+    }
+}
+
+fn told(outcome: &Outcome) -> anyhow::Result<&ForkReport> {
+    outcome.fork.as_ref().context("a fork tells its clones")
+}
+
+/// Ends all clones and waits until nothing of the fork is left to do.
+fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
+    let killed = node.client.kill(parent, &KillRequest { all: true })?;
+    anyhow::ensure!(killed.failed.is_empty(), "{:?}", killed.failed);
+    let until = Instant::now() + FORGET_MAX;
+    // the parent's disks may stand on the last fork's image: at most that one stays
+    let forks = || -> anyhow::Result<usize> {
+        let images = node.client.images()?.images;
+        let fork = |image: &&floe::api::ImageSummary| image.labels.contains_key("floe.fork");
+        Ok(images.iter().filter(fork).count())
+    };
+    std::thread::sleep(BETWEEN);
+    while forks()? > 1 {
+        anyhow::ensure!(Instant::now() < until, "forks are not forgotten");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// CPU time of a process, all of its threads, in milliseconds.
+fn cpu_ms(pid: u32) -> anyhow::Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(Path::new(&path))?;
+    let (_, rest) = text.rsplit_once(") ").context("a process's name ends")?;
+    // fields 14 and 15 of the file, the rest begins with the third
+    let ticks = |field: usize| -> anyhow::Result<f64> {
+        let word = rest.split_whitespace().nth(field - 3).context("a field")?;
+        Ok(word.parse()?)
+    };
+    Ok((ticks(14)? + ticks(15)?) * TICK_MS)
+}
