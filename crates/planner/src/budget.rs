@@ -2,6 +2,9 @@
 
 use crate::Config;
 
+/// A model leaves this part of a round trip's free chunks to neighbours.
+const FREE_BESIDE_MODEL: u64 = 8;
+
 /// A link as it is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
@@ -60,13 +63,18 @@ impl Budget {
         self.guesses_at(self.waste_ratio(config), config)
     }
 
-    /// The same where a model knows most of what will be touched: little is left to neighbours.
+    /// The same where a model knows most of what will be touched: little is left to neighbours, and what they waste is
+    /// added to what the model does.
     pub(crate) fn guesses_beside_model(&self, config: &Config) -> u64 {
-        self.guesses_at(config.waste_ratio_beside_model, config)
+        let free = self.free_chunks(config) / FREE_BESIDE_MODEL;
+        self.guesses_of(free, config.waste_ratio_beside_model, config)
     }
 
     fn guesses_at(&self, ratio: f64, config: &Config) -> u64 {
-        let free = self.free_chunks(config);
+        self.guesses_of(self.free_chunks(config), ratio, config)
+    }
+
+    fn guesses_of(&self, free: u64, ratio: f64, config: &Config) -> u64 {
         let waste = free + (self.touched as f64 * ratio) as u64;
         waste.saturating_sub(self.unused).min(self.room(config))
     }

@@ -306,7 +306,7 @@ impl Default for Config {
             in_flight_chunks_max: 8192,
             tables_in_flight_max: 8,
             expect_max: 1 << 20,
-            waste_ratio_beside_model: 0.1,
+            waste_ratio_beside_model: 0.02,
             lookout_us: 16 * 60 * 1_000_000,
             hint_us: 2 * 60 * 1_000_000,
             floe_lookout_us: 5 * 60 * 1_000_000,

@@ -7,8 +7,8 @@ use crate::link::{Bridge, Shape};
 use crate::workloads::{Session, Stage, use_desktop};
 use anyhow::{Context as _, bail};
 use floe::api::{
-    Outcome, PullRequest, PushRequest, RunRequest, StopRequest, StreamInfo, TraceRequest,
-    TracesRequest, Wait,
+    Outcome, PullRequest, PushRequest, REHEARSE_S_DEFAULT, RunRequest, StopRequest, StreamInfo,
+    TraceRequest, TracesRequest, Wait,
 };
 use floe_image::{Hash, TraceReader};
 use floe_planner::{Model, ZeroTrace};
@@ -93,7 +93,7 @@ impl Site {
         let screen = Screen::of(&origin, MACHINE)?;
         let first = published(&origin, &hub, Stage::Screen.image(), screen)?;
         use_desktop(&mut session)?;
-        origin.capture(MACHINE, SECOND, false, 0)?;
+        origin.capture(MACHINE, SECOND, false, REHEARSE_S_DEFAULT)?;
         let screen = Screen::of(&origin, MACHINE)?;
         let second = published(&origin, &hub, SECOND, screen)?;
         origin.remove(MACHINE)?;
