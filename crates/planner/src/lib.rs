@@ -312,7 +312,7 @@ impl Default for Config {
             floe_lookout_us: 5 * 60 * 1_000_000,
             backed_probability: 0.5,
             speculation_ratio: 0.15,
-            waste_price: 1.0,
+            waste_price: 1.5,
             patience: 0.5,
             pause_us_min: 200_000,
             reserve_us: 500_000,
