@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long one read of the console waits.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// One look for a window may take so long, behind a slow link.
+const LOOK_MAX: Duration = Duration::from_secs(20);
 /// What the console said is remembered up to this length, bytes.
 const SEEN_MAX: usize = 64 << 10;
 
@@ -98,11 +100,14 @@ impl Session {
         }
     }
 
-    /// Waits until a program's window is there and has the keyboard; `class` is a part of the window's class.
-    pub fn window(&mut self, class: &str, patience: Duration) -> anyhow::Result<()> {
+    /// Waits until a program's window is there and has the keyboard; `class` is a part of the window's class. The guest looks
+    /// so many times, a second apart; false if there is none then.
+    pub fn window(&mut self, class: &str, looks: u32) -> anyhow::Result<bool> {
         let active = "xprop -id $(xprop -root _NET_ACTIVE_WINDOW | sed 's/.*# //') WM_CLASS";
-        let seen = format!("until {active} 2>&1 | grep -qi '\"[^,]*{class}'; do sleep 1; done");
-        self.shell(&seen, patience)
+        let seen = format!(
+            "for n in $(seq {looks}); do {active} 2>&1 | grep -qi '\"[^,]*{class}' && break; sleep 1; done; [ $n -lt {looks} ]"
+        );
+        Ok(self.try_shell(&seen, LOOK_MAX * looks)? == "0")
     }
 
     /// Lets the guest go on for so long.

@@ -13,6 +13,8 @@ const SAME_SHARE: f64 = 0.01;
 const REACTION_SHARE: f64 = 0.005;
 /// How long one press of the key may take to show before it is pressed again.
 const PRESS_AGAIN: Duration = Duration::from_secs(4);
+/// The menu is closed after this.
+const CLOSED: Duration = Duration::from_secs(1);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Most bytes of a decoded screen.
@@ -87,6 +89,7 @@ pub fn until_usable(
             if look()?.difference(&before) > REACTION_SHARE {
                 let usable = Instant::now();
                 session.input.press(&["esc"])?;
+                std::thread::sleep(CLOSED);
                 return Ok(usable);
             }
         }
