@@ -57,9 +57,9 @@ impl Planner {
                 segments,
                 urgency,
             } => {
-                self.add(region, chunks, &segments, urgency);
+                self.add(region, chunks, &segments, urgency, &mut actions);
             }
-            Event::RegionRemoved { region } => self.remove(region),
+            Event::RegionRemoved { region } => self.remove(region, &mut actions),
             Event::Miss {
                 region,
                 chunk,
@@ -105,7 +105,7 @@ impl Planner {
                 }
             }
             Event::Expect { region, chunks } => self.expect(region, chunks),
-            Event::Model { regions, model } => self.model(now_us, regions, model),
+            Event::Model { regions, model } => self.model(now_us, regions, model, &mut actions),
             Event::Tick => {}
         }
         self.send_expected(&mut actions);
@@ -159,28 +159,47 @@ impl Planner {
     }
 
     /// A model takes the place of an earlier one of the same image. One that is not for this policy changes nothing.
-    fn model(&mut self, now_us: u64, regions: Vec<RegionId>, model: Arc<Model>) {
+    fn model(
+        &mut self,
+        now_us: u64,
+        regions: Vec<RegionId>,
+        model: Arc<Model>,
+        actions: &mut Vec<Action>,
+    ) {
         let policy = self.config.policy;
         let (streams, mut lent) = self.lend(now_us);
         if let Some(stream) = Stream::new(policy, model, regions, &mut lent) {
-            streams.retain(|s| !s.regions().iter().any(|r| stream.region(*r).is_some()));
+            let replaced = |s: &mut Stream| s.regions().iter().any(|r| stream.region(*r).is_some());
+            streams
+                .extract_if(.., replaced)
+                .for_each(|s| s.end(actions));
             streams.push(stream);
         }
     }
 
-    fn add(&mut self, region: RegionId, chunks: u64, segments: &[u32], urgency: Urgency) {
-        self.remove(region);
+    fn add(
+        &mut self,
+        region: RegionId,
+        chunks: u64,
+        segments: &[u32],
+        urgency: Urgency,
+        actions: &mut Vec<Action>,
+    ) {
+        self.remove(region, actions);
         self.regions
             .insert(region, Region::new(chunks, &self.config));
         self.tables.add(region, segments, urgency);
     }
 
-    fn remove(&mut self, region: RegionId) {
+    fn remove(&mut self, region: RegionId, actions: &mut Vec<Action>) {
         if let Some(state) = self.regions.remove(&region) {
             self.budget.settled(state.unused());
         }
         self.tables.remove(region);
-        self.streams.retain(|s| s.region(region).is_none());
+        let ended = |s: &mut Stream| s.region(region).is_some();
+        self.streams
+            .extract_if(.., ended)
+            .for_each(|s| s.end(actions));
         self.expected.retain(|(r, _)| *r != region);
     }
 

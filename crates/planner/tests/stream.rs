@@ -357,8 +357,9 @@ proptest! {
                 prop_assert_eq!(planner.counters().in_flight, flight.len() as u64);
             }
         }
-        // Whatever happened: time alone ends a pause.
-        for _ in 0..Config::default().pause_idle_us_max / 100_000 + 2 {
+        // Whatever happened: time alone ends a pause, also one that had to wait for the machine to run a little first.
+        let Config { pause_idle_us_max, run_us_min, .. } = Config::default();
+        for _ in 0..2 * (pause_idle_us_max + run_us_min) / 100_000 {
             now += 100_000;
             for action in planner.on_event(now, Event::Tick) {
                 if let Action::Buffer { pause, .. } = action {
