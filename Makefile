@@ -72,7 +72,7 @@ system: deps web guest-tiny
 
 # The page in a real browser, against a real node with real guests.
 web-test: deps web guest-tiny
-	$(CARGO) build --locked --workspace --bin floe
+	$(CARGO) test --locked --workspace --no-run --quiet
 	cd web && FLOE=$(CURDIR)/target/debug/floe FLOE_GUESTS=$(GUESTS) npm run --silent test
 
 test: fmt lint doc fuzz-check system web-test ## Everything that must hold: format, lints, docs, unit, property and system tests
