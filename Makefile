@@ -78,7 +78,7 @@ web-test: deps web guest-tiny
 test: fmt lint doc fuzz-check system web-test ## Everything that must hold: format, lints, docs, unit, property and system tests
 	@echo "make test: all passed"
 
-lab: build guest-debian guest-tiny ## Measure every figure of docs/benchmarks.md into lab/results/
+lab: build guest-debian guest-tiny guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --json lab/results/$$e.json; done
 

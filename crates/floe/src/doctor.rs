@@ -236,7 +236,7 @@ fn memory() -> Check {
 }
 
 /// MemAvailable of /proc/meminfo.
-fn available_bytes(meminfo: &str) -> Option<u64> {
+pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
     let rest = meminfo
         .lines()
         .find_map(|l| l.strip_prefix("MemAvailable:"))?;

@@ -137,12 +137,7 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
         return;
     }
     let node = TestNode::start();
-    let disk = node.home().join("disk.raw");
-    std::fs::File::create(&disk)
-        .unwrap()
-        .set_len(64 << 20)
-        .unwrap();
-    node.import_tiny("tiny", Some(&disk));
+    node.import_tiny("tiny", Some(&node.blank_disk()));
     let request = RunRequest {
         image: "tiny".into(),
         name: Some("web".into()),

@@ -93,12 +93,7 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
         return;
     }
     let mut node = TestNode::start();
-    let disk = node.home().join("disk.raw");
-    std::fs::File::create(&disk)
-        .unwrap()
-        .set_len(64 << 20)
-        .unwrap();
-    node.import_tiny("tiny", Some(&disk));
+    node.import_tiny("tiny", Some(&node.blank_disk()));
     node.run_named("tiny", "one");
     node.wait_console("one", "floe-guest ready");
     let write = "printf before-the-crash | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))";
@@ -214,12 +209,7 @@ fn a_machine_captured_twice_is_what_it_was_the_second_time() {
         return;
     }
     let node = TestNode::start();
-    let disk = node.home().join("disk.raw");
-    std::fs::File::create(&disk)
-        .unwrap()
-        .set_len(64 << 20)
-        .unwrap();
-    node.import_tiny("tiny", Some(&disk));
+    node.import_tiny("tiny", Some(&node.blank_disk()));
     node.run_named("tiny", "one");
     node.wait_console("one", "floe-guest ready");
     finish(node.client().capture("one", &capture("first")).unwrap());

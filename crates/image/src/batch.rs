@@ -95,6 +95,15 @@ impl Encoding {
             Encoding::Zstd => "zstd",
         }
     }
+
+    /// What the header's value asks for; zstd without one, `None` for a value that is no encoding's.
+    pub fn asked(value: Option<&[u8]>) -> Option<Encoding> {
+        match value {
+            None | Some(b"zstd") => Some(Encoding::Zstd),
+            Some(b"raw") => Some(Encoding::Raw),
+            Some(_) => None,
+        }
+    }
 }
 
 /// One unpacked record of a response. The items are **not** verified yet: use [`Kind::verify`] on each.

@@ -169,10 +169,8 @@ impl Planner {
         let policy = self.config.policy;
         let (streams, mut lent) = self.lend(now_us);
         if let Some(stream) = Stream::new(policy, model, regions, &mut lent) {
-            let replaced = |s: &mut Stream| s.regions().iter().any(|r| stream.region(*r).is_some());
-            streams
-                .extract_if(.., replaced)
-                .for_each(|s| s.end(actions));
+            let replaced = |s: &Stream| s.regions().iter().any(|r| stream.region(*r).is_some());
+            end_streams(streams, replaced, actions);
             streams.push(stream);
         }
     }
@@ -196,10 +194,8 @@ impl Planner {
             self.budget.settled(state.unused());
         }
         self.tables.remove(region);
-        let ended = |s: &mut Stream| s.region(region).is_some();
-        self.streams
-            .extract_if(.., ended)
-            .for_each(|s| s.end(actions));
+        let over = |s: &Stream| s.region(region).is_some();
+        end_streams(&mut self.streams, over, actions);
         self.expected.retain(|(r, _)| *r != region);
     }
 
@@ -365,6 +361,16 @@ impl Planner {
             });
         }
     }
+}
+
+/// Ends the streams of which `over` is true.
+fn end_streams(
+    streams: &mut Vec<Stream>,
+    over: impl Fn(&Stream) -> bool,
+    actions: &mut Vec<Action>,
+) {
+    let ended = streams.extract_if(.., |stream| over(stream));
+    ended.for_each(|stream| stream.end(actions));
 }
 
 /// The stream of the image that a region belongs to, and the region's number in the manifest.

@@ -21,6 +21,8 @@ pub struct ForkRequest {
 
 /// Most hosts of one fork.
 pub const FORK_HOSTS_MAX: usize = 256;
+/// What [`Family::detail`] says of a clone on another host that is not there any more.
+pub const CLONE_ENDED: &str = "it has ended";
 /// This node among the hosts of a fork.
 pub const HERE: &str = "here";
 

@@ -101,7 +101,7 @@ fn alive(member: &api::Family, fork: &str) -> usize {
     let ended = match member.status {
         Some(Stopped | Failed) => true,
         Some(_) => false,
-        None => member.detail == "it has ended",
+        None => member.detail == api::CLONE_ENDED,
     };
     let own = member.fork.as_deref() == Some(fork) && !ended;
     let below: usize = member.clones.iter().map(|clone| alive(clone, fork)).sum();

@@ -261,16 +261,10 @@ pub(crate) async fn read(
         .catalogue
         .readable(&id, viewer.name())
         .ok_or_else(|| ApiError::no_image(id))?;
-    let encoding = match headers.get(&ENCODING_HEADER).map(HeaderValue::as_bytes) {
-        None | Some(b"zstd") => Encoding::Zstd,
-        Some(b"raw") => Encoding::Raw,
-        Some(_) => {
-            return Err(ApiError::bad(
-                "x-floe-encoding is neither raw nor zstd",
-                "use one of them",
-            ));
-        }
-    };
+    let asked = headers.get(&ENCODING_HEADER).map(HeaderValue::as_bytes);
+    let encoding = Encoding::asked(asked).ok_or_else(|| {
+        ApiError::bad("x-floe-encoding is neither raw nor zstd", "use one of them")
+    })?;
     let body = collect_body(
         body,
         &headers,

@@ -25,6 +25,7 @@ mod traces;
 mod uploads;
 mod wire;
 
+pub(crate) use batch::ENCODING_HEADER;
 pub use error::{ErrorBody, HubError};
 pub use options::*;
 pub use routes::{Health, ImageEntry, ImageList, Resolved, TagRequest, Visibility, openapi_json};

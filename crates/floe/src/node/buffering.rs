@@ -15,7 +15,7 @@ use crate::{
     },
 };
 use floe_image::Hash;
-use floe_machine::Status;
+use floe_machine::{Machine, Status};
 use std::{
     collections::HashMap,
     sync::{Arc, Weak, mpsc},
@@ -166,13 +166,19 @@ impl Entry {
         if vm.status()? != Status::Running {
             return Ok(false);
         }
+        self.pause(&vm)?;
+        pauses.since_us = Some(now_us());
+        Ok(true)
+    }
+
+    /// Stops its CPUs, and keeps on the disk that this was the node's doing.
+    pub(crate) fn pause(&self, vm: &Machine) -> Result<(), NodeError> {
         self.update(|record| record.buffering = true)?;
         if let Err(error) = vm.stop() {
             self.update(|record| record.buffering = false)?;
             return Err(error.into());
         }
-        pauses.since_us = Some(now_us());
-        Ok(true)
+        Ok(())
     }
 
     fn go_on(&self, pauses: &mut Pauses) -> Result<(), NodeError> {

@@ -33,8 +33,8 @@ use std::{io, sync::Arc, time::Duration};
 
 /// How long QEMU may take to end after a capture that stops the machine.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
-/// Regions that a capture takes over from its parent as they are.
-const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
+/// Regions that a capture or a fork takes over from its parent as they are: a machine that resets starts cold with them.
+pub(crate) const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 
 type Captured = Capture<FrozenLayers>;
 
@@ -235,8 +235,7 @@ impl Node {
             let pages = pages().map(|(chunk, page)| Ok((chunk, &page[..])));
             return Ok(ingest.region_from_pages("ram", ram.size(), Some("ram"), pages)?);
         }
-        let original = super::record::load_manifest(&operation.dir, &record.image)
-            .or_else(|_| self.repo.manifest(&record.image).map_err(NodeError::from))?;
+        let original = self.manifest_of(operation, &record.image)?;
         let dirty: Vec<u64> = ram.iter().map(|(chunk, _)| u64::from(chunk)).collect();
         let reverted = self.reverted(
             &record.image,

@@ -8,7 +8,7 @@ use crate::{
     node::{
         Node,
         outbox::Destination,
-        record::{Origin, replace_file},
+        record::{Origin, oldest_first, replace_file},
     },
     traces::{Method, Model},
     transfer::{Cancel, TransferError},
@@ -183,15 +183,9 @@ impl Node {
     }
 
     fn drop_old_models(&self) {
-        let mut files: Vec<_> = std::fs::read_dir(self.home.models())
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|file| (file.metadata().and_then(|m| m.modified()).ok(), file.path()))
-            .collect();
-        files.sort();
+        let files = oldest_first(&self.home.models());
         let excess = files.len().saturating_sub(KEPT_MAX);
-        for (_, path) in files.drain(..excess) {
+        for path in &files[..excess] {
             let _ = std::fs::remove_file(path);
         }
     }

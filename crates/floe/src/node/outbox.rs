@@ -5,7 +5,10 @@
 //! hub refuses, or what could not be sent in [`TRIES_MAX`] tries, is dropped: a trace is worth no more.
 
 use crate::{
-    node::record::{Origin, replace_file},
+    node::{
+        error::NodeError,
+        record::{Origin, make_private_dir, oldest_first, replace_file},
+    },
     transfer::{Cancel, HubClient, TransferError},
 };
 use floe_image::Hash;
@@ -13,7 +16,6 @@ use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
-    io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -82,12 +84,8 @@ type Tries = HashMap<PathBuf, (u32, Instant)>;
 
 impl Outbox {
     /// The outbox in a folder, which is made.
-    pub fn open(dir: PathBuf) -> io::Result<Outbox> {
-        use std::os::unix::fs::DirBuilderExt;
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir)?;
+    pub fn open(dir: PathBuf) -> Result<Outbox, NodeError> {
+        make_private_dir(&dir)?;
         Ok(Outbox {
             dir,
             filled: Mutex::new(true),
@@ -97,12 +95,7 @@ impl Outbox {
     }
 
     /// Puts in a machine's trace. `run` names the run of the machine: of one run only the last trace is sent.
-    pub fn put(
-        &self,
-        to: &Destination,
-        run: &str,
-        trace: &[u8],
-    ) -> Result<(), crate::node::NodeError> {
+    pub fn put(&self, to: &Destination, run: &str, trace: &[u8]) -> Result<(), NodeError> {
         let mut bytes = serde_json::to_vec(to).expect("a destination has only strings");
         bytes.push(b'\n');
         bytes.extend_from_slice(trace);
@@ -121,15 +114,10 @@ impl Outbox {
 
     /// What waits, newest first.
     fn waiting(&self) -> Vec<PathBuf> {
-        let mut files: Vec<_> = std::fs::read_dir(&self.dir)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter(|file| file.path().extension().is_some_and(|e| e == EXTENSION))
-            .map(|file| (file.metadata().and_then(|m| m.modified()).ok(), file.path()))
-            .collect();
-        files.sort();
-        files.into_iter().rev().map(|(_, path)| path).collect()
+        let mut files = oldest_first(&self.dir);
+        files.retain(|path| path.extension().is_some_and(|e| e == EXTENSION));
+        files.reverse();
+        files
     }
 
     #[cfg(test)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Version of the file. A field that an older node must not ignore raises it.
@@ -215,6 +215,26 @@ pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
     read.ok()
         .and_then(|_| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default()
+}
+
+/// Makes a directory that only this user may look into.
+pub fn make_private_dir(dir: &Path) -> Result<(), NodeError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir);
+    made.map_err(at(format!("cannot make {}", dir.display())))
+}
+
+/// The files of a directory, those that were written first before the others; none if it can't be listed.
+pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut files: Vec<_> = files
+        .map(|file| (file.metadata().and_then(|m| m.modified()).ok(), file.path()))
+        .collect();
+    files.sort();
+    files.into_iter().map(|(_, path)| path).collect()
 }
 
 /// Replaces a file by one with these bytes, readable by this user only; after a crash it is the old or the new one.

@@ -63,12 +63,10 @@ impl Traces {
         let store = Arc::new(store.map_err(at(format!("cannot open {}", dir.display())))?);
         let trainer = Trainer::start(store.clone(), TRAINING_QUIET, Box::new(traces::learn))
             .map_err(at("cannot start the training's thread"))?;
-        let outbox = home.outbox();
         Ok(Traces {
             store,
             trainer,
-            outbox: Outbox::open(outbox.clone())
-                .map_err(at(format!("cannot open {}", outbox.display())))?,
+            outbox: Outbox::open(home.outbox())?,
         })
     }
 }
@@ -119,8 +117,7 @@ impl Node {
         file.take(TRACE_BYTES_MAX as u64)
             .read_to_end(&mut bytes)
             .map_err(at(&shown))?;
-        let manifest = load_manifest(&entry.dir, &record.image)
-            .or_else(|_| self.repo.manifest(&record.image))?;
+        let manifest = self.manifest_of(entry, &record.image)?;
         let shape = Shape::of(record.image, &manifest);
         let Some(trace) = traces::prepare(&bytes, &shape, &entry.pauses()) else {
             return Ok(());

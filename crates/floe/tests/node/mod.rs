@@ -153,6 +153,14 @@ impl TestNode {
         fs::read_to_string(self.home().join("node.log")).unwrap_or_default()
     }
 
+    #[allow(dead_code, reason = "not every file of tests has guests with a disk")]
+    /// A disk of 64 MiB without anything on it.
+    pub fn blank_disk(&self) -> PathBuf {
+        let disk = self.home().join("disk.raw");
+        fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        disk
+    }
+
     /// Imports the tiny guest under a name.
     pub fn import_tiny(&self, name: &str, disk: Option<&Path>) -> Outcome {
         let request = ImportRequest {

@@ -4,7 +4,10 @@
 use crate::guest::{Guest, READY};
 use crate::link::Namespace;
 use anyhow::{Context as _, bail};
-use floe::api::{CaptureRequest, Event, ImportRequest, MachineInfo, Outcome, RunRequest, Wait};
+use floe::api::{
+    CaptureRequest, Event, ImportRequest, MachineInfo, Outcome, PullRequest, PushRequest,
+    RunRequest, Wait,
+};
 use floe::client::Client;
 use floe::paths::Home;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -162,6 +165,11 @@ impl Hub {
             _server: server,
         })
     }
+
+    /// Where an image is.
+    pub fn address(&self, image: &str) -> String {
+        format!("{}/{image}", self.url)
+    }
 }
 
 /// A running node.
@@ -283,6 +291,33 @@ impl Node {
             ..CaptureRequest::default()
         };
         Ok(self.client.capture(machine, &request)?.finish(|_| {})?)
+    }
+
+    /// Sends an image to a hub, for everybody.
+    pub fn publish(&self, image: &str, hub: &Hub) -> anyhow::Result<()> {
+        let push = PushRequest {
+            image: image.into(),
+            to: hub.url.clone(),
+            name: None,
+            token: Some(hub.token.clone()),
+            ca: None,
+            public: true,
+        };
+        self.client.push(&push)?.finish(|_| {})?;
+        Ok(())
+    }
+
+    /// Copies a whole image from a hub. Returns how long it took.
+    pub fn download(&self, image: &str, hub: &Hub) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        let pull = PullRequest {
+            from: hub.address(image),
+            name: None,
+            token: Some(hub.token.clone()),
+            ca: None,
+        };
+        self.client.pull(&pull)?.finish(|_| {})?;
+        Ok(start.elapsed())
     }
 
     /// A machine as it is.

@@ -6,9 +6,7 @@ use crate::guest::Guest;
 use crate::harness::Context;
 use crate::link::{Bridge, Shape};
 use anyhow::Context as _;
-use floe::api::{
-    Event, ImageSummary, Outcome, PullRequest, PushRequest, REHEARSE_S_DEFAULT, RunRequest,
-};
+use floe::api::{Event, ImageSummary, Outcome, REHEARSE_S_DEFAULT, RunRequest};
 use floe_image::TraceReader;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -71,15 +69,7 @@ impl Wan {
             tell(&format!("captured; it stood still for {pause:.0} ms"));
         }
         tell("publishing it to the hub");
-        let push = PushRequest {
-            image: IMAGE.into(),
-            to: hub.url.clone(),
-            name: None,
-            token: Some(hub.token.clone()),
-            ca: None,
-            public: true,
-        };
-        origin.client.push(&push)?.finish(|_| {})?;
+        origin.publish(IMAGE, &hub)?;
         Ok(Wan {
             hub,
             image,
@@ -93,17 +83,13 @@ impl Wan {
         self.bridge.up.read().bytes_delivered + self.bridge.down.read().bytes_delivered
     }
 
-    fn address(&self) -> String {
-        format!("{}/{IMAGE}", self.hub.url)
-    }
-
     /// Runs the image at the near end, on a node that knows nothing, until its shell answers.
     pub fn resume(&self, name: &str, each: impl FnMut(&Event)) -> anyhow::Result<Resumed> {
         let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
         let wire_before = self.wire();
         let start = Instant::now();
         let request = RunRequest {
-            image: self.address(),
+            image: self.hub.address(IMAGE),
             name: Some(MACHINE.into()),
             token: Some(self.hub.token.clone()),
             ..RunRequest::default()
@@ -125,14 +111,7 @@ impl Wan {
     pub fn copy_first(&self, name: &str) -> anyhow::Result<(Duration, Duration)> {
         let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
         let start = Instant::now();
-        let pull = PullRequest {
-            from: self.address(),
-            name: None,
-            token: Some(self.hub.token.clone()),
-            ca: None,
-        };
-        node.client.pull(&pull)?.finish(|_| {})?;
-        let copied = start.elapsed();
+        let copied = node.download(IMAGE, &self.hub)?;
         node.run(
             &RunRequest {
                 image: IMAGE.into(),

@@ -432,26 +432,23 @@ impl Stream {
                 false
             }
         };
-        if let Some(region) = self.regions.first() {
-            actions.push(Action::Buffer {
-                region: *region,
-                pause: pausing,
-                missing_bytes: told.missing_bytes,
-                eta_us: told.eta_us,
-            });
-        }
+        actions.extend(self.buffer(pausing, told));
     }
 
     /// Nobody goes by this model any more: a machine that is paused for it goes on.
     pub(crate) fn end(self, actions: &mut Vec<Action>) {
-        if let (Some(_), Some(region)) = (self.pause, self.regions.first()) {
-            actions.push(Action::Buffer {
-                region: *region,
-                pause: false,
-                missing_bytes: 0,
-                eta_us: 0,
-            });
+        if self.pause.is_some() {
+            actions.extend(self.buffer(false, Waiting::default()));
         }
+    }
+
+    fn buffer(&self, pause: bool, told: Waiting) -> Option<Action> {
+        self.regions.first().map(|region| Action::Buffer {
+            region: *region,
+            pause,
+            missing_bytes: told.missing_bytes,
+            eta_us: told.eta_us,
+        })
     }
 
     /// Asks for what is planned, in its order, as far as there is room. A block is looked at before its first chunk is

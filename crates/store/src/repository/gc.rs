@@ -87,10 +87,8 @@ impl Repository {
             }
         }
         let images: HashSet<Hash> = self.image_ids()?.into_iter().collect();
-        let mut packs = keep;
-        for id in &images {
-            packs.extend(self.layout(id)?.packs.iter().map(|pack| pack.id));
-        }
+        let mut packs = self.listed_packs(&images)?;
+        packs.extend(keep);
         sweep.folder(&self.tmp_dir(), |_| false, |report| &mut report.temporary)?;
         let is_litter =
             |name: &str| match name.strip_suffix(".layout").and_then(|id| id.parse().ok()) {
@@ -117,6 +115,18 @@ impl Repository {
             }
         }
         Ok(sweep.report)
+    }
+
+    /// The packs of these images. The caller has the lock alone.
+    pub(super) fn listed_packs<'a>(
+        &self,
+        images: impl IntoIterator<Item = &'a Hash>,
+    ) -> Result<HashSet<Hash>, StoreError> {
+        let mut packs = HashSet::new();
+        for id in images {
+            packs.extend(self.layout(id)?.packs.iter().map(|pack| pack.id));
+        }
+        Ok(packs)
     }
 
     /// Tagged images, those in `keep`, and their ancestors.

@@ -193,11 +193,8 @@ impl Scope {
     /// Bytes of the items of some packs, unpacked.
     pub(super) fn raw_bytes_of(&self, packs: impl Fn(u32) -> bool) -> Result<u64, StoreError> {
         let mut bytes = 0;
-        for (number, pack) in (0..)
-            .zip(&self.inner.packs)
-            .filter(|(number, _)| packs(*number))
-        {
-            let _: u32 = number;
+        let all = (0u32..).zip(&self.inner.packs);
+        for (_, pack) in all.filter(|(number, _)| packs(*number)) {
             let index = self.inner.repository.index(pack)?;
             let sizes = index.frames().iter();
             bytes += sizes

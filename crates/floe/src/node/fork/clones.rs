@@ -44,9 +44,7 @@ impl Node {
     /// beforehand.
     pub(crate) fn room_for_clones(&self) -> Result<u32, String> {
         let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-        let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
-        let free = kib.unwrap_or(0) * 1024;
+        let free = crate::doctor::available_bytes(&info).unwrap_or(0);
         match free.saturating_sub(HOST_RESERVE_BYTES) / STANDBY_BYTES {
             0 => Err(format!(
                 "{} MiB of memory are free, a clone takes {}",

@@ -8,7 +8,7 @@ use crate::{
     node::{
         MachineName, NameError,
         error::{NodeError, at, failed, usage},
-        record::replace_file,
+        record::{make_private_dir, replace_file},
     },
     paths::Home,
 };
@@ -90,13 +90,8 @@ pub(crate) struct Forks {
 impl Forks {
     /// Reads those that an earlier node left.
     pub fn open(home: &Home) -> Result<Forks, NodeError> {
-        use std::os::unix::fs::DirBuilderExt;
         let dir = home.forks();
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir)
-            .map_err(at(format!("cannot make {}", dir.display())))?;
+        make_private_dir(&dir)?;
         let mut all = BTreeMap::new();
         let entries = fs::read_dir(&dir).map_err(at(format!("cannot list {}", dir.display())))?;
         for path in entries.flatten().map(|entry| entry.path()) {

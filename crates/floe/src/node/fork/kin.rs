@@ -5,7 +5,7 @@ use super::{
     remote::Remote,
 };
 use crate::{
-    api::{ErrorCode, Family, KillReport, KillRequest},
+    api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest},
     node::{
         Node,
         error::{NodeError, not_found, refused},
@@ -143,7 +143,7 @@ fn away(fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
         .and_then(|remote| remote.family(&clone.name));
     let (mut member, detail) = match told {
         Ok(Some(member)) => (member, None),
-        Ok(None) => (Family::default(), Some("it has ended".to_owned())),
+        Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),
         Err(why) => (Family::default(), Some(why)),
     };
     member.name = clone.name.clone();

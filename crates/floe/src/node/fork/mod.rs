@@ -32,6 +32,7 @@ use crate::{
     },
     node::{
         MachineName, Node,
+        capture::KEPT_REGIONS,
         error::{NodeError, failed, not_found, refused, usage},
         machines::Entry,
         plan,
@@ -56,8 +57,6 @@ use std::{
 
 /// Label of an image that a fork made: it goes when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
-/// Regions that a clone starts cold with, should it reset.
-const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 /// How often a fork that waits for its clones looks whether its caller is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.

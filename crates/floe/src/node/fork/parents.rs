@@ -4,14 +4,11 @@
 //! stands still at its next page. That is no state that a user could understand, so the node looks: a clone that is lost is
 //! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
 
-use crate::{
-    node::{
-        Node,
-        error::{NodeError, at, failed},
-        machines::Entry,
-        record::Origin,
-    },
-    transfer::{self, Destination, PullOptions},
+use crate::node::{
+    Node,
+    error::{NodeError, at, failed},
+    machines::Entry,
+    record::Origin,
 };
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_machine::Status;
@@ -201,24 +198,7 @@ impl Node {
 
     fn settle(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
         let record = entry.record();
-        let fetcher = self.sources.fetcher(&record.origin)?;
-        let settle = || -> Result<(), NodeError> {
-            let _storing = self.storing.read();
-            let to = Destination::Repository(&self.repo, Some(&self.cache));
-            let options = PullOptions {
-                connections: 1,
-                ..Default::default()
-            };
-            transfer::pull(
-                fetcher.source().as_ref(),
-                &record.image,
-                to,
-                &options,
-                &|_| (),
-            )?;
-            Ok(())
-        };
-        settle()?;
+        self.keep_fork(&record.image, &record.origin)?;
         entry.update(|record| {
             // the next node asks nobody but its own repository
             record.origin = Origin::default();
@@ -247,8 +227,7 @@ impl Node {
                 let waits = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
                 let _operation = entry.begin("pause")?;
                 if !waits && vm.status()? == Status::Running {
-                    entry.update(|record| record.buffering = true)?;
-                    vm.stop()?;
+                    entry.pause(&vm)?;
                 }
             }
             None => {

@@ -184,41 +184,33 @@ impl Remote {
         body: Option<&impl Serialize>,
         limit: Duration,
     ) -> Result<T, Failed> {
-        let not_asked = |why: String| Failed::NotAsked(why);
-        let request = ureq::http::Request::builder()
+        let not_asked = |error: &dyn std::fmt::Display| Failed::NotAsked(error.to_string());
+        let mut request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url))
             .header("authorization", &self.authorization)
             .header("content-type", "application/json");
-        let config = |agent: &Agent| -> Result<_, Failed> {
-            let answer = match body {
-                None => {
-                    let request = request.body(()).map_err(|e| not_asked(e.to_string()))?;
-                    let request = agent
-                        .configure_request(request)
-                        .timeout_global(Some(limit))
-                        .build();
-                    agent.run(request)
-                }
-                Some(body) => {
-                    let bytes = serde_json::to_vec(body).map_err(|e| not_asked(e.to_string()))?;
-                    let request = request
-                        .header("content-length", bytes.len())
-                        .body(SendBody::from_owned_reader(std::io::Cursor::new(bytes)))
-                        .map_err(|e| not_asked(e.to_string()))?;
-                    let request = agent
-                        .configure_request(request)
-                        .timeout_global(Some(limit))
-                        .build();
-                    agent.run(request)
-                }
-            };
-            answer.map_err(|error| match was_asked(&error) {
-                true => Failed::Unknown(error.to_string()),
-                false => Failed::NotAsked(error.to_string()),
-            })
+        let body = match body {
+            None => SendBody::none(),
+            Some(body) => {
+                let bytes = serde_json::to_vec(body).map_err(|e| not_asked(&e))?;
+                request = request.header("content-length", bytes.len());
+                SendBody::from_owned_reader(std::io::Cursor::new(bytes))
+            }
         };
-        let mut answer = config(&self.agent)?;
+        let request = request.body(body).map_err(|e| not_asked(&e))?;
+        let request = self
+            .agent
+            .configure_request(request)
+            .timeout_global(Some(limit))
+            .build();
+        let mut answer = self
+            .agent
+            .run(request)
+            .map_err(|error| match was_asked(&error) {
+                true => Failed::Unknown(error.to_string()),
+                false => not_asked(&error),
+            })?;
         let body = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX);
         let bytes = body
             .read_to_vec()

@@ -3,13 +3,14 @@
 
 use crate::{
     api::{ApiError, ErrorCode},
+    hub::ENCODING_HEADER,
     node::{Node, record::Origin},
 };
 use axum::{
     Json, Router,
     body::Body,
     extract::{DefaultBodyLimit, Path, Query, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -17,7 +18,7 @@ use bytes::Bytes;
 use floe_image::{
     Encoding, FRAME_MAX_CHUNKS, Hash, Kind, ReadRequest, ResponseEncoder, batch, compress_frame,
 };
-use floe_source::{Purpose, Request, SourceError};
+use floe_source::{Fetcher, Purpose, Request, SourceError};
 use serde::Deserialize;
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -118,7 +119,7 @@ struct Name {
 async fn resolve(State(node): Floe, headers: HeaderMap, Query(name): Query<Name>) -> Answered {
     let id = allowed(&node, &headers, &name.name)?;
     let here = blocking(move || {
-        let fetcher = node.sources.fetcher(&Origin::default()).map_err(local)?;
+        let fetcher = here(&node)?;
         fetcher.source().resolve(&id.to_string())
     });
     here.await?;
@@ -128,7 +129,7 @@ async fn resolve(State(node): Floe, headers: HeaderMap, Query(name): Query<Name>
 async fn manifest(State(node): Floe, headers: HeaderMap, Path(id): Path<String>) -> Answered {
     let id = allowed(&node, &headers, &id)?;
     let manifest = blocking(move || {
-        let fetcher = node.sources.fetcher(&Origin::default()).map_err(local)?;
+        let fetcher = here(&node)?;
         fetcher.source().manifest(&id)
     });
     Ok(bytes(manifest.await?.encode()))
@@ -143,13 +144,11 @@ async fn read(
     let id = allowed(&node, &headers, &id)?;
     let bad = |why: String| refusal(StatusCode::BAD_REQUEST, ErrorCode::Usage, why);
     let request = ReadRequest::decode(&body).map_err(|error| bad(error.to_string()))?;
-    let encoding = match headers.get("x-floe-encoding").map(|value| value.as_bytes()) {
-        None | Some(b"zstd") => Encoding::Zstd,
-        Some(b"raw") => Encoding::Raw,
-        Some(_) => return Err(bad("x-floe-encoding is neither raw nor zstd".into())),
-    };
+    let asked = headers.get(&ENCODING_HEADER).map(HeaderValue::as_bytes);
+    let encoding = Encoding::asked(asked)
+        .ok_or_else(|| bad("x-floe-encoding is neither raw nor zstd".into()))?;
     let answer = blocking(move || {
-        let fetcher = node.sources.fetcher(&Origin::default()).map_err(local)?;
+        let fetcher = here(&node)?;
         let mut got: HashMap<Hash, Vec<u8>> = HashMap::new();
         let limits = Request {
             purpose: Purpose::Demand,
@@ -207,11 +206,13 @@ fn encode(
     out.finish()
 }
 
-fn local(error: crate::node::NodeError) -> SourceError {
-    SourceError::Local {
+/// All images of this node.
+fn here(node: &Node) -> Result<Arc<Fetcher>, SourceError> {
+    let fetcher = node.sources.fetcher(&Origin::default());
+    fetcher.map_err(|error| SourceError::Local {
         what: "this node's images".into(),
         reason: error.to_string(),
-    }
+    })
 }
 
 fn bytes(bytes: Vec<u8>) -> Response {

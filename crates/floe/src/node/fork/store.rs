@@ -3,9 +3,10 @@
 
 use super::layer::Layer;
 use crate::{
-    node::{Job, Node, error::NodeError, machines::Entry},
+    node::{Job, Node, error::NodeError, machines::Entry, record::Origin},
     transfer::{self, Cancel, Destination, PullOptions},
 };
+use floe_image::Hash;
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -38,16 +39,17 @@ impl Node {
         }
     }
 
-    fn store_layer(&self, layer: &Layer) -> Result<(), NodeError> {
+    /// Pulls what this node's repository lacks of a fork's image.
+    pub(super) fn keep_fork(&self, image: &Hash, origin: &Origin) -> Result<(), NodeError> {
+        let fetcher = self.sources.fetcher(origin)?;
         let _storing = self.storing.read();
-        let fetcher = self.sources.fetcher(&Default::default())?;
         let options = PullOptions {
             // clones and parent run now: they need the other cores
             connections: 1,
             ..Default::default()
         };
         let to = Destination::Repository(&self.repo, Some(&self.cache));
-        transfer::pull(fetcher.source().as_ref(), &layer.id, to, &options, &|_| ())?;
+        transfer::pull(fetcher.source().as_ref(), image, to, &options, &|_| ())?;
         Ok(())
     }
 
@@ -98,7 +100,7 @@ fn store(
     let mut job = Some(job);
     loop {
         let here = node.upgrade()?;
-        match here.store_layer(layer) {
+        match here.keep_fork(&layer.id, &Origin::default()) {
             Ok(()) => break,
             Err(error) => {
                 here.tell(

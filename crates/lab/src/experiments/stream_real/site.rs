@@ -7,8 +7,8 @@ use crate::link::{Bridge, Shape};
 use crate::workloads::{Session, Stage, use_desktop};
 use anyhow::{Context as _, bail};
 use floe::api::{
-    Outcome, PullRequest, PushRequest, REHEARSE_S_DEFAULT, RunRequest, StopRequest, StreamInfo,
-    TraceRequest, TracesRequest, Wait,
+    Outcome, REHEARSE_S_DEFAULT, RunRequest, StopRequest, StreamInfo, TraceRequest, TracesRequest,
+    Wait,
 };
 use floe_image::{Hash, TraceReader};
 use floe_planner::{Model, ZeroTrace};
@@ -133,7 +133,7 @@ impl Site {
         let before = self.bridge.down.read().bytes_delivered;
         let start = Instant::now();
         let request = RunRequest {
-            image: format!("{}/{}", self.hub.url, image.name),
+            image: self.hub.address(image.name),
             name: Some(MACHINE.into()),
             token: Some(self.hub.token.clone()),
             wait: Wait::None,
@@ -167,16 +167,7 @@ impl Site {
 
     /// Copies a whole image over the link.
     pub fn download(&self, name: &str, image: &Published) -> anyhow::Result<Duration> {
-        let node = self.near(name)?;
-        let start = Instant::now();
-        let pull = PullRequest {
-            from: format!("{}/{}", self.hub.url, image.name),
-            name: None,
-            token: Some(self.hub.token.clone()),
-            ca: None,
-        };
-        node.client.pull(&pull)?.finish(|_| {})?;
-        Ok(start.elapsed())
+        self.near(name)?.download(image.name, &self.hub)
     }
 
     /// From how many runs the hub has learnt.
@@ -194,14 +185,9 @@ impl Site {
     }
 
     fn wait_for_model(&self, image: &Hash, more_than: u32) -> anyhow::Result<()> {
-        let end = Instant::now() + HUB_MAX;
-        while self.model_traces(image)? <= more_than {
-            if Instant::now() > end {
-                bail!("the hub has not learnt from the run within {HUB_MAX:?}");
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(())
+        wait_for("a model of the run at the hub", || {
+            Ok((self.model_traces(image)? > more_than).then_some(()))
+        })
     }
 }
 
@@ -211,15 +197,7 @@ fn published(
     name: &'static str,
     screen: Screen,
 ) -> anyhow::Result<Published> {
-    let push = PushRequest {
-        image: name.into(),
-        to: hub.url.clone(),
-        name: None,
-        token: Some(hub.token.clone()),
-        ca: None,
-        public: true,
-    };
-    origin.client.push(&push)?.finish(|_| {})?;
+    origin.publish(name, hub)?;
     let image = origin.client.image(name)?.summary;
     Ok(Published {
         name,
@@ -229,21 +207,27 @@ fn published(
     })
 }
 
+/// Looks until there is something.
+fn wait_for<T>(what: &str, look: impl Fn() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
+    let end = Instant::now() + HUB_MAX;
+    loop {
+        match look()? {
+            Some(found) => return Ok(found),
+            None if Instant::now() > end => bail!("{what} did not come within {HUB_MAX:?}"),
+            None => std::thread::sleep(LOOK_EVERY),
+        }
+    }
+}
+
 /// The one trace that a node has of an image, and how long its machine waited.
 fn own_trace(node: &Node, image: &Hash) -> anyhow::Result<(ZeroTrace, Duration)> {
     let of = TracesRequest {
         image: image.to_string(),
         ..TracesRequest::default()
     };
-    let end = Instant::now() + HUB_MAX;
-    let entry = loop {
-        let list = node.client.traces(&of)?;
-        match list.traces.into_iter().next() {
-            Some(entry) => break entry,
-            None if Instant::now() > end => bail!("the run left no trace"),
-            None => std::thread::sleep(LOOK_EVERY),
-        }
-    };
+    let entry = wait_for("the run's trace", || {
+        Ok(node.client.traces(&of)?.traces.into_iter().next())
+    })?;
     let path = node.home.join("run.trace");
     let request = TraceRequest {
         of,

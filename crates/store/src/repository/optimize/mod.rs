@@ -263,10 +263,7 @@ impl Drop for Rearranged {
 impl Repository {
     /// Remove the packs of a layout that no image lists. The caller has the lock alone.
     fn remove_unlisted(&self, layout: &Layout) -> Result<u64, StoreError> {
-        let mut listed = HashSet::new();
-        for id in self.image_ids()? {
-            listed.extend(self.layout(&id)?.packs.iter().map(|pack| pack.id));
-        }
+        let listed = self.listed_packs(&self.image_ids()?)?;
         let mut freed = 0;
         for pack in layout.packs.iter().filter(|p| !listed.contains(&p.id)) {
             let path = self.pack_path(&pack.id);
