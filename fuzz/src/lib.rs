@@ -9,6 +9,17 @@
 use floe_image::*;
 use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
+// Parsers that need nothing of their crates, which would bring QEMU, FUSE and S3 along.
+#[allow(dead_code)]
+#[path = "../../crates/mount/src/abi.rs"]
+mod fuse;
+#[allow(dead_code)]
+#[path = "../../crates/machine/src/qga/wire.rs"]
+mod qga;
+#[allow(dead_code)]
+#[path = "../../crates/machine/src/qmp/wire.rs"]
+mod qmp;
+
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
 
@@ -26,6 +37,10 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("model", model),
     ("zero_trace", zero_trace),
     ("name", name),
+    ("tag_file", tag_file),
+    ("qmp_line", qmp_line),
+    ("agent_line", agent_line),
+    ("fuse_request", fuse_request),
 ];
 
 /// Accepted manifests have one encoding.
@@ -162,5 +177,41 @@ pub fn name(data: &[u8]) {
         assert_eq!(ImageName::parse(&name.to_string()).as_ref(), Ok(&name));
         let path = format!("{}/{}", name.name(), name.tag());
         assert!(!path.starts_with('/') && path.split('/').all(|p| !p.is_empty() && !p.starts_with('.')));
+    }
+}
+
+/// What a tag's file says is an image and a time, and written again it says the same.
+pub fn tag_file(data: &[u8]) {
+    if let Some((id, time)) = floe_store::parse_tag_file(data) {
+        let again = format!("{id} {time}\n");
+        assert_eq!(floe_store::parse_tag_file(again.as_bytes()), Some((id, time)));
+    }
+}
+
+/// A line from QEMU is understood or refused, and a refusal quotes little of it.
+pub fn qmp_line(data: &[u8]) {
+    if let Err(error) = qmp::parse(data) {
+        assert!(error.excerpt.chars().count() <= 80, "{error}");
+    }
+}
+
+/// A line from the guest is understood or refused.
+pub fn agent_line(data: &[u8]) {
+    if let Ok(qga::Answer::Error(text)) = qga::parse(data) {
+        assert!(text.len() <= data.len());
+    }
+}
+
+/// A request from the kernel, its body read as that of each kind.
+pub fn fuse_request(data: &[u8]) {
+    let Some((header, body)) = fuse::parse(data) else { return };
+    assert_eq!(body.len() + fuse::IN_HEADER_BYTES, header.len as usize);
+    let _ = (fuse::parse_init(body), fuse::parse_read(body), fuse::parse_setattr(body));
+    let _ = (fuse::parse_fallocate(body), fuse::parse_interrupt(body));
+    if let Some(name) = fuse::parse_name(body) {
+        assert!(!name.contains('\0') && name.len() < body.len());
+    }
+    if let Some((_, _, written)) = fuse::parse_write(body) {
+        assert!(written.len() + fuse::WRITE_IN_BYTES <= body.len());
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Its words come from inside the guest: bounded, never believed beyond success or failure.
 
+mod wire;
+
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::qmp::connect_unix;
+pub use wire::{Answer, parse};
 
 /// Longest answer that is read.
 pub const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -115,7 +118,7 @@ impl Agent {
                 }
                 b'\n' if line.is_empty() => {}
                 b'\n' if !wanted => line.clear(),
-                b'\n' => return parse(&line),
+                b'\n' => return parse(&line).map_err(QgaError::Garbage),
                 _ if line.len() == ANSWER_BYTES_MAX => {
                     return Err(QgaError::Garbage(format!(
                         "longer than {ANSWER_BYTES_MAX} bytes"
@@ -140,28 +143,6 @@ impl Agent {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => QgaError::Silent(self.limit),
             _ => e.into(),
         }
-    }
-}
-
-/// What the agent says.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    /// A result.
-    Return(Value),
-    /// A refusal, in the agent's words.
-    Error(String),
-}
-
-/// Read one line of the agent.
-pub fn parse(line: &[u8]) -> Result<Answer, QgaError> {
-    let garbage = |what: String| QgaError::Garbage(what);
-    let mut value: Value = serde_json::from_slice(line).map_err(|e| garbage(e.to_string()))?;
-    if let Some(result) = value.as_object_mut().and_then(|o| o.remove("return")) {
-        return Ok(Answer::Return(result));
-    }
-    match value["error"]["desc"].as_str() {
-        Some(description) => Ok(Answer::Error(description.into())),
-        None => Err(garbage("neither a result nor an error".into())),
     }
 }
 
