@@ -302,8 +302,30 @@ fn a_local_images_traces_are_kept_and_learned_from_without_a_hub() {
             .iter()
             .any(|m| m.method == "floe" && m.current)
     });
+    // an image captured on it starts with what is known of its parent, until it is run itself
+    node.run_named("live", "three");
+    node.type_and_wait("three", "echo alive-$((1+1))", "alive-2");
+    let capture = CaptureRequest {
+        name: Some("child".into()),
+        stop: true,
+        ..capture
+    };
+    finish(node.client().capture("three", &capture).unwrap());
+    node.run_named("child", "four");
+    eventually("the parent's model", || {
+        node.client().stream_info("four").unwrap().model
+    });
+    node.type_and_wait("four", "echo alive-$((2+2))", "alive-4");
     // the image goes, and with it what was learnt
-    node.client().remove_machine("one", true).unwrap();
+    for machine in ["one", "three", "four"] {
+        node.client().remove_machine(machine, true).unwrap();
+    }
+    node.client()
+        .remove_image(&RemoveImageRequest {
+            image: "child".into(),
+            force: true,
+        })
+        .unwrap();
     let id = list().image;
     assert!(node.home().join("traces").join(&id).exists());
     let remove = RemoveImageRequest {

@@ -3,6 +3,9 @@
 //! A run asks the hub that its image came from, while the mount, QEMU and the state are made ready, and hands the model over
 //! when both it and the image are there. What was fetched once is asked for by its hash. Without an answer, or with one that is
 //! no model of this image, the machine runs as if there were none.
+//!
+//! An image that nobody has run yet, but that was captured on one with a model, is run by that one's: most of what such a
+//! guest touches, and when, is its parent's.
 
 use crate::{
     node::{
@@ -13,7 +16,7 @@ use crate::{
     traces::{Method, Model},
     transfer::{Cancel, TransferError},
 };
-use floe_image::Hash;
+use floe_image::{Hash, Manifest};
 use floe_mount::ImageHandle;
 use floe_source::Fetcher;
 use parking_lot::Mutex;
@@ -23,6 +26,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
 /// Images whose sizes are remembered.
 const SIZES_MAX: usize = 1024;
+/// How far back an image without a model looks for one among its ancestors: each costs a slow link a round trip.
+const ANCESTORS_MAX: usize = 4;
 /// Fetched models that are kept; the oldest go.
 const KEPT_MAX: usize = 64;
 
@@ -65,6 +70,7 @@ impl Node {
     pub(crate) fn fetch_model(
         self: &Arc<Self>,
         image: Hash,
+        manifest: Manifest,
         origin: &Origin,
         fetcher: Arc<Fetcher>,
     ) -> Coming {
@@ -72,10 +78,15 @@ impl Node {
         let (node, to) = (self.clone(), coming.clone());
         let hub = Destination::of(image, origin);
         let fetch = move || {
-            match node.find_model(&image, hub.as_ref()) {
-                Ok(Some(model)) => {
+            let found = match node.find_model(&image, hub.as_ref()) {
+                Ok(None) => node.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
+                found => found.map(|model| model.map(|model| (model, image))),
+            };
+            match found {
+                Ok(Some((model, of))) => {
                     tracing::info!(
                         image = image.short(),
+                        of = of.short(),
                         traces = model.traces(),
                         "model loaded"
                     );
@@ -110,7 +121,10 @@ impl Node {
                 (state.record.clone(), image, state.fetcher.clone())
             };
             if let (Some(image), Some(fetcher)) = (image, fetcher) {
-                self.fetch_model(record.image, &record.origin, fetcher)
+                let Ok(manifest) = self.manifest_of(&entry, &record.image) else {
+                    continue;
+                };
+                self.fetch_model(record.image, manifest, &record.origin, fetcher)
                     .image(&image);
             }
         }
@@ -152,6 +166,34 @@ impl Node {
         model.map(Some)
     }
 
+    /// The model of the nearest ancestor that has one and the same layout, as this image's, and whose it was.
+    fn inherited_model(
+        &self,
+        image: &Hash,
+        manifest: &Manifest,
+        hub: Option<&Destination>,
+        fetcher: &Fetcher,
+    ) -> Result<Option<(Model, Hash)>, String> {
+        let mut parent = manifest.parent;
+        for _ in 0..ANCESTORS_MAX {
+            let Some(id) = parent else { break };
+            let at_hub = hub.map(|hub| hub.about(id));
+            let found = self.find_model(&id, at_hub.as_ref())?;
+            let ancestor = fetcher.source().manifest(&id);
+            let ancestor = match ancestor {
+                Ok(manifest) => manifest,
+                // an ancestor that is gone, or nobody's business here, is no fault of this image
+                Err(_) => break,
+            };
+            if let Some(model) = found {
+                return Ok(same_layout(&model, &ancestor, manifest)
+                    .then(|| (model.inherited_by(*image), id)));
+            }
+            parent = ancestor.parent;
+        }
+        Ok(None)
+    }
+
     pub(crate) fn model_file(&self, image: &Hash) -> PathBuf {
         self.home.models().join(format!("{image}.model"))
     }
@@ -191,6 +233,18 @@ impl Node {
     }
 }
 
+/// Whether everything that a model of `parent` speaks of is at the same place in `child`.
+fn same_layout(model: &Model, parent: &Manifest, child: &Manifest) -> bool {
+    let at = |manifest: &Manifest, number: u8| {
+        let region = manifest.regions.get(usize::from(number));
+        region.map(|region| (region.name.clone(), region.size))
+    };
+    model.regions().into_iter().all(|number| {
+        let of_parent = at(parent, number);
+        of_parent.is_some() && of_parent == at(child, number)
+    })
+}
+
 /// A model of this image, or why the bytes are none.
 pub(crate) fn verified(bytes: &[u8], image: &Hash) -> Result<Model, String> {
     let model = Model::decode(bytes).map_err(|error| error.to_string())?;
@@ -218,5 +272,36 @@ mod tests {
             assert!(verified(&damaged, &image).is_err(), "byte {at}");
             assert!(verified(&bytes[..at], &image).is_err(), "length {at}");
         }
+    }
+
+    #[test]
+    fn a_model_is_inherited_where_the_regions_it_speaks_of_are_the_same() {
+        let region = |name: &str, size| floe_image::Region {
+            name: name.into(),
+            size,
+            segments: Vec::new(),
+            patches: Vec::new(),
+        };
+        let with = |regions: &[(&str, u64)]| Manifest {
+            regions: regions.iter().map(|(n, size)| region(n, *size)).collect(),
+            ..Manifest::default()
+        };
+        let image = Hash::of(b"parent");
+        let trace = crate::traces::tests::trace(0, &[(0, 1, 0, 0), (1, 2, 10, 0)]);
+        let model = verified(&learn(Method::Floe, &image, &[trace]).unwrap(), &image).unwrap();
+        let parent = with(&[("ram", 1 << 20), ("disk0", 1 << 20), ("device", 1)]);
+        let same = with(&[("ram", 1 << 20), ("disk0", 1 << 20), ("device", 2)]);
+        assert!(same_layout(&model, &parent, &same));
+        for other in [
+            with(&[("disk0", 1 << 20), ("ram", 1 << 20)]),
+            with(&[("ram", 1 << 20), ("disk0", 2 << 20)]),
+            with(&[("ram", 1 << 20)]),
+        ] {
+            assert!(!same_layout(&model, &parent, &other), "{other:?}");
+        }
+        let heir = Hash::of(b"child");
+        let inherited = model.clone().inherited_by(heir);
+        assert_eq!(inherited.image(), heir);
+        assert_eq!(inherited.clusters(), model.clusters());
     }
 }

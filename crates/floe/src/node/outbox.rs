@@ -63,6 +63,14 @@ impl Destination {
         })
     }
 
+    /// The same hub, asked about another image.
+    pub fn about(&self, image: Hash) -> Destination {
+        Destination {
+            image,
+            ..self.clone()
+        }
+    }
+
     /// A client that asks once and does not wait long.
     pub fn client(&self, timeout: Duration, cancel: &Cancel) -> Result<HubClient, TransferError> {
         let ca = self.ca.as_deref().map(Path::new);

@@ -52,7 +52,8 @@ impl Node {
                 report.stage(name)
             })?;
         let plan = plan::plan(request, &found.manifest)?;
-        let model = self.fetch_model(found.id, &found.origin, found.fetcher.clone());
+        let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
+        let model = self.fetch_model(found.id, manifest, &found.origin, fetcher);
         let operation = self.reserve(wanted, request, &found, &plan)?;
         let began = self.begin_run(&operation, &found, &plan, &model, request, report);
         if let Err(error) = began {

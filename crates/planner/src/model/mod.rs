@@ -11,6 +11,7 @@ pub use train::{TrainOptions, train};
 pub use zero::{ACCESSES_MAX, Timed, ZeroTrace};
 
 use floe_image::Hash;
+use std::collections::BTreeSet;
 
 /// How a model was made and what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,6 +151,20 @@ impl Model {
                 .iter()
                 .flat_map(|c| c.chunks.iter().copied()),
         )
+    }
+
+    /// The numbers of the regions that it speaks of, in ascending order.
+    pub fn regions(&self) -> BTreeSet<u8> {
+        self.chunks().map(|at| at.region).collect()
+    }
+
+    /// The same for an image that was captured on this one's: it is at the same places, and what it touches is much the
+    /// same. The caller makes sure that the regions are.
+    pub fn inherited_by(self, heir: Hash) -> Model {
+        Model {
+            image: heir,
+            ..self
+        }
     }
 
     /// How cluster `y` follows cluster `x`, computed from the traces that hold both: a table of all pairs would grow with
