@@ -12,7 +12,11 @@ export interface Image {
   start_ms: number | null;
 }
 
-export type Status = "starting" | "running" | "paused" | "stopped" | "failed";
+export type Status = "starting" | "running" | "buffering" | "paused" | "stopped" | "failed";
+
+/** Whether there is a QEMU, and with it a screen. */
+export const isAwake = (status: Status | undefined): boolean =>
+  status === "running" || status === "buffering" || status === "paused";
 
 export interface Machine {
   name: string;
@@ -49,6 +53,15 @@ export interface Outcome {
   total_ms: number;
   machine?: Machine;
   image?: Image;
+  pause_ms?: number;
+  fork?: { clones: Clone[] };
+}
+
+/** What became of one clone of a fork. */
+export interface Clone {
+  name: string;
+  state: "running" | "failed" | "not_granted";
+  detail?: string;
 }
 
 export type Step =
@@ -150,6 +163,8 @@ export const api = {
   start: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/start`, {}, tell),
   capture: (name: string, as: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/capture`, { name: as || null }, tell, signal),
+  fork: (name: string, clones: number, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long(`${machinePath(name)}/fork`, { clones }, tell, signal),
   pull: (from: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long("/v1/images/pull", { from }, tell, signal),
   import: (request: Import, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>

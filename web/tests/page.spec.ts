@@ -2,8 +2,8 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import type { Page } from "@playwright/test";
-import { floe } from "./setup";
-import { expect, machines, settled, test, watch, WORD, written } from "./site";
+import { floe, onConsole, start, until } from "./setup";
+import { expect, machines, settled, slowLink, test, watch, WORD, written } from "./site";
 
 const axe = readFileSync(new URL("../node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
 
@@ -135,32 +135,58 @@ test("two browsers see and use the same machine", async ({ page, browser, site, 
   await written(page, then);
 });
 
-test("a machine that buffers says so and for how long, and does not mind when its browser goes", async ({ page, site }) => {
-  const stream = {
-    state: "buffering",
-    buffering: { missing_bytes: 4_000_000, eta_s: 4.4 },
-    planned_chunks: 1000,
-    buffered_chunks: 420,
-    misses: 7,
-    touched: 400,
-    fetched_bytes: 1_700_000,
-    saved_bytes: 81_000_000,
-    rate_bytes_s: 900_000,
-    fetch_ratio: 1.04,
-    pauses: 1,
-    paused_s: 2.5,
-  };
-  await page.route("**/stream", (route) => route.fulfill({ json: stream }));
-  const name = await page.getByRole("button", { name: "Start tiny-live:shell" }).click().then(async () => {
+test("a machine that buffers says so and for how long, and does not mind when its browser goes", async ({ browser, site, errors }) => {
+  const image = `${site.hub}/tiny-live:shell`;
+  const work = "for i in 1 2 3 4 5 6; do find / -xdev > /dev/null; ps > /dev/null; sleep 2; done; echo worked-$((1+1))";
+  // somebody uses it near the hub, which learns what that touches
+  const near = await start();
+  const far = await start();
+  const link = await slowLink(new URL(site.hub));
+  try {
+    floe(near.site, "run", image, "--name", "teacher");
+    await onConsole(near.site, "teacher", work, "worked-2");
+    floe(near.site, "stop", "teacher", "--now");
+    const model = `${site.hub}/v1/images/${JSON.parse(floe(site, "image", "inspect", "tiny-live:shell", "--json")).id}/model?method=floe`;
+    await expect(async () => expect((await fetch(model)).status).toBe(200)).toPass();
+    // far away, its first screen comes late: there is something to see meanwhile
+    const page = await browser.newPage();
+    watch(page, errors);
+    await page.goto(far.site.login);
+    await page.goto(`${far.site.page}#/run/${encodeURIComponent(image.replace(site.hub, link.url))}`);
+    await page.getByRole("button", { name: "Start", exact: true }).click();
     await expect(page.locator(".veil-title")).toHaveText("Buffering…");
-    return page.locator("#screen-title").innerText();
-  });
-  await expect(page.getByRole("status").filter({ hasText: "Buffering, about 5 seconds left" })).toHaveCount(1);
-  await expect(page.getByRole("progressbar", { name: "Buffered" })).toHaveAttribute("aria-valuenow", "42");
-  for (const figure of ["7.2 Mbit/s", "1.04", "81 MB"]) await expect(page.locator(".figures")).toContainText(figure);
-  await page.close();
-  const status = JSON.parse(floe(site, "ps", "--json")) as { machines: { name: string; status: string }[] };
-  expect(status.machines.map((machine) => [machine.name, machine.status])).toEqual([[name, "running"]]);
+    await expect(page.locator(".veil")).toContainText(/about \d+ \w+ left/);
+    await expect(page.getByRole("status").filter({ hasText: "Buffering" })).toHaveCount(1);
+    await expect(page.getByRole("progressbar", { name: "Buffered" })).toHaveAttribute("aria-valuenow", /\d+/);
+    const name = await page.locator("#screen-title").innerText();
+    expect(machines(far.site)).toMatchObject([{ name, status: "buffering" }]);
+    await page.close();
+    link.widen();
+    await until("the machine to go on", () => machines(far.site)[0]?.status === "running");
+  } finally {
+    link.close();
+    far.end();
+    near.end();
+  }
+});
+
+test("a machine and its clones go on from one moment", async ({ page, site }) => {
+  const name = await launch(page);
+  const before = await settled(page);
+  await page.getByRole("button", { name: "Fork" }).click();
+  await page.getByLabel("Clones").fill("2");
+  expect(await barriers(page)).toEqual([]);
+  await page.getByRole("dialog").getByRole("button", { name: "Fork", exact: true }).click();
+  await expect(page.getByText(`${name} stood still`)).toBeVisible();
+  const family = machines(site).map((machine) => machine.status);
+  expect(family).toEqual(["running", "running", "running"]);
+  const clone = machines(site).find((machine) => machine.name !== name)?.name ?? "";
+  await page.getByRole("button", { name: "Back" }).click();
+  await page.getByRole("button", { name: `Show the screen of ${clone}` }).click();
+  await expect(page.locator(".bar-title")).toContainText("Live");
+  expect(Math.abs((await settled(page)) - before)).toBeLessThan(WORD);
+  await page.keyboard.type("echo clone\n", { delay: 40 });
+  await written(page, before);
 });
 
 test("stopped, it can be started again; captured, it is in the catalogue", async ({ page }) => {

@@ -1,7 +1,7 @@
 /** A node with a captured guest for all tests: `floe up` in a directory of its own, the tiny guest with a shell on its screen. */
 
 import { execFileSync, spawn, type ChildProcess } from "node:child_process";
-import { appendFileSync, chmodSync, existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { appendFileSync, chmodSync, existsSync, mkdtempSync, readFileSync, rm } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -60,7 +60,8 @@ export async function onConsole(site: Site, machine: string, line: string, answe
   }
 }
 
-export default async function setup(): Promise<() => void> {
+/** A node with a hub in a directory of its own, and what ends both with all machines. */
+export async function start(): Promise<{ site: Site; end: () => void }> {
   const program = process.env["FLOE"] ?? join(repository, "target/debug/floe");
   const home = mkdtempSync(join(tmpdir(), "floe-page-"));
   chmodSync(home, 0o711); // machines have users of their own, who must pass through
@@ -79,7 +80,9 @@ export default async function setup(): Promise<() => void> {
     } catch {
       up.kill();
     }
-    setTimeout(() => rmSync(home, { recursive: true, force: true }), 1000);
+    // the mount goes after the answer
+    const gone = (): void => rm(home, { recursive: true, force: true, maxRetries: 10, retryDelay: 1000 }, () => undefined);
+    setTimeout(gone, 1000);
   };
   try {
     await until("the node", () => {
@@ -89,7 +92,16 @@ export default async function setup(): Promise<() => void> {
     const ready = JSON.parse(said) as { hub: { url: string } };
     const where = { floe: program, home };
     const page = JSON.parse(floe(where, "open", "--print", "--json")) as { url: string; login_url: string };
-    const site: Site = { ...where, login: page.login_url, page: page.url, hub: ready.hub.url };
+    return { site: { ...where, login: page.login_url, page: page.url, hub: ready.hub.url }, end };
+  } catch (error) {
+    end();
+    throw error;
+  }
+}
+
+export default async function setup(): Promise<() => void> {
+  const { site, end } = await start();
+  try {
     const import_ = ["image", "import", "--kernel", guest("vmlinuz"), "--initrd", guest("initrd"), "--name", "tiny"];
     floe(site, ...import_, "--cmdline", "console=ttyS0 console=tty0 init_on_free=1 quiet no_timer_check", "--label", "kind=test");
     floe(site, "run", "tiny", "--name", "maker", "--memory", "256M");

@@ -1,3 +1,4 @@
+import { createConnection, createServer, type AddressInfo, type Socket } from "node:net";
 import { test as base, expect, type Page } from "@playwright/test";
 import { floe, SITE, type Site } from "./setup";
 
@@ -58,6 +59,48 @@ export async function settled(page: Page): Promise<number> {
 /** Waits until much more is on the screen than before. */
 export async function written(page: Page, before: number): Promise<void> {
   await expect(async () => expect(await ink(page)).toBeGreaterThan(before + WORD)).toPass();
+}
+
+/** Bytes per second of a slow link, and how late they are. */
+const SLOW_BYTES_S = 60_000;
+const SLOW_DELAY_MS = 60;
+const PIECE_BYTES = 4096;
+
+/** A port that leads to a hub over a link that is slow, for all of its connections together, until it is widened. */
+export async function slowLink(to: URL): Promise<{ url: string; widen: () => void; close: () => void }> {
+  let rate = SLOW_BYTES_S;
+  let free = Date.now();
+  const sockets = new Set<Socket>();
+  const late = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+  const copy = async (from: Socket, into: Socket, slow: boolean): Promise<void> => {
+    try {
+      for await (const data of from as AsyncIterable<Buffer>)
+        for (let at = 0; at < data.length; at += PIECE_BYTES) {
+          const piece = data.subarray(at, at + PIECE_BYTES);
+          if (slow) free = Math.max(free, Date.now()) + (1000 * piece.length) / rate;
+          await late(slow ? free - Date.now() + SLOW_DELAY_MS : SLOW_DELAY_MS);
+          into.write(piece);
+        }
+    } catch {
+      // one of the two has gone
+    }
+    into.end();
+  };
+  const server = createServer((near) => {
+    const far = createConnection(Number(to.port), to.hostname);
+    for (const socket of [near, far]) sockets.add(socket.setNoDelay(true).on("error", () => undefined));
+    void copy(near, far, false);
+    void copy(far, near, true);
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    widen: () => (rate = Number.POSITIVE_INFINITY),
+    close: () => {
+      server.close();
+      for (const socket of sockets) socket.destroy();
+    },
+  };
 }
 
 export { expect };

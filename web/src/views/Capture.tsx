@@ -28,8 +28,7 @@ export function Capture({ machine, onClose }: { machine: Machine; onClose: () =>
     };
     try {
       const outcome = await api.capture(machine.name, name.trim(), step, running.current.signal);
-      const pause = (outcome as { pause_ms?: number }).pause_ms ?? 0;
-      tell(`${name} is captured; ${machine.name} stood still for ${duration(pause)}.`);
+      tell(`${name} is captured; ${machine.name} stood still for ${duration(outcome.pause_ms ?? 0)}.`);
       onClose();
     } catch (error) {
       setProgress(null);

@@ -14,6 +14,7 @@ const SCREEN_KEYS: [string, string][] = [
   ["Shift + Esc", "send Esc to the guest"],
   ["f", "full screen"],
   ["c", "capture"],
+  ["n", "fork: clones of this moment"],
 ];
 
 function List({ keys }: { keys: [string, string][] }) {

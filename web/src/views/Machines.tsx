@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { api, type Image, type Machine } from "../api";
+import { api, isAwake, type Image, type Machine } from "../api";
 import { ago, shortName } from "../format";
 import { go } from "../live";
 import { Icon } from "../parts/Icon";
@@ -51,7 +51,7 @@ export async function start(name: string): Promise<void> {
 function MachineCard({ machine, image }: { machine: Machine; image: Image | undefined }) {
   const shot = useShot(machine);
   const { name, status } = machine;
-  const awake = status === "running" || status === "paused";
+  const awake = isAwake(status);
   const thumb = image?.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
   const source = shortName(machine.image_name).split("/").pop() ?? "";
   const facts = [source, `${machine.memory_bytes / 2 ** 20} MiB`, ago(machine.created_unix_s)];

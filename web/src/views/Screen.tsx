@@ -1,11 +1,12 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { api, Refusal, type Machine, type Stream } from "../api";
+import { api, isAwake, Refusal, type Machine, type Stream } from "../api";
 import { estimate, shortName } from "../format";
 import { Icon } from "../parts/Icon";
 import { complain } from "../parts/notices";
 import { Thumb } from "../parts/Thumb";
 import { openScreen, type Screen } from "../vnc";
 import { Capture } from "./Capture";
+import { Fork } from "./Fork";
 import { start, stop } from "./Machines";
 import { Buffered, Figures } from "./Playback";
 
@@ -32,7 +33,7 @@ function useLook(name: string): { machine: Machine | null; stream: Stream | null
         const seen = await api.machine(name);
         if (ended) return;
         setMachine(seen);
-        if (streams && (seen.status === "running" || seen.status === "paused")) {
+        if (streams && isAwake(seen.status)) {
           const streamed = await api.stream(name);
           if (ended) return;
           setStream(streamed);
@@ -67,6 +68,8 @@ function wordsFor(machine: Machine | null, stream: Stream | null, link: Link): {
       return { short: "Stopped", long: machine.detail || "The machine is stopped." };
     case "failed":
       return { short: "Failed", long: machine.detail || "The machine ended badly." };
+    case "buffering":
+      return { short: "Buffering", long: "Buffering" };
     case "paused":
       return { short: "Paused", long: machine.detail || "The machine is paused." };
     default:
@@ -87,6 +90,7 @@ export function ScreenView(props: {
   const [seen, setSeen] = useState(false);
   const [attempt, setAttempt] = useState(0);
   const [capturing, setCapturing] = useState(false);
+  const [forking, setForking] = useState(false);
   const [keepEscape, setKeepEscape] = useState(() => localStorage.getItem(KEEP_ESCAPE) === "yes");
   const theatre = useRef<HTMLElement>(null);
   const place = useRef<HTMLDivElement>(null);
@@ -95,7 +99,7 @@ export function ScreenView(props: {
   const escapes = useRef(keepEscape);
   escapes.current = keepEscape;
 
-  const awake = machine?.status === "running" || machine?.status === "paused";
+  const awake = isAwake(machine?.status);
   const words = wordsFor(machine, stream, link);
 
   useEffect(() => {
@@ -145,6 +149,7 @@ export function ScreenView(props: {
       if (event.key === "Escape") onBack();
       if (event.key === "f") full();
       if (event.key === "c") setCapturing(true);
+      if (event.key === "n") setForking(true);
     };
     addEventListener("keydown", key);
     return () => removeEventListener("keydown", key);
@@ -212,6 +217,9 @@ export function ScreenView(props: {
           <button class="tool" onClick={() => setCapturing(true)} disabled={!awake} title="Capture (c)" aria-label="Capture">
             <Icon name="camera" />
           </button>
+          <button class="tool" onClick={() => setForking(true)} disabled={!awake} title="Fork (n)" aria-label="Fork">
+            <Icon name="fork" />
+          </button>
           <button class="tool" onClick={() => void restart()} title="Restart from its disks" aria-label="Restart">
             <Icon name="restart" />
           </button>
@@ -224,6 +232,7 @@ export function ScreenView(props: {
         </div>
       </div>
       {capturing && machine && <Capture machine={machine} onClose={() => setCapturing(false)} />}
+      {forking && machine && <Fork machine={machine} onClose={() => setForking(false)} />}
     </main>
   );
 }
