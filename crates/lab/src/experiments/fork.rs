@@ -25,43 +25,52 @@ const LIGHT_BYTES: u64 = 128 << 20;
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("fork", context.quick);
     let (guest, memory) = wan::guest(context)?;
-    pauses(context, &mut report, &guest, memory)?;
+    // a quick run has a guest of 256 MB
+    let light = [
+        ("pause_ms_p50_64mb", context.pick(64, 16)),
+        ("pause_ms_p50_256mb", context.pick(256, 32)),
+    ];
+    let descriptors = pauses(context, &mut report, &guest, memory, &light)?;
+    report.add("descriptor_kb", "kB", &descriptors);
+    // a guest of 1 GB has no room for as much beside itself
+    let heavy = [("pause_ms_p50_1024mb", context.pick(1024, 64))];
+    pauses(context, &mut report, &guest, memory * 2, &heavy)?;
     clones(context, &mut report)?;
     report.note(
-        "pauses: two CPUs, so many MB of random bytes written to memory since the guest's start, and what the guest itself wrote; \
+        "pauses: two CPUs, so many MB of random bytes written to memory since the guest's start, and what the guest itself wrote \
+         (1024 MB in a guest of 2 GB, the others of 1 GB); \
          clones: of a guest of busybox with 128 MB, from the call until the last one executes; own CPU: that of the node's \
          process until then, divided by the number of clones",
     );
     Ok(report)
 }
 
-/// The parent's pause, by what it has written since its own start.
+/// The parent's pause, by what it has written since its own start: figures with their MB, in ascending order. Returns the
+/// sizes of the descriptors in kB.
 fn pauses(
     context: &Context,
     report: &mut Report,
     guest: &Guest,
     memory: u64,
-) -> anyhow::Result<()> {
-    let node = Node::start(None, &context.scratch.join("pauses"), false)?;
+    figures: &[(&str, u64)],
+) -> anyhow::Result<Samples> {
+    let scratch = context.scratch.join(format!("pauses-{}", memory >> 20));
+    let node = Node::start(None, &scratch, false)?;
     node.import(guest, "guest", memory)?;
     node.boot("guest", "origin")?;
     node.capture("origin", "booted", true, 0)?;
     node.remove("origin").ok();
-    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), guest, memory)?;
+    let mut plain = PlainQemu::boot(&scratch.join("plain"), guest, memory)?;
     let mut migrations = Samples::default();
     for _ in 0..context.pick(3, 1) {
-        let state = context.scratch.join("state");
+        let state = scratch.join("state");
         migrations.push(plain.save(&state)?.as_secs_f64() * 1000.0);
     }
     drop(plain);
     start(&node, "booted", "web")?;
     let mut descriptors = Samples::default();
     let mut filled = 0;
-    // a quick run has a guest of 256 MB
-    for (key, megabytes) in [
-        ("pause_ms_p50_64mb", context.pick(64, 16)),
-        ("pause_ms_p50_256mb", context.pick(256, 32)),
-    ] {
+    for &(key, megabytes) in figures {
         fill(&node, "web", megabytes - filled, key)?;
         filled = megabytes;
         let mut pauses = Samples::default();
@@ -77,8 +86,7 @@ fn pauses(
             migrations.median(),
         );
     }
-    report.add("descriptor_kb", "kB", &descriptors);
-    Ok(())
+    Ok(descriptors)
 }
 
 /// From the call to the last of n clones executing.
@@ -104,7 +112,7 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     end(&node, "web")?;
     let pid = node.client.node()?.pid;
     let mut cpu = Samples::default();
-    for n in [1u32, 2, 4, 8, 16] {
+    for n in [1u32, 2, 4, 8, 16, 32] {
         let mut running = Samples::default();
         for _ in 0..context.pick(7, 1) {
             std::thread::sleep(BETWEEN);
@@ -144,14 +152,25 @@ fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
 /// Has the guest write so many MB of random bytes to memory that stays.
 fn fill(node: &Node, machine: &str, megabytes: u64, name: &str) -> anyhow::Result<()> {
     let command = format!(
-        "d=/dev/shm; [ -d $d ] || d=/tmp; mkdir -p $d; head -c {megabytes}m /dev/urandom > $d/{name}; ls -l $d/{name}"
+        "d=/dev/shm; [ -d $d ] || d=/tmp; mkdir -p $d; mount -o remount,size=90% $d; head -c {megabytes}m /dev/urandom > $d/{name}; ls -l $d/{name}"
     );
     node.tell(machine, &command, FILL_MAX).map(drop)
 }
 
 fn fork(node: &Node, parent: &str, clones: u32) -> anyhow::Result<Outcome> {
+    fork_to(node, parent, clones, Vec::new())
+}
+
+/// Forks a machine to these hosts, and fails unless all clones run.
+pub(super) fn fork_to(
+    node: &Node,
+    parent: &str,
+    clones: u32,
+    hosts: Vec<String>,
+) -> anyhow::Result<Outcome> {
     let request = ForkRequest {
         clones,
+        hosts,
         ..ForkRequest::default()
     };
     let outcome = node.client.fork(parent, &request)?.finish(|_| {})?;

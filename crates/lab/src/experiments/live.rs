@@ -9,6 +9,7 @@ use floe::api::{
     RunRequest, Wait,
 };
 use floe::client::Client;
+use floe::node::WebOptions;
 use floe::paths::Home;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,6 +27,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Standing QEMUs that a node of an experiment keeps, if it is to keep some.
 const STANDBY_EACH: usize = 1;
 
+/// Token of the pages of nodes that speak with each other.
+const PAGE_TOKEN: &str = "lab-token-of-the-pages";
+
 /// `floe-lab serve-node HOME`: a node until its input ends.
 #[derive(clap::Args)]
 pub struct NodeArguments {
@@ -39,6 +43,9 @@ pub struct NodeArguments {
     /// MiB of translated code of each machine
     #[arg(long)]
     emulator_cache: Option<u32>,
+    /// Address of its page, at which other nodes of the experiment reach it
+    #[arg(long)]
+    web: Option<SocketAddr>,
 }
 
 /// `floe-lab serve-hub DIR ADDRESS`: a hub until its input ends.
@@ -61,6 +68,11 @@ impl NodeArguments {
         options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
         options.read_ahead = !self.demand_only;
         options.emulator_cache_mib = self.emulator_cache;
+        options.web = self.web.map(|listen| WebOptions {
+            listen,
+            any_port: false,
+            token: Some(PAGE_TOKEN.into()),
+        });
         let node = floe::node::serve(options)?;
         println!("ready");
         wait_for_end_of_input()?;
@@ -233,20 +245,25 @@ impl Node {
         memory: u64,
         cpus: u32,
     ) -> anyhow::Result<Outcome> {
-        let text = |path: PathBuf| path.display().to_string();
         let request = ImportRequest {
-            disks: if guest.disk().exists() {
-                vec![text(guest.disk())]
-            } else {
-                Vec::new()
-            },
-            kernel: Some(text(guest.kernel())),
-            initrd: Some(text(guest.initrd())),
-            cmdline: Some(guest.cmdline()?),
-            name: Some(name.into()),
             memory_bytes: Some(memory),
             cpus: Some(cpus),
-            ..ImportRequest::default()
+            ..import_request(guest, name, guest.cmdline()?)
+        };
+        Ok(self.client.import(&request)?.finish(|_| {})?)
+    }
+
+    /// The same as [`Node::import`] with another command line of its kernel.
+    pub fn import_booting(
+        &self,
+        guest: &Guest,
+        name: &str,
+        memory: u64,
+        cmdline: &str,
+    ) -> anyhow::Result<Outcome> {
+        let request = ImportRequest {
+            memory_bytes: Some(memory),
+            ..import_request(guest, name, cmdline.into())
         };
         Ok(self.client.import(&request)?.finish(|_| {})?)
     }
@@ -346,6 +363,20 @@ impl Node {
     pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
         ask_console(Path::new(&self.client.console(machine)?.socket), patience)
             .with_context(|| format!("{machine} does not answer"))
+    }
+}
+
+/// An import of a guest as it was built.
+fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
+    let text = |path: PathBuf| path.display().to_string();
+    let disk = guest.disk();
+    ImportRequest {
+        disks: disk.exists().then(|| text(disk)).into_iter().collect(),
+        kernel: Some(text(guest.kernel())),
+        initrd: Some(text(guest.initrd())),
+        cmdline: Some(cmdline),
+        name: Some(name.into()),
+        ..ImportRequest::default()
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
 //! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
+pub mod avoid;
 pub mod capture;
 pub mod density;
 pub mod disk;
@@ -72,6 +73,11 @@ pub const ALL: &[Experiment] = &[
         name: "capture",
         about: "the pause of a capture and the size of the next, against QEMU's migration file",
         run: capture::run,
+    },
+    Experiment {
+        name: "avoid",
+        about: "filling memory that was free at a fork, against a guest that tells nobody what is free",
+        run: avoid::run,
     },
     Experiment {
         name: "fork",
