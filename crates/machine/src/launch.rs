@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use floe_image::MachineConfig;
+use rustix::fs::inotify;
 
 use crate::command::{self, RamBacking, files};
 use crate::error::MachineError;
@@ -21,8 +23,8 @@ use crate::spec::Spec;
 
 /// How long QEMU may take until it answers: firmware, kernel and initrd are read first, perhaps over a slow link.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often its socket is tried: a hundredth of QEMU's own start.
-const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
+/// How often its socket is tried if nothing is heard of it: between its making and QEMU's listening there is a moment.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 /// The directory of sockets and logs that belongs to the machine's user.
 pub(crate) const RUN_DIR: &str = "run";
 /// What QEMU itself says.
@@ -121,6 +123,8 @@ fn connect(
         log: String::new(),
     };
     let deadline = Instant::now() + START_TIMEOUT;
+    // Made before the first try: a socket that is missed now will be told of.
+    let made = Sockets::watch(run).map_err(|e| failed(format!("{}: {e}", run.display())))?;
     loop {
         let events = events.clone();
         match Qmp::connect(&run.join(files::QMP), Some(process.id().pid), move |e| {
@@ -128,13 +132,31 @@ fn connect(
         }) {
             Ok(qmp) => return Ok(qmp),
             Err(QmpError::Closed { .. }) if process.is_alive() && Instant::now() < deadline => {
-                process.wait(CONNECT_INTERVAL);
+                made.wait(process);
             }
             Err(e) if process.is_alive() => {
                 return Err(failed(format!("no answer within {START_TIMEOUT:?}: {e}")));
             }
             Err(_) => return Err(failed("QEMU ended".into())),
         }
+    }
+}
+
+/// Tells when QEMU makes sockets. Trying again and again instead would take more CPU time than all else of a start.
+struct Sockets(OwnedFd);
+
+impl Sockets {
+    fn watch(run: &Path) -> io::Result<Sockets> {
+        let fd = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+        inotify::add_watch(&fd, run, inotify::WatchFlags::CREATE)?;
+        Ok(Sockets(fd))
+    }
+
+    /// Until QEMU has made another one, has ended, or may have begun to listen on one that it had made before.
+    fn wait(&self, process: &Process) {
+        process.wait_beside(Some(self.0.as_fd()), CONNECT_INTERVAL);
+        let mut events = [0; 4096];
+        let _ = rustix::io::read(&self.0, &mut events);
     }
 }
 

@@ -1,7 +1,7 @@
 //! One process, told apart from a later one with the same number, and its address space.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -79,6 +79,11 @@ impl Process {
 
     /// Wait for its end; false if it lives on after `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
+        self.wait_beside(None, limit)
+    }
+
+    /// Wait for its end, but no longer than until `other` can be read or `limit` has passed; false if it lives on.
+    pub fn wait_beside(&self, other: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
         let deadline = std::time::Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
@@ -86,12 +91,10 @@ impl Process {
                 tv_sec: 3600,
                 tv_nsec: 0,
             });
-            match poll(
-                &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
-                Some(&timeout),
-            ) {
-                Ok(0) => return false,
-                Ok(_) => return true,
+            let mut both = vec![PollFd::new(&self.pidfd, PollFlags::IN)];
+            both.extend(other.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            match poll(&mut both, Some(&timeout)) {
+                Ok(_) => return !both[0].revents().is_empty(),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return false,
             }
