@@ -138,6 +138,12 @@ impl Entry {
         self.pauses.lock().buffering()
     }
 
+    /// Whether it is paused for buffering, or about to be or to go on.
+    pub fn stands_still(&self) -> bool {
+        let pauses = self.pauses.try_lock();
+        pauses.is_none_or(|pauses| pauses.since_us.is_some())
+    }
+
     /// Whether the planner of its image waits for something.
     fn planner_buffers(&self) -> bool {
         let image = self.state.read().images.first().cloned();

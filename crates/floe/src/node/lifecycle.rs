@@ -243,9 +243,14 @@ impl Node {
         })
     }
 
-    /// Where QEMU shows the screen of a running machine.
-    pub fn vnc_socket(&self, name: &str) -> Result<std::path::PathBuf, NodeError> {
-        Ok(self.machines.get(name)?.vm()?.vnc_socket())
+    /// Where QEMU shows the screen of a running machine, and what tells whether it is paused to buffer.
+    pub fn vnc(
+        &self,
+        name: &str,
+    ) -> Result<(std::path::PathBuf, impl Fn() -> bool + Send + use<>), NodeError> {
+        let entry = self.machines.get(name)?;
+        let socket = entry.vm()?.vnc_socket();
+        Ok((socket, move || entry.stands_still()))
     }
 
     /// The screen as PNG.

@@ -1,4 +1,5 @@
-//! Our own choice: follow every trace at once, and weigh what each says by how well it has foretold this run so far.
+//! Our own choice: follow every trace at once, and weigh what each says by how well it has foretold this run so far (what
+//! VMTorrent's paper calls the weighted combination of the best matches of several profiles, 2.2.3).
 //!
 //! Each trace has a *follower*: where in that trace the machine is now, going by the clusters that were touched last, and a
 //! score, the share of touched clusters that the trace has. A cluster's probability is the weight of the traces that still

@@ -14,12 +14,13 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 type Floe = State<Arc<Node>>;
@@ -34,6 +35,16 @@ const FROM_BROWSER_BYTES: usize = 256 << 10;
 const STALLED: Duration = Duration::from_secs(30);
 /// How often a quiet connection is tried.
 const PING_EVERY: Duration = Duration::from_secs(20);
+/// RFB's message of the pointer.
+const POINTER: u8 = 5;
+/// Messages of RFB with which a browser's user does something (RFC 6143, 7.5): a key, the pointer, a text to paste, and
+/// QEMU's own message for keys. Browsers send each in a message of its own.
+const INPUTS: [u8; 4] = [4, POINTER, 6, 255];
+/// Messages that wait for a machine that is paused to buffer; what a user does beyond that is lost.
+const HELD_MAX: usize = 1024;
+/// How often a machine that is paused to buffer is looked at while input waits for it, and the time between two messages
+/// when it goes on: a PC's keyboard remembers eight keys.
+const HELD_EVERY: Duration = Duration::from_millis(20);
 
 /// The screen at the capture, as PNG.
 #[utoipa::path(get, path = "/v1/images/{name}/thumbnail", tag = "images",
@@ -55,7 +66,7 @@ pub async fn picture(
 }
 
 /// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers
-/// may look at one machine.
+/// may look at one machine. Keys that are typed while it is paused to buffer wait until it goes on.
 #[utoipa::path(get, path = "/v1/machines/{name}/vnc", tag = "machines", params(("name" = String, Path)),
     responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
               (status = 426, description = "not a WebSocket")))]
@@ -65,7 +76,7 @@ pub async fn vnc(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
     let machine = name.clone();
-    let socket = blocking(move || node.vnc_socket(&machine)).await?;
+    let (socket, stands_still) = blocking(move || node.vnc(&machine)).await?;
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
@@ -77,7 +88,7 @@ pub async fn vnc(
         .protocols(["binary"])
         .on_upgrade(async move |browser| {
             tracing::debug!(machine = name, "a browser looks");
-            relay(browser, qemu).await;
+            relay(browser, qemu, stands_still).await;
             tracing::debug!(machine = name, "a browser left");
         }))
 }
@@ -89,8 +100,9 @@ fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .max_frame_size(FROM_BROWSER_BYTES)
 }
 
-/// Carries bytes both ways until either side ends. Each direction holds at most one piece: who is slow slows the other.
-async fn relay(browser: WebSocket, qemu: UnixStream) {
+/// Carries bytes both ways until either side ends. Each direction holds at most one piece: who is slow slows the other. QEMU
+/// drops the input of a machine that stands still, so that is held back until it goes on.
+async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> bool) {
     let (mut to_browser, mut from_browser) = browser.split();
     let (mut from_qemu, mut to_qemu) = qemu.into_split();
     let down = async {
@@ -108,8 +120,28 @@ async fn relay(browser: WebSocket, qemu: UnixStream) {
         let _ = timeout(STALLED, to_browser.close()).await; // it may have gone as well
     };
     let up = async {
-        while let Some(Ok(message)) = from_browser.next().await {
+        let mut held = Held::default();
+        loop {
+            let message = tokio::select! {
+                message = from_browser.next() => message,
+                () = sleep(HELD_EVERY), if !held.0.is_empty() => {
+                    if !stands_still()
+                        && let Some(input) = held.0.pop_front()
+                        && to_qemu.write_all(&input).await.is_err()
+                    {
+                        break;
+                    }
+                    continue;
+                }
+            };
+            let Some(Ok(message)) = message else { break };
             match message {
+                Message::Binary(bytes)
+                    if bytes.first().is_some_and(|kind| INPUTS.contains(kind))
+                        && (!held.0.is_empty() || stands_still()) =>
+                {
+                    held.push(bytes);
+                }
                 Message::Binary(bytes) if to_qemu.write_all(&bytes).await.is_ok() => {}
                 Message::Ping(_) | Message::Pong(_) => {}
                 // RFB is binary; who sends anything else does not speak it
@@ -120,20 +152,45 @@ async fn relay(browser: WebSocket, qemu: UnixStream) {
     tokio::select! { () = down => (), () = up => () }
 }
 
+/// Input for a machine that stands still, in the order in which it came.
+#[derive(Default)]
+struct Held(VecDeque<Bytes>);
+
+impl Held {
+    fn push(&mut self, input: Bytes) {
+        // kind and buttons: of a pointer that only moves, the last place counts
+        let moved = |last: &Bytes| input[0] == POINTER && last.get(..2) == input.get(..2);
+        let full = self.0.len() >= HELD_MAX;
+        match self.0.back_mut() {
+            Some(last) if moved(last) => *last = input,
+            _ if full => {}
+            _ => self.0.push_back(input),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use axum::{Router, routing::get};
     use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use tokio::net::{TcpListener, TcpStream, UnixListener};
 
+    /// Of a machine that runs.
+    static RUNNING: AtomicBool = AtomicBool::new(false);
+
     /// A server whose WebSocket leads to a unix socket, both of this test.
-    async fn serve(dir: &std::path::Path) -> (SocketAddr, UnixListener) {
+    async fn serve(
+        dir: &std::path::Path,
+        still: &'static AtomicBool,
+    ) -> (SocketAddr, UnixListener) {
         let path = dir.join("vnc.sock");
         let qemu = UnixListener::bind(&path).unwrap();
         let upgrade = move |upgrade: WebSocketUpgrade| async move {
             let qemu = UnixStream::connect(&path).await.unwrap();
-            bounded(upgrade).on_upgrade(move |browser| relay(browser, qemu))
+            let stands_still = || still.load(Ordering::Relaxed);
+            bounded(upgrade).on_upgrade(move |browser| relay(browser, qemu, stands_still))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -173,7 +230,7 @@ mod tests {
     #[tokio::test]
     async fn a_screen_travels_in_binary_messages_both_ways() {
         let dir = tempfile::tempdir().unwrap();
-        let (address, listener) = serve(dir.path()).await;
+        let (address, listener) = serve(dir.path(), &RUNNING).await;
         let mut browser = browse(address).await;
         let (mut qemu, _) = listener.accept().await.unwrap();
         qemu.write_all(b"RFB 003.008\n").await.unwrap();
@@ -190,9 +247,46 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_typed_while_a_machine_stands_still_reaches_it_when_it_goes_on() {
+        static STILL: AtomicBool = AtomicBool::new(true);
+        let dir = tempfile::tempdir().unwrap();
+        let (address, listener) = serve(dir.path(), &STILL).await;
+        let mut browser = browse(address).await;
+        let (mut qemu, _) = listener.accept().await.unwrap();
+        for message in [b"\x04key-down", b"\x03look-at.", b"\x04key-up.."] {
+            browser.write_all(&frame(2, message)).await.unwrap();
+        }
+        let mut got = [0; 9];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"\x03look-at.", "the screen is for all time");
+        STILL.store(false, Ordering::Relaxed);
+        let mut got = [0; 18];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"\x04key-down\x04key-up..");
+        // a user who types on and on while nothing goes on does not fill the node
+        let mut held = Held::default();
+        for _ in 0..2 * HELD_MAX {
+            held.push(Bytes::from_static(b"\x04key"));
+        }
+        assert_eq!(held.0.len(), HELD_MAX);
+        // a pointer's way is its end, a click is a click
+        let mut held = Held::default();
+        for pointer in [
+            b"\x05\x00at-1",
+            b"\x05\x00at-2",
+            b"\x05\x01at-2",
+            b"\x05\x00at-2",
+        ] {
+            held.push(Bytes::from_static(pointer));
+        }
+        let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
+        assert_eq!(held.0, way);
+    }
+
+    #[tokio::test]
     async fn a_browser_that_goes_or_speaks_otherwise_is_let_go() {
         let dir = tempfile::tempdir().unwrap();
-        let (address, listener) = serve(dir.path()).await;
+        let (address, listener) = serve(dir.path(), &RUNNING).await;
         let mut large = vec![0x82, 0xff];
         large.extend((FROM_BROWSER_BYTES as u64 * 2).to_be_bytes());
         large.extend([0; 4]);
