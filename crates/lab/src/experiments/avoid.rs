@@ -1,7 +1,7 @@
 //! `avoid`: what it costs a clone on another host to fill memory that was free at the fork. Against the same of a guest that
 //! neither zeroes pages when it frees them nor reports them, so that what they held last is fetched to be overwritten.
 use super::fork::fork_to;
-use super::live::Node;
+use super::live::{Node, write_distinct};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Namespace;
@@ -65,7 +65,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         .add("avoidance_gain", "x", &without.over(&with))
         .against("avoidance on", "MB", with.median());
     report.note(format!(
-        "a guest of busybox with {} MB writes and frees {megabytes} MB of random bytes; its clone on another host writes {megabytes} MB \
+        "a guest of busybox with {} MB writes and frees {megabytes} MB, no two pages alike; its clone on another host writes {megabytes} MB \
          of zeros to memory: what that clone's node read from the parent's meanwhile",
         MEMORY >> 20
     ));
@@ -84,8 +84,9 @@ fn fill(parent: &Node, host: &Node, way: &Way, megabytes: u64) -> anyhow::Result
     parent.boot("guest", "web")?;
     let size = "mount -o remount,size=90% /dev/shm";
     let write = format!(
-        "{}; {size}; head -c {megabytes}m /dev/urandom > {FILE}; rm {FILE}",
-        way.before
+        "{}; {size}; {}; rm {FILE}",
+        way.before,
+        write_distinct(megabytes, FILE)
     );
     parent.tell("web", &write, PATIENCE)?;
     let page = format!("http://{CLONES}:{PAGE_PORT}");

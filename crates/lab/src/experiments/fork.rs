@@ -1,6 +1,6 @@
 //! `fork`: how long a parent stands still, until when n clones execute, what that costs the node, and how little a clone's
 //! node needs before it starts. Against QEMU's own way: stop and write a migration file, then load it n times.
-use super::live::Node;
+use super::live::{Node, write_distinct};
 use super::plain::PlainQemu;
 use super::wan;
 use crate::guest::Guest;
@@ -10,7 +10,7 @@ use floe::api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRe
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to fill memory with random bytes, emulated.
+/// How long a guest may take to fill memory, emulated.
 const FILL_MAX: Duration = Duration::from_secs(600);
 /// How long a fork may take to be stored and forgotten.
 const FORGET_MAX: Duration = Duration::from_secs(120);
@@ -37,7 +37,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     pauses(context, &mut report, &guest, memory * 2, &heavy)?;
     clones(context, &mut report)?;
     report.note(
-        "pauses: two CPUs, so many MB of random bytes written to memory since the guest's start, and what the guest itself wrote \
+        "pauses: two CPUs, so many MB of bytes, no two pages alike, written to memory since the guest's start, and what the guest itself wrote \
          (1024 MB in a guest of 2 GB, the others of 1 GB); \
          clones: of a guest of busybox with 128 MB, from the call until the last one executes; own CPU: that of the node's \
          process until then, divided by the number of clones",
@@ -149,10 +149,12 @@ fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the guest write so many MB of random bytes to memory that stays.
+/// Has the guest write so many MB, no two pages alike, to memory that stays.
 fn fill(node: &Node, machine: &str, megabytes: u64, name: &str) -> anyhow::Result<()> {
+    let file = format!("/dev/shm/{name}");
     let command = format!(
-        "d=/dev/shm; [ -d $d ] || d=/tmp; mkdir -p $d; mount -o remount,size=90% $d; head -c {megabytes}m /dev/urandom > $d/{name}; ls -l $d/{name}"
+        "mount -o remount,size=90% /dev/shm; {}; ls -l {file}",
+        write_distinct(megabytes, &file)
     );
     node.tell(machine, &command, FILL_MAX).map(drop)
 }
