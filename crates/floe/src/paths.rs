@@ -78,6 +78,10 @@ impl Home {
     pub fn forks(&self) -> PathBuf {
         self.root.join("forks")
     }
+    /// Images shown in directories of users.
+    pub fn views(&self) -> PathBuf {
+        self.root.join("views")
+    }
     /// Traces of machines, by image.
     pub fn traces(&self) -> PathBuf {
         self.root.join("traces")

@@ -99,6 +99,15 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     let write = "printf before-the-crash | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))";
     node.type_and_wait("one", write, "synced-2");
     let pid = node.client().machine("one").unwrap().pid;
+    let view = node.home().join("a view");
+    std::fs::create_dir(&view).unwrap();
+    let request = MountRequest {
+        image: "tiny".into(),
+        path: view.display().to_string(),
+        token: None,
+        ca: None,
+    };
+    node.client().mount(&request).unwrap();
     // the guest writes on while there is no node
     node.type_and_wait("one", "(i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo count-$i | dd of=/dev/vda bs=512 seek=$((4096+i)) conv=sync,fsync 2>/dev/null; done; echo all-$((400+0))) & echo begun-$((3+3))", "begun-6");
     node.end(node::Signal::KILL);
@@ -118,6 +127,13 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     let console = node.console("one");
     assert!(console.contains("before-the-crash"), "{console}");
     assert!(console.contains("count-400"), "{console}");
+
+    // an image that is shown somewhere still is, and is known
+    let kernel = std::fs::read(node::guest("tiny/vmlinuz")).unwrap();
+    assert_eq!(std::fs::read(view.join("kernel")).unwrap(), kernel);
+    assert_eq!(node.client().mounts().unwrap().mounts.len(), 1);
+    node.client().unmount(&request.path).unwrap();
+    assert!(!view.join("kernel").exists());
 
     // and so does one that is ended in order
     node.end(node::Signal::TERM);

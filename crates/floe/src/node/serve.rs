@@ -106,6 +106,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     });
     node.find_lost_forks();
     node.adopt_machines();
+    node.adopt_views();
     node.with_mount(|mount| {
         mount.takeover_done();
         Ok(())
