@@ -27,9 +27,14 @@ pub mod files {
     pub const CONSOLE_LOG: &str = "console.log";
     /// The guest agent.
     pub const AGENT: &str = "qga.sock";
+    /// The port on which programs in the guest speak with the node.
+    pub const FLOE: &str = "floe.sock";
     /// The screen.
     pub const VNC: &str = "vnc.sock";
 }
+
+/// The host's end of the network card.
+pub(crate) const NETDEV: &str = "net0";
 
 /// What QEMU may not do: old system calls, gaining privileges, starting processes, changing its own priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -227,6 +232,13 @@ pub fn arguments(
         "-chardev",
         format!("socket,id=qga0,path={},server=on,wait=off", files::AGENT).into(),
     );
+    if devices::has_floe_port(&config.devices) {
+        let (id, path) = (devices::FLOE_CHARDEV, files::FLOE);
+        arg(
+            "-chardev",
+            format!("socket,id={id},path={path},server=on,wait=off").into(),
+        );
+    }
     if devices::has(&config.devices, "virtio-rng-pci") {
         arg("-object", "rng-builtin,id=entropy0".into());
     }
@@ -239,7 +251,7 @@ pub fn arguments(
         let restrict = if spec.isolated { ",restrict=on" } else { "" };
         arg(
             "-netdev",
-            format!("user,id=net0{restrict}{forwards}").into(),
+            format!("user,id={NETDEV}{restrict}{forwards}").into(),
         );
     }
     for (i, path) in spec.disks.iter().enumerate() {

@@ -16,6 +16,11 @@ const DISK_SLOT_FIRST: usize = 8;
 /// Most bytes of a device string.
 const DEVICE_BYTES_MAX: usize = 512;
 
+/// The port through which programs in a guest speak with their node, as the guest sees its name.
+pub const FLOE_PORT: &str = "org.floe.0";
+/// The end of that port in QEMU.
+pub(crate) const FLOE_CHARDEV: &str = "floe0";
+
 /// The devices of a machine that is started cold.
 pub fn canonical(disks: usize, mac: &str) -> Vec<String> {
     let mut devices = vec![
@@ -24,6 +29,8 @@ pub fn canonical(disks: usize, mac: &str) -> Vec<String> {
         format!("virtio-net-pci,id=nic0,netdev=net0,mac={mac},romfile=,bus=pcie.0,addr=0x2"),
         "virtio-serial-pci,id=serial0,bus=pcie.0,addr=0x3".into(),
         "virtserialport,id=agent0,bus=serial0.0,nr=1,chardev=qga0,name=org.qemu.guest_agent.0".into(),
+        // Behind the guest agent's, whose number older images have.
+        format!("virtserialport,id=floe0,bus=serial0.0,nr=2,chardev={FLOE_CHARDEV},name={FLOE_PORT}"),
         "virtio-rng-pci,id=rng0,rng=entropy0,bus=pcie.0,addr=0x4".into(),
         // page-poison=off: a guest with init_on_free counts on reported pages coming back as zeros, and on a restored
         // machine they come back with the image's content. Without that feature such a guest reports none.
@@ -126,6 +133,15 @@ pub fn has(devices: &[String], driver: &str) -> bool {
     devices.iter().any(|d| d.split(',').next() == Some(driver))
 }
 
+/// Whether there is a port on which the guest speaks with its node. Images of before there was one have none.
+pub fn has_floe_port(devices: &[String]) -> bool {
+    let chardev = format!("chardev={FLOE_CHARDEV}");
+    let is_it = |device: &String| {
+        device.starts_with("virtserialport,") && device.split(',').any(|part| part == chardev)
+    };
+    devices.iter().any(is_it)
+}
+
 const _: () = assert!(
     DISK_SLOT_FIRST + DISKS_MAX < 0x1f,
     "slot 0x1f is the chipset's own"
@@ -137,7 +153,15 @@ mod tests {
 
     #[test]
     fn what_floe_writes_is_accepted() {
-        check(&canonical(DISKS_MAX, "52:54:00:12:34:56")).unwrap();
+        let devices = canonical(DISKS_MAX, "52:54:00:12:34:56");
+        check(&devices).unwrap();
+        assert!(has_floe_port(&devices));
+        let older: Vec<String> = devices
+            .into_iter()
+            .filter(|d| !d.contains("floe"))
+            .collect();
+        check(&older).unwrap();
+        assert!(has(&older, "virtserialport") && !has_floe_port(&older));
     }
 
     #[test]

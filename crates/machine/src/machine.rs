@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,14 +14,15 @@ use floe_image::MachineConfig;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::command::{self, RamBacking, files};
+use crate::command::{self, NETDEV, RamBacking, files};
+use crate::devices;
 use crate::error::MachineError;
 use crate::exec::User;
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
 use crate::qga::Agent;
-use crate::qmp::{Event, Qmp, QmpError};
+use crate::qmp::{Event, Qmp, QmpError, connect_checked};
 use crate::record::{self, Record};
 use crate::screen;
 use crate::spec::{PortForward, Spec};
@@ -144,7 +146,14 @@ impl Machine {
         let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
         host.check_start(&spec.config)?;
         let config = command::complete(&spec.config, &host)?;
-        launch(&spec, config, RamBacking::Anonymous, false)
+        let machine = launch(&spec, config, RamBacking::Anonymous, false)?;
+        if spec.network_down {
+            // its firmware looks for no network, and its kernel is not there yet
+            machine
+                .set_network(false)
+                .inspect_err(|_| machine.process().kill())?;
+        }
+        Ok(machine)
     }
 
     /// Take over a machine that an earlier process started.
@@ -317,6 +326,27 @@ impl Machine {
     /// The socket of the guest agent.
     pub fn agent_socket(&self) -> PathBuf {
         self.run_file(files::AGENT)
+    }
+
+    /// Connects to the port on which programs in the guest speak with their node; `None` if the machine has none. One
+    /// connection at a time; what the guest writes on it is foreign.
+    pub fn connect_floe_port(&self) -> Option<io::Result<UnixStream>> {
+        devices::has_floe_port(&self.config().devices)
+            .then(|| connect_checked(&self.run_file(files::FLOE), self.pid()))
+    }
+
+    /// Whether the machine has a network card.
+    pub fn has_network(&self) -> bool {
+        devices::has(&self.config().devices, "virtio-net-pci")
+    }
+
+    /// Plugs the network cable in or pulls it out, at both ends: what the guest sends on a card without it goes nowhere.
+    pub fn set_network(&self, up: bool) -> Result<(), MachineError> {
+        if self.has_network() {
+            let arguments = json!({"name": NETDEV, "up": up});
+            self.qmp.execute("set_link", arguments)?;
+        }
+        Ok(())
     }
 
     /// A second QMP socket, for people and tools.

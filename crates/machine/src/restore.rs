@@ -135,6 +135,8 @@ impl Standby {
         watch.stage("load");
         write_vram(machine, &snapshot.vram)?;
         watch.stage("vram");
+        // the state tells how the cable was at the capture
+        machine.set_network(!spec.network_down)?;
         standby.stages = watch.stages;
         Ok(standby)
     }

@@ -123,6 +123,8 @@ pub struct Spec {
     pub forwards: Vec<PortForward>,
     /// Its network leads nowhere: neither to the host nor beyond. For a copy that must not be noticed.
     pub isolated: bool,
+    /// Its network card has no cable until [`Machine::set_network`](crate::Machine::set_network) plugs one in.
+    pub network_down: bool,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
     /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the guest's memory) if `None`.
@@ -149,6 +151,7 @@ impl Spec {
             boot: None,
             forwards: Vec::new(),
             isolated: false,
+            network_down: false,
             accel,
             emulator_cache_mib: None,
             user: None,

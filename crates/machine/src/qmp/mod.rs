@@ -298,6 +298,13 @@ pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(Path::new("/proc/self/fd").join(fd.to_string()).join(name))
 }
 
+/// The same, but only if it is this process that listens there.
+pub(crate) fn connect_checked(path: &Path, pid: u32) -> io::Result<UnixStream> {
+    let stream = connect_unix(path)?;
+    check_peer(&stream, pid)?;
+    Ok(stream)
+}
+
 /// Is it really that process which listens there? A machine's directory belongs to its user, who could put another's
 /// socket in the place of its own.
 fn check_peer(stream: &UnixStream, pid: u32) -> io::Result<()> {
