@@ -20,6 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &["floe-image", "floe-store", "floe-source", "floe-planner"],
     ),
     ("floe-machine", &["floe-image", "floe-mount"]),
+    ("floe-guest", &[]),
     (
         "floe",
         &[
@@ -29,6 +30,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-planner",
             "floe-mount",
             "floe-machine",
+            "floe-guest",
         ],
     ),
     (

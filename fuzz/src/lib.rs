@@ -6,6 +6,8 @@
 //! To add a parser: a function here, its line in [`TARGETS`], a file in `fuzz_targets/`, its `[[bin]]` in `Cargo.toml`, and
 //! at least one valid input in `corpus/<name>/`. The tests of this crate fail if one of them is forgotten.
 
+use floe_guest::line::{Line, Lines};
+use floe_guest::message::{Answer, Call, ToGuest, ToHost};
 use floe_image::*;
 use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
@@ -41,7 +43,29 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("qmp_line", qmp_line),
     ("agent_line", agent_line),
     ("fuse_request", fuse_request),
+    ("guest_message", guest_message),
 ];
+
+/// What a program in a guest says to its agent, the agent to the node, and both back: lines with one form each.
+pub fn guest_message(data: &[u8]) {
+    for line in Lines::default().feed(data).into_iter().flatten() {
+        if let Ok(accepted) = Line::decode(&line) {
+            assert_eq!(accepted.encode(), [&line[..], b"\n"].concat());
+        }
+        if let Ok(message) = ToHost::decode(&line) {
+            assert_eq!(ToHost::decode(&message.encode()), Ok(message));
+        }
+        if let Ok(message) = ToGuest::decode(&line) {
+            assert_eq!(ToGuest::decode(&message.encode()), Ok(message));
+        }
+        if let Ok(call) = Call::decode(&line) {
+            assert_eq!(Call::decode(&call.encode()), Ok(call));
+        }
+        if let Ok(answer) = Answer::decode(&line) {
+            assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+        }
+    }
+}
 
 /// Accepted manifests have one encoding.
 pub fn manifest(data: &[u8]) {

@@ -161,6 +161,25 @@ pub struct KillReport {
     pub failed: Vec<String>,
 }
 
+/// Whether a clone's guest knows who it is: its number, addresses, names, the time, and random numbers of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Identity {
+    /// Nobody in the guest was there to be told (no floe-guest): it goes on as its parent.
+    #[default]
+    Foreign,
+    /// It is being told. Its network is down.
+    Pending,
+    /// It knows, and its network is up.
+    Placed,
+}
+
+impl Identity {
+    pub(crate) fn is_foreign(&self) -> bool {
+        *self == Identity::Foreign
+    }
+}
+
 /// What a machine that is a clone says of that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cloned {
@@ -172,4 +191,7 @@ pub struct Cloned {
     pub number: u32,
     /// Whether it can do without its parent's node.
     pub settled: bool,
+    /// Whether its guest knows who it is.
+    #[serde(default)]
+    pub identity: Identity,
 }

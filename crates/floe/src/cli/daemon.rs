@@ -54,6 +54,12 @@ struct NodeArgs {
         value_name = "TOKEN"
     )]
     web_token: Option<String>,
+    /// Most clones that a family of machines may have at a time by calls from inside of its guests; 0 forbids such calls
+    #[arg(long, default_value_t = node::GUEST_CLONES_DEFAULT, value_name = "N")]
+    guest_clones: u32,
+    /// Nodes on which those clones run: http://ADDRESS:PORT of their pages (with this page's token), or here
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    guest_hosts: Vec<String>,
     /// Keep and send no traces of what machines touch
     #[arg(long)]
     no_traces: bool,
@@ -94,6 +100,8 @@ impl NodeArgs {
         options.socket = cx.socket.clone();
         options.socket_group = self.socket_group;
         options.traces = !self.no_traces;
+        options.guest_clones = self.guest_clones;
+        options.guest_hosts = self.guest_hosts;
         options.io_timeout = self.io_timeout.map(Duration::from_secs);
         if let Some(mountpoint) = self.mountpoint {
             options.mountpoint = args::absolute(&mountpoint)?.into();

@@ -275,7 +275,11 @@ fn cloned(cloned: &api::Cloned) -> String {
         true => "",
         false => ", needs its parent's node",
     };
-    format!("{} of {}{needs}", cloned.number, cloned.parent)
+    let identity = match cloned.identity {
+        api::Identity::Pending => ", without network until its identity is in place",
+        api::Identity::Foreign | api::Identity::Placed => "",
+    };
+    format!("{} of {}{needs}{identity}", cloned.number, cloned.parent)
 }
 
 /// Attach this terminal to a machine's serial console

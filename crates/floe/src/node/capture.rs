@@ -54,7 +54,9 @@ impl Node {
                 format!("its default is {REHEARSE_S_DEFAULT} s"),
             ));
         }
-        let operation = self.machines.get(name)?.begin("capture")?;
+        let entry = self.machines.get(name)?;
+        self.wait_for_identity(&entry)?;
+        let operation = entry.begin("capture")?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
         let disks = disks.ok_or_else(|| {
@@ -76,6 +78,7 @@ impl Node {
         report.stage("capture")?;
         // the image of a clone is no fork's: it stays
         captured.config.labels.remove(FORK_LABEL);
+        entry.label_agent(&mut captured.config);
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, thumb.as_deref(), report);
         let (mut id, stored) = match published {

@@ -5,6 +5,7 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, failed, usage},
+        guest::{self, GuestState},
         machines::Entry,
         plan,
         record::{Origin, Record, load_manifest},
@@ -19,6 +20,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Instant,
 };
 
 /// Disks come in sectors of this many bytes.
@@ -145,6 +147,7 @@ impl Node {
         spec.config = record.config.clone();
         spec.disks = disks.disk_paths();
         spec.user = user_of(record);
+        spec.network_down = guest::is_pending(record);
         for forward in &record.forwards {
             spec.forwards.push(machine_forward(forward)?);
         }
@@ -203,7 +206,12 @@ impl Node {
             }
             state.failed = false;
             state.vm = Some(machine.clone());
+            state.guest = GuestState {
+                since: Some(Instant::now()),
+                ..Default::default()
+            };
         }
+        self.guests.attend(&entry.name);
         let config = machine.config();
         entry.update(|record| record.config = config)
     }

@@ -86,6 +86,9 @@ impl Node {
                 false
             }
         });
+        if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
+            detail = why;
+        }
         let buffering = entry.buffering();
         if let Some(wait) = buffering {
             detail = format!(
@@ -133,6 +136,7 @@ impl Node {
                 parent: family.parent,
                 number: family.number,
                 settled: family.settled,
+                identity: family.identity,
             }),
         }
     }

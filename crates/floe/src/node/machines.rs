@@ -6,6 +6,7 @@ use crate::{
         MachineName,
         buffering::Pauses,
         error::{NodeError, busy, failed, not_found},
+        guest::GuestState,
         record::{Record, Wanted},
     },
 };
@@ -64,6 +65,8 @@ pub(crate) struct State {
     pub failed: bool,
     /// Why a clone stands still that cannot do without its parent's node.
     pub orphaned: Option<String>,
+    /// What is known of its guest.
+    pub guest: GuestState,
     /// Length of its trace's file when it was last taken.
     pub taken_bytes: u64,
     /// What its sources had sent when it began.
@@ -81,6 +84,7 @@ impl State {
             fetcher: None,
             failed: false,
             orphaned: None,
+            guest: GuestState::default(),
             taken_bytes: 0,
             wire_before: 0,
         }

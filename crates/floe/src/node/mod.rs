@@ -14,6 +14,7 @@ mod capture;
 pub mod doctor;
 pub mod error;
 mod fork;
+mod guest;
 pub mod helpers;
 mod images;
 mod launch;
@@ -47,8 +48,8 @@ mod web;
 pub use error::NodeError;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
-    CACHE_BUDGET_DEFAULT, NodeOptions, STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT,
-    WebOptions,
+    CACHE_BUDGET_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions, STANDBY_BYTES, StandbyOptions,
+    WEB_LISTEN_DEFAULT, WebOptions,
 };
 pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};
@@ -100,6 +101,7 @@ pub struct Node {
     pub(crate) layers: fork::Layers,
     /// Forks that have clones.
     pub(crate) forks: fork::Forks,
+    pub(crate) guests: guest::Guests,
     pub(crate) traces: Arc<traces::Traces>,
     /// Bytes of the compressed images that machines run, where they are known.
     image_bytes: Mutex<HashMap<Hash, u64>>,

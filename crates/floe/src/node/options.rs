@@ -33,6 +33,10 @@ pub struct NodeOptions {
     pub emulator_cache_mib: Option<u32>,
     /// The page for browsers; `None` is none.
     pub web: Option<WebOptions>,
+    /// Most clones that a family of machines may have at a time by its own programs' calls; 0 is none.
+    pub guest_clones: u32,
+    /// Where those run, as in [`ForkRequest::hosts`](crate::api::ForkRequest::hosts); empty is here.
+    pub guest_hosts: Vec<String>,
     /// Keep what machines touch, and send it to the hub that their image came from.
     pub traces: bool,
 }
@@ -78,6 +82,10 @@ impl Default for StandbyOptions {
     }
 }
 
+/// Clones that a family may have by its own calls unless told otherwise: enough for any job on a few hosts, and a program
+/// that runs wild fills no host's list of machines.
+pub const GUEST_CLONES_DEFAULT: u32 = 64;
+
 /// Cache of a node that is told nothing, bytes: some 20 captured machines; a laptop's disk has it.
 pub const CACHE_BUDGET_DEFAULT: u64 = 16 << 30;
 
@@ -98,6 +106,8 @@ impl NodeOptions {
             emulator_cache_mib: None,
             web: None,
             traces: true,
+            guest_clones: GUEST_CLONES_DEFAULT,
+            guest_hosts: Vec::new(),
             home,
         })
     }

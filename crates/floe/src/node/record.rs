@@ -4,7 +4,7 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use crate::{
-    api::PortForward,
+    api::{Identity, PortForward},
     node::error::{NodeError, at, failed},
 };
 use floe_image::{Hash, MachineConfig, Manifest};
@@ -80,6 +80,9 @@ pub struct Family {
     pub number: u32,
     /// Whether nothing of it is on its parent's node only, or in that node's memory only.
     pub settled: bool,
+    /// Whether its guest knows who it is.
+    #[serde(default, skip_serializing_if = "Identity::is_foreign")]
+    pub identity: Identity,
 }
 
 fn yes() -> bool {

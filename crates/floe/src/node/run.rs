@@ -5,6 +5,7 @@ use crate::{
     node::{
         MachineName, Node,
         error::{NodeError, at, busy, failed, usage},
+        guest::is_pending,
         launch::{CONSOLE_LOG, choose_ports, cold_config, machine_forward},
         machines::{Entry, Operation},
         models::Coming,
@@ -156,6 +157,9 @@ impl Node {
             Some(waiting) => {
                 report.stage("standby")?;
                 let began = Instant::now();
+                waiting
+                    .machine()
+                    .set_network(!is_pending(&entry.record()))?;
                 let forwards: Vec<_> = entry
                     .record()
                     .forwards
@@ -206,7 +210,10 @@ impl Node {
         let watcher = std::thread::Builder::new()
             .name("guest-clock-watch".into())
             .spawn(move || {
-                if let Some(ClockSync::Stale { reason }) = clock.wait(CLOCK_WAIT) {
+                let stale = clock.wait(CLOCK_WAIT);
+                // floe's own agent sets the clock too, and sooner
+                let set = entry.state.read().guest.agent;
+                if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
                     node.tell(
                         "machine.clock",
                         entry.name.as_str(),

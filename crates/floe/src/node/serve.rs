@@ -3,7 +3,9 @@
 use crate::node::{
     Node, NodeOptions, Stop,
     error::{NodeError, at, busy},
-    fork, helpers,
+    fork,
+    guest::Guests,
+    helpers,
     machines::Machines,
     rest,
     sources::Sources,
@@ -71,6 +73,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let took_over = mount.took_over();
     let (stop, stopped) = watch::channel(None);
     let (wishes, wished) = mpsc::channel();
+    let (guests, arrived) = Guests::new();
     let layers = fork::Layers::default();
     let node = Arc::new(Node {
         sources: Sources::new(
@@ -91,6 +94,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         traces: Arc::new(Traces::open(&home)?),
         image_bytes: Mutex::default(),
         wishes,
+        guests,
         views: Mutex::default(),
         storing: RwLock::new(()),
         accel: floe_machine::accel::detect(),
@@ -113,6 +117,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     })?;
     node.start_watching()?;
     node.start_buffering(wished)?;
+    node.start_listening_to_guests(arrived)?;
     node.start_watching_parents()?;
     node.start_tracing()?;
     node.fetch_models_again();

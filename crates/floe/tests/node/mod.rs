@@ -204,6 +204,7 @@ impl TestNode {
         outcome
     }
 
+    #[allow(dead_code, reason = "not every file of tests needs nothing else")]
     /// Runs an image under a name and waits for its console.
     pub fn run_named(&self, image: &str, name: &str) -> Outcome {
         self.run(&RunRequest {

@@ -7,10 +7,11 @@ use super::{
     family::ForkRecord,
 };
 use crate::{
-    api::{CloneRequest, ErrorCode, MachineInfo, Room},
+    api::{CloneRequest, ErrorCode, Identity, MachineInfo, Room},
     node::{
         Node, STANDBY_BYTES,
         error::{NodeError, refused, usage},
+        guest::AGENT_LABEL,
         machines::Operation,
         models::Coming,
         record::{Family, RECORD_VERSION, Record, Wanted, save_manifest_soon},
@@ -131,6 +132,7 @@ impl Node {
             parent: request.parent.clone(),
             number: request.number,
             settled: false,
+            identity: Identity::default(),
         };
         let clone = self.start_clone(&found, &request.name, &request.parent, family)?;
         if request.settle {
@@ -152,6 +154,10 @@ impl Node {
             .map_err(|error: crate::node::NameError| usage(error.to_string(), ""))?;
         let mut config = found.manifest.config.clone();
         config.labels.remove(FORK_LABEL);
+        let mut family = family;
+        if config.labels.contains_key(AGENT_LABEL) {
+            family.identity = Identity::Pending;
+        }
         floe_machine::renew_mac(&mut config);
         let detail = format!("clone {} of {}", family.number, family.parent);
         let make = |name: &crate::node::MachineName, number: u32| {

@@ -123,10 +123,11 @@ impl Forks {
         self.dir.join(format!("{id}.json"))
     }
 
-    /// Begins a fork of `parent` into `count` clones: gives it an id, a token and the clones their names, the numbers behind
+    /// Begins a fork of `parent` into `count` clones: gives it an id, unless it has one already, a token and the clones their names, the numbers behind
     /// those that are taken. It is kept once [`Forks::save`] is called.
     pub fn begin(
         &self,
+        id: Option<&str>,
         parent: &MachineName,
         image: Hash,
         count: u32,
@@ -154,7 +155,7 @@ impl Forks {
         }
         let record = ForkRecord {
             version: FORK_VERSION,
-            id: format!("{:016x}", rand::random::<u64>()),
+            id: id.map_or_else(|| format!("{:016x}", rand::random::<u64>()), str::to_owned),
             parent: parent.to_string(),
             image,
             token: format!(
@@ -192,6 +193,11 @@ impl Forks {
         {
             tracing::warn!(fork = id, %error, "a fork's record stays");
         }
+    }
+
+    /// One of them.
+    pub fn get(&self, id: &str) -> Option<ForkRecord> {
+        self.all.read().get(id).cloned()
     }
 
     /// All of them.
@@ -274,7 +280,9 @@ mod tests {
         let web: MachineName = "web".parse().unwrap();
         let begin = |taken: &[&str]| {
             let taken = taken.iter().map(|name| (*name).to_owned());
-            forks.begin(&web, Hash::of(b"image"), 2, 7, taken).unwrap()
+            forks
+                .begin(None, &web, Hash::of(b"image"), 2, 7, taken)
+                .unwrap()
         };
         let first = begin(&[]);
         let second = begin(&["web.9.1", "webber.12"]);
@@ -292,7 +300,10 @@ mod tests {
         let forks = Forks::open(&home).unwrap();
         let web: MachineName = "web".parse().unwrap();
         let image = Hash::of(b"image");
-        let mut record = forks.begin(&web, image, 2, 7, std::iter::empty()).unwrap();
+        let mut record = forks
+            .begin(Some("00ff"), &web, image, 2, 7, std::iter::empty())
+            .unwrap();
+        assert_eq!(record.id, "00ff");
         record.clones[1].host = Some("http://other:7070".into());
         forks.save(record.clone()).unwrap();
         let again = Forks::open(&home).unwrap();
@@ -318,7 +329,7 @@ mod tests {
         let forks = Forks::open(&Home::at(dir.path())).unwrap();
         let web: MachineName = "web".parse().unwrap();
         let record = forks
-            .begin(&web, Hash::of(b"i"), 1, 7, std::iter::empty())
+            .begin(None, &web, Hash::of(b"i"), 1, 7, std::iter::empty())
             .unwrap();
         let text = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut value = serde_json::to_value(&record).unwrap();

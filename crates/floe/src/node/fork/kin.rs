@@ -5,10 +5,11 @@ use super::{
     remote::Remote,
 };
 use crate::{
-    api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest},
+    api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest, MachineStatus},
     node::{
         Node,
         error::{NodeError, not_found, refused},
+        record::Wanted,
     },
 };
 
@@ -101,6 +102,72 @@ impl Node {
         Ok(())
     }
 
+    /// Names of the clones that a fork has still.
+    pub(crate) fn clones_of_fork(&self, fork: &str) -> Vec<String> {
+        let record = self.forks.get(fork);
+        let clones = record.map(|record| record.clones).unwrap_or_default();
+        clones.into_iter().map(|clone| clone.name).collect()
+    }
+
+    /// Ends a clone wherever it is, with the clones that it has there.
+    pub(crate) fn end_a_clone(&self, name: &str) -> Result<(), NodeError> {
+        self.kill_one(name, true)
+    }
+
+    /// A fork has no clones any more, whatever its record says: the last ones are just going.
+    pub(crate) fn strike_all(&self, fork: &str) {
+        if let Some(fork) = self.forks.get(fork) {
+            for clone in &fork.clones {
+                self.strike_ended(&fork, &clone.name);
+            }
+        }
+    }
+
+    /// How a fork's clones are. Those on other hosts are asked for only if `ask` is set, and count as alive otherwise.
+    pub(crate) fn clones_left(&self, fork: &str, ask: bool) -> Left {
+        let mut left = Left::default();
+        let Some(fork) = self.forks.get(fork) else {
+            return left;
+        };
+        for clone in &fork.clones {
+            let Some(host) = &clone.host else {
+                // it has ended, and its record is about to go; or it is about to be made
+                let Ok(entry) = self.machines.get(&clone.name) else {
+                    continue;
+                };
+                let removing = entry.record().wanted == Wanted::Removing;
+                match self.info_of(&entry).status {
+                    MachineStatus::Stopped | MachineStatus::Failed if !removing => {
+                        left.dead.push(clone.name.clone());
+                    }
+                    _ => left.alive += 1,
+                }
+                continue;
+            };
+            if !ask {
+                left.alive += 1;
+                continue;
+            }
+            let member = away(&fork, clone, host);
+            match member.status {
+                Some(MachineStatus::Stopped | MachineStatus::Failed) => {
+                    left.dead.push(clone.name.clone());
+                }
+                None if member.detail == CLONE_ENDED => self.strike_ended(&fork, &clone.name),
+                _ => left.alive += 1,
+            }
+        }
+        left
+    }
+
+    /// A clone on another host is not there any more.
+    fn strike_ended(&self, fork: &ForkRecord, name: &str) {
+        if let Err(error) = self.forks.strike(name) {
+            tracing::warn!(machine = name, %error, "it has ended and stays in its fork's record");
+        }
+        self.drop_fork_image(&fork.image);
+    }
+
     /// Ends a clone, or all clones of a machine.
     pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, NodeError> {
         let mut report = KillReport::default();
@@ -133,6 +200,15 @@ impl Node {
         }
         Ok(report)
     }
+}
+
+/// What is left of a fork's clones.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    /// Those that may still do something; so may one whose host does not answer.
+    pub alive: u32,
+    /// Those that crashed or were switched off.
+    pub dead: Vec<String>,
 }
 
 /// A clone on another host, as that tells it.

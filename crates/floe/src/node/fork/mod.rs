@@ -28,7 +28,7 @@ pub(crate) use serve::router;
 use crate::{
     api::{
         CLONES_MAX, CloneInfo, CloneRequest, CloneState, FORK_HOSTS_MAX, ForkReport, ForkRequest,
-        HERE, Outcome,
+        HERE, Identity, Outcome,
     },
     node::{
         MachineName, Node,
@@ -99,6 +99,17 @@ impl Node {
         request: &ForkRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
+        self.fork_for(name, request, None, report)
+    }
+
+    /// The same for the holder of a ticket, whose id becomes the fork's: so a clone knows for whom it was made.
+    pub(crate) fn fork_for(
+        self: &Arc<Self>,
+        name: &str,
+        request: &ForkRequest,
+        ticket: Option<&str>,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         if request.clones == 0 || request.clones > CLONES_MAX {
             return Err(usage(
                 format!("{} clones", request.clones),
@@ -121,6 +132,7 @@ impl Node {
         let (instant, parent) = self.instant(name, report)?;
         let taken = self.machines.all().into_iter();
         let mut record = self.forks.begin(
+            ticket,
             &parent,
             instant.found.id,
             request.clones,
@@ -183,6 +195,18 @@ impl Node {
             pause_ms,
             ..Default::default()
         })
+    }
+
+    /// For how many clones that guests ask for there is room.
+    pub(crate) fn room_for_guests(&self) -> Result<u32, NodeError> {
+        let request = ForkRequest {
+            hosts: self.options.guest_hosts.clone(),
+            ..Default::default()
+        };
+        let hosts = self.hosts(&request)?;
+        let mut fork = Fork::new(CLONES_MAX, hosts.len());
+        self.ask_for_room(&hosts, &mut fork);
+        Ok(fork.granted())
     }
 
     /// Where the clones of a fork may run.
@@ -309,6 +333,7 @@ impl Node {
 
     /// Stops a machine, copies what it has written, and lets it go on.
     fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
+        self.wait_for_identity(&entry)?;
         let operation = entry.begin("fork")?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
@@ -356,6 +381,7 @@ impl Node {
             }
         }
         let mut config = captured.config.clone();
+        entry.label_agent(&mut config);
         config
             .labels
             .insert(FORK_LABEL.into(), entry.name.to_string());
@@ -482,6 +508,7 @@ impl Node {
             parent: record.parent.clone(),
             number: clone,
             settled,
+            identity: Identity::default(),
         }
     }
 

@@ -1,0 +1,55 @@
+//! How much a guest may say: a bucket that fills with time. No clock.
+
+/// Lines that a guest may send at once.
+const BURST: u64 = 256;
+/// Lines a second in the long run: more than any program's calls.
+const PER_SECOND: u64 = 32;
+/// What a line costs that means nothing.
+const GARBAGE_COST: u64 = 4;
+
+/// One bucket, in thousandths of a line.
+#[derive(Debug)]
+pub(super) struct Meter {
+    left: u64,
+    then_ms: u64,
+}
+
+impl Meter {
+    /// A full one.
+    pub fn new() -> Meter {
+        Meter {
+            left: BURST * 1000,
+            then_ms: 0,
+        }
+    }
+
+    /// Counts a line; false if it is one too many.
+    pub fn take(&mut self, now_ms: u64, understood: bool) -> bool {
+        let passed = now_ms.saturating_sub(self.then_ms);
+        self.then_ms = self.then_ms.max(now_ms);
+        let come = passed.saturating_mul(PER_SECOND);
+        self.left = self.left.saturating_add(come).min(BURST * 1000);
+        let cost = 1000 * if understood { 1 } else { GARBAGE_COST };
+        match self.left.checked_sub(cost) {
+            Some(left) => self.left = left,
+            None => return false,
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_a_flood_does_not() {
+        let mut meter = Meter::new();
+        let passed = (0..10_000).take_while(|_| meter.take(5, false)).count() as u64;
+        assert_eq!(passed, BURST / GARBAGE_COST);
+        assert!(!meter.take(5, false));
+        assert!(meter.take(1005, true));
+        let mut meter = Meter::new();
+        assert!((0..100_000).all(|n| meter.take(n * 1000 / PER_SECOND, true)));
+    }
+}

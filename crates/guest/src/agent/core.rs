@@ -1,0 +1,524 @@
+//! What the agent does about what it hears: no I/O, no clock.
+//!
+//! A call that was sent belongs to the session in which it was sent. A new session means that something has happened to the
+//! machine: if the node that opens it says that this is a clone of a ticket, the process that called `clone` with this
+//! ticket is waiting here as it is in the parent, and gets its number; whatever else was under way was the parent's, and
+//! ends with an error. So does everything under way if the node was merely restarted: nothing waits in silence.
+
+use crate::message::{Answer, Call, Identity, Me, Place, Refusal, ToGuest, ToHost, VERSION, codes};
+use std::collections::BTreeMap;
+
+/// How long a call waits for a node that is not there, ms: a node that is replaced by a newer one is back before that.
+pub const SILENT_MS_MAX: u64 = 30_000;
+/// How long one of `clone` does: it may be a clone whose memory comes over a slow link, before the node's first word.
+pub const CLONE_SILENT_MS_MAX: u64 = 120_000;
+
+/// A program's connection.
+pub type Client = u64;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A line came from the port.
+    HostLine(&'a [u8]),
+    /// Nobody is at the other end of the port.
+    HostGone,
+    /// A program sent a line.
+    ClientLine(Client, &'a [u8]),
+    /// A program has gone.
+    ClientGone(Client),
+    /// What [`Action::Place`] came to.
+    Placed(u64, Result<(), String>),
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Write a line to the port.
+    Host(Vec<u8>),
+    /// Answer a program.
+    Client(Client, Answer),
+    /// Put this in place, and tell with [`Event::Placed`] for this session.
+    Place(u64, Box<Place>),
+}
+
+struct Pending {
+    client: Client,
+    call: Call,
+    /// In which it was sent; `None` if it was not yet.
+    session: Option<u64>,
+    asked_ms: u64,
+}
+
+/// The agent's mind.
+#[derive(Default)]
+pub struct Core {
+    session: Option<u64>,
+    /// Everything is in place: calls may be sent.
+    open: bool,
+    closed_since_ms: u64,
+    me: Option<Me>,
+    /// What is being put in place.
+    placing: Option<Identity>,
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+}
+
+impl Core {
+    /// One that has heard of no node.
+    pub fn new() -> Core {
+        Core::default()
+    }
+
+    /// Whether somebody waits for an answer: then time matters.
+    pub fn is_waited_for(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Takes notice of what happened; says what is to be done. `now_ms` never goes back.
+    pub fn handle(&mut self, now_ms: u64, event: Event<'_>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::HostLine(line) => {
+                // a line that can't be understood is the rest of one that was cut in two by a fork
+                if let Ok(message) = ToGuest::decode(line) {
+                    self.heard(now_ms, message, &mut actions);
+                }
+            }
+            Event::HostGone => self.close(now_ms),
+            Event::ClientLine(client, line) => self.asked(now_ms, client, line, &mut actions),
+            Event::ClientGone(client) => self.forget(client, &mut actions),
+            Event::Placed(session, result) => self.placed(session, result, &mut actions),
+            Event::Tick => self.give_up(now_ms, &mut actions),
+        }
+        actions
+    }
+
+    fn forget(&mut self, client: Client, actions: &mut Vec<Action>) {
+        let of_this: Vec<u64> = self
+            .pending
+            .iter()
+            .filter(|(_, call)| call.client == client)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in of_this {
+            let sent = self.pending.remove(&number).and_then(|call| call.session);
+            if let Some(session) = sent.filter(|_| sent == self.session && self.open) {
+                let cancel = ToHost::Cancel { session, number };
+                actions.push(Action::Host(cancel.encode()));
+            }
+        }
+    }
+
+    fn close(&mut self, now_ms: u64) {
+        if self.open || self.closed_since_ms == 0 {
+            self.closed_since_ms = now_ms.max(1);
+        }
+        self.open = false;
+    }
+
+    fn heard(&mut self, now_ms: u64, message: ToGuest, actions: &mut Vec<Action>) {
+        match message {
+            ToGuest::Hello { session, .. } => {
+                self.close(now_ms);
+                self.session = Some(session);
+                self.placing = None;
+                let ready = ToHost::Ready {
+                    session,
+                    version: VERSION,
+                };
+                actions.push(Action::Host(ready.encode()));
+            }
+            ToGuest::Place { session, place } if self.session == Some(session) => {
+                self.placing = place.identity.clone();
+                actions.push(Action::Place(session, Box::new(place)));
+            }
+            ToGuest::Answer {
+                session,
+                number,
+                answer,
+            } => {
+                let of_this =
+                    |call: &Pending| call.session == Some(session) && self.session == Some(session);
+                if self.pending.get(&number).is_some_and(of_this)
+                    && let Some(call) = self.pending.remove(&number)
+                {
+                    actions.push(Action::Client(call.client, answer));
+                }
+            }
+            ToGuest::Place { .. } => {}
+        }
+    }
+
+    fn placed(&mut self, session: u64, result: Result<(), String>, actions: &mut Vec<Action>) {
+        if self.session != Some(session) {
+            return;
+        }
+        let me = self.placing.take().map(|identity| identity.me);
+        let is_other = me.is_some() && me != self.me;
+        let error = result.as_ref().err().cloned();
+        let told = match result {
+            Ok(()) => ToHost::Placed { session },
+            Err(why) => ToHost::NotPlaced { session, why },
+        };
+        // the node hears of it first: whoever is answered below may use the network at once
+        actions.push(Action::Host(told.encode()));
+        if is_other {
+            self.me = me;
+        }
+        self.open = true;
+        let before = std::mem::take(&mut self.pending);
+        for (number, call) in before {
+            if call.session.is_none() {
+                self.pending.insert(number, call);
+                continue;
+            }
+            let answer = self.left_over(&call.call, is_other, error.as_deref());
+            actions.push(Action::Client(call.client, answer));
+        }
+        let unsent: Vec<u64> = self.pending.keys().copied().collect();
+        for number in unsent {
+            self.send(number, actions);
+        }
+    }
+
+    /// What becomes of a call that was under way before this session.
+    fn left_over(&self, call: &Call, is_other: bool, error: Option<&str>) -> Answer {
+        let me = self.me.as_ref().filter(|_| is_other);
+        match (me, call) {
+            (Some(me), Call::Clone { ticket }) if me.ticket == *ticket => match error {
+                None => Answer::Cloned {
+                    id: me.id,
+                    clones: None,
+                },
+                Some(why) => Answer::Refused(Refusal::new(
+                    codes::FAILED,
+                    format!(
+                        "this is clone {} and it could not be made one: {why}",
+                        me.id
+                    ),
+                    "it has no network; end it",
+                )),
+            },
+            (Some(me), _) => Answer::Refused(Refusal::new(
+                codes::OTHER_MACHINE,
+                format!(
+                    "the machine was cloned meanwhile, this is clone {} of {}",
+                    me.id, me.parent
+                ),
+                "the parent has the answer; ask anew if a clone should do it",
+            )),
+            (None, _) => Answer::Refused(Refusal::new(
+                codes::UNREACHABLE,
+                "the node was restarted while the call was under way",
+                "nobody knows what came of it: see floe family on the host, then call again",
+            )),
+        }
+    }
+
+    fn asked(&mut self, now_ms: u64, client: Client, line: &[u8], actions: &mut Vec<Action>) {
+        let mut refuse = |code: &str, message: String, fix: &str| {
+            let refusal = Refusal::new(code, message, fix);
+            actions.push(Action::Client(client, Answer::Refused(refusal)));
+        };
+        let call = match Call::decode(line) {
+            Ok(call) => call,
+            Err(error) => {
+                let fix = "see docs/guest.md for what can be asked";
+                return refuse(codes::USAGE, error.to_string(), fix);
+            }
+        };
+        if self.pending.values().any(|call| call.client == client) {
+            let message = "a call is under way on this connection".into();
+            return refuse(codes::BUSY, message, "wait for its answer");
+        }
+        self.next += 1;
+        let number = self.next;
+        let call = Pending {
+            client,
+            call,
+            session: None,
+            asked_ms: now_ms,
+        };
+        self.pending.insert(number, call);
+        self.send(number, actions);
+    }
+
+    fn send(&mut self, number: u64, actions: &mut Vec<Action>) {
+        let Some(session) = self.session.filter(|_| self.open) else {
+            return;
+        };
+        if let Some(pending) = self.pending.get_mut(&number) {
+            pending.session = Some(session);
+            let call = ToHost::Call {
+                session,
+                number,
+                call: pending.call.clone(),
+            };
+            actions.push(Action::Host(call.encode()));
+        }
+    }
+
+    fn give_up(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
+        if self.open {
+            return;
+        }
+        let since = self.closed_since_ms;
+        let late = |call: &Pending| {
+            let limit = match call.call {
+                Call::Clone { .. } => CLONE_SILENT_MS_MAX,
+                _ => SILENT_MS_MAX,
+            };
+            now_ms.saturating_sub(call.asked_ms.max(since)) >= limit
+        };
+        let numbers: Vec<u64> = self
+            .pending
+            .iter()
+            .filter(|(_, call)| late(call))
+            .map(|(n, _)| *n)
+            .collect();
+        for number in numbers {
+            if let Some(call) = self.pending.remove(&number) {
+                let refusal = Refusal::new(
+                    codes::UNREACHABLE,
+                    "the host's node does not answer",
+                    "is floe node running there? then call again",
+                );
+                actions.push(Action::Client(call.client, Answer::Refused(refusal)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::ENTROPY_BYTES;
+
+    /// An agent and what its node would see.
+    struct World {
+        core: Core,
+        now_ms: u64,
+    }
+
+    impl World {
+        fn new() -> World {
+            World {
+                core: Core::new(),
+                now_ms: 1,
+            }
+        }
+
+        fn host(&mut self, message: &ToGuest) -> Vec<Action> {
+            let line = message.encode();
+            self.core.handle(self.now_ms, Event::HostLine(&line))
+        }
+
+        fn ask(&mut self, client: Client, call: &Call) -> Vec<Action> {
+            self.core
+                .handle(self.now_ms, Event::ClientLine(client, &call.encode()))
+        }
+
+        /// A node's opening, all the way.
+        fn open(&mut self, session: u64, identity: Option<Identity>) -> Vec<Action> {
+            let ready = self.host(&ToGuest::Hello {
+                session,
+                version: 1,
+            });
+            assert_eq!(
+                ready,
+                [Action::Host(
+                    ToHost::Ready {
+                        session,
+                        version: VERSION
+                    }
+                    .encode()
+                )]
+            );
+            let place = Place {
+                time_ns: 1,
+                entropy: vec![7; ENTROPY_BYTES],
+                identity,
+            };
+            let actions = self.host(&ToGuest::Place {
+                session,
+                place: place.clone(),
+            });
+            assert_eq!(actions, [Action::Place(session, Box::new(place))]);
+            self.core
+                .handle(self.now_ms, Event::Placed(session, Ok(())))
+        }
+    }
+
+    fn identity(ticket: &str, id: u32) -> Identity {
+        Identity {
+            me: Me {
+                id,
+                machine: format!("web.{id}"),
+                parent: "web".into(),
+                ticket: ticket.into(),
+            },
+            ..Default::default()
+        }
+    }
+
+    fn clone(ticket: &str) -> Call {
+        Call::Clone {
+            ticket: ticket.into(),
+        }
+    }
+
+    fn refused(actions: &[Action], client: Client) -> &str {
+        let found = actions.iter().find_map(|action| match action {
+            Action::Client(to, Answer::Refused(refusal)) if *to == client => Some(&refusal.code),
+            _ => None,
+        });
+        found.map_or("", String::as_str)
+    }
+
+    #[test]
+    fn whoever_called_clone_is_told_its_number_in_the_clone_and_zero_in_the_parent() {
+        let mut parent = World::new();
+        parent.open(1, None);
+        let sent = parent.ask(5, &clone("t"));
+        let call = ToHost::Call {
+            session: 1,
+            number: 1,
+            call: clone("t"),
+        };
+        assert_eq!(sent, [Action::Host(call.encode())]);
+        // the same machine a moment later, on another host
+        let mut copy = World::new();
+        copy.open(1, None);
+        copy.ask(5, &clone("t"));
+        let told = copy.open(2, Some(identity("t", 3)));
+        assert_eq!(
+            told,
+            [
+                Action::Host(ToHost::Placed { session: 2 }.encode()),
+                Action::Client(
+                    5,
+                    Answer::Cloned {
+                        id: 3,
+                        clones: None
+                    }
+                ),
+            ]
+        );
+        let answer = Answer::Cloned {
+            id: 0,
+            clones: Some(4),
+        };
+        let told = parent.host(&ToGuest::Answer {
+            session: 1,
+            number: 1,
+            answer: answer.clone(),
+        });
+        assert_eq!(told, [Action::Client(5, answer.clone())]);
+        // what was on its way to the parent at the fork reaches the clone too, and means nothing there
+        copy.ask(6, &clone("u"));
+        assert!(
+            copy.host(&ToGuest::Answer {
+                session: 1,
+                number: 1,
+                answer
+            })
+            .is_empty()
+        );
+        assert!(copy.core.is_waited_for());
+    }
+
+    #[test]
+    fn a_clone_that_is_not_of_this_ticket_refuses_what_was_the_parents() {
+        let mut world = World::new();
+        world.open(1, None);
+        world.ask(5, &clone("mine"));
+        world.ask(6, &Call::Exit);
+        let told = world.open(2, Some(identity("another", 1)));
+        assert_eq!(refused(&told, 5), codes::OTHER_MACHINE);
+        assert_eq!(refused(&told, 6), codes::OTHER_MACHINE);
+        // the node of that clone is restarted: it is still the same one
+        world.ask(7, &clone("another"));
+        let told = world.open(3, Some(identity("another", 1)));
+        assert_eq!(refused(&told, 7), codes::UNREACHABLE);
+    }
+
+    #[test]
+    fn a_clone_without_its_identity_is_told_so() {
+        let mut world = World::new();
+        world.open(1, None);
+        world.ask(5, &clone("t"));
+        world.host(&ToGuest::Hello {
+            session: 2,
+            version: 1,
+        });
+        let place = Place {
+            time_ns: 1,
+            entropy: vec![7; ENTROPY_BYTES],
+            identity: Some(identity("t", 1)),
+        };
+        world.host(&ToGuest::Place { session: 2, place });
+        let told = world
+            .core
+            .handle(1, Event::Placed(2, Err("no card".into())));
+        let not = ToHost::NotPlaced {
+            session: 2,
+            why: "no card".into(),
+        };
+        assert_eq!(told[0], Action::Host(not.encode()));
+        assert_eq!(refused(&told, 5), codes::FAILED);
+    }
+
+    #[test]
+    fn nobody_waits_in_silence_for_a_node_that_is_gone() {
+        let mut world = World::new();
+        // asked before a node was there
+        assert!(world.ask(5, &Call::Whoami).is_empty());
+        world.now_ms = 10;
+        let sent = world.open(1, None);
+        assert!(matches!(&sent[1], Action::Host(line) if line.starts_with(b"call ")));
+        world.ask(6, &clone("t"));
+        world.core.handle(1_000, Event::HostGone);
+        world.core.handle(2_000, Event::HostGone);
+        assert!(
+            world
+                .core
+                .handle(1_000 + SILENT_MS_MAX - 1, Event::Tick)
+                .is_empty()
+        );
+        let told = world.core.handle(1_000 + SILENT_MS_MAX, Event::Tick);
+        assert_eq!((told.len(), refused(&told, 5)), (1, codes::UNREACHABLE));
+        let told = world.core.handle(1_000 + CLONE_SILENT_MS_MAX, Event::Tick);
+        assert_eq!(refused(&told, 6), codes::UNREACHABLE);
+        // as long as the node is there it may take its time
+        let mut world = World::new();
+        world.open(1, None);
+        world.ask(5, &clone("t"));
+        assert!(world.core.handle(u64::MAX, Event::Tick).is_empty());
+    }
+
+    #[test]
+    fn a_program_has_one_call_at_a_time_and_none_that_means_nothing() {
+        let mut world = World::new();
+        world.open(1, None);
+        world.ask(5, &Call::Exit);
+        assert_eq!(refused(&world.ask(5, &Call::Exit), 5), codes::BUSY);
+        let told = world.core.handle(1, Event::ClientLine(6, b"format disk=1"));
+        assert_eq!(refused(&told, 6), codes::USAGE);
+        let told = world.core.handle(1, Event::ClientGone(5));
+        let cancel = ToHost::Cancel {
+            session: 1,
+            number: 1,
+        };
+        assert_eq!(told, [Action::Host(cancel.encode())]);
+        assert!(!world.core.is_waited_for());
+        assert!(
+            world
+                .core
+                .handle(1, Event::HostLine(b"\xff\x00"))
+                .is_empty()
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! System calls that the standard library lacks, each with its proof.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Most descriptors of one [`poll`].
+const POLL_MAX: usize = 256;
+
+/// Waits until one of the descriptors is ready; what each is ready for.
+pub(super) fn poll(fds: &[(BorrowedFd<'_>, i16)], limit: Option<Duration>) -> io::Result<Vec<i16>> {
+    let mut polled: Vec<libc::pollfd> = fds
+        .iter()
+        .take(POLL_MAX)
+        .map(|(fd, events)| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: *events,
+            revents: 0,
+        })
+        .collect();
+    let limit_ms = limit.map_or(-1, |limit| limit.as_millis().min(i32::MAX as u128) as i32);
+    // SAFETY: the pointer and the count are those of a vector that lives until the call returns.
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit_ms) };
+    match ready {
+        -1 => match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => Ok(vec![0; fds.len()]),
+            e => Err(e),
+        },
+        _ => Ok(polled.iter().map(|fd| fd.revents).collect()),
+    }
+}
+
+/// The same of one.
+pub(super) fn poll_one(fd: BorrowedFd<'_>, events: i16, limit: Duration) -> io::Result<i16> {
+    let ready = poll(&[(fd, events)], Some(limit))?;
+    Ok(ready.first().copied().unwrap_or(0))
+}
+
+fn checked(result: libc::c_int) -> io::Result<()> {
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// `struct rand_pool_info` of linux/random.h with its bytes.
+#[repr(C)]
+struct RandPool<const N: usize> {
+    entropy_bits: libc::c_int,
+    bytes: libc::c_int,
+    data: [u8; N],
+}
+
+/// `_IOW('R', 3, int[2])`
+const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
+/// `_IO('R', 7)`
+const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
+
+/// Mixes random bytes into the kernel's generator, and makes all that it gives out from now on follow from them.
+pub(super) fn add_entropy<const N: usize>(random: &std::fs::File, data: [u8; N]) -> io::Result<()> {
+    let pool = RandPool {
+        entropy_bits: 8 * N as libc::c_int,
+        bytes: N as libc::c_int,
+        data,
+    };
+    // SAFETY: RNDADDENTROPY reads two ints and as many bytes as the second one says, all of which `pool` has.
+    checked(unsafe { libc::ioctl(random.as_raw_fd(), RNDADDENTROPY, &raw const pool) })?;
+    // SAFETY: RNDRESEEDCRNG takes no argument.
+    checked(unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG, 0) })
+}
+
+/// Sets the wall clock, nanoseconds since 1970.
+pub(super) fn set_clock(time_ns: u64) -> io::Result<()> {
+    let time = libc::timespec {
+        tv_sec: (time_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (time_ns % 1_000_000_000) as libc::c_long,
+    };
+    // SAFETY: the pointer is that of a timespec that lives until the call returns.
+    checked(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &raw const time) })
+}
+
+/// Milliseconds that never go back, also not in a clone.
+pub(super) fn now_ms() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is that of a timespec that lives until the call returns.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// Sets the host name.
+pub(super) fn set_hostname(name: &str) -> io::Result<()> {
+    // SAFETY: pointer and length are those of `name`.
+    checked(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
+}
+
+/// A socket for questions about network cards.
+pub(super) fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
+    let any = std::net::Ipv4Addr::UNSPECIFIED;
+    Ok(std::net::UdpSocket::bind((any, 0))?.into())
+}
+
+fn request(interface: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: ifreq is plain data for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = CString::new(interface)?;
+    let bytes = name.as_bytes_with_nul();
+    if bytes.len() > request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// Gives a card another address.
+pub(super) fn set_mac(socket: BorrowedFd<'_>, interface: &str, mac: [u8; 6]) -> io::Result<()> {
+    let mut request = request(interface)?;
+    // SAFETY: zeros are a value of sockaddr.
+    let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
+    address.sa_family = libc::ARPHRD_ETHER;
+    for (to, from) in address.sa_data.iter_mut().zip(mac) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_hwaddr = address;
+    // SAFETY: SIOCSIFHWADDR reads an ifreq with name and hardware address, which are set.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFHWADDR, &raw const request) })
+}
+
+fn inet(address: std::net::Ipv4Addr) -> libc::sockaddr {
+    let inet = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(address).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: both are plain data of 16 bytes, made to stand for one another.
+    unsafe { std::mem::transmute::<libc::sockaddr_in, libc::sockaddr>(inet) }
+}
+
+/// Gives a card this address in a network of so many bits, instead of the one that it has.
+pub(super) fn set_address(
+    socket: BorrowedFd<'_>,
+    interface: &str,
+    address: std::net::Ipv4Addr,
+    bits: u8,
+) -> io::Result<()> {
+    let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
+    for (what, value) in [
+        (libc::SIOCSIFADDR, address),
+        (libc::SIOCSIFNETMASK, std::net::Ipv4Addr::from(mask)),
+    ] {
+        let mut request = request(interface)?;
+        request.ifr_ifru.ifru_addr = inet(value);
+        // SAFETY: both calls read an ifreq with name and address, which are set.
+        checked(unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw const request) })?;
+    }
+    Ok(())
+}
+
+/// Switches a card on.
+pub(super) fn set_up(socket: BorrowedFd<'_>, interface: &str) -> io::Result<()> {
+    let mut request = request(interface)?;
+    // SAFETY: SIOCGIFFLAGS reads the name and writes the flags into the same ifreq.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) })?;
+    // SAFETY: the call above has written this member.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    // SAFETY: SIOCSIFFLAGS reads name and flags, which are set.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })
+}
+
+/// Sends everything that goes beyond the card's own network to this address.
+pub(super) fn set_gateway(
+    socket: BorrowedFd<'_>,
+    interface: &str,
+    gateway: std::net::Ipv4Addr,
+) -> io::Result<()> {
+    let name = CString::new(interface)?;
+    // SAFETY: rtentry is plain data for which zeros are a value.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = inet(std::net::Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = inet(std::net::Ipv4Addr::UNSPECIFIED);
+    route.rt_flags = libc::RTF_UP;
+    // every default route of the parent's goes; there may be several, or none
+    for _ in 0..16 {
+        // SAFETY: SIOCDELRT reads the entry, whose pointer to a device name may be null.
+        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCDELRT, &raw const route) } != 0 {
+            break;
+        }
+    }
+    route.rt_gateway = inet(gateway);
+    route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+    route.rt_dev = name.as_ptr().cast_mut();
+    // SAFETY: SIOCADDRT reads the entry and the device's name, both of which live until it returns.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT, &raw const route) })
+}

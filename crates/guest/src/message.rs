@@ -1,0 +1,587 @@
+//! What agent, node and programs say to each other; each message is a [`Line`].
+//!
+//! ```text
+//! node                                       agent
+//!   <- wake                                  it has just started
+//!   hello session=S version=1 ->             at each connection, and after each wake
+//!   <- ready session=S version=1
+//!   place session=S time-ns=.. entropy=.. [id=.. mac=.. ...] ->
+//!   <- placed session=S                      clock, random numbers and identity are in place
+//!   <- call session=S number=7 do=clone ticket=T
+//!   answer session=S number=7 is=cloned id=0 clones=4 ->
+//! ```
+//! Whatever carries another session than the last hello is of an earlier life of the machine, perhaps of its parent's, and
+//! is not obeyed: bytes in flight at the instant of a fork arrive twice, on both sides of it.
+
+use crate::line::{Line, LineError};
+
+/// Version of the protocol.
+pub const VERSION: u32 = 1;
+/// Longest name, ticket or address.
+pub const TEXT_BYTES_MAX: usize = 255;
+/// Random bytes that a node gives: what the kernel's generator is seeded with.
+pub const ENTROPY_BYTES: usize = 64;
+
+/// What a program asks for (SnowFlock, table 1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// Room for clones. `hierarchical`: one machine for each `vCPUs` of them, and processes in it.
+    Ticket {
+        /// How many, at best.
+        clones: u64,
+        /// Processes follow machines.
+        hierarchical: bool,
+    },
+    /// Clone this machine.
+    Clone {
+        /// Who may.
+        ticket: String,
+    },
+    /// End this machine, a clone.
+    Exit,
+    /// Wait until all clones of a ticket have ended.
+    Join {
+        /// Whose.
+        ticket: String,
+        /// For how long, ms; `None` is for ever.
+        timeout_ms: Option<u64>,
+    },
+    /// End all clones of a ticket.
+    Kill {
+        /// Whose.
+        ticket: String,
+    },
+    /// Which machine is this?
+    Whoami,
+}
+
+/// What comes of a [`Call`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// There is room.
+    Ticket {
+        /// The right to clone once.
+        ticket: String,
+        /// How many clones (with `hierarchical`: processes in clones) there will be.
+        clones: u32,
+        /// How many of them a machine holds: 1 unless `hierarchical`.
+        each: u32,
+    },
+    /// The machine was cloned; this is one of those that came of it.
+    Cloned {
+        /// 0 is the parent.
+        id: u32,
+        /// Machines that run, told to the parent only.
+        clones: Option<u32>,
+    },
+    /// It is done.
+    Done {
+        /// Clones that ended.
+        ended: u32,
+        /// Those of them that did not end by themselves: they crashed, or their host is gone.
+        lost: u32,
+    },
+    /// Which machine this is.
+    Me(Box<Me>),
+    /// It is not done.
+    Refused(Refusal),
+}
+
+/// Why a call was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// One word for programs, of [`codes`].
+    pub code: String,
+    /// What is wrong, for people.
+    pub message: String,
+    /// What to do.
+    pub fix: String,
+}
+
+/// The words of [`Refusal::code`].
+pub mod codes {
+    /// The call itself is wrong.
+    pub const USAGE: &str = "usage";
+    /// There is no such ticket, or it is another machine's.
+    pub const UNKNOWN_TICKET: &str = "unknown-ticket";
+    /// The ticket was used.
+    pub const SPENT: &str = "spent";
+    /// Nobody has room, or the family has as many as it may.
+    pub const NO_ROOM: &str = "no-room";
+    /// Only a clone can do that.
+    pub const NOT_A_CLONE: &str = "not-a-clone";
+    /// The machine was cloned or moved while the call was under way.
+    pub const OTHER_MACHINE: &str = "other-machine";
+    /// The node does not answer, or was restarted.
+    pub const UNREACHABLE: &str = "unreachable";
+    /// It took too long.
+    pub const TIMEOUT: &str = "timeout";
+    /// Too much is asked at a time.
+    pub const BUSY: &str = "busy";
+    /// It was tried and went wrong.
+    pub const FAILED: &str = "failed";
+}
+
+impl Refusal {
+    /// One of these.
+    pub fn new(code: &str, message: impl Into<String>, fix: impl Into<String>) -> Refusal {
+        Refusal {
+            code: code.into(),
+            message: message.into(),
+            fix: fix.into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)?;
+        match self.fix.is_empty() {
+            true => Ok(()),
+            false => write!(f, "; {}", self.fix),
+        }
+    }
+}
+
+/// Which machine this is, as its agent knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Me {
+    /// In its fork; 0 is no clone.
+    pub id: u32,
+    /// Its name on its node; empty as long as it is no clone.
+    pub machine: String,
+    /// Its parent's name.
+    pub parent: String,
+    /// The ticket that it is of.
+    pub ticket: String,
+}
+
+/// What makes a clone a machine of its own (SnowFlock, section 4.6: the address follows from the id).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Which machine.
+    pub me: Me,
+    /// Address of its network card, `52:54:00:12:34:56`; `None` if it has no card.
+    pub mac: Option<String>,
+    /// The one that the card had in the parent.
+    pub mac_was: Option<String>,
+    /// Host name.
+    pub hostname: String,
+    /// 32 hex digits for `/etc/machine-id`.
+    pub machine_id: String,
+    /// `10.64.0.7/16`: what the card gets instead of its parent's; `None` leaves that.
+    pub address: Option<String>,
+    /// Where everything beyond that network goes.
+    pub gateway: Option<String>,
+}
+
+/// What a node tells a guest at the beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The host's time, nanoseconds since 1970.
+    pub time_ns: u64,
+    /// Random numbers that no other machine gets.
+    pub entropy: Vec<u8>,
+    /// Of a clone: who it is.
+    pub identity: Option<Identity>,
+}
+
+/// From the node to the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToGuest {
+    /// A node is there.
+    Hello {
+        /// Of this connection.
+        session: u64,
+        /// The node's.
+        version: u32,
+    },
+    /// Put this in place and say so.
+    Place {
+        /// Of this connection.
+        session: u64,
+        /// What.
+        place: Place,
+    },
+    /// What came of a call.
+    Answer {
+        /// Of this connection.
+        session: u64,
+        /// The call's.
+        number: u64,
+        /// The result.
+        answer: Answer,
+    },
+}
+
+/// From the agent to the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToHost {
+    /// The agent has started and waits for a hello.
+    Wake,
+    /// It has heard one.
+    Ready {
+        /// The hello's.
+        session: u64,
+        /// The agent's.
+        version: u32,
+    },
+    /// All is in place.
+    Placed {
+        /// The hello's.
+        session: u64,
+    },
+    /// It is not.
+    NotPlaced {
+        /// The hello's.
+        session: u64,
+        /// Why.
+        why: String,
+    },
+    /// A program asks for something.
+    Call {
+        /// The hello's.
+        session: u64,
+        /// The agent's number for the answer.
+        number: u64,
+        /// What.
+        call: Call,
+    },
+    /// The program that asked has gone: a call that only waits may end.
+    Cancel {
+        /// The hello's.
+        session: u64,
+        /// The call's.
+        number: u64,
+    },
+}
+
+/// A text of bounded length from a line.
+fn text(line: &Line, key: &'static str) -> Result<String, LineError> {
+    let text = line.text(key)?;
+    match text.len() <= TEXT_BYTES_MAX {
+        true => Ok(text.to_owned()),
+        false => Err(LineError::BadValue(key)),
+    }
+}
+
+fn some(line: &Line, key: &'static str) -> Result<Option<String>, LineError> {
+    line.get(key).map(|_| text(line, key)).transpose()
+}
+
+impl Call {
+    fn verb(&self) -> &'static str {
+        match self {
+            Call::Ticket { .. } => "ticket",
+            Call::Clone { .. } => "clone",
+            Call::Exit => "exit",
+            Call::Join { .. } => "join",
+            Call::Kill { .. } => "kill",
+            Call::Whoami => "whoami",
+        }
+    }
+
+    fn add_to(&self, line: Line) -> Line {
+        match self {
+            Call::Ticket {
+                clones,
+                hierarchical,
+            } => line
+                .with("clones", clones)
+                .with("hierarchical", u8::from(*hierarchical)),
+            Call::Clone { ticket } | Call::Kill { ticket } => line.with("ticket", ticket),
+            Call::Join { ticket, timeout_ms } => line
+                .with("ticket", ticket)
+                .with_some("timeout-ms", *timeout_ms),
+            Call::Exit | Call::Whoami => line,
+        }
+    }
+
+    fn of(verb: &str, line: &Line) -> Result<Call, LineError> {
+        Ok(match verb {
+            "ticket" => Call::Ticket {
+                clones: line.number("clones")?,
+                hierarchical: line.number::<u8>("hierarchical")? != 0,
+            },
+            "clone" => Call::Clone {
+                ticket: text(line, "ticket")?,
+            },
+            "exit" => Call::Exit,
+            "join" => Call::Join {
+                ticket: text(line, "ticket")?,
+                timeout_ms: match line.get("timeout-ms") {
+                    Some(_) => Some(line.number("timeout-ms")?),
+                    None => None,
+                },
+            },
+            "kill" => Call::Kill {
+                ticket: text(line, "ticket")?,
+            },
+            "whoami" => Call::Whoami,
+            other => return Err(LineError::UnknownVerb(other.into())),
+        })
+    }
+
+    /// As a program says it to the agent.
+    pub fn encode(&self) -> Vec<u8> {
+        let line = Line::new(self.verb()).with("version", VERSION);
+        self.add_to(line).encode()
+    }
+
+    /// Understands what a program said.
+    pub fn decode(bytes: &[u8]) -> Result<Call, LineError> {
+        let line = Line::decode(bytes)?;
+        if line.number::<u32>("version")? == 0 {
+            return Err(LineError::BadValue("version"));
+        }
+        Call::of(line.verb(), &line)
+    }
+}
+
+impl Answer {
+    fn verb(&self) -> &'static str {
+        match self {
+            Answer::Ticket { .. } => "ticket",
+            Answer::Cloned { .. } => "cloned",
+            Answer::Done { .. } => "done",
+            Answer::Me(_) => "me",
+            Answer::Refused(_) => "refused",
+        }
+    }
+
+    fn add_to(&self, line: Line) -> Line {
+        match self {
+            Answer::Ticket {
+                ticket,
+                clones,
+                each,
+            } => line
+                .with("ticket", ticket)
+                .with("clones", clones)
+                .with("each", each),
+            Answer::Cloned { id, clones } => line.with("id", id).with_some("clones", *clones),
+            Answer::Done { ended, lost } => line.with("ended", ended).with("lost", lost),
+            Answer::Me(me) => me.add_to(line),
+            Answer::Refused(refusal) => line
+                .with("code", &refusal.code)
+                .with("fix", &refusal.fix)
+                .with("message", &refusal.message),
+        }
+    }
+
+    fn of(verb: &str, line: &Line) -> Result<Answer, LineError> {
+        Ok(match verb {
+            "ticket" => Answer::Ticket {
+                ticket: text(line, "ticket")?,
+                clones: line.number("clones")?,
+                each: line.number("each")?,
+            },
+            "cloned" => Answer::Cloned {
+                id: line.number("id")?,
+                clones: match line.get("clones") {
+                    Some(_) => Some(line.number("clones")?),
+                    None => None,
+                },
+            },
+            "done" => Answer::Done {
+                ended: line.number("ended")?,
+                lost: line.number("lost")?,
+            },
+            "me" => Answer::Me(Box::new(Me::of(line)?)),
+            "refused" => Answer::Refused(Refusal {
+                code: text(line, "code")?,
+                message: line.text("message")?.to_owned(),
+                fix: line.text("fix")?.to_owned(),
+            }),
+            other => return Err(LineError::UnknownVerb(other.into())),
+        })
+    }
+
+    /// As the agent says it to a program.
+    pub fn encode(&self) -> Vec<u8> {
+        self.add_to(Line::new(self.verb())).encode()
+    }
+
+    /// Understands what the agent said.
+    pub fn decode(bytes: &[u8]) -> Result<Answer, LineError> {
+        let line = Line::decode(bytes)?;
+        Answer::of(line.verb(), &line)
+    }
+}
+
+impl Me {
+    fn add_to(&self, line: Line) -> Line {
+        line.with("id", self.id)
+            .with("machine", &self.machine)
+            .with("parent", &self.parent)
+            .with("ticket", &self.ticket)
+    }
+
+    fn of(line: &Line) -> Result<Me, LineError> {
+        Ok(Me {
+            id: line.number("id")?,
+            machine: text(line, "machine")?,
+            parent: text(line, "parent")?,
+            ticket: text(line, "ticket")?,
+        })
+    }
+}
+
+impl Place {
+    fn add_to(&self, line: Line) -> Line {
+        let hex: String = self.entropy.iter().map(|b| format!("{b:02x}")).collect();
+        let line = line.with("time-ns", self.time_ns).with("entropy", hex);
+        let Some(identity) = &self.identity else {
+            return line;
+        };
+        identity
+            .me
+            .add_to(line)
+            .with_some("mac", identity.mac.as_deref())
+            .with_some("mac-was", identity.mac_was.as_deref())
+            .with("hostname", &identity.hostname)
+            .with("machine-id", &identity.machine_id)
+            .with_some("address", identity.address.as_deref())
+            .with_some("gateway", identity.gateway.as_deref())
+    }
+
+    fn of(line: &Line) -> Result<Place, LineError> {
+        let hex = line.text("entropy")?.as_bytes();
+        let bad = || LineError::BadValue("entropy");
+        if hex.len() != 2 * ENTROPY_BYTES {
+            return Err(bad());
+        }
+        let byte = |pair: &[u8]| {
+            let lower = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+            let text = std::str::from_utf8(pair)
+                .ok()
+                .filter(|_| pair.iter().all(lower));
+            text.and_then(|text| u8::from_str_radix(text, 16).ok())
+        };
+        let entropy: Option<Vec<u8>> = hex.chunks(2).map(byte).collect();
+        let identity = match line.get("id") {
+            None => None,
+            Some(_) => Some(Identity {
+                me: Me::of(line)?,
+                mac: some(line, "mac")?,
+                mac_was: some(line, "mac-was")?,
+                hostname: text(line, "hostname")?,
+                machine_id: text(line, "machine-id")?,
+                address: some(line, "address")?,
+                gateway: some(line, "gateway")?,
+            }),
+        };
+        Ok(Place {
+            time_ns: line.number("time-ns")?,
+            entropy: entropy.ok_or_else(bad)?,
+            identity,
+        })
+    }
+}
+
+/// Sessions are written as 16 hex digits.
+fn session_of(line: &Line) -> Result<u64, LineError> {
+    let text = line.text("session")?;
+    let good = text.len() == 16 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let session = u64::from_str_radix(text, 16).ok().filter(|_| good);
+    session.ok_or(LineError::BadValue("session"))
+}
+
+fn opened(verb: &str, session: u64) -> Line {
+    Line::new(verb).with("session", format_args!("{session:016x}"))
+}
+
+impl ToGuest {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            ToGuest::Hello { session, version } => {
+                opened("hello", *session).with("version", version)
+            }
+            ToGuest::Place { session, place } => place.add_to(opened("place", *session)),
+            ToGuest::Answer {
+                session,
+                number,
+                answer,
+            } => {
+                let line = opened("answer", *session).with("number", number);
+                answer.add_to(line.with("is", answer.verb()))
+            }
+        }
+        .encode()
+    }
+
+    /// Understands a line of the node's.
+    pub fn decode(bytes: &[u8]) -> Result<ToGuest, LineError> {
+        let line = Line::decode(bytes)?;
+        let session = session_of(&line);
+        Ok(match line.verb() {
+            "hello" => ToGuest::Hello {
+                session: session?,
+                version: line.number("version")?,
+            },
+            "place" => ToGuest::Place {
+                session: session?,
+                place: Place::of(&line)?,
+            },
+            "answer" => ToGuest::Answer {
+                session: session?,
+                number: line.number("number")?,
+                answer: Answer::of(line.text("is")?, &line)?,
+            },
+            other => return Err(LineError::UnknownVerb(other.into())),
+        })
+    }
+}
+
+impl ToHost {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            ToHost::Wake => Line::new("wake").with("version", VERSION),
+            ToHost::Ready { session, version } => {
+                opened("ready", *session).with("version", version)
+            }
+            ToHost::Placed { session } => opened("placed", *session),
+            ToHost::NotPlaced { session, why } => opened("not-placed", *session).with("why", why),
+            ToHost::Call {
+                session,
+                number,
+                call,
+            } => {
+                let line = opened("call", *session).with("number", number);
+                call.add_to(line.with("do", call.verb()))
+            }
+            ToHost::Cancel { session, number } => opened("cancel", *session).with("number", number),
+        }
+        .encode()
+    }
+
+    /// Understands a line of a guest's, which may hold anything.
+    pub fn decode(bytes: &[u8]) -> Result<ToHost, LineError> {
+        let line = Line::decode(bytes)?;
+        let session = session_of(&line);
+        Ok(match line.verb() {
+            "wake" => ToHost::Wake,
+            "ready" => ToHost::Ready {
+                session: session?,
+                version: line.number("version")?,
+            },
+            "placed" => ToHost::Placed { session: session? },
+            "not-placed" => ToHost::NotPlaced {
+                session: session?,
+                why: line.text("why")?.to_owned(),
+            },
+            "call" => ToHost::Call {
+                session: session?,
+                number: line.number("number")?,
+                call: Call::of(line.text("do")?, &line)?,
+            },
+            "cancel" => ToHost::Cancel {
+                session: session?,
+                number: line.number("number")?,
+            },
+            other => return Err(LineError::UnknownVerb(other.into())),
+        })
+    }
+}
