@@ -18,7 +18,7 @@ CARGO := cargo
 EXPERIMENTS := import disk touch fault capture restore resume-wan density stream-sim stream-real train page optimize
 
 .PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
-.PHONY: web web-test guest-tiny guest-debian guest-desktop traces
+.PHONY: web web-test guest-tools guest-tiny guest-debian guest-desktop traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,10 @@ web: web/dist/index.html ## Build the page that the binary embeds (web/dist)
 build: deps web ## Build the floe command (target/release/floe)
 	$(CARGO) build --release --locked -p floe
 
-guest-tiny: deps ## Build the small test guest: kernel, busybox
+guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples (crates/guest/build)
+	@$(MAKE) -s -C crates/guest
+
+guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 	@$(GUEST_BUILD) tiny $(GUESTS)/tiny
 
 guest-debian: deps ## Build the Debian guest from packages

@@ -1,0 +1,256 @@
+//! The promises about what a program inside of a guest can do, kept with real guests: floe-guest and libfloe's examples run in
+//! them.
+
+mod node;
+
+use floe::api::*;
+use node::{TestNode, eventually, system};
+use std::{
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    sync::mpsc::{Receiver, channel},
+};
+
+/// How a guest sees the host's own address.
+const HOST: &str = "10.0.2.2";
+
+/// What guests say over their network, line by line: a clone's console goes when it ends.
+struct Reports {
+    port: u16,
+    lines: Receiver<String>,
+}
+
+impl Reports {
+    fn listen() -> Reports {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    if tell.send(line).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Reports { port, lines }
+    }
+
+    /// The next `count` lines, in order.
+    fn take(&self, count: usize, node: &TestNode) -> Vec<String> {
+        let next = |n| {
+            let line = self.lines.recv_timeout(node::PATIENCE);
+            line.unwrap_or_else(|_| panic!("only {n} of {count} reports\n{}", node.log()))
+        };
+        let mut lines: Vec<String> = (0..count).map(next).collect();
+        lines.sort();
+        lines
+    }
+}
+
+/// The tiny guest as `web`; its agent has been heard.
+fn booted(node: &TestNode, cpus: u32) {
+    node.import_tiny("tiny", None);
+    node.run(&RunRequest {
+        image: "tiny".into(),
+        name: Some("web".into()),
+        cpus: Some(cpus),
+        ..Default::default()
+    });
+    node.wait_console("web", "floe-guest ready");
+    node.type_and_wait("web", "floe-guest whoami", "0 web");
+}
+
+/// What a command prints in `web`.
+fn said(node: &TestNode, number: u32, command: &str) -> String {
+    let done = format!("said-{}", 1000 + number);
+    node.type_and_wait(
+        "web",
+        &format!("{command}; echo said-$((1000+{number}))"),
+        &done,
+    );
+    let console = node.console("web");
+    let typed = format!("echo said-$((1000+{number}))");
+    // the terminal breaks lines that are longer than it is wide
+    let plain = console.replace("\r\n", "\n");
+    let from = plain.rfind(&typed).map_or(0, |at| at + typed.len());
+    plain[from..].to_owned()
+}
+
+fn names(node: &TestNode) -> Vec<String> {
+    let machines = node.client().machines().unwrap().machines;
+    machines.into_iter().map(|machine| machine.name).collect()
+}
+
+#[test]
+fn a_program_clones_its_machine_and_each_clone_knows_which_one_it_is() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    let reports = Reports::listen();
+    booted(&node, 1);
+    // every clone tells its number, names, address, and what it draws: the parent tells the same of itself
+    let tell = format!(
+        "tell() {{ echo $1 $(floe-guest whoami) $(hostname) $(cat /sys/class/net/eth0/address) $(head -c 16 /dev/urandom | md5sum | cut -c1-32) | nc {HOST} {}; }}",
+        reports.port
+    );
+    node.type_and_wait(
+        "web",
+        &format!("{tell}; echo defined-$((1+1))"),
+        "defined-2",
+    );
+    node.type_and_wait(
+        "web",
+        "echo old > /etc/machine-id; t=$(floe-guest ticket 3 | cut -d' ' -f1); id=$(floe-guest clone $t); tell $id; if [ $id != 0 ]; then cat /etc/machine-id /run/floe.identity; floe-guest exit; fi; echo cloned-$((3+4))",
+        "cloned-7",
+    );
+    let told = reports.take(4, &node);
+    eprintln!("{told:#?}");
+    let fields: Vec<Vec<&str>> = told.iter().map(|line| line.split(' ').collect()).collect();
+    for (n, words) in fields.iter().enumerate() {
+        let number = n.to_string();
+        let (machine, host) = match n {
+            0 => ("web".to_owned(), "floe".to_owned()),
+            n => (format!("web.{n}"), format!("web-{n}")),
+        };
+        let parent: &[&str] = if n == 0 { &[] } else { &["web"] };
+        let expected = [
+            &[number.as_str(), number.as_str(), machine.as_str()],
+            parent,
+            &[host.as_str()],
+        ]
+        .concat();
+        assert_eq!(words[..expected.len()], expected, "{told:?}");
+    }
+    let different = |from_end: usize| {
+        let mut all: Vec<_> = fields
+            .iter()
+            .map(|words| words[words.len() - from_end])
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all.len()
+    };
+    assert_eq!(different(1), 4, "two draw the same: {told:?}");
+    assert_eq!(different(2), 4, "two have one address: {told:?}");
+    // all of them end by themselves, and nothing stays of them
+    node.type_and_wait(
+        "web",
+        "floe-guest join $t; echo joined-$((4+5))",
+        "joined-9",
+    );
+    assert!(
+        node.console("web").contains("3 ended, 0 of them lost"),
+        "{}",
+        node.console("web")
+    );
+    assert_eq!(names(&node), ["web"]);
+
+    // a ticket is good once, and its clones can't be waited for again
+    let refused = [
+        ("floe-guest clone $t", "unknown-ticket"),
+        ("floe-guest clone 00ff00ff", "unknown-ticket"),
+        ("floe-guest join $t", "unknown-ticket"),
+        ("floe-guest exit", "not-a-clone"),
+        ("floe-guest ticket 0", "usage"),
+    ];
+    for (number, (command, code)) in refused.into_iter().enumerate() {
+        let said = said(&node, number as u32, &format!("{command} 2>&1"));
+        assert!(said.contains(&format!("({code})")), "{command}: {said}");
+    }
+    // whoever asks for more than there is gets less
+    let said_of = |number, command| said(&node, number, command);
+    let all = said_of(10, "set -- $(floe-guest ticket 1000000000); echo got-$2");
+    assert!(all.contains("got-64"), "{all}");
+    let more = said_of(11, "floe-guest ticket 1 2>&1");
+    assert!(more.contains("(no-room)"), "{more}");
+    said_of(12, "floe-guest kill $1");
+
+    // garbage on the port, and the agent is heard again after it
+    let garbage = "kill $(pidof floe-guest); port=$(dirname $(grep -l org.floe.0 /sys/class/virtio-ports/*/name)); until head -c 30000 /dev/urandom > /dev/${port##*/}; do sleep 1; done; (floe-guest serve 2>/dev/null &); until floe-guest whoami; do sleep 1; done; echo threw-$((6+7))";
+    node.type_and_wait("web", garbage, "threw-13");
+
+    // two processes at once: each is a parent of its own clone, and none of two
+    let both = "for n in 1 2; do (t=$(floe-guest ticket 1 | cut -d' ' -f1); id=$(floe-guest clone $t); echo pair-$n-$id | nc 10.0.2.2 PORT; [ $id != 0 ] || floe-guest kill $t) & done; wait; echo both-$((7+8))";
+    let both = both.replace("PORT", &reports.port.to_string());
+    node.type_and_wait("web", &both, "both-15");
+    let mut pairs = reports.take(2, &node);
+    while pairs.iter().filter(|pair| pair.ends_with("-0")).count() < 2 {
+        pairs.extend(reports.take(1, &node));
+    }
+    for n in ["pair-1-0", "pair-2-0"] {
+        assert!(pairs.iter().any(|pair| pair == n), "{pairs:?}");
+    }
+    eventually("only the parent is left", || names(&node) == ["web"]);
+}
+
+#[test]
+fn the_papers_four_patterns_run_as_they_are() {
+    if !system() {
+        return;
+    }
+    let node = TestNode::start();
+    let reports = Reports::listen();
+    booted(&node, 2);
+    let run = |command: &str, done: &str| {
+        let command = format!(
+            "FLOE_REPORT={HOST}:{} {command}; echo {done}-$((8+8))",
+            reports.port
+        );
+        node.type_and_wait("web", &command, &format!("{done}-16"));
+    };
+    run("sandbox 'rm -rf /etc; echo ruined'", "sandboxed");
+    assert_eq!(
+        reports.take(2, &node),
+        [
+            "sandbox 0: 1 clone is gone, and /etc is still here",
+            "sandbox 1: the command ended with 0"
+        ]
+    );
+    // on two vCPUs three clones are two machines, one of which has two processes
+    run("parallel 3 1000 hierarchical", "counted");
+    let told = reports.take(4, &node);
+    assert_eq!(told[0], "parallel 0: 2 of 2 machines ended, 0 lost");
+    let primes = |line: &String| -> u32 { line.split(' ').nth(4).unwrap().parse().unwrap() };
+    assert_eq!(told[1..].iter().map(primes).sum::<u32>(), 168, "{told:?}");
+
+    // load comes and goes
+    let command = format!(
+        "mkfifo /load; FLOE_REPORT={HOST}:{} load < /load &",
+        reports.port
+    );
+    node.type_and_wait(
+        "web",
+        &format!("{command} exec 3>/load; echo opened-$((8+8))"),
+        "opened-16",
+    );
+    let load = |number: u32, line: &str, told: &[&str]| {
+        said(&node, number, line);
+        assert_eq!(reports.take(told.len(), &node), told);
+    };
+    load(
+        1,
+        "echo high >&3",
+        &["load 0: 1 workers", "load: worker 1 is ready"],
+    );
+    load(
+        2,
+        "echo high >&3",
+        &["load 0: 2 workers", "load: worker 2 is ready"],
+    );
+    load(3, "echo low >&3", &["load 0: 1 workers"]);
+    load(4, "exec 3>&-; wait", &["load 0: done"]);
+    run("opportunistic 3 2", "opportune");
+    assert_eq!(
+        reports.take(4, &node),
+        [
+            "opportunistic 0: 3 pieces are done",
+            "opportunistic: piece 1 is done",
+            "opportunistic: piece 2 is done",
+            "opportunistic: piece 3 is done",
+        ]
+    );
+    eventually("only the parent is left", || names(&node) == ["web"]);
+}

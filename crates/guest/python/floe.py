@@ -1,0 +1,170 @@
+"""A program clones the whole machine that it runs in (SnowFlock, table 1).
+
+    import floe
+
+    ticket = floe.request_ticket(8)       # room for at most 8 clones
+    me = floe.clone(ticket)               # 0 in the parent, 1..m in the clones
+    if me:
+        work(me)
+        floe.exit()                       # a clone ends with its work
+    floe.join(ticket)                     # the parent waits for all of them
+
+Every call blocks until its answer has come or its time is over, and raises floe.Error (with .code, one of the words of
+docs/guest.md) if it went wrong. The same protocol as libfloe's, without C: one line each way over the agent's socket.
+"""
+
+import os
+import re
+import socket
+import sys
+import time
+import urllib.parse
+
+__version__ = "0.1.0"
+__all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami"]
+
+SOCKET_PATH = "/run/floe.sock"
+#: How long calls other than join wait, seconds; None is for ever.
+timeout_s = 180.0
+
+_LINE_BYTES_MAX = 2048
+# Of a hierarchical clone: None in an ordinary process, a list of pids in the one that has forked, () in those that it forked.
+_workers = None
+
+
+class Error(Exception):
+    """Why a call went wrong; `code` is a word for programs."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+class Ticket:
+    """The right to clone once: `clones` were granted, `each` of them are processes of one machine."""
+
+    def __init__(self, id, clones, each):
+        self.id, self.clones, self.each = id, clones, each
+        #: Machines that run; set by clone() in the parent.
+        self.running = 0
+
+    def __repr__(self):
+        return f"Ticket({self.id!r}, clones={self.clones}, each={self.each})"
+
+
+def _call(verb, expected, limit_s, **fields):
+    """One call: the keys of its answer."""
+    path = os.environ.get("FLOE_SOCKET") or SOCKET_PATH
+    words = [verb, "version=1"] + [f"{key.replace('_', '-')}={value}" for key, value in fields.items()]
+    line = " ".join(words) + "\n"
+    until = None if limit_s is None else time.monotonic() + limit_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+        try:
+            agent.connect(path)
+            agent.sendall(line.encode("ascii"))
+        except OSError as error:
+            raise Error("no-agent", f"{path}: {error}; does floe-guest run, and may this user use it?") from None
+        answer = b""
+        while not answer.endswith(b"\n"):
+            if until is not None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise Error("timeout", f"no answer within {limit_s} s; what was asked for may still happen")
+                agent.settimeout(left)
+            try:
+                more = agent.recv(_LINE_BYTES_MAX)
+            except TimeoutError:
+                continue
+            if not more:
+                raise Error("no-agent", "the agent hung up")
+            answer += more
+            if len(answer) > _LINE_BYTES_MAX:
+                raise Error("failed", "the agent's answer is too long")
+    said, *parts = answer.decode("ascii", "replace").strip().split(" ")
+    keys = {}
+    for part in parts:
+        key, _, value = part.partition("=")
+        keys[key] = urllib.parse.unquote(value)
+    if said == "refused":
+        text = "; ".join(part for part in (keys.get("message"), keys.get("fix")) if part)
+        raise Error(keys.get("code", "failed"), text)
+    if said != expected:
+        raise Error("failed", "the agent's answer can't be understood")
+    return keys
+
+
+def _id(ticket):
+    if not re.fullmatch("[0-9a-f]{1,63}", ticket.id):
+        raise Error("unknown-ticket", "this is no ticket; request_ticket gives one")
+    return ticket.id
+
+
+def request_ticket(n, hierarchical=False):
+    """Requests room for n clones; fewer may be granted, which the ticket's `clones` tells.
+
+    With hierarchical set, clones are processes: one machine for as many of them as the machine has processors.
+    """
+    keys = _call("ticket", "ticket", timeout_s, clones=int(n), hierarchical=int(bool(hierarchical)))
+    return Ticket(keys["ticket"], int(keys["clones"]), int(keys["each"]))
+
+
+def clone(ticket):
+    """Clones the machine: 0 in the parent, the clone's number in each clone."""
+    sys.stdout.flush()  # what is in a buffer would be written by every clone
+    sys.stderr.flush()
+    keys = _call("clone", "cloned", timeout_s, ticket=_id(ticket))
+    me = int(keys["id"])
+    if me == 0:
+        ticket.running = int(keys.get("clones", 0))
+        return 0
+    return _spread(ticket, me) if ticket.each > 1 else me
+
+
+def _spread(ticket, machine):
+    """The processes of a hierarchical clone: this one has the first number, those that it forks the others."""
+    global _workers
+    first = (machine - 1) * ticket.each + 1
+    last = min(machine * ticket.each, ticket.clones)
+    pids = []
+    for me in range(first + 1, last + 1):
+        pid = os.fork()
+        if pid == 0:
+            _workers = ()
+            return me
+        pids.append(pid)
+    _workers = pids
+    return first
+
+
+def exit():
+    """Ends this clone; it does not return. Of a hierarchical one the process ends, and the machine after the last of them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _workers == ():
+        os._exit(0)
+    for pid in _workers or ():
+        os.waitpid(pid, 0)
+    _call("exit", "done", timeout_s)
+    while True:  # the machine is being taken away
+        time.sleep(3600)
+
+
+def join(ticket, timeout=None):
+    """Waits until all clones of a ticket have ended, `timeout` seconds at most: how many there were, and how many of them
+    crashed. The ticket is over."""
+    if timeout is None:
+        keys = _call("join", "done", None, ticket=_id(ticket))
+    else:
+        keys = _call("join", "done", timeout + 30, ticket=_id(ticket), timeout_ms=int(timeout * 1000))
+    return int(keys["ended"]), int(keys["lost"])
+
+
+def kill(ticket):
+    """Ends all clones of a ticket at once: how many. The ticket is over, used or not."""
+    return int(_call("kill", "done", timeout_s, ticket=_id(ticket))["ended"])
+
+
+def whoami():
+    """Which machine this is: its number (0 is no clone), its name, its parent's name."""
+    keys = _call("whoami", "me", timeout_s)
+    return int(keys["id"]), keys["machine"], keys["parent"]
