@@ -25,6 +25,15 @@ use crate::spec::Spec;
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often its socket is tried if nothing is heard of it: between its making and QEMU's listening there is a moment.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
+/// QEMU's environment. Its emulator grows and shrinks large tables: what it frees goes back to the host at once (of 24
+/// threads' heaps and thresholds that grow, as glibc has them, most would stay).
+const ENVIRONMENT: [(&str, &str); 2] = [
+    ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+    (
+        "GLIBC_TUNABLES",
+        "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072",
+    ),
+];
 /// The directory of sockets and logs that belongs to the machine's user.
 pub(crate) const RUN_DIR: &str = "run";
 /// What QEMU itself says.
@@ -67,6 +76,9 @@ pub(crate) fn launch(
     let mut child = Command::new(wrapper)
         .args(&spec.programs.wrapper[1..])
         .args(plan.to_args())
+        // the node's environment holds tokens, and a guest may take its QEMU over
+        .env_clear()
+        .envs(ENVIRONMENT)
         .stdin(Stdio::null())
         .stdout(stdio(&log)?)
         .stderr(stdio(&log)?)
