@@ -35,6 +35,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("layout", layout),
     ("batch_request", batch_request),
     ("batch_response", batch_response),
+    ("datagram", datagram),
     ("trace", trace),
     ("model", model),
     ("zero_trace", zero_trace),
@@ -157,6 +158,19 @@ pub fn batch_response(data: &[u8]) {
         (records, decoder.is_complete())
     };
     assert_eq!(read(usize::from(piece) + 1), read(bytes.len().max(1)));
+}
+
+/// Accepted datagrams have one encoding, sealed or not. Most damage stops at the seal, so bytes without one are read, too.
+pub fn datagram(data: &[u8]) {
+    use floe_image::datagram::{Datagram, GroupKey};
+    let key = GroupKey::of("a group's token");
+    for bytes in [Ok(data), key.open(data)].into_iter().flatten() {
+        match Datagram::decode(bytes) {
+            Ok(Datagram::Ask(ask)) => assert_eq!(ask.encode(), bytes),
+            Ok(Datagram::Piece(piece)) => assert_eq!(piece.encode(), bytes),
+            Err(_) => {}
+        }
+    }
 }
 
 /// What is read of a trace is written again as the same bytes.

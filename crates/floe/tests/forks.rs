@@ -328,3 +328,44 @@ fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_pare
     assert!(error.to_string().contains("FLOE_HOSTS_TOKEN"), "{error}");
     assert!(there.client().images().unwrap().images.is_empty());
 }
+
+#[test]
+fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
+    if !system() {
+        return;
+    }
+    let here = TestNode::on_the_network();
+    let others = [TestNode::on_the_network(), TestNode::on_the_network()];
+    with_a_mark(&here);
+    let request = ForkRequest {
+        clones: 2,
+        hosts: others.iter().map(TestNode::url).collect(),
+        ..Default::default()
+    };
+    let (first, _) = fork(&here, "web", &request);
+    assert_eq!(first.running, 2);
+    let group = first.multicast.expect("two other hosts have a group");
+    assert!(group.group.ip().is_multicast());
+    for (node, name) in others.iter().zip(["web.1", "web.2"]) {
+        node.type_and_wait(name, "cat /www/mark; echo seen-$((5+5))", "seen-10");
+        assert!(node.console(name).contains("before-42"));
+    }
+    let all = KillRequest { all: true };
+    let killed = here.client().kill("web", &all).unwrap();
+    assert_eq!(killed.ended, ["web.1", "web.2"]);
+    // the group goes with its last clone, and tells what it has done
+    let sent = || {
+        let log = here.log();
+        let (_, stats) = log.split_once("its multicast ends")?;
+        let (sent, _) = stats.split_once(" sent: ")?.1.split_once(',')?;
+        Some(sent.parse::<u64>().unwrap())
+    };
+    eventually("the group has ended", || sent().is_some());
+    assert!(sent().is_some_and(|sent| sent > 0), "{}", here.log());
+    let off = ForkRequest {
+        multicast: MulticastUse::Off,
+        ..request
+    };
+    let (second, _) = fork(&here, "web", &off);
+    assert_eq!((second.running, second.multicast), (2, None));
+}

@@ -3,7 +3,8 @@
 //! An image is a Merkle tree of BLAKE3 hashes: a [`Manifest`] names regions (`ram`, `disk0`, ...), each region lists its
 //! [`Segment`]s, each segment lists the hashes of 1024 chunks of 4 KiB. Whoever holds the manifest's hash can check every byte
 //! below it, whoever sent it. Chunks and segments travel and rest as zstd frames in packs ([`PackWriter`], [`PackIndex`]); a
-//! [`Layout`] tells which packs hold an image; [`batch`] is how a hub is asked for many items at once; [`trace`] is what a
+//! [`Layout`] tells which packs hold an image; [`batch`] is how a hub is asked for many items at once,
+//! [`datagram`] how a multicast group is; [`trace`] is what a
 //! machine touched and when.
 //!
 //! What this crate is not for: it opens no file and no socket, knows no clock and no cache (`floe-store`, `floe-source`).
@@ -12,6 +13,7 @@
 //! `docs/format.md` draws the formats byte for byte.
 
 pub mod batch;
+pub mod datagram;
 mod error;
 mod frame;
 mod hash;

@@ -28,6 +28,7 @@ mod files;
 mod http;
 mod hub;
 mod link;
+pub mod multicast;
 mod open;
 mod packed;
 mod s3;

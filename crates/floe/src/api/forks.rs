@@ -1,6 +1,7 @@
 //! Forks: what is asked and told of them.
 
 use super::*;
+use std::net::SocketAddrV4;
 
 /// Body of `POST /v1/machines/{name}/fork`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -17,6 +18,34 @@ pub struct ForkRequest {
     /// Other nodes pull what their clones have not touched, so that this one may go.
     #[serde(default)]
     pub settle: bool,
+    /// Whether other nodes get by multicast what any of them touches.
+    #[serde(default)]
+    pub multicast: MulticastUse,
+}
+
+/// Whether clones' nodes read their parent's state by multicast.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum MulticastUse {
+    /// If there are two other hosts or more; by unicast what does not come.
+    #[default]
+    Auto,
+    /// By unicast only.
+    Off,
+}
+
+/// A multicast group of a fork, which another node may join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MulticastGroup {
+    /// Where requests go: an address and a UDP port of the parent's node.
+    #[schema(value_type = String)]
+    pub server: SocketAddrV4,
+    /// Where answers come: the group's address and UDP port. The fork's token seals both.
+    #[schema(value_type = String)]
+    pub group: SocketAddrV4,
 }
 
 /// Most hosts of one fork.
@@ -47,6 +76,9 @@ pub struct CloneRequest {
     /// Pull what it has not touched.
     #[serde(default)]
     pub settle: bool,
+    /// Where the parent's state comes by multicast, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multicast: Option<MulticastGroup>,
 }
 
 /// Answer of `GET /v1/clones/room`.
@@ -110,6 +142,9 @@ pub struct ForkReport {
     pub descriptor_bytes: u64,
     /// Chunks of memory that the parent had written since its own start.
     pub dirty_chunks: u64,
+    /// The multicast group over which other nodes read, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multicast: Option<MulticastGroup>,
     /// All clones that were asked for, by number.
     pub clones: Vec<CloneInfo>,
 }

@@ -48,6 +48,9 @@ pub struct Fork {
     /// The other nodes pull what their clones have not touched, so that this one may go
     #[arg(long)]
     settle: bool,
+    /// Whether the other nodes get by multicast what any of them touches; by unicast what does not come
+    #[arg(long, value_enum, default_value_t, value_name = "USE")]
+    multicast: api::MulticastUse,
     /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
     #[arg(long)]
     wait: bool,
@@ -60,6 +63,7 @@ impl Fork {
             hosts: self.hosts,
             hosts_token: self.hosts_token,
             settle: self.settle,
+            multicast: self.multicast,
         };
         let client = cx.client()?;
         let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;
@@ -144,7 +148,11 @@ fn told(fork: &api::ForkReport, outcome: &api::Outcome) -> String {
     if let Some(pause_ms) = outcome.pause_ms {
         text += &format!("; {} stood still for {pause_ms:.0} ms", fork.parent);
     }
-    text += &format!("; descriptor {}\n", bytes(fork.descriptor_bytes));
+    text += &format!("; descriptor {}", bytes(fork.descriptor_bytes));
+    if let Some(multicast) = &fork.multicast {
+        text += &format!("; multicast {}", multicast.group);
+    }
+    text += "\n";
     text
 }
 

@@ -4,7 +4,7 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use crate::{
-    api::{Identity, PortForward},
+    api::{Identity, MulticastGroup, PortForward},
     node::error::{NodeError, at, failed},
 };
 use floe_image::{Hash, MachineConfig, Manifest};
@@ -113,6 +113,9 @@ pub struct Origin {
     pub token: Option<String>,
     /// File with their certificate authority.
     pub ca: Option<String>,
+    /// Of a clone: where its parent's state comes by multicast, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multicast: Option<MulticastGroup>,
 }
 
 impl Record {
@@ -288,6 +291,7 @@ mod tests {
                 urls: vec!["https://hub".into()],
                 token: Some("t".into()),
                 ca: None,
+                multicast: None,
             },
             config: MachineConfig {
                 cpus: Some(2),

@@ -109,6 +109,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         options,
     });
     node.find_lost_forks();
+    node.open_groups_again();
     node.adopt_machines();
     node.adopt_views();
     node.with_mount(|mount| {

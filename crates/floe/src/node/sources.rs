@@ -13,7 +13,8 @@ use crate::node::{
     fork::{Layers, Local, Patient, is_parent},
     record::Origin,
 };
-use floe_image::{Hash, Kind, Manifest, Segment};
+use floe_image::{Hash, Kind, Manifest, Segment, datagram::GroupKey};
+use floe_source::multicast::{Group, Invitation, Multicast};
 use floe_source::{
     Failover, FetchOptions, Fetcher, Request, Retry, RetryOptions, Source, SourceError,
 };
@@ -212,6 +213,7 @@ impl Sources {
             urls: Vec::new(),
             token: token.map(str::to_owned),
             ca: ca.map(str::to_owned),
+            multicast: None,
         };
         let mut found: Option<Hash> = None;
         let mut trouble: Option<NodeError> = None;
@@ -239,9 +241,15 @@ impl Sources {
             return Err(trouble.unwrap_or_else(|| usage("no image was named", "name one")));
         };
         stage("resolve")?;
+        let found = self.find_at(id, origin)?;
+        stage("manifest")?;
+        Ok(found)
+    }
+
+    /// An image whose id and place are known.
+    pub(crate) fn find_at(&self, id: Hash, origin: Origin) -> Result<Found, NodeError> {
         let fetcher = self.fetcher(&origin)?;
         let manifest = fetcher.source().manifest(&id)?;
-        stage("manifest")?;
         Ok(Found {
             id,
             manifest,
@@ -293,7 +301,7 @@ impl Sources {
         for url in &origin.urls {
             let source = Retry::new(self.open(url, origin)?, RetryOptions::default());
             opened.push(match is_parent(url) {
-                true => Arc::new(Patient(Arc::new(source))),
+                true => self.by_multicast(Patient(Arc::new(source)), origin),
                 false => Arc::new(source),
             });
         }
@@ -309,6 +317,26 @@ impl Sources {
         fetchers.retain(|_, fetcher| fetcher.strong_count() > 0);
         fetchers.insert(key, Arc::downgrade(&fetcher));
         Ok(fetcher)
+    }
+
+    /// A parent's node, over its fork's group if there is one. Without it all goes on, only dearer for that node.
+    fn by_multicast(&self, parent: Patient, origin: &Origin) -> Arc<dyn Source> {
+        let parent = Arc::new(parent);
+        let (Some(group), Some(token)) = (&origin.multicast, &origin.token) else {
+            return parent;
+        };
+        let invitation = Invitation {
+            server: group.server,
+            group: group.group,
+            key: GroupKey::of(token),
+        };
+        match Group::join(&invitation, self.cache.clone()) {
+            Ok(group) => Arc::new(Multicast::new(Arc::new(group), parent, self.cache.clone())),
+            Err(error) => {
+                tracing::warn!(%error, "clones read by unicast");
+                parent
+            }
+        }
     }
 
     /// Small regions whole, in two round trips however many they are: first all of their tables, then all of their

@@ -12,6 +12,7 @@ pub mod fork;
 pub mod import;
 pub mod live;
 pub mod local;
+pub mod mcast;
 pub mod optimize;
 pub mod page;
 pub mod plain;
@@ -83,6 +84,11 @@ pub const ALL: &[Experiment] = &[
         name: "fork",
         about: "the pause of a fork and the time until n clones execute, against QEMU's migration file",
         run: fork::run,
+    },
+    Experiment {
+        name: "mcast",
+        about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast and by unicast",
+        run: mcast::run,
     },
     Experiment {
         name: "restore",

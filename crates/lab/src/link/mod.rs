@@ -5,11 +5,13 @@
 //! - [`Link`] is one direction, a state machine: `now` and a packet in, due packets out. It has no clock and no socket.
 //! - [`Shape`] says what the link promises: rate (or recorded [`Trace`]), delay, jitter, loss, queue.
 //! - [`Namespace`] is one end; [`Bridge`] joins two of them with a `Link` in each direction.
+//! - [`Segment`] is many ends at one switch, as fast as the kernel copies.
 //! - [`measure`] finds out whether the promise is kept.
 mod bridge;
 pub mod measure;
 mod namespace;
 mod parse;
+mod segment;
 mod shape;
 mod state;
 mod sys;
@@ -19,6 +21,7 @@ mod trace;
 pub use bridge::{Bridge, BridgeError, Counters, Ends, Traffic};
 pub use namespace::Namespace;
 pub use parse::{parse_bytes, parse_duration_ns, parse_rate, parse_share};
+pub use segment::{SEGMENT_HOSTS_MAX, Segment};
 pub use shape::{MTU, Rate, Shape};
 pub use state::{Link, Verdict};
 pub use trace::{Trace, TraceError};

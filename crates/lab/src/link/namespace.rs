@@ -116,14 +116,19 @@ impl Namespace {
 
     /// Runs `ip ARGUMENTS` inside.
     pub fn ip(&self, arguments: &str) -> io::Result<()> {
+        self.tool("ip", "iproute2", arguments)
+    }
+
+    /// Runs a program of a Debian package inside.
+    pub fn tool(&self, program: &str, package: &str, arguments: &str) -> io::Result<()> {
         let output = self
-            .command("ip")?
+            .command(program)?
             .args(arguments.split_whitespace())
             .output()
             .map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => io::Error::new(
                     error.kind(),
-                    "`ip` is missing; install the Debian package iproute2",
+                    format!("`{program}` is missing; install the Debian package {package}"),
                 ),
                 _ => error,
             })?;
@@ -131,9 +136,15 @@ impl Namespace {
             return Ok(());
         }
         Err(io::Error::other(format!(
-            "ip {arguments}: {}",
+            "{program} {arguments}: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         )))
+    }
+}
+
+impl AsRawFd for Namespace {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.handle.as_raw_fd()
     }
 }
 

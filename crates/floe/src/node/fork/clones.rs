@@ -14,13 +14,14 @@ use crate::{
         guest::AGENT_LABEL,
         machines::Operation,
         models::Coming,
-        record::{Family, RECORD_VERSION, Record, Wanted, save_manifest_soon},
+        record::{Family, Origin, RECORD_VERSION, Record, Wanted, save_manifest_soon},
         report::Report,
         run::make_machine_dir,
         sources::Found,
         unix_now,
     },
 };
+use floe_image::Hash;
 use std::sync::Arc;
 
 /// Memory of the host that clones leave alone, bytes.
@@ -124,9 +125,15 @@ impl Node {
     ) -> Result<MachineInfo, NodeError> {
         self.check_passable()?;
         Node::check_parent_address(&request.source)?;
-        let address = format!("{}#{}", request.source, request.image);
-        let token = Some(request.token.as_str());
-        let found = self.sources.find(&address, &[], token, None, |_| Ok(()))?;
+        let image = request.image.parse::<Hash>();
+        let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
+        let origin = Origin {
+            urls: vec![request.source.clone()],
+            token: Some(request.token.clone()),
+            multicast: request.multicast,
+            ..Default::default()
+        };
+        let found = self.sources.find_at(image, origin)?;
         let family = Family {
             fork: request.fork.clone(),
             parent: request.parent.clone(),

@@ -4,7 +4,7 @@
 //! numbers that were given away, the clones on other hosts, and the token with which those read the parent's state.
 
 use crate::{
-    api::CLONES_MAX,
+    api::{CLONES_MAX, MulticastGroup},
     node::{
         MachineName, NameError,
         error::{NodeError, at, failed, usage},
@@ -13,9 +13,15 @@ use crate::{
     paths::Home,
 };
 use floe_image::Hash;
-use parking_lot::RwLock;
+use floe_source::multicast::MulticastServer;
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fs, io::Read, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    io::Read,
+    path::PathBuf,
+};
 
 /// Version of a fork's file.
 const FORK_VERSION: u32 = 1;
@@ -39,6 +45,9 @@ pub(crate) struct ForkRecord {
     /// Token of the pages of the other nodes that run clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts_token: Option<String>,
+    /// The multicast group of its clones on other hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multicast: Option<MulticastGroup>,
     /// Unix time.
     pub created_unix_s: u64,
     /// By number; those that could not be started are not among them.
@@ -58,6 +67,11 @@ pub(crate) struct CloneRecord {
 }
 
 impl ForkRecord {
+    /// Whether a clone runs on another host.
+    pub fn has_clones_away(&self) -> bool {
+        self.clones.iter().any(|clone| clone.host.is_some())
+    }
+
     /// Understands a file's bytes, or says why not.
     pub fn parse(bytes: &[u8]) -> Result<ForkRecord, String> {
         let record: ForkRecord = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
@@ -85,6 +99,7 @@ impl ForkRecord {
 pub(crate) struct Forks {
     dir: PathBuf,
     all: RwLock<BTreeMap<String, ForkRecord>>,
+    servers: Mutex<HashMap<String, MulticastServer>>,
 }
 
 impl Forks {
@@ -116,6 +131,7 @@ impl Forks {
         Ok(Forks {
             dir,
             all: RwLock::new(all),
+            servers: Mutex::default(),
         })
     }
 
@@ -164,6 +180,7 @@ impl Forks {
                 rand::random::<u128>()
             ),
             hosts_token: None,
+            multicast: None,
             created_unix_s,
             clones,
         };
@@ -185,8 +202,23 @@ impl Forks {
         Ok(())
     }
 
+    /// Keeps a fork's multicast server until the fork has no clones on other hosts any more.
+    pub fn serve(&self, id: &str, server: MulticastServer) {
+        self.servers.lock().insert(id.to_owned(), server);
+    }
+
+    /// Ends a fork's multicast server, if it has one.
+    pub fn end_server(&self, id: &str) {
+        let server = self.servers.lock().remove(id);
+        if let Some(server) = server {
+            let stats = server.stats();
+            tracing::info!(fork = id, ?stats, "its multicast ends");
+        }
+    }
+
     /// Forgets a fork.
     pub fn forget(&self, id: &str) {
+        self.end_server(id);
         self.all.write().remove(id);
         if let Err(error) = fs::remove_file(self.path(id))
             && error.kind() != std::io::ErrorKind::NotFound
@@ -229,6 +261,9 @@ impl Forks {
             return Ok(());
         };
         record.clones.retain(|clone| clone.name != name);
+        if !record.has_clones_away() {
+            self.end_server(&record.id);
+        }
         self.save(record)
     }
 

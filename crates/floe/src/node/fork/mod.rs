@@ -15,6 +15,7 @@ mod decide;
 mod family;
 mod kin;
 mod layer;
+mod multicast;
 mod parents;
 mod remote;
 mod serve;
@@ -141,6 +142,7 @@ impl Node {
         )?;
         if hosts.iter().any(|host| host.url().is_some()) {
             record.hosts_token = self.hosts_token(request);
+            record.multicast = self.open_multicast(request.multicast, &hosts, &record);
             // after a crash in the middle of this their token must still open their parent's state
             self.forks.save(record.clone())?;
         }
@@ -170,6 +172,10 @@ impl Node {
                 _ => false,
             });
         let running = kept.clones.len() as u32;
+        let multicast = kept.multicast.filter(|_| kept.has_clones_away());
+        if multicast.is_none() {
+            self.forks.end_server(&id);
+        }
         self.forks.save(kept)?;
         report.stage("clones")?;
         self.tell(
@@ -186,6 +192,7 @@ impl Node {
             running,
             descriptor_bytes: descriptor_bytes(&instant),
             dirty_chunks: instant.layer.as_ref().map_or(0, |layer| layer.ram_chunks),
+            multicast,
             clones,
         };
         let pause_ms = instant.pause_ms;
@@ -559,6 +566,7 @@ impl Start<'_> {
             source: source.to_owned(),
             token: self.record.token.clone(),
             settle: self.settle,
+            multicast: self.record.multicast,
         }
     }
 }

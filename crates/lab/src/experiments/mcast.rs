@@ -1,0 +1,318 @@
+//! `mcast`: bytes that leave the parent's node when n hosts read the same 64 MB of its state, by multicast and by unicast, in
+//! the same run; and by multicast with 1 % of all packets lost at each host.
+//!
+//! Each host is a network namespace at a switch, with a cache, a fetcher and sockets of its own: what a node has of them, and
+//! nothing else. It reads as a clone with a prefetcher does: chunk by chunk by demand, and some way ahead of that.
+use super::live::Hub;
+use super::local::LocalRam;
+use crate::harness::{Context, Report, Samples};
+use crate::link::{Namespace, Segment};
+use anyhow::{Context as _, ensure};
+use floe::transfer::{PushOptions, push};
+use floe_image::datagram::GroupKey;
+use floe_image::{CHUNK_SIZE, Hash, Kind, Segment as Table, chunk_hash};
+use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
+use floe_source::{Directory, FetchOptions, Fetcher, Options, Retry, RetryOptions, Source};
+use floe_store::{Cache, Repository};
+use std::path::Path;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+/// Numbers of hosts.
+const HOSTS: [usize; 5] = [1, 2, 4, 8, 16];
+/// Chunks prefetched at a time, ahead of the one that is read.
+const AHEAD: usize = 256;
+/// Room of a host's cache.
+const CACHE_BYTES: u64 = 512 << 20;
+/// Port of the parent's hub.
+const PORT: u16 = 7070;
+/// How long sockets may go on sending after the last byte was read.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// The parent: its state, and how others read it.
+struct Parent {
+    image: Hash,
+    /// The memory's chunks in order.
+    chunks: Vec<Hash>,
+    repository: Repository,
+    hub: Hub,
+}
+
+/// What a host tells of its reading.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    seconds: f64,
+    by_unicast: u64,
+    asked_again: u64,
+}
+
+/// One reading by some hosts at the same time.
+struct Reading {
+    uplink_bytes: u64,
+    seconds: f64,
+    by_unicast: u64,
+    asked_again: u64,
+}
+
+/// Runs it.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("mcast", context.quick);
+    let hosts = context.pick(HOSTS.len(), 3);
+    let most = HOSTS[hosts - 1];
+    let segment = Segment::new(1 + most).context("hosts of our own need root")?;
+    segment.as_gigabit(0)?;
+    let bytes = context.pick(64 << 20, 4 << 20);
+    let parent = Parent::new(context, &segment, bytes)?;
+    let mut uplinks = vec![Samples::default(); hosts];
+    let mut unicasts = vec![Samples::default(); hosts];
+    let (mut lossy, mut by_unicast, mut lossy_by_unicast) =
+        (Samples::default(), Samples::default(), Samples::default());
+    let (mut seconds, mut unicast_seconds) = (Samples::default(), Samples::default());
+    for _ in 0..context.pick(3, 1) {
+        for (index, n) in HOSTS[..hosts].iter().enumerate() {
+            let reading = parent.read(context, &segment, *n, true)?;
+            uplinks[index].push(reading.uplink_bytes as f64 / 1e6);
+            if *n == most {
+                seconds.push(reading.seconds);
+                by_unicast.push(reading.by_unicast as f64);
+            }
+            let reading = parent.read(context, &segment, *n, false)?;
+            unicasts[index].push(reading.uplink_bytes as f64 / 1e6);
+            if *n == most {
+                unicast_seconds.push(reading.seconds);
+            }
+        }
+        for host in 1..=most {
+            segment.lose(host, 1)?;
+        }
+        let reading = parent.read(context, &segment, most, true)?;
+        ensure!(reading.asked_again > 0, "nothing was lost");
+        lossy.push(reading.uplink_bytes as f64 / 1e6);
+        lossy_by_unicast.push(reading.by_unicast as f64);
+        for host in 1..=most {
+            segment.lose_nothing(host)?;
+        }
+    }
+    for (index, n) in HOSTS[..hosts].iter().enumerate() {
+        let unicast = unicasts[index].median();
+        let figure = report.add(&format!("uplink_mb_n{n}"), "MB", &uplinks[index]);
+        figure.against("the same by unicast", "MB", unicast);
+    }
+    let first = &uplinks[0];
+    let over = |samples: &Samples| -> Samples {
+        let pairs = samples.values().iter().zip(first.values());
+        pairs.map(|(n, one)| n / one).collect()
+    };
+    let last = &uplinks[hosts - 1];
+    let unicast = &unicasts[hosts - 1];
+    report
+        .add(&format!("uplink_n{most}_over_n1"), "x", &over(last))
+        .against("unicast, the same ratio", "x", over(unicast).median());
+    let saved: Samples = unicast
+        .values()
+        .iter()
+        .zip(last.values())
+        .map(|(u, m)| u / m)
+        .collect();
+    report.add(&format!("unicast_over_multicast_n{most}"), "x", &saved);
+    report.add(&format!("loss1_uplink_n{most}_over_n1"), "x", &over(&lossy));
+    report.add(&format!("by_unicast_chunks_n{most}"), "chunks", &by_unicast);
+    report.add(
+        &format!("loss1_by_unicast_chunks_n{most}"),
+        "chunks",
+        &lossy_by_unicast,
+    );
+    report
+        .add(&format!("seconds_n{most}"), "s", &seconds)
+        .against("the same by unicast", "s", unicast_seconds.median());
+    report.note(format!(
+        "{} MB of noise; the parent's link is limited to 1 Gbit/s; bytes are those of its device, headers included; every chunk \
+         was checked by its hash, and the list of hashes against what was made",
+        bytes / 1_000_000
+    ));
+    Ok(report)
+}
+
+impl Parent {
+    /// Makes the state, and a hub in the parent's namespace that has it.
+    fn new(context: &Context, segment: &Segment, bytes: usize) -> anyhow::Result<Parent> {
+        let dir = context.scratch.join("parent");
+        std::fs::create_dir_all(&dir)?;
+        let (repository, image) = LocalRam::image(&dir, bytes)?;
+        let noise = crate::workload::noise(bytes, 1);
+        let chunks = noise.chunks(CHUNK_SIZE).map(Hash::of).collect();
+        let home = segment.host(0);
+        let hub = Hub::start(Some(home), &dir.join("hub"), segment.address(0), PORT)?;
+        let options = PushOptions {
+            name: Some("parent".into()),
+            ..PushOptions::default()
+        };
+        let pushed = home.run(|| {
+            push(
+                &repository,
+                &image,
+                &hub.url,
+                Some(&hub.token),
+                &options,
+                &|_| (),
+            )
+        })?;
+        pushed?;
+        Ok(Parent {
+            image,
+            chunks,
+            repository,
+            hub,
+        })
+    }
+
+    /// The first `n` hosts read everything at the same time.
+    fn read(
+        &self,
+        context: &Context,
+        segment: &Segment,
+        n: usize,
+        multicast: bool,
+    ) -> anyhow::Result<Reading> {
+        let key = GroupKey::of(&self.hub.token);
+        let open = || {
+            let source = Arc::new(Directory::new(self.repository.clone()));
+            let options = ServerOptions::new(segment.address(0), key);
+            MulticastServer::open(self.image, source, &options)
+        };
+        let server = match multicast {
+            true => Some(segment.host(0).run(open)??),
+            false => None,
+        };
+        let invitation = server.as_ref().map(MulticastServer::invitation);
+        let (ready, go) = (Barrier::new(n + 1), Barrier::new(n + 1));
+        let (before, told, seconds) = std::thread::scope(|scope| {
+            let hosts: Vec<_> = (1..=n)
+                .map(|number| {
+                    let (ready, go) = (&ready, &go);
+                    let dir = context.scratch.join(format!("host{number}"));
+                    let host = segment.host(number);
+                    scope.spawn(move || self.host(host, &dir, invitation, ready, go))
+                })
+                .collect();
+            // tables and connections are there
+            ready.wait();
+            let before = segment.sent_bytes(0);
+            let started = Instant::now();
+            go.wait();
+            let told: anyhow::Result<Vec<Told>> = hosts
+                .into_iter()
+                .map(|host| {
+                    host.join()
+                        .unwrap_or_else(|_| anyhow::bail!("a host panicked"))
+                })
+                .collect();
+            (before, told, started.elapsed().as_secs_f64())
+        });
+        let told = told?;
+        std::thread::sleep(QUIET);
+        let stats = server.as_ref().map(MulticastServer::stats);
+        tracing::info!(n, multicast, seconds, ?stats, ?told, "read");
+        Ok(Reading {
+            uplink_bytes: segment.sent_bytes(0)? - before?,
+            seconds: told.iter().map(|told| told.seconds).fold(0.0, f64::max),
+            by_unicast: told.iter().map(|told| told.by_unicast).sum(),
+            asked_again: told.iter().map(|told| told.asked_again).sum(),
+        })
+    }
+
+    /// One host; whatever happens to it, the others are not kept waiting.
+    fn host(
+        &self,
+        host: &Namespace,
+        dir: &Path,
+        invitation: Option<&Invitation>,
+        ready: &Barrier,
+        go: &Barrier,
+    ) -> anyhow::Result<Told> {
+        let result = host.run(|| {
+            let reader = Reader::join(self, dir, invitation);
+            ready.wait();
+            go.wait();
+            reader?.read(self)
+        })?;
+        std::fs::remove_dir_all(dir)?;
+        result
+    }
+}
+
+/// What a host reads with.
+struct Reader {
+    fetcher: Fetcher,
+    multicast: Option<(Arc<Group>, Arc<Multicast>)>,
+    hashes: Vec<Hash>,
+}
+
+impl Reader {
+    fn join(
+        parent: &Parent,
+        dir: &Path,
+        invitation: Option<&Invitation>,
+    ) -> anyhow::Result<Reader> {
+        let cache = Arc::new(Cache::open(dir, CACHE_BYTES)?);
+        let url = format!("floe+{}", parent.hub.url);
+        let options = Options {
+            token: Some(parent.hub.token.clone()),
+            ..Options::default()
+        };
+        let unicast: Arc<dyn Source> = Arc::new(Retry::new(
+            floe_source::open(&url, &options)?,
+            RetryOptions::default(),
+        ));
+        let mut multicast = None;
+        let mut source = unicast.clone();
+        if let Some(invitation) = invitation {
+            let group = Arc::new(Group::join(invitation, cache.clone())?);
+            let both = Arc::new(Multicast::new(group.clone(), unicast, cache.clone()));
+            source = both.clone();
+            multicast = Some((group, both));
+        }
+        let manifest = source.manifest(&parent.image)?;
+        let fetcher = Fetcher::new(source, cache, FetchOptions::default());
+        let region = manifest.region("ram").context("it was made with one")?;
+        let mut hashes = Vec::new();
+        for segment in &region.segments {
+            let table = fetcher.demand_wait(&parent.image, Kind::Segment, segment)?;
+            hashes.extend_from_slice(Table::decode(&table)?.hashes());
+        }
+        hashes.truncate(parent.chunks.len());
+        Ok(Reader {
+            fetcher,
+            multicast,
+            hashes,
+        })
+    }
+
+    /// Reads everything in order, and some way ahead.
+    fn read(self, parent: &Parent) -> anyhow::Result<Told> {
+        ensure!(self.hashes == parent.chunks, "this is not what was made");
+        let started = Instant::now();
+        let prefetch = |from: usize| {
+            let ahead = self.hashes.iter().skip(from).take(AHEAD);
+            let items = ahead.map(|hash| (Kind::Chunk, *hash)).collect();
+            self.fetcher.prefetch(&parent.image, items);
+        };
+        prefetch(0);
+        for (number, hash) in self.hashes.iter().enumerate() {
+            if number.is_multiple_of(AHEAD) {
+                prefetch(number + AHEAD);
+            }
+            let chunk = self.fetcher.demand_wait(&parent.image, Kind::Chunk, hash)?;
+            ensure!(chunk_hash(&chunk) == *hash, "chunk {number} is wrong");
+        }
+        let mut told = Told {
+            seconds: started.elapsed().as_secs_f64(),
+            ..Told::default()
+        };
+        if let Some((group, source)) = &self.multicast {
+            told.by_unicast = source.by_unicast();
+            told.asked_again = group.stats().asked_again;
+        }
+        Ok(told)
+    }
+}

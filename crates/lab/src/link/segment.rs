@@ -1,0 +1,130 @@
+//! Hosts on one Ethernet segment: network namespaces, each by a virtual cable at the same switch.
+use super::Namespace;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+
+/// Most hosts: a /24 has no more addresses.
+pub const SEGMENT_HOSTS_MAX: usize = 250;
+/// Every host's end of its cable.
+const DEVICE: &str = "floe1";
+
+/// A switch and its hosts. They have no names, and vanish with the process.
+pub struct Segment {
+    hosts: Vec<Namespace>,
+    /// The bridge lives in it.
+    _switch: Namespace,
+}
+
+impl Segment {
+    /// So many hosts, with addresses of 10.79.0/24.
+    pub fn new(hosts: usize) -> io::Result<Segment> {
+        if hosts > SEGMENT_HOSTS_MAX {
+            return Err(io::Error::other(format!(
+                "{hosts} hosts on a segment; {SEGMENT_HOSTS_MAX} is the most"
+            )));
+        }
+        let switch = Namespace::new()?;
+        // one without a querier floods what is sent to groups, as a cheap switch does
+        switch.ip("link add segment type bridge mcast_snooping 0")?;
+        switch.ip("link set segment up")?;
+        let mut all = Vec::new();
+        for number in 0..hosts {
+            let host = Namespace::new()?;
+            let theirs = format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
+            switch.ip(&format!(
+                "link add port{number} type veth peer name {DEVICE} netns {theirs}"
+            ))?;
+            switch.ip(&format!("link set port{number} master segment up"))?;
+            host.ip(&format!("addr add {}/24 dev {DEVICE}", address(number)))?;
+            host.ip(&format!("link set {DEVICE} up"))?;
+            all.push(host);
+        }
+        Ok(Segment {
+            hosts: all,
+            _switch: switch,
+        })
+    }
+
+    /// A host.
+    pub fn host(&self, number: usize) -> &Namespace {
+        &self.hosts[number]
+    }
+
+    /// Its address.
+    pub fn address(&self, number: usize) -> Ipv4Addr {
+        address(number)
+    }
+
+    /// What a host sends is limited to a gigabit a second, and counted as it would be on a wire, packet by packet.
+    pub fn as_gigabit(&self, number: usize) -> io::Result<()> {
+        let host = self.host(number);
+        host.ip(&format!("link set {DEVICE} gso_max_segs 1"))?;
+        host.tool(
+            "tc",
+            "iproute2",
+            &format!("qdisc add dev {DEVICE} root tbf rate 1gbit burst 256k latency 20ms"),
+        )
+    }
+
+    /// Drops so many of a hundred packets that come to a host.
+    pub fn lose(&self, number: usize, percent: u32) -> io::Result<()> {
+        let rule = format!("numgen random mod 100 < {percent} drop");
+        self.filter(number, &rule)
+    }
+
+    /// Drops what is sent to groups before it comes to a host, as some networks do.
+    pub fn without_multicast(&self, number: usize) -> io::Result<()> {
+        self.filter(number, "ip daddr 224.0.0.0/4 drop")
+    }
+
+    fn filter(&self, number: usize, rule: &str) -> io::Result<()> {
+        let host = self.host(number);
+        for command in [
+            "add table ip segment".to_owned(),
+            "add chain ip segment in { type filter hook input priority 0 ; }".to_owned(),
+            format!("add rule ip segment in {rule}"),
+        ] {
+            host.tool("nft", "nftables", &command)?;
+        }
+        Ok(())
+    }
+
+    /// Lets everything through to a host again.
+    pub fn lose_nothing(&self, number: usize) -> io::Result<()> {
+        self.host(number).tool("nft", "nftables", "flush ruleset")
+    }
+
+    /// Bytes that a host has sent, with their Ethernet headers.
+    pub fn sent_bytes(&self, number: usize) -> io::Result<u64> {
+        let text = self
+            .host(number)
+            .run(|| std::fs::read_to_string("/proc/thread-self/net/dev"))??;
+        sent_bytes(&text).ok_or_else(|| io::Error::other(format!("no {DEVICE} in /proc/net/dev")))
+    }
+}
+
+fn address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 79, 0, number as u8 + 1)
+}
+
+/// The ninth number of the device's line.
+fn sent_bytes(text: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(DEVICE)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_is_read_from_the_devices_line() {
+        let text = "Inter-| x\n face |bytes\n    lo: 1 2 3 4 5 6 7 8 9 10\n floe1: 11 2 3 4 5 6 7 8 99 10\n";
+        assert_eq!(sent_bytes(text), Some(99));
+        assert_eq!(sent_bytes("    lo: 1 2"), None);
+        assert_eq!(address(16), Ipv4Addr::new(10, 79, 0, 17));
+    }
+}

@@ -1,0 +1,297 @@
+//! A host's membership in a group: one thread receives, keeps what it overhears and asks for what is wanted.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey};
+use floe_image::{Hash, Kind};
+use floe_store::Cache;
+use parking_lot::Mutex;
+
+use super::Invitation;
+use super::socket::{Bell, asking_socket, group_socket, is_passing};
+use crate::SourceError;
+use crate::multicast::protocol::{Item, Receiver, ReceiverStats};
+
+/// Datagrams received before something is asked for again: a kernel buffer's worth would let requests wait.
+const AT_A_TIME: usize = 256;
+/// A guest's page is waited for at least so long before it is asked for elsewhere, too.
+const HEDGE_MIN: Duration = Duration::from_millis(10);
+/// And at most so long.
+const HEDGE_MAX: Duration = Duration::from_millis(100);
+
+/// How long what no guest waits for may make no progress before it is asked for elsewhere: several requests. When a server is
+/// merely slow, all of its receivers would come to the same node by the dearer way.
+const PROGRESS_MAX: Duration = Duration::from_millis(1500);
+/// The same as long as it is not known whether answers arrive at all.
+const PROGRESS_IN_DOUBT_MAX: Duration = Duration::from_millis(300);
+
+/// An item for somebody who waits.
+pub(super) type Parcel = (Kind, Hash, Arc<[u8]>);
+
+/// A host in a group. It leaves when it is dropped.
+///
+/// Cost: one thread, and 4 MiB each of socket buffer and of incomplete items at most.
+pub struct Group {
+    shared: Arc<Shared>,
+    described: String,
+}
+
+struct Shared {
+    cache: Arc<Cache>,
+    state: Mutex<State>,
+    bell: Bell,
+    started: Instant,
+    /// Datagrams of the server so far.
+    heard: AtomicU64,
+    /// Datagrams that were no member's.
+    forged: AtomicU64,
+    ended: AtomicBool,
+}
+
+struct State {
+    receiver: Receiver,
+    waiting: HashMap<Hash, Vec<(u64, mpsc::Sender<Parcel>)>>,
+    readers: u64,
+}
+
+/// Somebody who waits for items, until it is dropped.
+pub(super) struct Waiting<'a> {
+    group: &'a Group,
+    reader: u64,
+    wants: Vec<Hash>,
+    pub parcels: mpsc::Receiver<Parcel>,
+    heard_before: u64,
+}
+
+impl Group {
+    /// Joins. What comes unasked goes into `cache`.
+    pub fn join(invitation: &Invitation, cache: Arc<Cache>) -> Result<Group, SourceError> {
+        let described = format!("multicast {} of {}", invitation.group, invitation.server);
+        let fail = |error: io::Error| SourceError::Unsupported {
+            at: described.clone(),
+            reason: error.to_string(),
+        };
+        if !invitation.group.ip().is_multicast() {
+            return Err(fail(io::Error::other("it is no group's address")));
+        }
+        let (asking, own) = asking_socket(invitation.server).map_err(fail)?;
+        let group = group_socket(invitation.group, own).map_err(fail)?;
+        // a node that was restarted must not use a number twice
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let receiver = Receiver::new(rand::random(), since_1970.as_micros() as u64);
+        let shared = Arc::new(Shared {
+            cache,
+            state: Mutex::new(State {
+                receiver,
+                waiting: HashMap::new(),
+                readers: 0,
+            }),
+            bell: Bell::new().map_err(fail)?,
+            started: Instant::now(),
+            heard: AtomicU64::new(0),
+            forged: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        });
+        let (works, key) = (shared.clone(), invitation.key);
+        let shown = described.clone();
+        std::thread::Builder::new()
+            .name("mcast-receive".into())
+            .spawn(move || {
+                if let Err(error) = works.work(&group, &asking, &key) {
+                    tracing::warn!(%error, group = shown, "multicast ended; it goes on by unicast");
+                }
+                works.ended.store(true, Relaxed);
+            })
+            .map_err(fail)?;
+        Ok(Group { shared, described })
+    }
+
+    /// What was received so far.
+    pub fn stats(&self) -> ReceiverStats {
+        self.shared.state.lock().receiver.stats()
+    }
+
+    /// Datagrams that were no member's, or made no sense.
+    pub fn forged(&self) -> u64 {
+        self.shared.forged.load(Relaxed)
+    }
+
+    /// Whether multicast passes, as far as is known.
+    pub fn passes(&self) -> bool {
+        !self.shared.ended.load(Relaxed) && self.shared.state.lock().receiver.is_open()
+    }
+
+    /// Which group of which server.
+    pub(super) fn describe(&self) -> &str {
+        &self.described
+    }
+
+    /// If multicast does not pass but should be tried again: asks for an item, and nobody waits for it.
+    pub(super) fn try_again(&self, (kind, hash): &(Kind, Hash)) {
+        let now = self.shared.started.elapsed();
+        let mut state = self.shared.state.lock();
+        let asks = state.receiver.try_again(now, *kind, hash);
+        drop(state);
+        if asks {
+            self.shared.bell.ring();
+        }
+    }
+
+    /// How long to wait for the next item.
+    pub(super) fn patience(&self, demand: bool) -> Duration {
+        let state = self.shared.state.lock();
+        match (demand, state.receiver.is_sure()) {
+            (true, _) => state.receiver.hedge(HEDGE_MIN, HEDGE_MAX),
+            (false, true) => PROGRESS_MAX,
+            (false, false) => PROGRESS_IN_DOUBT_MAX,
+        }
+    }
+
+    /// Asks for items.
+    pub(super) fn want(&self, wants: &[(Kind, Hash)], demand: bool) -> Waiting<'_> {
+        let (tell, parcels) = mpsc::channel();
+        let mut state = self.shared.state.lock();
+        state.readers += 1;
+        let reader = state.readers;
+        for (kind, hash) in wants {
+            state.receiver.want(*kind, hash, demand);
+            let waiting = state.waiting.entry(*hash).or_default();
+            waiting.push((reader, tell.clone()));
+        }
+        drop(state);
+        let heard_before = self.shared.heard.load(Relaxed);
+        self.shared.bell.ring();
+        Waiting {
+            group: self,
+            reader,
+            wants: wants.iter().map(|(_, hash)| *hash).collect(),
+            parcels,
+            heard_before,
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Relaxed);
+        self.shared.bell.ring();
+    }
+}
+
+impl Waiting<'_> {
+    /// It has waited long enough. Whether the server was silent all the time, so often that it is not asked any more.
+    pub fn gave_up(&self) -> bool {
+        let shared = &self.group.shared;
+        if shared.heard.load(Relaxed) != self.heard_before {
+            return false;
+        }
+        let now = shared.started.elapsed();
+        shared.state.lock().receiver.unanswered(now)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.group.shared.state.lock();
+        for hash in &self.wants {
+            let Some(waiting) = state.waiting.get_mut(hash) else {
+                continue; // it has come
+            };
+            waiting.retain(|(reader, _)| *reader != self.reader);
+            if waiting.is_empty() {
+                state.waiting.remove(hash);
+                state.receiver.forget(hash);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, group: &UdpSocket, asking: &UdpSocket, key: &GroupKey) -> io::Result<()> {
+        let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
+        while !self.ended.load(Relaxed) {
+            // first what has come: it may be just what was to be asked for
+            let more = self.receive(group, key, &mut buffer)?;
+            let (asks, wake) = {
+                let mut state = self.state.lock();
+                let asks = state.receiver.asks(self.started.elapsed());
+                (asks, state.receiver.wake())
+            };
+            for ask in asks {
+                match asking.send(&key.seal(ask.encode())) {
+                    Ok(_) => {}
+                    // as good as lost on the way
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if !more {
+                let wake = wake.map(|at| at.saturating_sub(self.started.elapsed()));
+                self.bell.wait(group, wake)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there may be more.
+    fn receive(&self, group: &UdpSocket, key: &GroupKey, buffer: &mut [u8]) -> io::Result<bool> {
+        for _ in 0..AT_A_TIME {
+            let length = match group.recv_from(buffer) {
+                Ok((length, _)) => length,
+                Err(error) if is_passing(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let opened = key.open(&buffer[..length]).and_then(Datagram::decode);
+            let Ok(Datagram::Piece(piece)) = opened else {
+                self.forged.fetch_add(1, Relaxed);
+                continue;
+            };
+            self.heard.fetch_add(1, Relaxed);
+            let (item, waiting) = {
+                let mut state = self.state.lock();
+                let item = state.receiver.piece(self.started.elapsed(), &piece);
+                let waiting = item
+                    .as_ref()
+                    .and_then(|item| state.waiting.remove(&item.hash));
+                (item, waiting)
+            };
+            if let Some(item) = item {
+                self.deliver(item, waiting.unwrap_or_default());
+            }
+        }
+        Ok(true)
+    }
+
+    /// To those who wait; else into the cache, where the next one looks first.
+    fn deliver(&self, item: Item, waiting: Vec<(u64, mpsc::Sender<Parcel>)>) {
+        let bytes: Arc<[u8]> = item.bytes.into();
+        let give = |waiting: Vec<(u64, mpsc::Sender<Parcel>)>| {
+            let mut taken = false;
+            for (_, tell) in waiting {
+                taken |= tell.send((item.kind, item.hash, bytes.clone())).is_ok();
+            }
+            taken
+        };
+        if give(waiting) {
+            return; // they keep it
+        }
+        if !self.cache.contains(item.kind, &item.hash)
+            && let Err(error) = self.cache.put_item(item.kind, &item.hash, &bytes, None)
+        {
+            tracing::debug!(%error, "what was overheard is not kept");
+        }
+        // whoever came to want it meanwhile did not find it in the cache yet
+        let mut state = self.state.lock();
+        if let Some(waiting) = state.waiting.remove(&item.hash) {
+            state.receiver.forget(&item.hash);
+            give(waiting);
+        }
+    }
+}

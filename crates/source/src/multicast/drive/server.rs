@@ -1,0 +1,267 @@
+//! A server: one thread receives requests and sends pieces, one loads and packs items.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey};
+use floe_image::{Hash, Kind};
+use parking_lot::{Condvar, Mutex};
+
+use super::Invitation;
+use super::socket::{Bell, is_passing, server_socket};
+use crate::multicast::protocol::{Next, Packed, Server, ServerStats, pack};
+use crate::{Purpose, Request, Source, SourceError};
+
+/// Items loaded at a time: neighbours then come out of one frame, and a demand waits for no more than this.
+const LOAD_AT_A_TIME: usize = 64;
+/// Longest time for that. Receivers ask elsewhere long before.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a thread without work looks whether it is still needed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Datagrams received before something is sent again, and the other way round.
+const AT_A_TIME: usize = 64;
+/// zstd level: a guest waits.
+const LEVEL: i32 = 1;
+/// Pause after the kernel refused to send: a queue is full, or the network is down.
+const SEND_PAUSE: Duration = Duration::from_millis(1);
+
+/// How a server works.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The host's address on the network of the receivers.
+    pub address: Ipv4Addr,
+    /// Port for requests; 0 for any.
+    pub port: u16,
+    /// The group. Several servers may share one: they have different keys.
+    pub group: SocketAddrV4,
+    /// How many routers answers may pass, plus 1. With 1, they do not leave the segment.
+    pub ttl: u32,
+    /// What seals the group's datagrams.
+    pub key: GroupKey,
+}
+
+impl ServerOptions {
+    /// In a group drawn at random, of those that are the site's own (239.255/16, RFC 2365), not beyond the segment.
+    pub fn new(address: Ipv4Addr, key: GroupKey) -> ServerOptions {
+        let low: u16 = rand::random();
+        let group = Ipv4Addr::new(239, 255, (low >> 8) as u8, low as u8);
+        // above the ports that Linux gives to clients, below none that has a name
+        let port = 61_000 + rand::random::<u16>() % 4_000;
+        ServerOptions {
+            address,
+            port: 0,
+            group: SocketAddrV4::new(group, port),
+            ttl: 1,
+            key,
+        }
+    }
+}
+
+/// The server of a group: sends what receivers ask for, of one image, to all of them. It ends when it is dropped.
+///
+/// Cost: two threads that sleep while nobody asks, 5 MiB of socket buffers at most, and 1 MiB of items that are about to be
+/// sent. A server for each fork and not one for a node: forks have different receivers and different keys.
+pub struct MulticastServer {
+    shared: Arc<Shared>,
+    invitation: Invitation,
+}
+
+struct Shared {
+    image: Hash,
+    source: Arc<dyn Source>,
+    server: Mutex<Server>,
+    /// Something is to be loaded.
+    load: Condvar,
+    bell: Bell,
+    started: Instant,
+    ended: AtomicBool,
+}
+
+impl MulticastServer {
+    /// Opens it for the items of `image`, which `source` has.
+    pub fn open(
+        image: Hash,
+        source: Arc<dyn Source>,
+        options: &ServerOptions,
+    ) -> Result<MulticastServer, SourceError> {
+        let fail = |error: io::Error| SourceError::Unsupported {
+            at: format!("multicast from {}", options.address),
+            reason: error.to_string(),
+        };
+        let at = SocketAddrV4::new(options.address, options.port);
+        let socket = server_socket(at, options.ttl).map_err(fail)?;
+        let SocketAddr::V4(server) = socket.local_addr().map_err(fail)? else {
+            return Err(fail(io::ErrorKind::AddrNotAvailable.into()));
+        };
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let shared = Arc::new(Shared {
+            image,
+            source,
+            server: Mutex::new(Server::new(since_1970.as_micros() as u64)),
+            load: Condvar::new(),
+            bell: Bell::new().map_err(fail)?,
+            started: Instant::now(),
+            ended: AtomicBool::new(false),
+        });
+        let (group, key) = (options.group, options.key);
+        let sends = shared.clone();
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        thread("mcast-send")
+            .spawn(move || {
+                if let Err(error) = sends.send(&socket, group, &key) {
+                    tracing::warn!(%error, %group, "a multicast server ended; clones read by unicast");
+                }
+            })
+            .map_err(fail)?;
+        let loads = Arc::downgrade(&shared);
+        let opened = MulticastServer {
+            shared,
+            invitation: Invitation { server, group, key },
+        };
+        thread("mcast-load")
+            .spawn(move || load(&loads))
+            .map_err(fail)?;
+        Ok(opened)
+    }
+
+    /// What receivers need to join.
+    pub fn invitation(&self) -> &Invitation {
+        &self.invitation
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> ServerStats {
+        self.shared.server.lock().stats()
+    }
+}
+
+impl Drop for MulticastServer {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Relaxed);
+        self.shared.bell.ring();
+        self.shared.load.notify_all();
+    }
+}
+
+impl Shared {
+    /// Receives and sends until the server ends.
+    fn send(&self, socket: &UdpSocket, group: SocketAddrV4, key: &GroupKey) -> io::Result<()> {
+        let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
+        // one that the kernel had no room for
+        let mut held: Option<Vec<u8>> = None;
+        while !self.ended.load(Relaxed) {
+            self.receive(socket, key, &mut buffer)?;
+            let mut wait = None;
+            for _ in 0..AT_A_TIME {
+                let next = match held.take() {
+                    Some(sealed) => Ok(sealed),
+                    None => self.next().map(|datagram| key.seal(datagram)),
+                };
+                match next {
+                    Ok(sealed) => match socket.send_to(&sealed, group) {
+                        Ok(_) => {}
+                        Err(error) if is_passing(&error) => {
+                            held = Some(sealed);
+                            wait = Some(Some(SEND_PAUSE));
+                            break;
+                        }
+                        Err(error) => return Err(error),
+                    },
+                    Err(until) => {
+                        let now = self.started.elapsed();
+                        wait = Some(until.map(|until| until.saturating_sub(now)));
+                        break;
+                    }
+                }
+            }
+            if let Some(most) = wait {
+                self.bell.wait(socket, most)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&self) -> Result<Vec<u8>, Option<Duration>> {
+        let mut server = self.server.lock();
+        let next = server.next(self.started.elapsed());
+        if server.has_loads() {
+            self.load.notify_one();
+        }
+        match next {
+            Next::Send(datagram) => Ok(datagram),
+            Next::Wait(until) => Err(until),
+        }
+    }
+
+    fn receive(&self, socket: &UdpSocket, key: &GroupKey, buffer: &mut [u8]) -> io::Result<()> {
+        for _ in 0..AT_A_TIME {
+            let length = match socket.recv_from(buffer) {
+                Ok((length, _)) => length,
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let opened = key.open(&buffer[..length]).and_then(Datagram::decode);
+            // what a stranger sends is no news
+            if let Ok(Datagram::Ask(ask)) = opened {
+                let mut server = self.server.lock();
+                server.asked(self.started.elapsed(), &ask);
+                if server.has_loads() {
+                    self.load.notify_one();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Loads and packs what is to be sent soon.
+fn load(shared: &Weak<Shared>) {
+    while let Some(here) = shared.upgrade() {
+        if here.ended.load(Relaxed) {
+            return;
+        }
+        let wants = {
+            let mut server = here.server.lock();
+            if !server.has_loads() {
+                here.load.wait_for(&mut server, LOOK_EVERY);
+            }
+            server.next_loads(LOAD_AT_A_TIME)
+        };
+        if wants.is_empty() {
+            continue;
+        }
+        let mut loaded = read(&here, &wants);
+        let mut server = here.server.lock();
+        for (_, hash) in &wants {
+            server.loaded(hash, loaded.remove(hash));
+        }
+        drop(server);
+        here.bell.ring();
+    }
+}
+
+fn read(shared: &Shared, wants: &[(Kind, Hash)]) -> HashMap<Hash, Packed> {
+    let mut loaded = HashMap::with_capacity(wants.len());
+    let request = Request {
+        purpose: Purpose::Demand,
+        deadline: LOAD_TIMEOUT,
+    };
+    let mut keep = |kind: Kind, hash: Hash, bytes: &[u8]| {
+        if wants.contains(&(kind, hash)) {
+            loaded.insert(hash, pack(kind, bytes, LEVEL));
+        }
+    };
+    let read = shared
+        .source
+        .read(&shared.image, wants, &request, &mut keep);
+    if let Err(error) = read {
+        tracing::debug!(%error, "not all that was asked for can be multicast");
+    }
+    loaded
+}
