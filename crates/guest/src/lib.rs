@@ -3,7 +3,7 @@
 //! ```text
 //! program -- libfloe --> /run/floe.sock   floe-guest   virtio port org.floe.0 <--> node
 //! ```
-//! [`line`] is how a message looks, [`message`] what there is to say; the node uses these two as well. [`agent`] is the
+//! [`mod@line`] is how a message looks, [`message`] what there is to say; the node uses these two as well. [`agent`] is the
 //! program `floe-guest`: [`agent::core`] decides, without I/O, and the rest of it carries out. [`client`] calls the agent.
 //!
 //! Nothing here trusts the other side: a guest may write anything to its port, and the node's words are bounded too. This
