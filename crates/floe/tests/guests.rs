@@ -11,6 +11,8 @@ use std::{
     sync::mpsc::{Receiver, channel},
 };
 
+/// As soon as the agent is there.
+const WHOAMI: &str = "until floe-guest whoami 2>/dev/null; do sleep 1; done";
 /// How a guest sees the host's own address.
 const HOST: &str = "10.0.2.2";
 
@@ -59,7 +61,7 @@ fn booted(node: &TestNode, cpus: u32) {
         ..Default::default()
     });
     node.wait_console("web", "floe-guest ready");
-    node.type_and_wait("web", "floe-guest whoami", "0 web");
+    node.type_and_wait("web", WHOAMI, "0 web");
 }
 
 /// What a command prints in `web`.
@@ -169,7 +171,7 @@ fn a_program_clones_its_machine_and_each_clone_knows_which_one_it_is() {
     said_of(12, "floe-guest kill $1");
 
     // garbage on the port, and the agent is heard again after it
-    let garbage = "kill $(pidof floe-guest); port=$(dirname $(grep -l org.floe.0 /sys/class/virtio-ports/*/name)); until head -c 30000 /dev/urandom > /dev/${port##*/}; do sleep 1; done; (floe-guest serve 2>/dev/null &); until floe-guest whoami; do sleep 1; done; echo threw-$((6+7))";
+    let garbage = "kill $(pidof floe-guest); port=$(dirname $(grep -l org.floe.0 /sys/class/virtio-ports/*/name)); until head -c 30000 /dev/urandom > /dev/${port##*/}; do sleep 1; done; (floe-guest serve 2>/dev/null &); until floe-guest whoami 2>/dev/null; do sleep 1; done; echo threw-$((6+7))";
     node.type_and_wait("web", garbage, "threw-13");
 
     // two processes at once: each is a parent of its own clone, and none of two
@@ -184,6 +186,68 @@ fn a_program_clones_its_machine_and_each_clone_knows_which_one_it_is() {
         assert!(pairs.iter().any(|pair| pair == n), "{pairs:?}");
     }
     eventually("only the parent is left", || names(&node) == ["web"]);
+}
+
+#[test]
+fn no_clone_has_a_network_before_it_knows_who_it_is_and_no_call_waits_for_a_dead_node() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    booted(&node, 1);
+    // the agent was there, and is not when its machine is cloned
+    said(
+        &node,
+        1,
+        "kill $(pidof floe-guest); while pidof floe-guest; do sleep 1; done",
+    );
+    let request = ForkRequest {
+        clones: 1,
+        ..Default::default()
+    };
+    let forked = node.client().fork("web", &request).unwrap().finish(|_| ());
+    let name = forked.unwrap().fork.unwrap().clones[0].name.clone();
+    let cable = "echo cable-$(cat /sys/class/net/eth0/carrier)-$(hostname)";
+    node.type_and_wait(&name, cable, "cable-0-floe");
+    let clone = node.client().machine(&name).unwrap();
+    assert_eq!(clone.cloned.unwrap().identity, Identity::Pending);
+    assert!(clone.detail.contains("no network"), "{}", clone.detail);
+    node.type_and_wait("web", cable, "cable-1-floe");
+    node.type_and_wait(
+        &name,
+        &format!("(floe-guest serve 2>/dev/null &); {WHOAMI}"),
+        "1 web.1 web",
+    );
+    node.type_and_wait(&name, cable, "cable-1-web-1");
+    let clone = node.client().machine(&name).unwrap();
+    assert_eq!(clone.cloned.unwrap().identity, Identity::Placed);
+    assert_eq!(clone.detail, "");
+    node.client().kill(&name, &KillRequest::default()).unwrap();
+
+    // the node is killed while a program waits for its answer
+    said(
+        &node,
+        2,
+        &format!("(floe-guest serve 2>/dev/null &); {WHOAMI}"),
+    );
+    let command = "t=$(floe-guest ticket 1 | cut -d' ' -f1); id=$(floe-guest clone $t); while [ $id != 0 ]; do sleep 1; done";
+    said(&node, 3, command);
+    eventually("the clone is stored", || {
+        let machines = node.client().machines().unwrap().machines;
+        machines
+            .iter()
+            .any(|machine| machine.cloned.as_ref().is_some_and(|cloned| cloned.settled))
+    });
+    said(&node, 4, "(floe-guest join $t 2>&1 &)");
+    node.end(node::Signal::KILL);
+    node.start_again();
+    node.wait_console("web", "(unreachable)");
+    // what it did before is not forgotten
+    let again = said(&node, 5, "floe-guest clone $t 2>&1");
+    assert!(again.contains("(spent)"), "{again}");
+    let killed = said(&node, 6, "floe-guest kill $t");
+    assert!(killed.contains("1 ended"), "{killed}");
+    assert_eq!(names(&node), ["web"]);
 }
 
 #[test]

@@ -18,7 +18,6 @@ import re
 import socket
 import sys
 import time
-import urllib.parse
 
 __version__ = "0.1.0"
 __all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami"]
@@ -80,17 +79,22 @@ def _call(verb, expected, limit_s, **fields):
             answer += more
             if len(answer) > _LINE_BYTES_MAX:
                 raise Error("failed", "the agent's answer is too long")
-    said, *parts = answer.decode("ascii", "replace").strip().split(" ")
+    said, *parts = answer.decode("ascii", "ignore").strip().split(" ")
     keys = {}
     for part in parts:
         key, _, value = part.partition("=")
-        keys[key] = urllib.parse.unquote(value)
+        keys[key] = _unescape(value)
     if said == "refused":
         text = "; ".join(part for part in (keys.get("message"), keys.get("fix")) if part)
         raise Error(keys.get("code", "failed"), text)
     if said != expected:
         raise Error("failed", "the agent's answer can't be understood")
     return keys
+
+
+def _unescape(value):
+    plain = re.sub(b"%([0-9A-F]{2})", lambda escaped: bytes.fromhex(escaped[1].decode()), value.encode("ascii"))
+    return plain.decode("utf-8", "replace")
 
 
 def _id(ticket):
