@@ -186,6 +186,7 @@ fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
             files::QMP_SPARE,
             files::CONSOLE,
             files::AGENT,
+            files::FLOE,
             files::VNC,
         ] {
             match std::fs::remove_file(run.join(file)) {
