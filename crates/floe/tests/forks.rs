@@ -334,7 +334,7 @@ fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
     if !system() {
         return;
     }
-    let here = TestNode::on_the_network();
+    let mut here = TestNode::on_the_network();
     let others = [TestNode::on_the_network(), TestNode::on_the_network()];
     with_a_mark(&here);
     let request = ForkRequest {
@@ -368,4 +368,27 @@ fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
     };
     let (second, _) = fork(&here, "web", &off);
     assert_eq!((second.running, second.multicast), (2, None));
+
+    here.client().kill("web", &all).unwrap();
+
+    // a node that was replaced has the groups of the one before it
+    let auto = ForkRequest {
+        multicast: MulticastUse::Auto,
+        ..off
+    };
+    let (third, _) = fork(&here, "web", &auto);
+    let group = third.multicast.expect("two other hosts have a group");
+    let is_open = || std::net::UdpSocket::bind(group.server).is_err();
+    assert!(is_open());
+    eventually("the fork is stored", || {
+        let images = here.client().images().unwrap().images;
+        images.iter().any(|image| image.id == third.image)
+    });
+    here.end(node::Signal::KILL);
+    assert!(!is_open());
+    here.start_again();
+    eventually("the group is open again", is_open);
+    let killed = here.client().kill("web", &all).unwrap();
+    assert_eq!(killed.ended.len(), 2);
+    eventually("its port is free again", || !is_open());
 }
