@@ -14,11 +14,13 @@ mod forks;
 mod forward;
 mod images;
 mod machines;
+mod network;
 mod traces;
 pub use forks::*;
 pub use forward::{ForwardError, PortForward, Protocol};
 pub use images::*;
 pub use machines::*;
+pub use network::*;
 pub use traces::*;
 
 /// Version of this interface: part of every path (`/v1/...`).

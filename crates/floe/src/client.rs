@@ -242,6 +242,10 @@ impl Client {
     pub fn family(&self, name: &str) -> Result<Family, ClientError> {
         self.get(&machine_path(name, "/family"))
     }
+    /// The hosts that are known by name, as they are now.
+    pub fn hosts(&self) -> Result<HostList, ClientError> {
+        self.get("/v1/hosts")
+    }
     /// Ends a clone, or all clones of a machine.
     pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, ClientError> {
         self.post(&machine_path(name, "/kill"), request)

@@ -237,9 +237,16 @@ fn memory() -> Check {
 
 /// MemAvailable of /proc/meminfo.
 pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
-    let rest = meminfo
-        .lines()
-        .find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    bytes_of(meminfo, "MemAvailable:")
+}
+
+/// MemTotal of /proc/meminfo.
+pub(crate) fn total_bytes(meminfo: &str) -> Option<u64> {
+    bytes_of(meminfo, "MemTotal:")
+}
+
+fn bytes_of(meminfo: &str, name: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }

@@ -6,6 +6,10 @@
 //!   cache/      verified chunks (floe_store::Cache)
 //!   machines/   NAME/{machine.json, lock, disks/, run/, console.log, qemu.log}
 //!   forks/      what forks there were, with their clones
+//!   networks/   networks of families that have members here
+//!   hosts       nodes that are known by name, the operator's
+//!   placement/  programs that share hosts out, the operator's
+//!   tickets/    what they granted and has to be given back
 //!   traces/     what machines touched, by image, and the models made of it (crate::traces::TraceStore)
 //!   models/     models that hubs sent
 //!   outbox/     traces on their way to hubs
@@ -81,6 +85,22 @@ impl Home {
     /// Images shown in directories of users.
     pub fn views(&self) -> PathBuf {
         self.root.join("views")
+    }
+    /// Nodes that are known by name.
+    pub fn hosts(&self) -> PathBuf {
+        self.root.join("hosts")
+    }
+    /// Programs that share hosts out.
+    pub fn placement(&self) -> PathBuf {
+        self.root.join("placement")
+    }
+    /// What they granted.
+    pub fn tickets(&self) -> PathBuf {
+        self.root.join("tickets")
+    }
+    /// Networks of families.
+    pub fn networks(&self) -> PathBuf {
+        self.root.join("networks")
     }
     /// Traces of machines, by image.
     pub fn traces(&self) -> PathBuf {

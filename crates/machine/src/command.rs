@@ -39,6 +39,10 @@ pub(crate) const NETDEV: &str = "net0";
 /// What QEMU may not do: old system calls, gaining privileges, starting processes, changing its own priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
+/// QEMU's descriptor of its tap device: standard input, of which it has no other use, and which needs no care that no other
+/// process inherits it.
+pub(crate) const TAP_FD: u32 = 0;
+
 /// Where the guest's RAM is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -75,15 +79,19 @@ pub fn complete(config: &MachineConfig, host: &Host) -> Result<MachineConfig, Ma
 /// Give a copy of a machine a network address of its own. The guest has the old one in its memory and goes on with that; the
 /// new one counts from its next cold start on.
 pub fn renew_mac(config: &mut MachineConfig) {
-    let Some(old) = config.nic_mac.take() else {
+    give_mac(config, &random_mac());
+}
+
+/// Give a machine this network address.
+pub fn give_mac(config: &mut MachineConfig, mac: &str) {
+    let Some(old) = config.nic_mac.replace(mac.to_owned()) else {
+        config.nic_mac = None; // it has no card
         return;
     };
-    let new = random_mac();
-    let (from, to) = (format!(",mac={old},"), format!(",mac={new},"));
+    let (from, to) = (format!(",mac={old},"), format!(",mac={mac},"));
     for device in &mut config.devices {
         *device = device.replace(&from, &to);
     }
-    config.nic_mac = Some(new);
 }
 
 /// A locally administered address with QEMU's prefix.
@@ -249,10 +257,11 @@ pub fn arguments(
             .map(|f| format!(",hostfwd={f}"))
             .collect();
         let restrict = if spec.isolated { ",restrict=on" } else { "" };
-        arg(
-            "-netdev",
-            format!("user,id={NETDEV}{restrict}{forwards}").into(),
-        );
+        let netdev = match &spec.tap {
+            Some(_) => format!("tap,id={NETDEV},fd={TAP_FD},vhost=off"),
+            None => format!("user,id={NETDEV}{restrict}{forwards}"),
+        };
+        arg("-netdev", netdev.into());
     }
     for (i, path) in spec.disks.iter().enumerate() {
         let mut value = OsString::from(format!(

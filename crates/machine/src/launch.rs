@@ -73,13 +73,20 @@ pub(crate) fn launch(
             .map(Stdio::from)
             .map_err(MachineError::io("share the log"))
     };
+    let stdin = match &spec.tap {
+        Some(tap) => {
+            let fd = tap.fd().try_clone_to_owned();
+            Stdio::from(fd.map_err(MachineError::io("share the tap device"))?)
+        }
+        None => Stdio::null(),
+    };
     let mut child = Command::new(wrapper)
         .args(&spec.programs.wrapper[1..])
         .args(plan.to_args())
         // the node's environment holds tokens, and a guest may take its QEMU over
         .env_clear()
         .envs(ENVIRONMENT)
-        .stdin(Stdio::null())
+        .stdin(stdin)
         .stdout(stdio(&log)?)
         .stderr(stdio(&log)?)
         .spawn()

@@ -45,7 +45,7 @@ mod spec;
 pub use accel::Accel;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
-pub use command::{RamBacking, renew_mac};
+pub use command::{RamBacking, give_mac, renew_mac};
 pub use devices::VGA_MEMORY_MIB;
 pub use error::MachineError;
 pub use exec::User;
@@ -59,5 +59,5 @@ pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
 pub use spec::{
     Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
-    MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec,
+    MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec, Tap,
 };

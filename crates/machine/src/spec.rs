@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use floe_image::MachineConfig;
 use serde::{Deserialize, Serialize};
@@ -78,6 +80,31 @@ impl fmt::Display for PortForward {
     }
 }
 
+/// The host's end of a machine's network card: a tap device without a virtio header, opened by whoever has the rights to, which
+/// QEMU has not. Without that header the card offers the guest the same as on QEMU's user network, so that a state that was
+/// saved on one goes on on the other.
+#[derive(Debug, Clone)]
+pub struct Tap(Arc<OwnedFd>);
+
+impl Tap {
+    /// The device that this descriptor is of.
+    pub fn new(fd: OwnedFd) -> Tap {
+        Tap(Arc::new(fd))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl PartialEq for Tap {
+    fn eq(&self, other: &Tap) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Tap {}
+
 /// The kernel that QEMU loads itself; without one the firmware boots the first disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boot {
@@ -125,6 +152,8 @@ pub struct Spec {
     pub isolated: bool,
     /// Its network card has no cable until [`Machine::set_network`](crate::Machine::set_network) plugs one in.
     pub network_down: bool,
+    /// Its network card leads there instead of to QEMU's user network, which is what knows of forwards.
+    pub tap: Option<Tap>,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
     /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the guest's memory) if `None`.
@@ -152,6 +181,7 @@ impl Spec {
             forwards: Vec::new(),
             isolated: false,
             network_down: false,
+            tap: None,
             accel,
             emulator_cache_mib: None,
             user: None,
@@ -184,6 +214,11 @@ impl Spec {
             return refuse(format!(
                 "forward {bad}: QEMU's user network listens on IPv4 addresses only; use 127.0.0.1 or 0.0.0.0"
             ));
+        }
+        if self.tap.is_some() && !self.forwards.is_empty() {
+            return refuse(
+                "forwards belong to QEMU's user network, and the machine is on another".into(),
+            );
         }
         let mut paths = self.disks.iter().chain(
             self.boot

@@ -21,6 +21,10 @@ pub struct ForkRequest {
     /// Whether other nodes get by multicast what any of them touches.
     #[serde(default)]
     pub multicast: MulticastUse,
+    /// Who says which of the hosts take how many: `simple`, `slurm`, or a plug-in of the operator's. By default each host
+    /// takes as many as it has room for. Without `hosts` all known hosts are meant.
+    #[serde(default)]
+    pub placement: Option<String>,
 }
 
 /// Whether clones' nodes read their parent's state by multicast.
@@ -46,6 +50,28 @@ pub struct MulticastGroup {
     /// Where answers come: the group's address and UDP port. The fork's token seals both.
     #[schema(value_type = String)]
     pub group: SocketAddrV4,
+}
+
+/// A host that is known by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostInfo {
+    /// Its name.
+    pub name: String,
+    /// Address of its page, or `here`.
+    pub address: String,
+    /// Its room; none if it does not answer or takes no clones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<Room>,
+    /// Why it has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// Answer of `GET /v1/hosts`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostList {
+    /// As they are listed.
+    pub hosts: Vec<HostInfo>,
 }
 
 /// Most hosts of one fork.
@@ -79,6 +105,9 @@ pub struct CloneRequest {
     /// Where the parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
+    /// Its family's network.
+    #[serde(default)]
+    pub network: Option<NetworkOrder>,
 }
 
 /// Answer of `GET /v1/clones/room`.
@@ -86,6 +115,12 @@ pub struct CloneRequest {
 pub struct Room {
     /// For how many more clones this node has room.
     pub clones: u32,
+    /// Cores that are promised to no machine.
+    #[serde(default)]
+    pub free_cpus: u32,
+    /// Memory that is promised to no machine.
+    #[serde(default)]
+    pub free_memory_bytes: u64,
 }
 
 /// Most clones of one fork.
@@ -138,6 +173,9 @@ pub struct ForkReport {
     pub granted: u32,
     /// Clones that execute.
     pub running: u32,
+    /// What was granted by whom (`slurm 17`), until the clones have ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ticket: Option<String>,
     /// Bytes that a node needs before its first clone executes.
     pub descriptor_bytes: u64,
     /// Chunks of memory that the parent had written since its own start.

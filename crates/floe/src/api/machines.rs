@@ -57,6 +57,9 @@ pub struct RunRequest {
     /// Keep and send no trace of what it touches.
     #[serde(default)]
     pub no_trace: bool,
+    /// Put it into a network of its own, which its clones join, instead of QEMU's user network.
+    #[serde(default)]
+    pub network: Option<NetworkRequest>,
 }
 
 /// How long `run` waits for the guest to answer, seconds: a cold boot without KVM takes half a minute.
@@ -105,6 +108,9 @@ pub struct MachineInfo {
     /// Of a clone: the fork that made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloned: Option<Cloned>,
+    /// Its place in its family's network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
 }
 
 /// States of a machine.

@@ -19,6 +19,8 @@ Example: the same of an image that holds a running machine
   floe fork debian-booted -n 4
 Example: on this host and another one, whose page has the same token
   floe fork web -n 8 --hosts here,http://10.0.0.2:7070 --settle
+Example: on nodes that Slurm allocates, given back when the clones have ended
+  floe fork web -n 8 --placement slurm
 Example: until all of them have switched themselves off
   floe fork web -n 8 --wait
 Example: look at them, and end them
@@ -34,7 +36,7 @@ pub struct Fork {
     #[arg(long = "clones", short = 'n', default_value_t = 1, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CLONES_MAX)))]
     clones: u32,
-    /// Nodes to run them on: http://ADDRESS:PORT of their pages, or here
+    /// Nodes to run them on: http://ADDRESS:PORT of their pages, names of known hosts (floe hosts), or here
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     hosts: Vec<String>,
     /// Token of those pages, if it is not that of this node's page
@@ -51,6 +53,10 @@ pub struct Fork {
     /// Whether the other nodes get by multicast what any of them touches; by unicast what does not come
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     multicast: api::MulticastUse,
+    /// Who shares the nodes out: simple counts memory and CPUs, slurm asks Slurm for an allocation, other names are
+    /// programs of the operator's; without --hosts among all known hosts
+    #[arg(long, value_name = "PLUG-IN")]
+    placement: Option<String>,
     /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
     #[arg(long)]
     wait: bool,
@@ -64,6 +70,7 @@ impl Fork {
             hosts_token: self.hosts_token,
             settle: self.settle,
             multicast: self.multicast,
+            placement: self.placement,
         };
         let client = cx.client()?;
         let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;
@@ -153,6 +160,9 @@ fn told(fork: &api::ForkReport, outcome: &api::Outcome) -> String {
         text += &format!("; multicast {}", multicast.group);
     }
     text += "\n";
+    if let Some(ticket) = &fork.ticket {
+        text += &format!("on {ticket}, until the clones have ended\n");
+    }
     text
 }
 
@@ -161,6 +171,39 @@ fn clone_state(state: CloneState) -> &'static str {
         CloneState::Running => "running",
         CloneState::Failed => "failed",
         CloneState::NotGranted => "not granted",
+    }
+}
+
+/// Show the nodes that forks know by name, and the room that each has
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  floe hosts
+They are listed in the file hosts of floe's state directory, one a line, a name and the address of a page:
+  alpha here
+  beta http://10.0.0.2:7070
+All have the same token as this node's page.")]
+pub struct Hosts {}
+
+impl Hosts {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let list = cx.client()?.hosts()?;
+        cx.out.value(&list, |list| {
+            let row = |host: &api::HostInfo| {
+                let room = host.room.unwrap_or_default();
+                vec![
+                    host.name.clone(),
+                    host.address.clone(),
+                    room.clones.to_string(),
+                    room.free_cpus.to_string(),
+                    bytes(room.free_memory_bytes),
+                    host.detail.clone(),
+                ]
+            };
+            let rows: Vec<_> = list.hosts.iter().map(row).collect();
+            let head = ["NAME", "ADDRESS", ">CLONES", ">CPUS", ">MEMORY", ""];
+            table(&head, &rows)
+        })
     }
 }
 

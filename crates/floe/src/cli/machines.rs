@@ -23,6 +23,8 @@ Example: from a local image
   floe run debian --name web --memory 1G --cpus 2 -p 8080:80
 Example: from a hub, fetching only what the machine touches
   floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
+Example: with a network for itself and its clones, from which they reach one web server
+  floe run debian-booted --name web --network --allow 192.0.2.7:443
 Example: and see what that was
   floe run https://hub.example/debian-booted --link-report
 
@@ -59,6 +61,15 @@ pub struct Run {
     /// Keep and send no trace of what the machine touches
     #[arg(long)]
     no_trace: bool,
+    /// Put it into a network of its own, which its clones join: they see each other and nobody else
+    #[arg(long)]
+    network: bool,
+    /// Let that network reach ADDRESS[/BITS][:PORT] through this host (repeatable), such as 192.0.2.0/24:443
+    #[arg(long, value_name = "DESTINATION", requires = "network")]
+    allow: Vec<api::Allow>,
+    /// At most so many bytes a second to and from there, such as 10M
+    #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
+    allow_rate: Option<u64>,
     #[command(flatten)]
     access: super::transfer::Access,
 }
@@ -115,6 +126,10 @@ impl Run {
             token: self.access.token,
             ca: self.access.ca.as_deref().map(args::existing).transpose()?,
             no_trace: self.no_trace,
+            network: self.network.then_some(api::NetworkRequest {
+                allow: self.allow,
+                bytes_per_s: self.allow_rate,
+            }),
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {

@@ -260,6 +260,7 @@ mod tests {
             created_unix_s: 0,
             sources: Vec::new(),
             cloned: None,
+            network: None,
             stats: Default::default(),
         }
     }

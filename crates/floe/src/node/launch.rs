@@ -124,6 +124,7 @@ impl Node {
             state.images.clear();
             (state.record.clone(), state.disks.take().is_some())
         };
+        self.networks.close_inbound(&record.name, None);
         if attached {
             self.with_mount(|mount| mount.remove_machine(&record.mount_name))?;
         }
@@ -148,8 +149,11 @@ impl Node {
         spec.disks = disks.disk_paths();
         spec.user = user_of(record);
         spec.network_down = guest::is_pending(record);
-        for forward in &record.forwards {
-            spec.forwards.push(machine_forward(forward)?);
+        spec.tap = self.tap_of(record)?;
+        if spec.tap.is_none() {
+            for forward in &record.forwards {
+                spec.forwards.push(machine_forward(forward)?);
+            }
         }
         if let Some(image) = image {
             spec.boot = self.boot_files(record, image)?;
@@ -212,6 +216,7 @@ impl Node {
             };
         }
         self.guests.attend(&entry.name);
+        self.open_ports(entry);
         let config = machine.config();
         entry.update(|record| record.config = config)
     }

@@ -131,6 +131,7 @@ impl Node {
             created_unix_s: record.created_unix_s,
             sources,
             stats,
+            network: record.network.map(|place| self.networks.info(&place)),
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,
@@ -184,6 +185,7 @@ impl Node {
         self.discard(&operation);
         self.tell("machine.removed", name, "");
         self.forks.strike(name)?;
+        self.tickets.look();
         self.drop_fork_image(&record.image);
         self.drop_fork_image(&record.disk_base);
         Ok(())
@@ -201,6 +203,7 @@ impl Node {
                 tracing::warn!(dir = %dir.display(), %error, "was not removed");
             }
         }
+        self.leave_network(&record);
         self.machines.remove(&operation.name);
         self.forget_image(&record.image);
         self.forget_image(&record.disk_base);
@@ -277,7 +280,10 @@ impl Node {
                     format!("see floe inspect {name}"),
                 ));
             }
-            vm.remove_forward(&machine_forward(&request.forward)?)?;
+            match operation.record().network {
+                Some(_) => self.networks.close_inbound(name, Some(&request.forward)),
+                None => vm.remove_forward(&machine_forward(&request.forward)?)?,
+            }
             operation.update(|record| {
                 record
                     .forwards
@@ -294,7 +300,10 @@ impl Node {
         let [chosen] = choose_ports(std::slice::from_ref(&request.forward))?
             .try_into()
             .map_err(|_| failed("no port", ""))?;
-        vm.add_forward(machine_forward(&chosen)?)?;
+        match &operation.record().network {
+            Some(place) => self.networks.open_inbound(name, place, &chosen)?,
+            None => vm.add_forward(machine_forward(&chosen)?)?,
+        }
         operation.update(|record| record.forwards.push(chosen.clone()))?;
         Ok(chosen)
     }

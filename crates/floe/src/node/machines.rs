@@ -334,6 +334,7 @@ mod tests {
             traced: true,
             buffering: false,
             family: None,
+            network: None,
         }
     }
 

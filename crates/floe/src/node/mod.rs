@@ -23,9 +23,11 @@ mod logs;
 mod machines;
 mod models;
 mod names;
+mod network;
 mod optimize;
 mod options;
 mod outbox;
+mod placement;
 pub mod plan;
 mod qemu_img;
 pub mod record;
@@ -102,6 +104,10 @@ pub struct Node {
     /// Forks that have clones.
     pub(crate) forks: fork::Forks,
     pub(crate) guests: guest::Guests,
+    /// Networks of families.
+    pub(crate) networks: network::Networks,
+    /// What forks were granted by placement.
+    pub(crate) tickets: placement::Tickets,
     pub(crate) traces: Arc<traces::Traces>,
     /// Bytes of the compressed images that machines run, where they are known.
     image_bytes: Mutex<HashMap<Hash, u64>>,

@@ -66,6 +66,19 @@ pub struct Record {
     /// Of a clone: the fork that made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<Family>,
+    /// Its place in its family's network; `None` is QEMU's user network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Attachment>,
+}
+
+/// A place in a family's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attachment {
+    /// The network's id.
+    pub network: String,
+    /// The member's number in it, from which its addresses follow; 0 is the parent.
+    pub number: u32,
 }
 
 /// What a clone knows of its fork.
@@ -308,6 +321,7 @@ mod tests {
             traced: true,
             buffering: false,
             family: None,
+            network: None,
         }
     }
 

@@ -109,6 +109,7 @@ impl Node {
                 traced: self.options.traces && !request.no_trace && !(request.cold && live),
                 buffering: false,
                 family: None,
+                network: None,
             };
             (self.home.machine(name.as_str()), record)
         };
@@ -126,6 +127,10 @@ impl Node {
     ) -> Result<(), NodeError> {
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
+        if let Some(network) = &request.network {
+            self.give_network(entry, network)?;
+            report.stage("network")?;
+        }
         save_manifest(&entry.dir, &found.id, &found.manifest)?;
         match plan.kind {
             Kind::Restore => self.begin_restore(entry, found, model, report)?,
@@ -153,7 +158,10 @@ impl Node {
         model: &Coming,
         report: &mut Report,
     ) -> Result<(), NodeError> {
-        let restored = match self.standby.take(&found.id) {
+        // a QEMU that waits is on its user network
+        let networked = entry.record().network.is_some();
+        let waiting = (!networked).then(|| self.standby.take(&found.id)).flatten();
+        let restored = match waiting {
             Some(waiting) => {
                 report.stage("standby")?;
                 let began = Instant::now();

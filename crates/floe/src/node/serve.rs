@@ -7,7 +7,7 @@ use crate::node::{
     guest::Guests,
     helpers,
     machines::Machines,
-    rest,
+    network, placement, rest,
     sources::Sources,
     standby, starts,
     traces::Traces,
@@ -91,6 +91,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         starts: starts::Starts::open(&home),
         layers,
         forks: fork::Forks::open(&home)?,
+        tickets: placement::Tickets::open(&home)?,
+        networks: network::Networks::open(&home)?,
         traces: Arc::new(Traces::open(&home)?),
         image_bytes: Mutex::default(),
         wishes,
@@ -112,6 +114,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     node.open_groups_again();
     node.adopt_machines();
     node.adopt_views();
+    node.tidy_networks();
     node.with_mount(|mount| {
         mount.takeover_done();
         Ok(())
@@ -120,6 +123,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     node.start_buffering(wished)?;
     node.start_listening_to_guests(arrived)?;
     node.start_watching_parents()?;
+    node.start_watching_hosts()?;
+    node.start_watching_tickets()?;
     node.start_tracing()?;
     node.fetch_models_again();
     let runtime = tokio::runtime::Builder::new_multi_thread()

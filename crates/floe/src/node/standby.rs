@@ -272,6 +272,7 @@ impl Node {
             traced: true,
             buffering: false,
             family: None,
+            network: None,
         };
         let attached = self.attach_record(
             &record,

@@ -46,15 +46,23 @@ pub struct TestNode {
     process: Option<Child>,
     /// Where its page is, if it has one.
     web: Option<String>,
+    /// What else is in its environment.
+    env: Vec<(String, String)>,
+    /// The network namespace that it runs in, if not ours.
+    namespace: Option<String>,
 }
 
 /// Token of the pages of tests' nodes.
 const WEB_TOKEN: &str = "0123456789abcdef";
 
 impl TestNode {
+    #[allow(
+        dead_code,
+        reason = "not every file of tests has a node without a page"
+    )]
     /// Starts a node in a directory of its own.
     pub fn start() -> TestNode {
-        TestNode::start_at(None)
+        TestNode::start_at(None, Vec::new())
     }
 
     #[allow(
@@ -63,13 +71,27 @@ impl TestNode {
     )]
     /// The same with a page, through which other nodes of the test can reach it, also after a restart.
     pub fn on_the_network() -> TestNode {
+        TestNode::on_the_network_with(Vec::new())
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// The same with more in its environment.
+    pub fn on_the_network_with(env: Vec<(String, String)>) -> TestNode {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap().to_string();
         drop(free);
-        TestNode::start_at(Some(address))
+        TestNode::start_at(Some(address), env)
     }
 
-    fn start_at(web: Option<String>) -> TestNode {
+    fn start_at(web: Option<String>, env: Vec<(String, String)>) -> TestNode {
+        TestNode::start_in(web, env, None)
+    }
+
+    fn start_in(
+        web: Option<String>,
+        env: Vec<(String, String)>,
+        namespace: Option<String>,
+    ) -> TestNode {
         let dir = tempfile::Builder::new()
             .prefix("floe-node-")
             .tempdir()
@@ -80,9 +102,17 @@ impl TestNode {
             dir: Some(dir),
             process: None,
             web,
+            env,
+            namespace,
         };
         node.start_again();
         node
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// A node in a network namespace, with a page at an address there. We speak with it through its socket.
+    pub fn in_namespace(namespace: &str, web: &str) -> TestNode {
+        TestNode::start_in(Some(web.into()), Vec::new(), Some(namespace.into()))
     }
 
     #[allow(dead_code, reason = "as above")]
@@ -103,13 +133,24 @@ impl TestNode {
             .append(true)
             .open(self.home().join("node.log"))
             .unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_floe"))
+        let program = env!("CARGO_BIN_EXE_floe");
+        let mut command = match &self.namespace {
+            None => Command::new(program),
+            Some(name) => {
+                // it becomes the node: the process that we hold is that
+                let mut command = Command::new("nsenter");
+                command.args([&format!("--net=/run/netns/{name}"), program]);
+                command
+            }
+        };
+        let child = command
             .arg("node")
             .args(self.web.iter().flat_map(|address| ["--web", address]))
             .env("FLOE_WEB_TOKEN", WEB_TOKEN)
             .env("FLOE_HOME", self.home())
             .env_remove("FLOE_SOCKET")
             .env("FLOE_LOG", "info")
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -240,6 +281,7 @@ impl TestNode {
         }
     }
 
+    #[allow(dead_code, reason = "not every file of tests speaks with its guests")]
     /// Types a command into the guest's shell and waits for what it prints.
     pub fn type_and_wait(&self, name: &str, command: &str, answer: &str) {
         use std::io::Write;

@@ -14,7 +14,7 @@ use crate::{
         guest::AGENT_LABEL,
         machines::Operation,
         models::Coming,
-        record::{Family, Origin, RECORD_VERSION, Record, Wanted, save_manifest_soon},
+        record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted, save_manifest_soon},
         report::Report,
         run::make_machine_dir,
         sources::Found,
@@ -43,18 +43,36 @@ impl Node {
     }
 
     /// For how many clones this host has room: each takes a QEMU's memory and then what it writes, which nobody knows
-    /// beforehand.
-    pub(crate) fn room_for_clones(&self) -> Result<u32, String> {
+    /// beforehand. What of its CPUs and memory is promised to no machine is told for those who count that.
+    pub(crate) fn room_for_clones(&self) -> Result<Room, String> {
         let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let free = crate::doctor::available_bytes(&info).unwrap_or(0);
-        match free.saturating_sub(HOST_RESERVE_BYTES) / STANDBY_BYTES {
-            0 => Err(format!(
+        let free = free.saturating_sub(HOST_RESERVE_BYTES);
+        let clones = free / STANDBY_BYTES;
+        if clones == 0 {
+            return Err(format!(
                 "{} MiB of memory are free, a clone takes {}",
                 free >> 20,
                 STANDBY_BYTES >> 20
-            )),
-            room => Ok(room.min(u64::from(u32::MAX)) as u32),
+            ));
         }
+        let (mut cpus, mut memory) = (0, 0);
+        for entry in self.machines.all() {
+            let state = entry.state.read();
+            if state.vm.is_some() {
+                let config = &state.record.config;
+                cpus += config.cpus.unwrap_or(1);
+                memory += config.memory_bytes.unwrap_or_default() + STANDBY_BYTES;
+            }
+        }
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let all = crate::doctor::total_bytes(&info).unwrap_or(0);
+        let unpromised = all.saturating_sub(HOST_RESERVE_BYTES + memory);
+        Ok(Room {
+            clones: u32::try_from(clones).unwrap_or(u32::MAX),
+            free_cpus: cores.saturating_sub(cpus),
+            free_memory_bytes: unpromised.min(free),
+        })
     }
 
     /// Starts a clone of a fork; what came of it.
@@ -69,13 +87,24 @@ impl Node {
             return Event::NotStarted(clone, Fault::Clone("it has no name".into()));
         };
         if let Host::There(remote, source) = &start.hosts[host] {
-            return match remote.start(&start.order(clone, &place.name, source)) {
+            let mut order = start.order(clone, &place.name, source);
+            if let Some(place) = start.network_of(clone) {
+                match self.network_order(&place, remote) {
+                    Ok(network) => order.network = Some(network),
+                    Err(error) => {
+                        let why = error.to_api().to_string();
+                        return Event::NotStarted(clone, Fault::Host(why));
+                    }
+                }
+            }
+            return match remote.start(&order) {
                 Ok(()) => Event::Started(clone),
                 Err(fault) => Event::NotStarted(clone, fault),
             };
         }
         let family = Node::family_of(record, clone, instant.layer.is_none());
-        match self.start_clone(&instant.found, &place.name, &record.parent, family) {
+        let network = start.network_of(clone);
+        match self.start_clone(&instant.found, &place.name, &record.parent, family, network) {
             Ok(_) => Event::Started(clone),
             Err(error) => {
                 let error = error.to_api();
@@ -112,10 +141,8 @@ impl Node {
 
     /// For how many clones of other nodes' machines there is room.
     pub fn clone_room(&self) -> Result<Room, NodeError> {
-        let clones = self.room_for_clones();
-        let clones =
-            clones.map_err(|why| refused(why, "end machines that are no longer needed"))?;
-        Ok(Room { clones })
+        let room = self.room_for_clones();
+        room.map_err(|why| refused(why, "end machines that are no longer needed"))
     }
 
     /// Starts a clone of another node's machine.
@@ -141,7 +168,21 @@ impl Node {
             settled: false,
             identity: Identity::default(),
         };
-        let clone = self.start_clone(&found, &request.name, &request.parent, family)?;
+        let order = request.network.as_ref();
+        let network = order.map(|order| self.networks.receive(order, &request.name));
+        let network = network.transpose()?;
+        let started = self.start_clone(
+            &found,
+            &request.name,
+            &request.parent,
+            family,
+            network.clone(),
+        );
+        let clone = started.inspect_err(|_| {
+            if let Some(place) = &network {
+                self.networks.leave(&place.network, &request.name);
+            }
+        })?;
         if request.settle {
             self.settle_later(&clone.entry);
         }
@@ -155,6 +196,7 @@ impl Node {
         name: &str,
         image_name: &str,
         family: Family,
+        network: Option<Attachment>,
     ) -> Result<Operation, NodeError> {
         let name = name
             .parse()
@@ -165,7 +207,10 @@ impl Node {
         if config.labels.contains_key(AGENT_LABEL) {
             family.identity = Identity::Pending;
         }
-        floe_machine::renew_mac(&mut config);
+        match network.as_ref().and_then(|place| self.networks.mac(place)) {
+            Some(mac) => floe_machine::give_mac(&mut config, &mac),
+            None => floe_machine::renew_mac(&mut config),
+        }
         let detail = format!("clone {} of {}", family.number, family.parent);
         let make = |name: &crate::node::MachineName, number: u32| {
             let record = Record {
@@ -189,6 +234,7 @@ impl Node {
                 traced: false,
                 buffering: false,
                 family: Some(family),
+                network,
             };
             (self.home.machine(name.as_str()), record)
         };

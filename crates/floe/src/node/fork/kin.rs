@@ -80,6 +80,16 @@ impl Node {
         member
     }
 
+    /// How a clone on another host is: `None` if it is there no more, `Some(None)` if its host does not answer.
+    pub(crate) fn away_status(&self, name: &str) -> Option<Option<MachineStatus>> {
+        let (fork, host) = self.forks.away(name)?;
+        let token = fork.hosts_token.as_deref().unwrap_or_default();
+        match Remote::new(&host, token).map(|remote| remote.family(name)) {
+            Ok(Ok(member)) => member.map(|member| member.status),
+            _ => Some(None),
+        }
+    }
+
     /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
     fn kill_one(&self, name: &str, all: bool) -> Result<(), NodeError> {
         let Some((fork, host)) = self.forks.away(name) else {
@@ -98,6 +108,8 @@ impl Node {
             })
         })?;
         self.forks.strike(name)?;
+        self.networks.leave_any(name);
+        self.tickets.look();
         self.drop_fork_image(&fork.image);
         Ok(())
     }

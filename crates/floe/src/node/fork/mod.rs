@@ -16,6 +16,7 @@ mod family;
 mod kin;
 mod layer;
 mod multicast;
+mod network;
 mod parents;
 mod remote;
 mod serve;
@@ -29,15 +30,16 @@ pub(crate) use serve::router;
 use crate::{
     api::{
         CLONES_MAX, CloneInfo, CloneRequest, CloneState, FORK_HOSTS_MAX, ForkReport, ForkRequest,
-        HERE, Identity, Outcome,
+        HERE, Identity, Outcome, Room,
     },
     node::{
         MachineName, Node,
         capture::KEPT_REGIONS,
         error::{NodeError, failed, not_found, refused, usage},
         machines::Entry,
+        placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
         plan,
-        record::{Family, Origin},
+        record::{Attachment, Family, Origin},
         report::{Report, millis},
         sources::Found,
         unix_now,
@@ -118,10 +120,10 @@ impl Node {
             ));
         }
         self.check_passable()?;
-        let hosts = self.hosts(request)?;
+        let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(request)?.into_iter().unzip();
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before anything is stopped: a fork for which nobody has room costs its parent nothing
-        self.ask_for_room(&hosts, &mut fork);
+        let mut held = self.ask_for_room(name, request, names, &hosts, &mut fork)?;
         if fork.granted() == 0 {
             let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
             return Err(refused(
@@ -140,19 +142,32 @@ impl Node {
             unix_now(),
             taken.map(|entry| entry.name.to_string()),
         )?;
+        if let Some(held) = &mut held {
+            held.of_fork(&record.id)?;
+        }
         if hosts.iter().any(|host| host.url().is_some()) {
             record.hosts_token = self.hosts_token(request);
             record.multicast = self.open_multicast(request.multicast, &hosts, &record);
             // after a crash in the middle of this their token must still open their parent's state
             self.forks.save(record.clone())?;
         }
+        let places = match self.places(&instant, &record, &hosts) {
+            Ok(places) => places,
+            Err(error) => {
+                self.forks.forget(&record.id);
+                self.store_later(instant.layer, instant.parent);
+                return Err(error);
+            }
+        };
         let start = Start {
             instant: &instant,
             record: &record,
             hosts: &hosts,
             settle: request.settle,
+            places: &places,
         };
         let done = self.start_clones(&mut fork, &start, report);
+        self.leave_vacant(&record, &places, &fork);
         let clones = match done {
             Ok(clones) => clones,
             Err(error) => {
@@ -191,6 +206,7 @@ impl Node {
             granted: fork.granted(),
             running,
             descriptor_bytes: descriptor_bytes(&instant),
+            ticket: held.as_ref().map(Held::name),
             dirty_chunks: instant.layer.as_ref().map_or(0, |layer| layer.ram_chunks),
             multicast,
             clones,
@@ -210,26 +226,43 @@ impl Node {
             hosts: self.options.guest_hosts.clone(),
             ..Default::default()
         };
-        let hosts = self.hosts(&request)?;
+        let hosts: Vec<Host> = self
+            .hosts(&request)?
+            .into_iter()
+            .map(|(_, host)| host)
+            .collect();
         let mut fork = Fork::new(CLONES_MAX, hosts.len());
-        self.ask_for_room(&hosts, &mut fork);
+        for (number, room) in self.rooms(hosts.iter()).into_iter().enumerate() {
+            fork.handle(Event::Room(number, room.map(|room| room.clones)));
+        }
         Ok(fork.granted())
     }
 
-    /// Where the clones of a fork may run.
-    fn hosts(&self, request: &ForkRequest) -> Result<Vec<Host>, NodeError> {
-        if request.hosts.len() > FORK_HOSTS_MAX {
+    /// Where the clones of a fork may run, each with the name by which plug-ins know it.
+    fn hosts(&self, request: &ForkRequest) -> Result<Vec<(String, Host)>, NodeError> {
+        let known = known_hosts(&self.home)?;
+        let listed = |host: &Known| host.name.clone();
+        let all = |known: &[Known]| match (&request.placement, known) {
+            (None, _) | (_, []) => vec![HERE.to_owned()],
+            (Some(_), known) => known.iter().map(listed).collect(),
+        };
+        let wanted = match request.hosts.is_empty() {
+            true => all(&known),
+            false => request.hosts.clone(),
+        };
+        if wanted.len() > FORK_HOSTS_MAX {
             return Err(usage(
-                format!("{} hosts", request.hosts.len()),
+                format!("{} hosts", wanted.len()),
                 format!("name at most {FORK_HOSTS_MAX}"),
             ));
         }
-        if request.hosts.is_empty() {
-            return Ok(vec![Host::Here]);
-        }
-        let mut hosts: Vec<Host> = Vec::new();
-        for text in &request.hosts {
-            let host = match text.as_str() {
+        let mut hosts: Vec<(String, Host)> = Vec::new();
+        for text in &wanted {
+            let address = text.trim_end_matches('/');
+            let mut named = known.iter();
+            let named = named.find(|host| host.name == *text || host.address == address);
+            let address = named.map_or(address, |host| host.address.as_str());
+            let host = match address {
                 HERE => Host::Here,
                 url => {
                     let token = self.hosts_token(request).unwrap_or_default();
@@ -238,10 +271,10 @@ impl Node {
                     Host::There(remote, source)
                 }
             };
-            if hosts.iter().any(|known| known.url() == host.url()) {
+            if hosts.iter().any(|(_, known)| known.url() == host.url()) {
                 return Err(usage(format!("host {text} is named twice"), "name it once"));
             }
-            hosts.push(host);
+            hosts.push((named.map_or_else(|| text.clone(), listed), host));
         }
         Ok(hosts)
     }
@@ -271,27 +304,76 @@ impl Node {
         Ok(format!("floe+http://{listen}{}", serve::PATH))
     }
 
-    /// Asks all hosts at the same time.
-    fn ask_for_room(&self, hosts: &[Host], fork: &mut Fork) {
-        let rooms: Vec<Result<u32, String>> = std::thread::scope(|scope| {
-            let asked: Vec<_> = hosts
-                .iter()
-                .map(|host| {
-                    scope.spawn(move || match host {
-                        Host::Here => self.room_for_clones(),
-                        Host::There(remote, _) => remote.room(),
-                    })
+    /// Asks all hosts for their room, and the plug-in how much of it the fork gets.
+    fn ask_for_room(
+        self: &Arc<Self>,
+        name: &str,
+        request: &ForkRequest,
+        names: Vec<String>,
+        hosts: &[Host],
+        fork: &mut Fork,
+    ) -> Result<Option<Held>, NodeError> {
+        let plug_in = plug_in(request.placement.as_deref(), &self.home)?;
+        let (cpus, memory_bytes) = match request.placement {
+            Some(_) => self.clone_size(name)?,
+            None => Default::default(),
+        };
+        let ask = Ask {
+            parent: name.to_owned(),
+            clones: request.clones,
+            cpus,
+            memory_bytes,
+        };
+        let offers: Vec<Offer> = names
+            .into_iter()
+            .zip(self.rooms(hosts.iter()))
+            .map(|(name, room)| Offer { name, room })
+            .collect();
+        let grant = plug_in.request(&ask, &offers)?;
+        let held = match (&request.placement, &grant.ticket) {
+            (Some(placement), Some(ticket)) => Some(Held::keep(self, placement, ticket)?),
+            _ => None,
+        };
+        for (number, room) in grant.clones.into_iter().enumerate() {
+            fork.handle(Event::Room(number, room));
+        }
+        Ok(held)
+    }
+
+    /// Asks hosts for their room, all at the same time.
+    fn rooms<'a>(&self, hosts: impl Iterator<Item = &'a Host>) -> Vec<Result<Room, String>> {
+        std::thread::scope(|scope| {
+            let ask = |host: &'a Host| {
+                scope.spawn(move || match host {
+                    Host::Here => self.room_for_clones(),
+                    Host::There(remote, _) => remote.room(),
                 })
-                .collect();
+            };
+            let asked: Vec<_> = hosts.map(ask).collect();
             let unasked = || Err("it could not be asked".to_owned());
             asked
                 .into_iter()
                 .map(|room| room.join().unwrap_or_else(|_| unasked()))
                 .collect()
-        });
-        for (number, room) in rooms.into_iter().enumerate() {
-            fork.handle(Event::Room(number, room));
-        }
+        })
+    }
+
+    /// The rooms of hosts that are known by name.
+    pub(crate) fn rooms_of(&self, known: &[Known]) -> Vec<Result<Room, String>> {
+        let token = self.hosts_token(&ForkRequest::default());
+        let host = |known: &Known| match known.address.as_str() {
+            HERE => Ok(Host::Here),
+            url => Remote::new(url, token.as_deref().unwrap_or_default())
+                .map(|remote| Host::There(remote, String::new()))
+                .map_err(|error| error.to_api().to_string()),
+        };
+        let hosts: Vec<Result<Host, String>> = known.iter().map(host).collect();
+        let mut rooms = self.rooms(hosts.iter().flatten()).into_iter();
+        let room = |host: &Result<Host, String>| match host {
+            Ok(_) => rooms.next().unwrap_or_else(|| Err(String::new())),
+            Err(why) => Err(why.clone()),
+        };
+        hosts.iter().map(room).collect()
     }
 
     /// The state to clone: a machine's of this moment, or an image's.
@@ -552,9 +634,17 @@ struct Start<'a> {
     hosts: &'a [Host],
     /// Other nodes are to pull what their clones have not touched.
     settle: bool,
+    /// The clones' places in their family's network, by number from 1; empty if there is none.
+    places: &'a [Attachment],
 }
 
 impl Start<'_> {
+    /// A clone's place in its family's network.
+    fn network_of(&self, clone: CloneId) -> Option<Attachment> {
+        let index = (clone as usize).checked_sub(1)?;
+        self.places.get(index).cloned()
+    }
+
     /// What another node is told of a clone.
     fn order(&self, clone: CloneId, name: &str, source: &str) -> CloneRequest {
         CloneRequest {
@@ -567,6 +657,7 @@ impl Start<'_> {
             token: self.record.token.clone(),
             settle: self.settle,
             multicast: self.record.multicast,
+            network: None,
         }
     }
 }

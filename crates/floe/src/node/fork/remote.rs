@@ -2,7 +2,10 @@
 
 use super::decide::Fault;
 use crate::{
-    api::{ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo, Room},
+    api::{
+        ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo,
+        NetworkHosts, Room,
+    },
     node::error::{NodeError, failed, usage},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -86,6 +89,11 @@ impl Remote {
 
     /// This host's address as that one sees it.
     pub fn own_address(&self) -> Result<IpAddr, NodeError> {
+        Ok(self.addresses()?.0)
+    }
+
+    /// This host's address as that one sees it, and that one's.
+    pub fn addresses(&self) -> Result<(IpAddr, IpAddr), NodeError> {
         let authority = self.url.trim_start_matches("http://");
         let unreachable = |why: String| {
             failed(
@@ -115,15 +123,26 @@ impl Remote {
                 socket.local_addr()
             })
             .map_err(|error| unreachable(error.to_string()))?;
-        Ok(own.ip())
+        Ok((own.ip(), there.ip()))
     }
 
     /// For how many clones it has room.
-    pub fn room(&self) -> Result<u32, String> {
+    pub fn room(&self) -> Result<Room, String> {
         let room: Result<Room, Failed> =
             self.call("GET", "/v1/clones/room", None::<&()>, ASK_TIMEOUT);
-        let room = room.map_err(|failed| format!("{}: {}", self.url, failed.text()))?;
-        Ok(room.clones)
+        room.map_err(|failed| format!("{}: {}", self.url, failed.text()))
+    }
+
+    /// Tells it which hosts a family's network has come to. One that is no longer in it does not care.
+    pub fn meet_hosts(&self, network: &str, hosts: &NetworkHosts) -> Result<(), String> {
+        let path = format!("/v1/networks/{network}/hosts");
+        let told: Result<serde_json::Value, Failed> =
+            self.call("POST", &path, Some(hosts), ASK_TIMEOUT);
+        match told {
+            Ok(_) => Ok(()),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
+            Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
+        }
     }
 
     /// Starts a clone there.

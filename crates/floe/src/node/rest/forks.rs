@@ -60,3 +60,22 @@ pub async fn receive(
 pub async fn room(State(node): Floe) -> Result<Json<Room>, Failure> {
     answer(move || node.clone_room()).await
 }
+
+/// The hosts that are known by name, as they are now.
+#[utoipa::path(get, path = "/v1/hosts", tag = "machines",
+    responses((status = 200, body = HostList), (status = 400, body = ApiError)))]
+pub async fn hosts(State(node): Floe) -> Result<Json<HostList>, Failure> {
+    answer(move || node.hosts_info()).await
+}
+
+/// Tells a host of a family's network which hosts that has come to: what the parent's node says.
+#[utoipa::path(post, path = "/v1/networks/{id}/hosts", tag = "machines", params(("id" = String, Path)),
+    request_body = NetworkHosts,
+    responses((status = 200), (status = 404, body = ApiError)))]
+pub async fn network_hosts(
+    State(node): Floe,
+    Path(id): Path<String>,
+    Input(request): Input<NetworkHosts>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.meet_hosts(&id, &request)).await
+}

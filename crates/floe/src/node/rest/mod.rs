@@ -67,6 +67,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/clones", post(forks::receive))
         .route("/v1/clones/room", get(forks::room))
+        .route("/v1/hosts", get(forks::hosts))
+        .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
         .route("/v1/traces/list", post(traces::list))
         .route("/v1/traces/show", post(traces::show))
         .route("/v1/traces/export", post(traces::export))
@@ -129,6 +131,8 @@ pub fn router(node: Arc<Node>) -> Router {
         forks::kill,
         forks::receive,
         forks::room,
+        forks::hosts,
+        forks::network_hosts,
         traces::list,
         traces::show,
         traces::export,

@@ -1,0 +1,301 @@
+//! Promises of family networks, kept with real guests.
+
+mod node;
+
+use floe::api::*;
+use node::{Signal, TestNode, eventually, system};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+};
+
+fn run(node: &TestNode, name: &str, forwards: Vec<PortForward>) {
+    let request = RunRequest {
+        image: "tiny".into(),
+        name: Some(name.into()),
+        forwards,
+        network: Some(NetworkRequest::default()),
+        ..Default::default()
+    };
+    node.run(&request);
+    node.wait_console(name, "floe-guest ready");
+}
+
+fn network(node: &TestNode, name: &str) -> NetworkInfo {
+    node.client().machine(name).unwrap().network.unwrap()
+}
+
+/// What a guest's agent does, by hand: a clone takes the addresses that are meant for it.
+fn take_addresses(node: &TestNode, name: &str) {
+    let place = network(node, name);
+    let command = format!(
+        "ip link set eth0 down; ip addr flush dev eth0; ip link set eth0 address {}; ip addr add {} dev eth0; ip link set eth0 up; echo taken-$((1+1))",
+        place.mac, place.address
+    );
+    node.type_and_wait(name, &command, "taken-2");
+}
+
+/// What is expected of a ping.
+const ANSWERED: bool = true;
+/// As above.
+const UNHEARD: bool = false;
+
+/// Whether a guest hears from an address. One that is to be answered is waited for as long as it takes.
+fn reaches(node: &TestNode, from: &str, to: &str, mark: &str, expected: bool) -> bool {
+    let to = to.split('/').next().unwrap();
+    let wait = if expected { 90 } else { 2 };
+    let command = format!(
+        "ping -c 1 -w {wait} {to} >/dev/null && echo {mark}-y$((1+1)) || echo {mark}-n$((1+1)); echo {mark}-over$((1+1))"
+    );
+    node.type_and_wait(from, &command, &format!("{mark}-over2"));
+    node.console(from).contains(&format!("{mark}-y2"))
+}
+
+fn namespaces() -> Vec<String> {
+    let dir = std::fs::read_dir("/run/netns").into_iter().flatten();
+    let names = dir
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned());
+    names.collect()
+}
+
+/// Namespaces of a node's families, whose names follow from its home and their ids.
+fn spaces_of(node: &TestNode) -> Vec<String> {
+    let dir = std::fs::read_dir(node.home().join("networks")).unwrap();
+    let name = |file: std::fs::DirEntry| {
+        let id = file.path().file_stem().unwrap().display().to_string();
+        let text = format!("{} {id}", node.home().display());
+        format!(
+            "floe-{}",
+            &floe_image::Hash::of(text.as_bytes()).to_string()[..8]
+        )
+    };
+    dir.flatten().map(name).collect()
+}
+
+#[test]
+fn a_family_sees_itself_and_nobody_else_and_two_with_the_same_addresses_never_meet() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    run(&node, "web", vec![format!("{port}:7").parse().unwrap()]);
+    run(&node, "db", Vec::new());
+    let spaces = spaces_of(&node);
+    assert!(
+        spaces.iter().all(|name| namespaces().contains(name)),
+        "{spaces:?}"
+    );
+    let (web, db) = (network(&node, "web"), network(&node, "db"));
+    assert_ne!(web.id, db.id);
+    assert_eq!(
+        (web.address.as_str(), &web.address),
+        ("10.0.2.15/24", &db.address)
+    );
+    node.type_and_wait(
+        "web",
+        "echo hello > /tmp/mark; echo noted-$((1+1))",
+        "noted-2",
+    );
+    for parent in ["web", "db"] {
+        let request = ForkRequest {
+            clones: if parent == "web" { 2 } else { 1 },
+            ..Default::default()
+        };
+        let outcome = node.client().fork(parent, &request).unwrap().finish(|_| ());
+        outcome.unwrap_or_else(|error| panic!("{error}\n{}", node.log()));
+    }
+    assert_eq!(network(&node, "web.2").address, "10.0.2.17/24");
+    assert_eq!(
+        network(&node, "db.1").address,
+        network(&node, "web.1").address
+    );
+
+    // a clone that still has its parent's addresses is mute
+    assert!(!reaches(&node, "web.1", "10.0.2.2", "mute", UNHEARD));
+    for name in ["web.1", "web.2", "db.1"] {
+        take_addresses(&node, name);
+    }
+    let address = |name: &str| network(&node, name).address;
+    assert!(reaches(&node, "web.1", &address("web"), "parent", ANSWERED));
+    assert!(reaches(
+        &node,
+        "web.1",
+        &address("web.2"),
+        "sibling",
+        ANSWERED
+    ));
+    assert!(reaches(&node, "web.2", &web.gateway, "gateway", ANSWERED));
+    // 10.0.2.17 is web.2 in one family and nobody in the other
+    assert!(!reaches(
+        &node,
+        "db.1",
+        &address("web.2"),
+        "stranger",
+        UNHEARD
+    ));
+    assert!(reaches(&node, "db.1", &address("db"), "own", ANSWERED));
+    // nobody speaks for another one
+    let steal = "ip addr add 10.0.2.99/24 dev eth0; ping -I 10.0.2.99 -c 1 -w 2 10.0.2.15 >/dev/null && echo stole-y$((1+1)) || echo stole-n$((1+1))";
+    node.type_and_wait("web.2", steal, "stole-n2");
+
+    // in by the parent's port, also after the node was killed; its guests never noticed
+    let echo = "(while true; do nc -l -p 7 -e /bin/cat; done) & echo serves-$((1+1))";
+    node.type_and_wait("web", echo, "serves-2");
+    let asked = || -> bool {
+        let ask = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+            stream.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+            stream.write_all(b"anybody?")?;
+            let mut answer = [0; 8];
+            stream.read_exact(&mut answer)?;
+            Ok(String::from_utf8_lossy(&answer).into_owned())
+        };
+        ask().is_ok_and(|answer| answer == "anybody?")
+    };
+    eventually("the parent answers on the host's port", asked);
+    let sibling = address("web.1");
+    node.end(Signal::KILL);
+    node.start_again();
+    eventually("it does again", asked);
+    assert!(reaches(&node, "web.2", &sibling, "still", ANSWERED));
+
+    // the last member takes the network along
+    let client = node.client();
+    client.kill("web", &KillRequest { all: true }).unwrap();
+    client.remove_machine("web", true).unwrap();
+    client.remove_machine("db.1", true).unwrap();
+    client.remove_machine("db", true).unwrap();
+    let left = namespaces();
+    assert!(
+        spaces.iter().all(|name| !left.contains(name)),
+        "{spaces:?} {left:?}"
+    );
+    assert_eq!(spaces.len(), 2);
+    assert_eq!(
+        std::fs::read_dir(node.home().join("networks"))
+            .unwrap()
+            .count(),
+        0
+    );
+}
+
+/// Two hosts with a cable between them: namespaces that go away with this.
+struct Hosts {
+    names: [String; 2],
+}
+
+impl Hosts {
+    fn new() -> Hosts {
+        let of = |host| format!("flt{}{host}", std::process::id());
+        let hosts = Hosts {
+            names: [of("a"), of("b")],
+        };
+        let [a, b] = &hosts.names;
+        for name in [a, b] {
+            ip(&format!("netns add {name}"));
+            ip(&format!("-n {name} link set lo up"));
+        }
+        ip(&format!(
+            "link add eth0 netns {a} type veth peer name eth0 netns {b}"
+        ));
+        for (name, address) in [(a, "10.90.0.1/24"), (b, "10.90.0.2/24")] {
+            ip(&format!("-n {name} addr add {address} dev eth0"));
+            ip(&format!("-n {name} link set eth0 up"));
+            ip(&format!(
+                "netns exec {name} sysctl -qw net.ipv4.ip_forward=1"
+            ));
+        }
+        hosts
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = std::process::Command::new("ip")
+                .args(["netns", "del", name])
+                .status();
+        }
+    }
+}
+
+fn ip(arguments: &str) {
+    let words = arguments.split(' ');
+    let status = std::process::Command::new("ip")
+        .args(words)
+        .status()
+        .unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+#[test]
+fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
+    if !system() {
+        return;
+    }
+    let hosts = Hosts::new();
+    let here = TestNode::in_namespace(&hosts.names[0], "10.90.0.1:7070");
+    let there = TestNode::in_namespace(&hosts.names[1], "10.90.0.2:7070");
+    here.import_tiny("tiny", None);
+    let allow = ["10.90.0.1:7070", "10.90.0.2:7070"].map(|to| to.parse().unwrap());
+    here.run(&RunRequest {
+        image: "tiny".into(),
+        name: Some("web".into()),
+        network: Some(NetworkRequest {
+            allow: allow.into(),
+            bytes_per_s: None,
+        }),
+        ..Default::default()
+    });
+    here.wait_console("web", "floe-guest ready");
+    let request = ForkRequest {
+        clones: 2,
+        hosts: vec![HERE.into(), there.url()],
+        ..Default::default()
+    };
+    let fork = here.client().fork("web", &request).unwrap().finish(|_| ());
+    let fork = fork.unwrap_or_else(|e| panic!("{e}\n{}\n{}", here.log(), there.log()));
+    assert_eq!(fork.fork.unwrap().running, 2, "{}", there.log());
+    take_addresses(&here, "web.1");
+    take_addresses(&there, "web.2");
+    assert!(reaches(&there, "web.2", "10.0.2.15", "parent", ANSWERED));
+    assert!(reaches(&here, "web.1", "10.0.2.17", "sibling", ANSWERED));
+    assert!(reaches(&there, "web.2", "10.0.2.2", "gateway", ANSWERED));
+
+    // out to what is allowed, and not to the host itself
+    let get = |to: &str, mark: &str| {
+        format!(
+            "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 9 {to} 7070 | head -c 5; echo {mark}-$((1+1))"
+        )
+    };
+    here.type_and_wait("web", &get("10.90.0.2", "allowed"), "HTTP/allowed-2");
+    here.type_and_wait("web", &get("10.90.0.1", "host"), "host-2");
+    assert!(!here.console("web").contains("HTTP/host-2"));
+
+    let spaces = [spaces_of(&here), spaces_of(&there)].concat();
+    assert_eq!(spaces.len(), 2);
+    assert!(
+        spaces.iter().all(|name| namespaces().contains(name)),
+        "{spaces:?}"
+    );
+    let killed = here
+        .client()
+        .kill("web", &KillRequest { all: true })
+        .unwrap();
+    assert_eq!(killed.ended, ["web.1", "web.2"]);
+    here.client().remove_machine("web", true).unwrap();
+    let left = namespaces();
+    assert!(spaces.iter().all(|name| !left.contains(name)), "{left:?}");
+    for host in &hosts.names {
+        let tables = std::process::Command::new("ip")
+            .args(["netns", "exec", host, "nft", "list", "tables"])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&tables.stdout), "");
+    }
+}
