@@ -4,6 +4,7 @@
 //! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
 pub mod avoid;
 pub mod capture;
+pub mod churn;
 pub mod density;
 pub mod disk;
 pub mod emulator;
@@ -89,6 +90,11 @@ pub const ALL: &[Experiment] = &[
         name: "mcast",
         about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast and by unicast",
         run: mcast::run,
+    },
+    Experiment {
+        name: "churn",
+        about: "four parents fork and join at once, round after round: errors, leaks, and a round's time",
+        run: churn::run,
     },
     Experiment {
         name: "restore",

@@ -1,0 +1,239 @@
+//! `churn`: four parents fork four clones each, wait until those have ended, and again, all at once: does anything go wrong, does
+//! anything stay behind, and does a round take as long as the one before?
+use super::live::Node;
+use crate::guest::Guest;
+use crate::harness::{Context, Report, Samples};
+use anyhow::Context as _;
+use floe::api::{ForkReport, ForkRequest, KillRequest, MachineStatus, NetworkRequest, RunRequest};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// Parents that fork at the same time.
+const PARENTS: usize = 4;
+/// Clones of each.
+const CLONES: u32 = 4;
+/// Memory of a guest.
+const MEMORY_BYTES: u64 = 128 << 20;
+/// How long a guest may take to answer or to switch itself off while twenty are emulated.
+const GUEST_MAX: Duration = Duration::from_secs(300);
+/// How long what is done in the background may take to be over.
+const QUIET_MAX: Duration = Duration::from_secs(120);
+/// How often it is looked.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Runs it.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("churn", context.quick);
+    let rounds = context.pick(5, 2);
+    let home = context.scratch.join("node");
+    let node = Node::start(None, &home, false)?;
+    node.import_with(&Guest::tiny()?, "guest", MEMORY_BYTES, 1)?;
+    node.boot("guest", "origin")?;
+    node.capture("origin", "booted", true, 0)?;
+    node.remove("origin").ok();
+    let parents: Vec<String> = (0..PARENTS).map(|n| format!("parent{n}")).collect();
+    for parent in &parents {
+        let request = RunRequest {
+            image: "booted".into(),
+            name: Some(parent.clone()),
+            network: Some(NetworkRequest::default()),
+            ..RunRequest::default()
+        };
+        node.run(&request, |_| {})?;
+        node.ask(parent, GUEST_MAX)?;
+    }
+    // what is there once and for all (standby, index files) comes with the first round
+    let warm = at_once(&node, &parents, 1);
+    let before = quiet(&node, &home)?;
+    let counted = at_once(&node, &parents, rounds);
+    let after = quiet(&node, &home)?;
+
+    let errors: Vec<&String> = warm
+        .iter()
+        .chain(&counted)
+        .flat_map(|p| &p.errors)
+        .collect();
+    for error in &errors {
+        report.note(format!("error: {error}"));
+    }
+    report.add_value("errors", "count", errors.len() as f64);
+    let mut leaks = 0.0;
+    for (what, now) in &after {
+        let more = now - before.get(what).copied().unwrap_or(0.0);
+        if more > 0.0 {
+            report.note(format!("leak: {more} {what}"));
+            leaks += more;
+        }
+    }
+    report.add_value("leaks", "count", leaks);
+    let mut each = Samples::default();
+    for round in 0..rounds {
+        let times = counted
+            .iter()
+            .filter_map(|parent| parent.seconds.get(round));
+        let times: Vec<f64> = times.copied().collect();
+        if !times.is_empty() {
+            each.push(times.iter().sum::<f64>() / times.len() as f64);
+        }
+    }
+    report.add("round_s", "s", &each);
+    let all = each.values();
+    let (slowest, fastest) = (
+        all.iter().copied().fold(f64::MIN, f64::max),
+        all.iter().copied().fold(f64::MAX, f64::min),
+    );
+    report.add_value(
+        "round_spread",
+        "ratio",
+        (slowest - fastest) / each.median().max(f64::MIN_POSITIVE),
+    );
+    report.note(format!(
+        "{PARENTS} parents of 128 MB, each in a network of its own, fork {CLONES} clones each at the same time, which switch \
+         themselves off and are removed; one round before, then {rounds} that count; a round's time is the parents' mean, the \
+         spread is that of the slowest and the fastest round over the median"
+    ));
+    Ok(report)
+}
+
+/// What one parent went through.
+#[derive(Default)]
+struct Parent {
+    seconds: Vec<f64>,
+    errors: Vec<String>,
+}
+
+/// All parents go through so many rounds, each round begun by all at the same moment.
+fn at_once(node: &Node, parents: &[String], rounds: usize) -> Vec<Parent> {
+    let barrier = Barrier::new(parents.len());
+    let one = |name: &String| {
+        let mut parent = Parent::default();
+        for _ in 0..rounds {
+            barrier.wait();
+            let start = Instant::now();
+            match round(node, name) {
+                Ok(()) => parent.seconds.push(start.elapsed().as_secs_f64()),
+                Err(error) => parent.errors.push(format!("{name}: {error:#}")),
+            }
+        }
+        parent
+    };
+    let one = &one;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = parents
+            .iter()
+            .map(|name| scope.spawn(move || one(name)))
+            .collect();
+        let lost = |_| Parent {
+            errors: vec!["a parent's thread died".into()],
+            ..Parent::default()
+        };
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(lost))
+            .collect()
+    })
+}
+
+/// One fork, until none of its clones is left.
+fn round(node: &Node, parent: &str) -> anyhow::Result<()> {
+    let request = ForkRequest {
+        clones: CLONES,
+        ..ForkRequest::default()
+    };
+    let outcome = node.client.fork(parent, &request)?.finish(|_| {})?;
+    let fork: ForkReport = outcome.fork.context("a fork tells its clones")?;
+    let joined = join(node, &fork);
+    // they go in any case, so that the next round finds what this one found
+    let killed = node.client.kill(parent, &KillRequest { all: true })?;
+    joined?;
+    anyhow::ensure!(killed.failed.is_empty(), "{:?}", killed.failed);
+    anyhow::ensure!(
+        killed.ended.len() == CLONES as usize,
+        "ended {:?}",
+        killed.ended
+    );
+    Ok(())
+}
+
+/// Has every clone switch itself off and waits until all have.
+fn join(node: &Node, fork: &ForkReport) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        fork.running == CLONES,
+        "{} of {CLONES} run: {:?}",
+        fork.running,
+        fork.clones
+    );
+    for clone in &fork.clones {
+        node.ask(&clone.name, GUEST_MAX)?;
+        let mut console = node.client.attach(&clone.name)?;
+        writeln!(console, "poweroff -f")?;
+        let until = Instant::now() + GUEST_MAX;
+        while node.machine(&clone.name)?.status != MachineStatus::Stopped {
+            anyhow::ensure!(Instant::now() < until, "{} does not end", clone.name);
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    Ok(())
+}
+
+/// What there is of all that could stay behind, once the node has nothing more to do.
+fn quiet(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>> {
+    let until = Instant::now() + QUIET_MAX;
+    let mut last = count(node, home)?;
+    let mut same = 0;
+    // the background stores and forgets forks: it is over when a second long nothing has become less
+    while same < 50 && Instant::now() < until {
+        std::thread::sleep(LOOK_EVERY);
+        let now = count(node, home)?;
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    Ok(last)
+}
+
+fn count(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>> {
+    let entries = |dir: &Path| std::fs::read_dir(dir).map_or(0, |dir| dir.flatten().count());
+    let home_text = home.display().to_string();
+    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+    let mounts = mounts.lines().filter(|line| line.contains(&home_text));
+    let cache = node.client.cache()?;
+    let pid = node.client.node()?.pid;
+    let threads = entries(Path::new(&format!("/proc/{pid}/task")));
+    // the guest's, the booted one, and for each parent one of a fork at most
+    let images = node.client.images()?.images.len();
+    Ok([
+        ("QEMU processes", qemus(&home_text) as f64),
+        ("mounts", mounts.count() as f64),
+        (
+            "network namespaces",
+            entries(Path::new("/run/netns")) as f64,
+        ),
+        ("machines", node.client.machines()?.machines.len() as f64),
+        (
+            "directories of machines",
+            entries(&home.join("machines")) as f64,
+        ),
+        ("images", images.saturating_sub(2 + PARENTS) as f64),
+        ("records of forks", entries(&home.join("forks")) as f64),
+        (
+            "bytes of cache beyond its budget",
+            cache.used_bytes.saturating_sub(cache.budget_bytes) as f64,
+        ),
+        ("hundreds of threads", (threads / 100) as f64),
+    ]
+    .into())
+}
+
+/// QEMUs whose command line names this home.
+fn qemus(home: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let is_one = |entry: &std::fs::DirEntry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.contains("qemu-system") && line.contains(home)
+    };
+    processes.filter(is_one).count()
+}
