@@ -131,13 +131,15 @@ impl Node {
         let seed = format!("floe machine-id {} {} {mac:?}", me.ticket, me.machine);
         let mut machine_id = Hash::of(seed.as_bytes()).to_string();
         machine_id.truncate(32);
+        let place = record.network.as_ref();
+        let network = place.map(|place| self.networks.info(place));
         Some(Identity {
             hostname: hostname(&record.name),
             machine_id,
             mac,
             mac_was: parents.and_then(|manifest| manifest.config.nic_mac),
-            address: None,
-            gateway: None,
+            address: network.as_ref().map(|place| place.address.clone()),
+            gateway: network.map(|place| place.gateway),
             me,
         })
     }
