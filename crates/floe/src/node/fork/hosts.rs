@@ -1,0 +1,170 @@
+//! The hosts of a fork: who is meant, how much room each has, and how much of it a plug-in grants.
+
+use super::{Fork, Host, decide::Event, remote::Remote, serve};
+use crate::{
+    api::{CLONES_MAX, FORK_HOSTS_MAX, ForkRequest, HERE, Room},
+    node::{
+        Node,
+        error::{NodeError, refused, usage},
+        placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
+    },
+};
+use std::sync::Arc;
+
+impl Node {
+    /// For how many clones that guests ask for there is room.
+    pub(crate) fn room_for_guests(&self) -> Result<u32, NodeError> {
+        let request = ForkRequest {
+            hosts: self.options.guest_hosts.clone(),
+            ..Default::default()
+        };
+        let hosts: Vec<Host> = self
+            .hosts(&request)?
+            .into_iter()
+            .map(|(_, host)| host)
+            .collect();
+        let mut fork = Fork::new(CLONES_MAX, hosts.len());
+        for (number, room) in self.rooms(hosts.iter()).into_iter().enumerate() {
+            fork.handle(Event::Room(number, room.map(|room| room.clones)));
+        }
+        Ok(fork.granted())
+    }
+
+    /// Where the clones of a fork may run, each with the name by which plug-ins know it.
+    pub(super) fn hosts(&self, request: &ForkRequest) -> Result<Vec<(String, Host)>, NodeError> {
+        let known = known_hosts(&self.home)?;
+        let listed = |host: &Known| host.name.clone();
+        let all = |known: &[Known]| match (&request.placement, known) {
+            (None, _) | (_, []) => vec![HERE.to_owned()],
+            (Some(_), known) => known.iter().map(listed).collect(),
+        };
+        let wanted = match request.hosts.is_empty() {
+            true => all(&known),
+            false => request.hosts.clone(),
+        };
+        if wanted.len() > FORK_HOSTS_MAX {
+            return Err(usage(
+                format!("{} hosts", wanted.len()),
+                format!("name at most {FORK_HOSTS_MAX}"),
+            ));
+        }
+        let mut hosts: Vec<(String, Host)> = Vec::new();
+        for text in &wanted {
+            let address = text.trim_end_matches('/');
+            let mut named = known.iter();
+            let named = named.find(|host| host.name == *text || host.address == address);
+            let address = named.map_or(address, |host| host.address.as_str());
+            let host = match address {
+                HERE => Host::Here,
+                url => {
+                    let token = self.hosts_token(request).unwrap_or_default();
+                    let remote = Remote::new(url, &token)?;
+                    let source = self.address_for(&remote)?;
+                    Host::There(remote, source)
+                }
+            };
+            if hosts.iter().any(|(_, known)| known.url() == host.url()) {
+                return Err(usage(format!("host {text} is named twice"), "name it once"));
+            }
+            hosts.push((named.map_or_else(|| text.clone(), listed), host));
+        }
+        Ok(hosts)
+    }
+
+    pub(super) fn hosts_token(&self, request: &ForkRequest) -> Option<String> {
+        let own = || self.page.as_ref().map(|page| page.token().to_owned());
+        request.hosts_token.clone().or_else(own)
+    }
+
+    /// Where another host finds this node's forks.
+    pub(super) fn address_for(&self, remote: &Remote) -> Result<String, NodeError> {
+        let page = self.page.as_ref().ok_or_else(|| {
+            refused(
+                "clones on other hosts read their parent's state through this node's page, and it has none",
+                "start the node with --web ADDRESS:PORT",
+            )
+        })?;
+        let mut listen = page.listen();
+        if listen.ip().is_unspecified() {
+            listen.set_ip(remote.own_address()?);
+        } else if listen.ip().is_loopback() && !remote.own_address()?.is_loopback() {
+            return Err(refused(
+                format!("{} cannot reach this node's page on {listen}", remote.url()),
+                "start the node with --web ADDRESS:PORT of a network that both are in",
+            ));
+        }
+        Ok(format!("floe+http://{listen}{}", serve::PATH))
+    }
+
+    /// Asks all hosts for their room, and the plug-in how much of it the fork gets.
+    pub(super) fn ask_for_room(
+        self: &Arc<Self>,
+        name: &str,
+        request: &ForkRequest,
+        names: Vec<String>,
+        hosts: &[Host],
+        fork: &mut Fork,
+    ) -> Result<Option<Held>, NodeError> {
+        let plug_in = plug_in(request.placement.as_deref(), &self.home)?;
+        let (cpus, memory_bytes) = match request.placement {
+            Some(_) => self.clone_size(name)?,
+            None => Default::default(),
+        };
+        let ask = Ask {
+            parent: name.to_owned(),
+            clones: request.clones,
+            cpus,
+            memory_bytes,
+        };
+        let offers: Vec<Offer> = names
+            .into_iter()
+            .zip(self.rooms(hosts.iter()))
+            .map(|(name, room)| Offer { name, room })
+            .collect();
+        let grant = plug_in.request(&ask, &offers)?;
+        let held = match (&request.placement, &grant.ticket) {
+            (Some(placement), Some(ticket)) => Some(Held::keep(self, placement, ticket)?),
+            _ => None,
+        };
+        for (number, room) in grant.clones.into_iter().enumerate() {
+            fork.handle(Event::Room(number, room));
+        }
+        Ok(held)
+    }
+
+    /// Asks hosts for their room, all at the same time.
+    fn rooms<'a>(&self, hosts: impl Iterator<Item = &'a Host>) -> Vec<Result<Room, String>> {
+        std::thread::scope(|scope| {
+            let ask = |host: &'a Host| {
+                scope.spawn(move || match host {
+                    Host::Here => self.room_for_clones(),
+                    Host::There(remote, _) => remote.room(),
+                })
+            };
+            let asked: Vec<_> = hosts.map(ask).collect();
+            let unasked = || Err("it could not be asked".to_owned());
+            asked
+                .into_iter()
+                .map(|room| room.join().unwrap_or_else(|_| unasked()))
+                .collect()
+        })
+    }
+
+    /// The rooms of hosts that are known by name.
+    pub(crate) fn rooms_of(&self, known: &[Known]) -> Vec<Result<Room, String>> {
+        let token = self.hosts_token(&ForkRequest::default());
+        let host = |known: &Known| match known.address.as_str() {
+            HERE => Ok(Host::Here),
+            url => Remote::new(url, token.as_deref().unwrap_or_default())
+                .map(|remote| Host::There(remote, String::new()))
+                .map_err(|error| error.to_api().to_string()),
+        };
+        let hosts: Vec<Result<Host, String>> = known.iter().map(host).collect();
+        let mut rooms = self.rooms(hosts.iter().flatten()).into_iter();
+        let room = |host: &Result<Host, String>| match host {
+            Ok(_) => rooms.next().unwrap_or_else(|| Err(String::new())),
+            Err(why) => Err(why.clone()),
+        };
+        hosts.iter().map(room).collect()
+    }
+}
