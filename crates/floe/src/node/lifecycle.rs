@@ -277,7 +277,7 @@ impl Node {
             if !operation.record().forwards.contains(&request.forward) {
                 return Err(not_found(
                     format!("{} is not forwarded", request.forward),
-                    format!("see floe inspect {name}"),
+                    format!("see floe ps {name}"),
                 ));
             }
             match operation.record().network {
