@@ -77,6 +77,11 @@ impl Core {
         !self.pending.is_empty()
     }
 
+    /// Whether that is because no node has opened a session: it may not know that somebody is here.
+    pub fn waits_for_node(&self) -> bool {
+        self.is_waited_for() && !self.open
+    }
+
     /// Takes notice of what happened; says what is to be done. `now_ms` never goes back.
     pub fn handle(&mut self, now_ms: u64, event: Event<'_>) -> Vec<Action> {
         let mut actions = Vec::new();

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most programs at a time; the next one waits until one has gone.
 const CLIENTS_MAX: usize = 64;
@@ -19,6 +19,8 @@ const CLIENTS_MAX: usize = 64;
 const GONE_LOOK: Duration = Duration::from_millis(20);
 /// How often it is looked whether somebody has waited too long.
 const TICK: Duration = Duration::from_secs(1);
+/// How often a node that has said nothing is told that somebody waits for it.
+const WAKE_AGAIN: Duration = Duration::from_secs(3);
 /// How often a port that is not there yet is looked for: the module may load later than the agent starts.
 const PORT_LOOK: Duration = Duration::from_millis(200);
 
@@ -67,6 +69,7 @@ pub fn serve(options: &Options) -> io::Result<()> {
         gone: false,
         programs: BTreeMap::new(),
         next: 0,
+        woke: Instant::now(),
     };
     loop {
         agent.turn(&listener)?;
@@ -115,6 +118,8 @@ struct Agent {
     gone: bool,
     programs: BTreeMap<Client, Program>,
     next: Client,
+    /// When the node was last told that somebody is here.
+    woke: Instant,
 }
 
 impl Agent {
@@ -156,6 +161,13 @@ impl Agent {
             if is_ready(first_program + index) {
                 self.read_program(client)?;
             }
+        }
+        if self.core.waits_for_node() && self.woke.elapsed() >= WAKE_AGAIN {
+            // a word may have been lost while one node went and another one came
+            self.woke = Instant::now();
+            let _ = self
+                .port
+                .write(&[b"\n", &ToHost::Wake.encode()[..]].concat());
         }
         self.tell(Event::Tick)
     }
