@@ -262,6 +262,10 @@ pub fn arguments(
             None => format!("user,id={NETDEV}{restrict}{forwards}"),
         };
         arg("-netdev", netdev.into());
+        if spec.tap.is_some() && incoming {
+            // a state that was saved on the user network has a part for that, which must go somewhere; no card leads there
+            arg("-netdev", "user,id=unused0,restrict=on".into());
+        }
     }
     for (i, path) in spec.disks.iter().enumerate() {
         let mut value = OsString::from(format!(
