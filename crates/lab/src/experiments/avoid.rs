@@ -46,7 +46,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let (parents, clones) = (Namespace::new()?, Namespace::new()?);
     parents.join_by_veth(&clones, &format!("{PARENTS}/30"), &format!("{CLONES}/30"))?;
     let (mut with, mut without) = (Samples::default(), Samples::default());
-    for round in 0..context.pick(3, 1) {
+    for round in 0..context.pick(2, 1) {
         for (way, fetched) in [(AVOIDING, &mut with), (NOT_AVOIDING, &mut without)] {
             let scratch = context.scratch.join(format!("{}{round}", way.name));
             let page = |address| format!("--web={address}:{PAGE_PORT}");
