@@ -11,8 +11,8 @@ use std::time::Duration;
 
 /// Idle time after a clone has answered, before memory is counted.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Translated code that the bounded clones keep: what QEMU itself kept before its version 5.
-const EMULATOR_CACHE_MIB: &str = "32";
+/// Translated code that the bounded clones keep: enough for guests that mostly wait.
+const EMULATOR_CACHE_MIB: &str = "8";
 /// How long a clone may take to answer while sixteen are emulated.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
