@@ -176,8 +176,8 @@ test("a machine that buffers says so and for how long; it gets what is typed mea
     await written(page, before);
   } finally {
     link.close();
-    far.end();
-    near.end();
+    await far.end();
+    await near.end();
   }
 });
 

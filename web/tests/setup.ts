@@ -1,7 +1,8 @@
 /** A node with a captured guest for all tests: `floe up` in a directory of its own, the tiny guest with a shell on its screen. */
 
 import { execFileSync, spawn, type ChildProcess } from "node:child_process";
-import { appendFileSync, chmodSync, existsSync, mkdtempSync, readFileSync, rm } from "node:fs";
+import { appendFileSync, chmodSync, existsSync, mkdtempSync, readFileSync } from "node:fs";
+import { rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -61,7 +62,7 @@ export async function onConsole(site: Site, machine: string, line: string, answe
 }
 
 /** A node with a hub in a directory of its own, and what ends both with all machines. */
-export async function start(): Promise<{ site: Site; end: () => void }> {
+export async function start(): Promise<{ site: Site; end: () => Promise<void> }> {
   const program = process.env["FLOE"] ?? join(repository, "target/debug/floe");
   const home = mkdtempSync(join(tmpdir(), "floe-page-"));
   chmodSync(home, 0o711); // machines have users of their own, who must pass through
@@ -74,15 +75,16 @@ export async function start(): Promise<{ site: Site; end: () => void }> {
   let said = "";
   up.stdout?.on("data", (piece: Buffer) => (said += piece.toString()));
   up.stderr?.on("data", (piece: Buffer) => appendFileSync(log, piece));
-  const end = (): void => {
+  const ended = new Promise((resolve) => up.once("exit", resolve));
+  const end = async (): Promise<void> => {
     try {
       floe({ floe: program, home }, "down", "--machines");
     } catch {
       up.kill();
     }
-    // the mount goes after the answer
-    const gone = (): void => rm(home, { recursive: true, force: true, maxRetries: 10, retryDelay: 1000 }, () => undefined);
-    setTimeout(gone, 1000);
+    // machines and mount go after the answer, and need what is in the directory
+    await ended;
+    await rm(home, { recursive: true, force: true, maxRetries: 10, retryDelay: 500 });
   };
   try {
     await until("the node", () => {
@@ -94,12 +96,12 @@ export async function start(): Promise<{ site: Site; end: () => void }> {
     const page = JSON.parse(floe(where, "open", "--print", "--json")) as { url: string; login_url: string };
     return { site: { ...where, login: page.login_url, page: page.url, hub: ready.hub.url }, end };
   } catch (error) {
-    end();
+    await end();
     throw error;
   }
 }
 
-export default async function setup(): Promise<() => void> {
+export default async function setup(): Promise<() => Promise<void>> {
   const { site, end } = await start();
   try {
     const import_ = ["image", "import", "--kernel", guest("vmlinuz"), "--initrd", guest("initrd"), "--name", "tiny"];
@@ -115,7 +117,7 @@ export default async function setup(): Promise<() => void> {
     floe(site, "push", "tiny-live:shell", site.hub, "--public");
     process.env[SITE] = JSON.stringify(site);
   } catch (error) {
-    end();
+    await end();
     throw error;
   }
   return end;
