@@ -72,7 +72,7 @@ impl Node {
         let lost = self.look_for_parent(operation)?;
         self.attach(operation)?;
         let machine = Machine::adopt(self.vm_dir(&operation.record()))?;
-        self.started(operation, Arc::new(machine))?;
+        self.started(operation, Arc::new(machine), |_| ())?;
         self.end_old_pause(operation)?;
         if lost {
             // One that waits for memory already can't be told; it stands still by itself.
@@ -87,8 +87,7 @@ impl Node {
     /// A clone's memory may have been in the earlier node's: whether it was and is lost. Whoever asks for it then waits.
     fn look_for_parent(&self, operation: &Operation) -> Result<bool, NodeError> {
         let record = operation.record();
-        let open = record.family.as_ref().is_some_and(|family| !family.settled);
-        if !open || !record.origin.urls.is_empty() {
+        if !record.rests_on_this_node() {
             return Ok(false);
         }
         if self.layers.is_lost(&record.image) || self.repo.manifest(&record.image).is_err() {

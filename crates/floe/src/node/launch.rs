@@ -197,12 +197,17 @@ impl Node {
             self.spec(&record, disks, Some(image))?
         };
         let machine = Arc::new(Machine::start(spec)?);
-        self.started(entry, machine.clone())?;
+        self.started(entry, machine.clone(), |_| ())?;
         Ok(machine)
     }
 
-    /// Enters a QEMU that runs now.
-    pub(crate) fn started(&self, entry: &Entry, machine: Arc<Machine>) -> Result<(), NodeError> {
+    /// Enters a QEMU that runs now, and what else changes in its machine's record with that.
+    pub(crate) fn started(
+        &self,
+        entry: &Entry,
+        machine: Arc<Machine>,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<(), NodeError> {
         {
             let mut state = entry.state.write();
             if let Some(disks) = &state.disks {
@@ -215,10 +220,14 @@ impl Node {
                 ..Default::default()
             };
         }
-        self.guests.attend(&entry.name);
         self.open_ports(entry);
         let config = machine.config();
-        entry.update(|record| record.config = config)
+        entry.update(|record| {
+            record.config = config;
+            change(record);
+        })?;
+        self.guests.attend(&entry.name);
+        Ok(())
     }
 }
 

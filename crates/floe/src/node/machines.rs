@@ -126,7 +126,11 @@ impl Entry {
         }
         let mut record = state.record.clone();
         change(&mut record);
-        record.save(&self.dir)?;
+        match record.rests_on_this_node() {
+            // after a power cut there is nothing that its record could tell of
+            true => record.save_soon(&self.dir)?,
+            false => record.save(&self.dir)?,
+        }
         state.record = record;
         Ok(())
     }

@@ -34,6 +34,7 @@ pub mod record;
 mod rehearse;
 pub mod report;
 mod rest;
+mod restore;
 mod run;
 mod serve;
 pub mod sources;

@@ -186,6 +186,12 @@ impl Record {
         replace_file_soon(&dir.join(RECORD_FILE), &self.bytes())
     }
 
+    /// Whether it is a clone on its parent's host whose memory is on no disk yet.
+    pub fn rests_on_this_node(&self) -> bool {
+        let family = self.family.as_ref();
+        family.is_some_and(|family| !family.settled) && self.origin.urls.is_empty()
+    }
+
     fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists")
     }

@@ -5,32 +5,20 @@ use crate::{
     node::{
         MachineName, Node,
         error::{NodeError, at, busy, failed, usage},
-        guest::is_pending,
-        launch::{CONSOLE_LOG, choose_ports, cold_config, machine_forward},
+        launch::{CONSOLE_LOG, choose_ports, cold_config},
         machines::{Entry, Operation},
         models::Coming,
         plan::{self, Kind, Plan},
         record::{RECORD_VERSION, Record, Wanted, save_manifest},
-        rehearse::{self, TRACE_REGION},
         report::Report,
-        sources::{Found, Loads},
+        sources::Found,
         traces::TOUCHED_BEFORE_MAX,
         unix_now,
         wait::{Waited, wait},
     },
 };
-use floe_image::{CHUNK_SIZE, is_zero};
-use floe_machine::{ClockSync, Machine, Restored, Snapshot, Stage, Status};
-use floe_mount::{ImageHandle, MachineHandle};
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-
-/// How long the watcher of a guest's clock waits for its result: the agent's own limit, and a little.
-const CLOCK_WAIT: Duration = Duration::from_secs(70);
+use floe_machine::Status;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 impl Node {
     /// Makes a machine and starts it. Whatever goes wrong, or if the client hangs up, nothing of it stays.
@@ -140,9 +128,9 @@ impl Node {
                 report.stage("mount")?;
                 self.boot(entry)?;
                 report.stage("qemu start")?;
+                entry.update(|record| record.wanted = Wanted::Running)?;
             }
         }
-        entry.update(|record| record.wanted = Wanted::Running)?;
         if let floe_machine::Accel::Tcg { reason } = &self.accel {
             report.note(format!("the guest is emulated, slowly: {reason}"));
         }
@@ -150,93 +138,8 @@ impl Node {
         self.wait_for_guest(entry, request.wait, request.wait_timeout_s, report)
     }
 
-    /// Lets a machine go on from its image's running state.
-    pub(crate) fn begin_restore(
-        self: &Arc<Self>,
-        entry: &Operation,
-        found: &Found,
-        model: &Coming,
-        report: &mut Report,
-    ) -> Result<(), NodeError> {
-        // a QEMU that waits is on its user network
-        let networked = entry.record().network.is_some();
-        let waiting = (!networked).then(|| self.standby.take(&found.id)).flatten();
-        let restored = match waiting {
-            Some(waiting) => {
-                report.stage("standby")?;
-                let began = Instant::now();
-                waiting
-                    .machine()
-                    .set_network(!is_pending(&entry.record()))?;
-                let forwards: Vec<_> = entry
-                    .record()
-                    .forwards
-                    .iter()
-                    .map(machine_forward)
-                    .collect::<Result<_, _>>()?;
-                let (restored, attached, place) = waiting.activate(&forwards)?;
-                {
-                    let mut state = entry.state.write();
-                    state.disks = Some(attached.disks);
-                    state.images = attached.images;
-                    state.fetcher = Some(found.fetcher.clone());
-                }
-                entry.update(|record| {
-                    record.place = place.directory;
-                    record.mount_name = place.mount_name;
-                    record.uid = place.uid;
-                })?;
-                self.streams(entry, model)?;
-                tell_stages(&restored.stages, began, report);
-                restored
-            }
-            None => {
-                self.attach(entry)?;
-                self.streams(entry, model)?;
-                report.stage("mount")?;
-                let (disks, images) = {
-                    let state = entry.state.read();
-                    let disks = state.disks.clone();
-                    (
-                        disks.ok_or_else(|| failed("the machine has no disks", "report this"))?,
-                        state.images.clone(),
-                    )
-                };
-                let snapshot = self.snapshot(found, &disks, &images)?;
-                report.stage("state fetch")?;
-                let spec = self.spec(&entry.record(), &disks, None)?;
-                drop((disks, images));
-                let began = Instant::now();
-                let restored = Machine::restore(spec, &snapshot)?;
-                tell_stages(&restored.stages, began, report);
-                restored
-            }
-        };
-        let Restored { machine, clock, .. } = restored;
-        self.started(entry, Arc::new(machine))?;
-        let (node, entry) = (self.clone(), entry.entry.clone());
-        let watcher = std::thread::Builder::new()
-            .name("guest-clock-watch".into())
-            .spawn(move || {
-                let stale = clock.wait(CLOCK_WAIT);
-                // floe's own agent sets the clock too, and sooner
-                let set = entry.state.read().guest.agent;
-                if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
-                    node.tell(
-                        "machine.clock",
-                        entry.name.as_str(),
-                        format!("the guest's clock was not set: {reason}"),
-                    );
-                    let detail = format!("its clock shows the time of the capture: {reason}");
-                    let _ = entry.update(|record| record.detail = detail);
-                }
-            });
-        drop(watcher); // a clock that nobody watches is set all the same
-        report.check()
-    }
-
     /// A machine is on the mount: its image streams from now on.
-    fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
+    pub(super) fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
         let (image, wire) = {
             let state = entry.state.read();
             let wire = state
@@ -255,49 +158,6 @@ impl Node {
             entry.update(|record| record.traced = false)?;
         }
         Ok(())
-    }
-
-    /// The state that QEMU loads, in two round trips. What the image's rehearsal touched is on its way from then on.
-    pub(crate) fn snapshot(
-        &self,
-        found: &Found,
-        disks: &MachineHandle,
-        images: &[ImageHandle],
-    ) -> Result<Snapshot, NodeError> {
-        let ram = disks
-            .ram_path()
-            .ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?;
-        if let Some(loads) = found.loads.get() {
-            return Ok(loads.snapshot(ram));
-        }
-        let mut names = vec!["device"];
-        if found.manifest.region("vram").is_some() {
-            names.push("vram");
-        }
-        if found.manifest.region(TRACE_REGION).is_some() {
-            names.push(TRACE_REGION);
-        }
-        let regions = self.sources.read_small(found, &names)?;
-        let mut regions: HashMap<&str, Vec<u8>> = names.into_iter().zip(regions).collect();
-        if let (Some(trace), Some(image)) = (regions.get(TRACE_REGION), images.first()) {
-            rehearse::follow(image, &found.manifest, trace);
-        }
-        let device = regions.remove("device").unwrap_or_default();
-        let vram = regions.remove("vram").unwrap_or_default();
-        let chunks = vram
-            .chunks(CHUNK_SIZE)
-            .enumerate()
-            .filter(|(_, chunk)| !is_zero(chunk));
-        let vram = chunks.map(|(index, chunk)| {
-            let mut page = Box::new([0; CHUNK_SIZE]);
-            page[..chunk.len()].copy_from_slice(chunk);
-            (index as u32, page)
-        });
-        let loads = Loads {
-            device,
-            vram: vram.collect(),
-        };
-        Ok(found.loads.get_or_init(|| loads).snapshot(ram))
     }
 
     fn wait_for_guest(
@@ -409,33 +269,6 @@ impl Node {
             machine: Some(self.info_of(&operation)),
             ..Default::default()
         })
-    }
-}
-
-impl Loads {
-    fn snapshot(&self, ram: PathBuf) -> Snapshot {
-        Snapshot {
-            ram,
-            device: self.device.clone(),
-            vram: self.vram.clone(),
-        }
-    }
-}
-
-/// QEMU's own stages, one after the other from when they began.
-fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
-    let mut end = began;
-    for stage in stages {
-        end += stage.took;
-        let name = match stage.name {
-            "check" => "host check",
-            "qemu" => "qemu start",
-            "load" => "state load",
-            "vram" => "screen",
-            "continue" => "first instruction",
-            other => other,
-        };
-        report.stage_at(name, end);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::node::{
     unix_now,
 };
 use floe_image::Hash;
-use floe_machine::{Machine, PortForward, Restored, Standby, User};
+use floe_machine::{Machine, Standby, User};
 use floe_mount::MachineHandle;
 use parking_lot::Mutex;
 use std::{
@@ -75,13 +75,9 @@ impl Waiting {
         &self.attached.disks
     }
 
-    /// Lets the guest go.
-    pub fn activate(
-        self,
-        forwards: &[PortForward],
-    ) -> Result<(Restored, Attached, Place), NodeError> {
-        let restored = self.standby.activate(forwards)?;
-        Ok((restored, self.attached, self.place))
+    /// What a machine is made of.
+    pub fn into_parts(self) -> (Standby, Attached, Place) {
+        (self.standby, self.attached, self.place)
     }
 }
 

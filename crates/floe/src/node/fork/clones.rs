@@ -4,7 +4,6 @@
 use super::{
     FORK_LABEL, Host, Start,
     decide::{CloneId, Event, Fault, HostId},
-    family::ForkRecord,
 };
 use crate::{
     api::{CloneRequest, ErrorCode, Identity, MachineInfo, Room},
@@ -16,6 +15,7 @@ use crate::{
         models::Coming,
         record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted, save_manifest_soon},
         report::Report,
+        restore::Loaded,
         run::make_machine_dir,
         sources::Found,
         unix_now,
@@ -23,6 +23,9 @@ use crate::{
 };
 use floe_image::Hash;
 use std::sync::Arc;
+
+/// A clone that stands still.
+pub(super) type LoadedClone = (Operation, Loaded);
 
 /// Memory of the host that clones leave alone, bytes.
 const HOST_RESERVE_BYTES: u64 = 128 << 20;
@@ -75,7 +78,7 @@ impl Node {
         })
     }
 
-    /// Starts a clone of a fork; what came of it.
+    /// Starts a clone of a fork; what came of it. One on this host stands still until it is let go.
     pub(super) fn try_clone(
         self: &Arc<Self>,
         start: &Start<'_>,
@@ -104,22 +107,33 @@ impl Node {
         }
         let family = Node::family_of(record, clone, instant.layer.is_none());
         let network = start.network_of(clone);
-        match self.start_clone(&instant.found, &place.name, &record.parent, family, network) {
-            Ok(_) => Event::Started(clone),
-            Err(error) => {
-                let error = error.to_api();
-                let fault = match error.code {
-                    // what this host can't do for one clone it can do for none
-                    ErrorCode::Refused => Fault::Host(error.to_string()),
-                    _ => Fault::Clone(error.to_string()),
-                };
-                Event::NotStarted(clone, fault)
+        match self.load_clone(&instant.found, &place.name, &record.parent, family, network) {
+            Ok(loaded) => {
+                start.loaded.lock().insert(clone, loaded);
+                Event::Loaded(clone)
             }
+            Err(error) => Event::NotStarted(clone, fault_here(&error)),
+        }
+    }
+
+    /// Lets a clone of this host execute.
+    pub(super) fn go(self: &Arc<Self>, start: &Start<'_>, clone: CloneId) -> Event {
+        let loaded = start.loaded.lock().remove(&clone);
+        match loaded.map(|loaded| self.let_clone_go(loaded)) {
+            Some(Ok(_)) => Event::Started(clone),
+            Some(Err(error)) => Event::NotStarted(clone, fault_here(&error)),
+            None => Event::NotStarted(clone, Fault::Clone("it was not loaded".into())),
         }
     }
 
     /// Ends a clone that was started in vain.
-    pub(super) fn end_clone(&self, record: &ForkRecord, clone: CloneId, host: &Host) {
+    pub(super) fn end_clone(&self, start: &Start<'_>, clone: CloneId, host: HostId) {
+        let (record, host) = (start.record, &start.hosts[host]);
+        let loaded = start.loaded.lock().remove(&clone);
+        if let Some((operation, loaded)) = loaded {
+            drop(loaded); // ends QEMU
+            return self.discard(&operation);
+        }
         let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
             return;
         };
@@ -171,13 +185,9 @@ impl Node {
         let order = request.network.as_ref();
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
-        let started = self.start_clone(
-            &found,
-            &request.name,
-            &request.parent,
-            family,
-            network.clone(),
-        );
+        let (name, parent) = (&request.name, &request.parent);
+        let loaded = self.load_clone(&found, name, parent, family, network.clone());
+        let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
             if let Some(place) = &network {
                 self.networks.leave(&place.network, &request.name);
@@ -189,15 +199,15 @@ impl Node {
         Ok(self.info_of(&clone))
     }
 
-    /// Makes a machine of an image that goes on at once. If it does not, nothing of it stays.
-    pub(crate) fn start_clone(
+    /// Makes a machine of an image, as far as its guest's next instruction. If that fails, nothing of it stays.
+    fn load_clone(
         self: &Arc<Self>,
         found: &Found,
         name: &str,
         image_name: &str,
         family: Family,
         network: Option<Attachment>,
-    ) -> Result<Operation, NodeError> {
+    ) -> Result<LoadedClone, NodeError> {
         let name = name
             .parse()
             .map_err(|error: crate::node::NameError| usage(error.to_string(), ""))?;
@@ -211,7 +221,6 @@ impl Node {
             Some(mac) => floe_machine::give_mac(&mut config, &mac),
             None => floe_machine::renew_mac(&mut config),
         }
-        let detail = format!("clone {} of {}", family.number, family.parent);
         let make = |name: &crate::node::MachineName, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
@@ -241,21 +250,50 @@ impl Node {
         let operation = self
             .machines
             .reserve(Some(name), image_name, make, "fork")?;
-        if let Err(error) = self.begin_clone(&operation, found) {
-            self.discard(&operation);
-            return Err(error);
+        match self.prepare_clone(&operation, found) {
+            Ok(loaded) => Ok((operation, loaded)),
+            Err(error) => {
+                self.discard(&operation);
+                Err(error)
+            }
         }
-        self.tell("machine.started", operation.name.as_str(), detail);
-        Ok(operation)
     }
 
-    fn begin_clone(self: &Arc<Self>, entry: &Operation, found: &Found) -> Result<(), NodeError> {
+    fn prepare_clone(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+    ) -> Result<Loaded, NodeError> {
         make_machine_dir(&entry.dir)?;
         // a fork waits for all of its clones, and a disk for each: only what they have become is waited for
         entry.record().save_soon(&entry.dir)?;
         save_manifest_soon(&entry.dir, &found.id, &found.manifest)?;
         let (mut report, _) = Report::new(); // the fork tells of the whole
-        self.begin_restore(entry, found, &Coming::default(), &mut report)?;
-        entry.update(|record| record.wanted = Wanted::Running)
+        self.load_state(entry, found, &Coming::default(), &mut report)
+    }
+
+    /// Lets a clone execute. If it does not, nothing of it stays.
+    fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
+        let (operation, loaded) = clone;
+        let (mut report, _) = Report::new();
+        if let Err(error) = self.let_go(&operation, loaded, &Coming::default(), &mut report) {
+            self.discard(&operation);
+            return Err(error);
+        }
+        let record = operation.record();
+        let detail = record.family.map_or_else(String::new, |family| {
+            format!("clone {} of {}", family.number, family.parent)
+        });
+        self.tell("machine.started", operation.name.as_str(), detail);
+        Ok(operation)
+    }
+}
+
+/// What this host can't do for one clone it can do for none.
+fn fault_here(error: &NodeError) -> Fault {
+    let error = error.to_api();
+    match error.code {
+        ErrorCode::Refused => Fault::Host(error.to_string()),
+        _ => Fault::Clone(error.to_string()),
     }
 }

@@ -1,10 +1,13 @@
 //! Which clone goes where, and what became of it: the decisions of a fork, without I/O and without a clock.
 //!
 //! ```text
-//! granted -> starting -> running
+//! granted -> starting -> loaded -> going -> running
 //!    ^          |-> (another host) -> starting
 //!    '-- asked  '-> failed
 //! ```
+//! A clone whose state is loaded stands still until its host starts no further one: guests that execute would take the
+//! CPUs from those that are still to come, and the last would be there much later. Other hosts do that themselves.
+//!
 //! As in SnowFlock, a fork may be granted fewer clones than were asked for: hosts tell how many they have room for. A clone
 //! that a host could not start is tried on another one, on each at most once. A clone of which nobody knows whether it
 //! started is *not* started elsewhere: two clones with one number would both take that number's part of the work.
@@ -23,6 +26,10 @@ pub(crate) enum State {
     Granted,
     /// A host is at it.
     Starting(HostId),
+    /// Its state is loaded; it waits for its siblings on that host.
+    Loaded(HostId),
+    /// It was told to execute.
+    Going(HostId),
     /// It executes.
     Running(HostId),
     /// There is none, and why.
@@ -47,6 +54,8 @@ pub(crate) enum Event {
     Room(HostId, Result<u32, String>),
     /// The parent's state can be read: clones may start.
     Ready,
+    /// A clone stands still with its state loaded.
+    Loaded(CloneId),
     /// A clone executes.
     Started(CloneId),
     /// It does not.
@@ -60,6 +69,8 @@ pub(crate) enum Event {
 pub(crate) enum Action {
     /// Start a clone.
     Start(CloneId, HostId),
+    /// Let a clone execute that has its state loaded.
+    Go(CloneId, HostId),
     /// End a clone, if it runs.
     End(CloneId, HostId),
     /// Every clone runs or has failed; nothing follows.
@@ -145,11 +156,13 @@ impl Fork {
                 }
             }
             Event::Ready => self.ready = true,
+            Event::Loaded(clone) => self.loaded(clone, &mut actions),
             Event::Started(clone) => self.started(clone, &mut actions),
             Event::NotStarted(clone, fault) => self.not_started(clone, fault, &mut actions),
             Event::Cancelled => self.cancel(&mut actions),
         }
         self.place(&mut actions);
+        self.let_go(&mut actions);
         self.end(&mut actions);
         actions
     }
@@ -219,8 +232,39 @@ impl Fork {
 
     fn starting(&self, clone: CloneId) -> Option<HostId> {
         match self.state(clone) {
-            Some(State::Starting(host)) => Some(*host),
+            Some(State::Starting(host) | State::Going(host)) => Some(*host),
             _ => None,
+        }
+    }
+
+    fn loaded(&mut self, clone: CloneId, actions: &mut Vec<Action>) {
+        let Some(State::Starting(host)) = self.state(clone).cloned() else {
+            return;
+        };
+        let state = &mut self.clones[clone as usize - 1].state;
+        if self.cancelled {
+            *state = State::Failed("the fork was cancelled".into());
+            self.hosts[host].taken -= 1;
+            actions.push(Action::End(clone, host));
+        } else {
+            *state = State::Loaded(host);
+        }
+    }
+
+    /// Lets the clones go of hosts on which none is still to be loaded.
+    fn let_go(&mut self, actions: &mut Vec<Action>) {
+        let starting = |clone: &Clone| match clone.state {
+            State::Starting(host) => Some(host),
+            _ => None,
+        };
+        let busy: BTreeSet<HostId> = self.clones.iter().filter_map(starting).collect();
+        for (index, clone) in self.clones.iter_mut().enumerate() {
+            if let State::Loaded(host) = clone.state
+                && !busy.contains(&host)
+            {
+                clone.state = State::Going(host);
+                actions.push(Action::Go(index as CloneId + 1, host));
+            }
         }
     }
 
@@ -275,12 +319,12 @@ impl Fork {
             let why = || State::Failed("the fork was cancelled".into());
             match clone.state {
                 State::Granted => clone.state = why(),
-                State::Running(host) => {
+                State::Running(host) | State::Loaded(host) => {
                     clone.state = why();
                     self.hosts[host].taken -= 1;
                     actions.push(Action::End(index as CloneId + 1, host));
                 }
-                State::Starting(_) | State::Failed(_) => {}
+                State::Starting(_) | State::Going(_) | State::Failed(_) => {}
             }
         }
     }
@@ -357,6 +401,23 @@ mod tests {
     }
 
     #[test]
+    fn clones_go_together_once_their_host_has_loaded_the_last_one() {
+        let mut fork = Fork::new(3, 2);
+        fork.handle(Event::Room(0, Ok(2)));
+        fork.handle(Event::Room(1, Ok(1)));
+        assert_eq!(started(&fork.handle(Event::Ready)).len(), 3);
+        assert!(fork.handle(Event::Loaded(1)).is_empty());
+        assert_eq!(fork.handle(Event::Loaded(2)), [Action::Go(2, 1)]);
+        assert_eq!(
+            fork.handle(Event::NotStarted(3, Fault::Clone("no disk".into()))),
+            [Action::Go(1, 0)],
+            "nobody waits for a clone that will not come"
+        );
+        fork.handle(Event::Started(1));
+        assert_eq!(fork.handle(Event::Started(2)), [Action::Over]);
+    }
+
+    #[test]
     fn nothing_stays_of_a_fork_whose_caller_has_gone() {
         let mut fork = Fork::new(2, 1);
         fork.handle(Event::Room(0, Ok(2)));
@@ -383,7 +444,7 @@ mod tests {
             3 => (any::<u8>(), prop::option::of(0u8..6)).prop_map(|(h, r)| Choice::Room(h, r)),
             1 => Just(Choice::Ready),
             1 => Just(Choice::Cancel),
-            6 => (any::<u8>(), 0u8..4).prop_map(|(c, how)| Choice::Answer(c, how)),
+            6 => (any::<u8>(), 0u8..5).prop_map(|(c, how)| Choice::Answer(c, how)),
         ];
         prop::collection::vec(one, 0..60)
     }
@@ -393,6 +454,8 @@ mod tests {
         fork: Fork,
         rooms: HashMap<HostId, u32>,
         starting: Vec<(CloneId, HostId)>,
+        /// With their state loaded, standing still.
+        loaded: Vec<(CloneId, HostId)>,
         running: Vec<(CloneId, HostId)>,
         /// Started, but the answer was lost.
         lost: Vec<(CloneId, HostId)>,
@@ -406,14 +469,22 @@ mod tests {
                 assert_eq!(self.over, 0, "{action:?} after the end");
                 match action {
                     Action::Start(clone, host) => {
-                        let alive = self.starting.iter().chain(&self.running).chain(&self.lost);
+                        let alive = self.starting.iter().chain(&self.loaded);
+                        let alive = alive.chain(&self.running).chain(&self.lost);
                         assert!(alive.clone().all(|(other, _)| *other != clone), "twice");
                         let there = alive.filter(|(_, at)| *at == host).count() as u32;
                         assert!(there < self.rooms[&host], "more than there is room for");
                         assert!(self.tried.insert((clone, host)), "on one host again");
                         self.starting.push((clone, host));
                     }
+                    Action::Go(clone, host) => {
+                        let waits = |at: &(CloneId, HostId)| *at == (clone, host);
+                        assert!(self.loaded.iter().any(waits), "{clone} is not loaded");
+                        self.loaded.retain(|at| !waits(at));
+                        self.starting.push((clone, host));
+                    }
                     Action::End(clone, host) => {
+                        self.loaded.retain(|at| *at != (clone, host));
                         self.running.retain(|at| *at != (clone, host));
                         self.lost.retain(|at| *at != (clone, host));
                     }
@@ -435,6 +506,10 @@ mod tests {
                 }
                 1 => self.tell(Event::NotStarted(clone, Fault::Clone("clone".into()))),
                 2 => self.tell(Event::NotStarted(clone, Fault::Host("host".into()))),
+                3 if self.fork.state(clone) == Some(&State::Starting(host)) => {
+                    self.loaded.push((clone, host));
+                    self.tell(Event::Loaded(clone));
+                }
                 _ => {
                     self.lost.push((clone, host));
                     self.tell(Event::NotStarted(clone, Fault::Unknown("lost".into())));
@@ -454,6 +529,7 @@ mod tests {
                 fork: Fork::new(asked, hosts),
                 rooms: HashMap::new(),
                 starting: Vec::new(),
+                loaded: Vec::new(),
                 running: Vec::new(),
                 lost: Vec::new(),
                 tried: BTreeSet::new(),
@@ -486,7 +562,7 @@ mod tests {
             }
             prop_assert_eq!(world.over, 1);
             prop_assert!(world.fork.granted() <= asked);
-            prop_assert!(world.lost.is_empty());
+            prop_assert!(world.lost.is_empty() && world.loaded.is_empty());
             prop_assert!(!cancelled || world.running.is_empty());
             for clone in 1..=world.fork.granted() {
                 let runs = world.running.iter().find(|(id, _)| *id == clone);

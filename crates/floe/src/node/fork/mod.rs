@@ -45,11 +45,13 @@ use crate::{
         unix_now,
     },
 };
+use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
 use family::ForkRecord;
 use floe_image::Hash;
 use floe_machine::CaptureOptions;
 use layer::{Base, Layer};
+use parking_lot::Mutex;
 use remote::Remote;
 use std::{
     collections::HashMap,
@@ -165,6 +167,7 @@ impl Node {
             hosts: &hosts,
             settle: request.settle,
             places: &places,
+            loaded: &Mutex::default(),
         };
         let done = self.start_clones(&mut fork, &start, report);
         self.leave_vacant(&record, &places, &fork);
@@ -353,7 +356,7 @@ impl Node {
         };
         let workers = (cores * STARTS_PER_CORE + away).min(fork.granted() as usize);
         let (give, jobs) = mpsc::channel::<Action>();
-        let jobs = parking_lot::Mutex::new(jobs);
+        let jobs = Mutex::new(jobs);
         let (tell, told) = mpsc::channel::<Event>();
         let mut times: HashMap<CloneId, f64> = HashMap::new();
         std::thread::scope(|scope| -> Result<(), NodeError> {
@@ -365,17 +368,12 @@ impl Node {
                         let job = jobs.lock().recv();
                         match job {
                             Ok(Action::Start(clone, host)) => {
-                                let try_it = || self.try_clone(start, clone, host);
-                                let event = catch_unwind(AssertUnwindSafe(try_it));
-                                // the fork waits for exactly this
-                                let _ = tell.send(event.unwrap_or_else(|_| {
-                                    let why = "the node made a mistake, see its log";
-                                    Event::NotStarted(clone, Fault::Unknown(why.into()))
-                                }));
+                                tell_of(clone, &tell, || self.try_clone(start, clone, host))
                             }
-                            Ok(Action::End(clone, host)) => {
-                                self.end_clone(record, clone, &hosts[host])
+                            Ok(Action::Go(clone, _)) => {
+                                tell_of(clone, &tell, || self.go(start, clone))
                             }
+                            Ok(Action::End(clone, host)) => self.end_clone(start, clone, host),
                             Ok(Action::Over) | Err(_) => return,
                         }
                     }
@@ -470,6 +468,15 @@ impl Node {
     }
 }
 
+/// Tells what came of a step of a clone's start: the fork waits for exactly this.
+fn tell_of(clone: CloneId, tell: &mpsc::Sender<Event>, step: impl FnOnce() -> Event) {
+    let event = catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
+        let why = "the node made a mistake, see its log";
+        Event::NotStarted(clone, Fault::Unknown(why.into()))
+    });
+    let _ = tell.send(event);
+}
+
 /// What a clone's start needs to know.
 #[derive(Clone, Copy)]
 struct Start<'a> {
@@ -480,6 +487,8 @@ struct Start<'a> {
     settle: bool,
     /// The clones' places in their family's network, by number from 1; empty if there is none.
     places: &'a [Attachment],
+    /// The clones of this host that stand still.
+    loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
 }
 
 impl Start<'_> {
@@ -534,7 +543,7 @@ fn info(
             (CloneState::Running, String::new())
         }
         Some(State::Failed(why)) => (CloneState::Failed, why.clone()),
-        Some(State::Granted | State::Starting(_)) => (CloneState::Failed, "not started".into()),
+        Some(_) => (CloneState::Failed, "not started".into()),
         None => {
             let why = fork.refusals().first().map(|(_, why)| (*why).to_owned());
             let why = why.unwrap_or_else(|| "no host has room for it".into());

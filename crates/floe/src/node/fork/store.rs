@@ -73,8 +73,7 @@ impl Node {
         for entry in self.machines.all() {
             let waits = |entry: &Entry| {
                 let record = &entry.state.read().record;
-                let family = record.family.as_ref().is_some_and(|family| !family.settled);
-                family && record.image == layer.id && record.origin.urls.is_empty()
+                record.rests_on_this_node() && record.image == layer.id
             };
             if !waits(&entry) {
                 continue;
