@@ -7,9 +7,7 @@ use node::{TestNode, eventually, system};
 
 /// Boots the tiny guest as `web` with a mark in its memory.
 fn with_a_mark(node: &TestNode) {
-    node.import_tiny("tiny", None);
-    node.run_named("tiny", "web");
-    node.wait_console("web", "floe-guest ready");
+    node.boot_tiny("web");
     node.type_and_wait(
         "web",
         "echo before-$((40+2)) > /www/mark; echo wrote-$((1+1))",

@@ -13,11 +13,22 @@ fn capture(name: &str) -> CaptureRequest {
     }
 }
 
+/// Shows an image in a new directory; its path.
+fn mount(node: &TestNode, image: &str, view: &std::path::Path) -> String {
+    std::fs::create_dir(view).unwrap();
+    let request = MountRequest {
+        image: image.into(),
+        path: view.display().to_string(),
+        token: None,
+        ca: None,
+    };
+    node.client().mount(&request).unwrap();
+    request.path
+}
+
 /// Boots the tiny guest as `one`, puts `marker-42` into a file in its memory, captures it as `tiny-live`.
 fn capture_with_a_mark(node: &TestNode) -> Outcome {
-    node.import_tiny("tiny", None);
-    node.run_named("tiny", "one");
-    node.wait_console("one", "floe-guest ready");
+    node.boot_tiny("one");
     node.type_and_wait(
         "one",
         "echo marker-$((40+2)) > /www/mark; echo wrote-$((1+1))",
@@ -100,14 +111,7 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     node.type_and_wait("one", write, "synced-2");
     let pid = node.client().machine("one").unwrap().pid;
     let view = node.home().join("a view");
-    std::fs::create_dir(&view).unwrap();
-    let request = MountRequest {
-        image: "tiny".into(),
-        path: view.display().to_string(),
-        token: None,
-        ca: None,
-    };
-    node.client().mount(&request).unwrap();
+    let shown = mount(&node, "tiny", &view);
     // the guest writes on while there is no node
     node.type_and_wait("one", "(i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo count-$i | dd of=/dev/vda bs=512 seek=$((4096+i)) conv=sync,fsync 2>/dev/null; done; echo all-$((400+0))) & echo begun-$((3+3))", "begun-6");
     node.end(node::Signal::KILL);
@@ -132,7 +136,7 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     let kernel = std::fs::read(node::guest("tiny/vmlinuz")).unwrap();
     assert_eq!(std::fs::read(view.join("kernel")).unwrap(), kernel);
     assert_eq!(node.client().mounts().unwrap().mounts.len(), 1);
-    node.client().unmount(&request.path).unwrap();
+    node.client().unmount(&shown).unwrap();
     assert!(!view.join("kernel").exists());
 
     // and so does one that is ended in order
@@ -268,9 +272,7 @@ fn a_restored_guest_that_resets_is_started_from_its_disks() {
         return;
     }
     let node = TestNode::start();
-    node.import_tiny("tiny", None);
-    node.run_named("tiny", "one");
-    node.wait_console("one", "floe-guest ready");
+    node.boot_tiny("one");
     let stop = CaptureRequest {
         stop: true,
         ..capture("tiny-live")
@@ -293,17 +295,10 @@ fn a_restored_guest_that_resets_is_started_from_its_disks() {
     );
     assert_eq!(started.machine.unwrap().status, MachineStatus::Running);
     let view = node.home().join("view");
-    std::fs::create_dir(&view).unwrap();
-    let request = MountRequest {
-        image: "tiny-live".into(),
-        path: view.display().to_string(),
-        token: None,
-        ca: None,
-    };
-    node.client().mount(&request).unwrap();
+    let shown = mount(&node, "tiny-live", &view);
     let kernel = std::fs::read(view.join("kernel")).unwrap();
     assert_eq!(kernel, std::fs::read(node::guest("tiny/vmlinuz")).unwrap());
-    node.client().unmount(&request.path).unwrap();
+    node.client().unmount(&shown).unwrap();
     assert!(!view.join("kernel").exists());
 }
 

@@ -35,9 +35,7 @@ fn world() -> World {
     let token = hub::create_token(dir.path(), "ann").unwrap();
     let hub = hub::serve(options).unwrap();
     let here = TestNode::start();
-    here.import_tiny("tiny", None);
-    here.run_named("tiny", "one");
-    here.wait_console("one", "floe-guest ready");
+    here.boot_tiny("one");
     let capture = CaptureRequest {
         name: Some("live".into()),
         rehearse_s: Some(0),
@@ -278,9 +276,7 @@ fn a_local_images_traces_are_kept_and_learned_from_without_a_hub() {
         return;
     }
     let node = TestNode::start();
-    node.import_tiny("tiny", None);
-    node.run_named("tiny", "one");
-    node.wait_console("one", "floe-guest ready");
+    node.boot_tiny("one");
     let capture = CaptureRequest {
         name: Some("live".into()),
         rehearse_s: Some(0),

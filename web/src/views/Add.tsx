@@ -1,9 +1,9 @@
-import { useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { api, upload, type Outcome, type Step, type Upload } from "../api";
 import { bytes } from "../format";
-import { Dialog } from "../parts/Dialog";
-import { Meter, progressOf, type Progress } from "../parts/Meter";
-import { complain, tell } from "../parts/notices";
+import { progressOf } from "../parts/Meter";
+import { tell } from "../parts/notices";
+import { begun, TaskDialog, type Show } from "../parts/TaskDialog";
 
 const MIB = 2 ** 20;
 
@@ -29,30 +29,19 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
   const [memory, setMemory] = useState(1024);
   const [cmdline, setCmdline] = useState("");
   const [address, setAddress] = useState("");
-  const [progress, setProgress] = useState<Progress | null>(null);
-  const running = useRef<AbortController | null>(null);
-  const busy = progress !== null;
 
-  const close = (): void => {
-    running.current?.abort();
-    props.onClose();
-  };
   const pick = (what: keyof Choice, file: File | null): void => {
     setChoice({ ...choice, [what]: file });
     if (file && !name) setName(nameFrom(file.name));
   };
-  const step = (step: Step): void => {
-    const next = progressOf(step);
-    if (next) setProgress(next);
-  };
-  const sendAll = async (signal: AbortSignal): Promise<Outcome> => {
+  const sendAll = async (show: Show, step: (step: Step) => void, signal: AbortSignal): Promise<Outcome> => {
     const sent: Upload[] = [];
     const send = async (what: string, file: File | null): Promise<string | null> => {
       if (!file) return null;
       const label = `sending ${what}`;
       const one = await upload(
         file,
-        (done) => setProgress({ label, done, total: file.size, unit: "bytes" }),
+        (done) => show({ label, done, total: file.size, unit: "bytes" }),
         signal,
       );
       sent.push(one);
@@ -62,7 +51,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
       const disk = await send("disk", choice.disk);
       const kernel = await send("kernel", choice.kernel);
       const initrd = await send("initial ramdisk", choice.initrd);
-      setProgress({ label: "import", done: 0, total: 0, unit: "" });
+      show(begun("import"));
       const request = {
         disks: disk ? [disk] : [],
         kernel,
@@ -76,79 +65,75 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
       for (const one of sent) void api.dropUpload(one.id).catch(() => undefined);
     }
   };
-  const work = async (call: (signal: AbortSignal) => Promise<Outcome>): Promise<void> => {
-    running.current = new AbortController();
-    setProgress({ label: "starting", done: 0, total: 0, unit: "" });
-    try {
-      const outcome = await call(running.current.signal);
-      const image = outcome.image;
-      tell(image ? `${image.names[0] ?? image.id.slice(0, 12)} is here: ${bytes(image.stored_bytes)}.` : "The image is here.");
-      props.onClose();
-    } catch (error) {
-      setProgress(null);
-      complain(error);
-    }
+  const run = async (show: Show, signal: AbortSignal): Promise<void> => {
+    const step = (step: Step): void => {
+      const next = progressOf(step);
+      if (next) show(next);
+    };
+    const outcome = way === "file" ? await sendAll(show, step, signal) : await api.pull(address.trim(), step, signal);
+    const image = outcome.image;
+    tell(image ? `${image.names[0] ?? image.id.slice(0, 12)} is here: ${bytes(image.stored_bytes)}.` : "The image is here.");
   };
-  const submit = (event: Event): void => {
-    event.preventDefault();
-    if (way === "file") void work(sendAll);
-    else void work((signal) => api.pull(address.trim(), step, signal));
-  };
-  const file = (what: keyof Choice, label: string, required: boolean) => (
+  const file = (what: keyof Choice, label: string, required: boolean, busy: boolean) => (
     <label class="file">
       {label}
       <input type="file" autofocus={what === "disk"} required={required} disabled={busy} onChange={(event) => pick(what, event.currentTarget.files?.[0] ?? null)} />
       {choice[what] && <span class="hint">{bytes(choice[what].size)}</span>}
     </label>
   );
+  const runNow = (busy: boolean) =>
+    way === "address" && (
+      <button type="button" disabled={busy || !address.trim()} onClick={() => props.onRun(address.trim())}>Run now</button>
+    );
   return (
-    <Dialog title="Add an image" onClose={close}>
-      <div class="choice" role="group" aria-label="From where">
-        <button type="button" aria-pressed={way === "file"} disabled={busy} onClick={() => setWay("file")}>From a file</button>
-        <button type="button" aria-pressed={way === "address"} disabled={busy} onClick={() => setWay("address")}>From an address</button>
-      </div>
-      <form onSubmit={submit}>
-        {way === "file" ? (
-          <>
-            {file("disk", "Disk (qcow2, raw, vmdk, vdi)", choice.kernel === null)}
-            <div class="row">
+    <TaskDialog
+      title="Add an image"
+      action={way === "file" ? "Import" : "Fetch"}
+      label="starting"
+      run={run}
+      buttons={runNow}
+      onClose={props.onClose}
+    >
+      {(busy) => (
+        <>
+          <div class="choice" role="group" aria-label="From where">
+            <button type="button" aria-pressed={way === "file"} disabled={busy} onClick={() => setWay("file")}>From a file</button>
+            <button type="button" aria-pressed={way === "address"} disabled={busy} onClick={() => setWay("address")}>From an address</button>
+          </div>
+          {way === "file" ? (
+            <>
+              {file("disk", "Disk (qcow2, raw, vmdk, vdi)", choice.kernel === null, busy)}
+              <div class="row">
+                <label>
+                  Name
+                  <input value={name} required disabled={busy} placeholder="debian" onInput={(event) => setName(event.currentTarget.value)} />
+                </label>
+                <label>
+                  Memory, MiB
+                  <input type="number" min={64} step={2} value={memory} disabled={busy} onInput={(event) => setMemory(event.currentTarget.valueAsNumber || 1024)} />
+                </label>
+              </div>
+              <details>
+                <summary>With a kernel of its own</summary>
+                {file("kernel", "Kernel", false, busy)}
+                {file("initrd", "Initial ramdisk", false, busy)}
+                <label>
+                  Kernel command line
+                  <input value={cmdline} disabled={busy} placeholder="console=ttyS0 root=/dev/vda rw" onInput={(event) => setCmdline(event.currentTarget.value)} />
+                </label>
+              </details>
+            </>
+          ) : (
+            <>
               <label>
-                Name
-                <input value={name} required disabled={busy} placeholder="debian" onInput={(event) => setName(event.currentTarget.value)} />
+                Address of the image
+                <input value={address} required disabled={busy} placeholder="https://hub.example/debian-booted" onInput={(event) => setAddress(event.currentTarget.value)} />
               </label>
-              <label>
-                Memory, MiB
-                <input type="number" min={64} step={2} value={memory} disabled={busy} onInput={(event) => setMemory(event.currentTarget.valueAsNumber || 1024)} />
-              </label>
-            </div>
-            <details>
-              <summary>With a kernel of its own</summary>
-              {file("kernel", "Kernel", false)}
-              {file("initrd", "Initial ramdisk", false)}
-              <label>
-                Kernel command line
-                <input value={cmdline} disabled={busy} placeholder="console=ttyS0 root=/dev/vda rw" onInput={(event) => setCmdline(event.currentTarget.value)} />
-              </label>
-            </details>
-          </>
-        ) : (
-          <>
-            <label>
-              Address of the image
-              <input value={address} required disabled={busy} placeholder="https://hub.example/debian-booted" onInput={(event) => setAddress(event.currentTarget.value)} />
-            </label>
-            <p class="hint">“Run now” starts it at once and streams what it touches; “Fetch” copies all of it first.</p>
-          </>
-        )}
-        {progress && <Meter progress={progress} />}
-        <footer class="dialog-foot">
-          <button type="button" onClick={close}>Cancel</button>
-          {way === "address" && (
-            <button type="button" disabled={busy || !address.trim()} onClick={() => props.onRun(address.trim())}>Run now</button>
+              <p class="hint">“Run now” starts it at once and streams what it touches; “Fetch” copies all of it first.</p>
+            </>
           )}
-          <button class="primary" disabled={busy}>{way === "file" ? "Import" : "Fetch"}</button>
-        </footer>
-      </form>
-    </Dialog>
+        </>
+      )}
+    </TaskDialog>
   );
 }

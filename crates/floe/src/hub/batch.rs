@@ -11,7 +11,7 @@ use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
 use super::shelf::{Frame, Pack, Scope};
 use super::state::Hub;
-use super::wire::{collect_body, parse_id};
+use super::wire::{collect_body, parse_id, readable};
 use crate::telemetry;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -257,10 +257,7 @@ pub(crate) async fn read(
     body: Body,
 ) -> ApiResult<Response> {
     let id = parse_id(&id)?;
-    let holding = hub
-        .catalogue
-        .readable(&id, viewer.name())
-        .ok_or_else(|| ApiError::no_image(id))?;
+    let holding = readable(&hub, &id, &viewer)?;
     let asked = headers.get(&ENCODING_HEADER).map(HeaderValue::as_bytes);
     let encoding = Encoding::asked(asked).ok_or_else(|| {
         ApiError::bad("x-floe-encoding is neither raw nor zstd", "use one of them")

@@ -3,7 +3,7 @@
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking};
-use super::wire::{parse_id, parse_name};
+use super::wire::{parse_id, parse_name, readable};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -207,10 +207,7 @@ async fn send_manifest(
     id: Hash,
     headers: &HeaderMap,
 ) -> ApiResult<Response> {
-    let holding = hub
-        .catalogue
-        .readable(&id, viewer.name())
-        .ok_or_else(|| ApiError::no_image(id))?;
+    let holding = readable(hub, &id, viewer)?;
     immutable_file(hub.manifest_path(&id), &id, holding.public, headers).await
 }
 
@@ -228,10 +225,7 @@ pub(crate) async fn layout(
 }
 
 async fn send_layout(hub: &Arc<Hub>, viewer: &Viewer, id: Hash) -> ApiResult<Response> {
-    let holding = hub
-        .catalogue
-        .readable(&id, viewer.name())
-        .ok_or_else(|| ApiError::no_image(id))?;
+    let holding = readable(hub, &id, viewer)?;
     let packs = blocking(hub, move |hub| {
         Ok(hub.catalogue.packs(&id, &holding.owner)?)
     })

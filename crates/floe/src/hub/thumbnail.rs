@@ -5,7 +5,7 @@ use super::catalogue::ImageRow;
 use super::error::{ApiError, ApiResult};
 use super::shelf::Scope;
 use super::state::{Hub, blocking};
-use super::wire::parse_id;
+use super::wire::{parse_id, readable};
 use crate::page::thumbnail::{Keep, THUMB_BYTES_MAX, THUMB_REGION, answer, is_png};
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -52,10 +52,7 @@ pub(crate) async fn thumbnail(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let id = parse_id(&id)?;
-    let holding = hub
-        .catalogue
-        .readable(&id, viewer.name())
-        .ok_or_else(|| ApiError::no_image(id))?;
+    let holding = readable(&hub, &id, &viewer)?;
     let keep = if holding.public {
         Keep::Public
     } else {

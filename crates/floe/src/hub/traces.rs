@@ -8,7 +8,7 @@ use super::access::Viewer;
 use super::catalogue::{Holding, now_unix_ms};
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking};
-use super::wire::{collect_body, parse_id};
+use super::wire::{collect_body, parse_id, readable};
 use crate::telemetry;
 use crate::traces::{self, Method, Shape, TRACE_BYTES_MAX, TraceList};
 use axum::Json;
@@ -44,12 +44,6 @@ pub struct TraceTaken {
 pub(crate) struct ModelQuery {
     /// `floe` (the default), `vtube` or `vmtorrent`.
     method: Option<String>,
-}
-
-/// The holding that a reader sees.
-fn readable(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<Holding> {
-    let found = hub.catalogue.readable(id, viewer.name());
-    found.ok_or_else(|| ApiError::no_image(id))
 }
 
 /// The asker's own holding; anybody else's does not show, be it public.

@@ -1,7 +1,10 @@
 //! Reading requests: ids, names and bodies, all bounded.
 
 use super::Limits;
+use super::access::Viewer;
+use super::catalogue::Holding;
 use super::error::{ApiError, ApiResult};
+use super::state::Hub;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
@@ -11,6 +14,12 @@ use serde::de::DeserializeOwned;
 
 /// Bytes that are set aside before a body came, whatever its length claims to be.
 const BODY_FIRST_BYTES_MAX: u64 = 64 << 10;
+
+/// The holding of an image that a reader sees.
+pub(crate) fn readable(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<Holding> {
+    let found = hub.catalogue.readable(id, viewer.name());
+    found.ok_or_else(|| ApiError::no_image(id))
+}
 
 /// An image or pack id in a path. Anything else is answered like an id that is not here.
 pub(crate) fn parse_id(text: &str) -> ApiResult<Hash> {

@@ -11,6 +11,7 @@ use crate::{
         Node,
         error::{NodeError, at, refused, usage},
         models,
+        record::read_bounded,
         rehearse::{FOLLOWED_MAX, TRACE_REGION},
         report::Report,
         sources::{is_address, references},
@@ -23,7 +24,7 @@ use floe_planner::{ChunkAt, TrainOptions, ZeroTrace, train};
 use floe_source::{RangeReads, range_reads};
 use floe_store::Repository;
 use parking_lot::RwLockUpgradableReadGuard;
-use std::{collections::HashMap, fs::File, io::Read, path::Path, time::Duration};
+use std::{collections::HashMap, path::Path, time::Duration};
 
 /// How often one who waits for others looks whether its client is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -212,12 +213,7 @@ fn learn_from(files: &[String], shape: &Shape) -> Result<Model, NodeError> {
                 "give the whole path",
             ));
         }
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| {
-                file.take(TRACE_BYTES_MAX as u64 + 1)
-                    .read_to_end(&mut bytes)
-            })
+        let bytes = read_bounded(Path::new(path), TRACE_BYTES_MAX as u64 + 1)
             .map_err(at(format!("cannot read {path}")))?;
         traces::check(&bytes, shape).map_err(|error| {
             refused(

@@ -10,6 +10,7 @@ use crate::{
 use floe_image::{Hash, MachineConfig, Manifest};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{self, Read, Write},
     path::{Path, PathBuf},
@@ -136,11 +137,8 @@ impl Record {
     pub fn load(dir: &Path) -> Result<Record, NodeError> {
         let path = dir.join(RECORD_FILE);
         let shown = path.display();
-        let mut bytes = Vec::new();
-        let file = File::open(&path).map_err(at(format!("cannot open {shown}")))?;
-        file.take(RECORD_BYTES_MAX)
-            .read_to_end(&mut bytes)
-            .map_err(at(format!("cannot read {shown}")))?;
+        let bytes =
+            read_bounded(&path, RECORD_BYTES_MAX).map_err(at(format!("cannot read {shown}")))?;
         Record::parse(&bytes).map_err(|why| {
             failed(
                 format!("{shown} is no machine's record: {why}"),
@@ -234,12 +232,44 @@ pub(crate) fn save_pauses(dir: &Path, pauses: &[(u64, u64)]) -> Result<(), NodeE
 
 /// What was kept; nothing if it can't be read, which costs a trace some of its worth.
 pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
-    let mut bytes = Vec::new();
-    let file = File::open(dir.join(PAUSES_FILE));
-    let read = file.and_then(|file| file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes));
+    let read = read_bounded(&dir.join(PAUSES_FILE), RECORD_BYTES_MAX);
     read.ok()
-        .and_then(|_| serde_json::from_slice(&bytes).ok())
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default()
+}
+
+/// A file's first `bytes_max` bytes: what a larger one holds is cut off there, and its parser refuses it.
+pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What an earlier node kept in a private directory, which is made if there is none: each `NAME.json` by its NAME. Of one
+/// that is not understood is told with `lost`, what it is not and what that costs; it stays.
+pub(crate) fn load_kept<T>(
+    dir: &Path,
+    bytes_max: u64,
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+    lost: &str,
+) -> Result<BTreeMap<String, T>, NodeError> {
+    make_private_dir(dir)?;
+    let mut kept = BTreeMap::new();
+    let entries = fs::read_dir(dir).map_err(at(format!("cannot list {}", dir.display())))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let Some(name) = name.and_then(|name| name.strip_suffix(".json")) else {
+            continue;
+        };
+        let bytes = read_bounded(&path, bytes_max).map_err(|error| error.to_string());
+        match bytes.and_then(|bytes| parse(&bytes)) {
+            Ok(one) => {
+                kept.insert(name.to_owned(), one);
+            }
+            Err(why) => tracing::error!(path = %path.display(), why, "{lost}"),
+        }
+    }
+    Ok(kept)
 }
 
 /// Makes a directory that only this user may look into.

@@ -14,7 +14,7 @@ use crate::{
         error::{NodeError, at, not_found, refused, usage},
         machines::Entry,
         outbox::{Destination, Outbox},
-        record::{Wanted, load_manifest},
+        record::{Wanted, load_manifest, read_bounded},
         sources::is_address,
     },
     traces::{self, Shape, TRACE_BYTES_MAX, TraceStore, Trainer},
@@ -22,8 +22,6 @@ use crate::{
 };
 use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};
 use std::{
-    fs::File,
-    io::Read,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -107,16 +105,12 @@ impl Node {
         };
         let path = disks.trace_path()?;
         let shown = format!("cannot read {}", path.display());
-        let file = File::open(&path).map_err(at(&shown))?;
-        let length = file.metadata().map_err(at(&shown))?.len();
+        let length = std::fs::metadata(&path).map_err(at(&shown))?.len();
         if length == taken {
             return Ok(());
         }
-        let mut bytes = Vec::new();
         // more would be cut off anyway
-        file.take(TRACE_BYTES_MAX as u64)
-            .read_to_end(&mut bytes)
-            .map_err(at(&shown))?;
+        let bytes = read_bounded(&path, TRACE_BYTES_MAX as u64).map_err(at(&shown))?;
         let manifest = self.manifest_of(entry, &record.image)?;
         let shape = Shape::of(record.image, &manifest);
         let Some(trace) = traces::prepare(&bytes, &shape, &entry.pauses()) else {
@@ -318,14 +312,8 @@ impl Node {
     /// Takes a trace from a file.
     pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, NodeError> {
         let from = absolute(&request.path)?;
-        let mut bytes = Vec::new();
-        let shown = format!("cannot read {}", request.path);
-        File::open(from)
-            .and_then(|file| {
-                file.take(TRACE_BYTES_MAX as u64 + 1)
-                    .read_to_end(&mut bytes)
-            })
-            .map_err(at(shown))?;
+        let bytes = read_bounded(&from, TRACE_BYTES_MAX as u64 + 1)
+            .map_err(at(format!("cannot read {}", request.path)))?;
         let whose = self.whose(&request.to)?;
         let summary = traces::check(&bytes, &whose.shape).map_err(|error| {
             refused(

@@ -9,14 +9,15 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, busy, failed, not_found, refused, usage},
-        record::{Origin, load_manifest, make_private_dir, replace_file, save_manifest},
+        record::{
+            Origin, load_manifest, make_private_dir, read_bounded, replace_file, save_manifest,
+        },
     },
 };
 use floe_image::{Hash, Manifest};
 use floe_mount::ImageHandle;
 use serde::{Deserialize, Serialize};
 use std::{
-    io::Read,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -53,10 +54,8 @@ impl Kept {
     fn load(dir: &Path) -> Result<Kept, NodeError> {
         let path = dir.join(KEPT_FILE);
         let shown = path.display();
-        let mut bytes = Vec::new();
-        std::fs::File::open(&path)
-            .and_then(|file| file.take(KEPT_BYTES_MAX).read_to_end(&mut bytes))
-            .map_err(at(format!("cannot read {shown}")))?;
+        let bytes =
+            read_bounded(&path, KEPT_BYTES_MAX).map_err(at(format!("cannot read {shown}")))?;
         let kept: Result<Kept, _> = serde_json::from_slice(&bytes);
         kept.ok()
             .filter(|kept| kept.version == KEPT_VERSION)

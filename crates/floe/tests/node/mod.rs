@@ -256,6 +256,14 @@ impl TestNode {
         })
     }
 
+    #[allow(dead_code, reason = "not every file of tests needs nothing else")]
+    /// Imports the tiny guest as `tiny` and boots it under a name.
+    pub fn boot_tiny(&self, name: &str) {
+        self.import_tiny("tiny", None);
+        self.run_named("tiny", name);
+        self.wait_console(name, "floe-guest ready");
+    }
+
     /// What the guest has written so far.
     pub fn console(&self, name: &str) -> String {
         let mut bytes = Vec::new();

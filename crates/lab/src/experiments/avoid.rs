@@ -82,9 +82,8 @@ fn fill(parent: &Node, host: &Node, way: &Way, megabytes: u64) -> anyhow::Result
     let cmdline: Vec<&str> = words.chain([way.words]).collect();
     parent.import_booting(&guest, "guest", MEMORY, &cmdline.join(" "))?;
     parent.boot("guest", "web")?;
-    let size = "mount -o remount,size=90% /dev/shm";
     let write = format!(
-        "{}; {size}; {}; rm {FILE}",
+        "{}; {}; rm {FILE}",
         way.before,
         write_distinct(megabytes, FILE)
     );

@@ -380,12 +380,12 @@ fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
     }
 }
 
-/// A shell's command that writes so many MB (16 at a time) to a file, no two pages alike. An emulated guest makes few random
+/// A shell's command that writes so many MB (16 at a time) to a file of `/dev/shm`, no two pages alike. An emulated guest makes few random
 /// bytes a second: the same ones again and again, shifted by a byte more each time, are as good here.
 pub fn write_distinct(megabytes: u64, file: &str) -> String {
     let rounds = megabytes.div_ceil(16);
     format!(
-        "head -c 16m /dev/urandom > {file}.seed; n=0; while [ $n -lt {rounds} ]; do n=$((n+1)); head -c $n /dev/zero; \
+        "mount -o remount,size=90% /dev/shm; head -c 16m /dev/urandom > {file}.seed; n=0; while [ $n -lt {rounds} ]; do n=$((n+1)); head -c $n /dev/zero; \
          cat {file}.seed; done > {file}; rm {file}.seed"
     )
 }

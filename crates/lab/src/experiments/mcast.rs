@@ -99,23 +99,21 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         figure.against("the same by unicast", "MB", unicast);
     }
     let first = &uplinks[0];
-    let over = |samples: &Samples| -> Samples {
-        let pairs = samples.values().iter().zip(first.values());
-        pairs.map(|(n, one)| n / one).collect()
-    };
     let last = &uplinks[hosts - 1];
     let unicast = &unicasts[hosts - 1];
     report
-        .add(&format!("uplink_n{most}_over_n1"), "x", &over(last))
-        .against("unicast, the same ratio", "x", over(unicast).median());
-    let saved: Samples = unicast
-        .values()
-        .iter()
-        .zip(last.values())
-        .map(|(u, m)| u / m)
-        .collect();
-    report.add(&format!("unicast_over_multicast_n{most}"), "x", &saved);
-    report.add(&format!("loss1_uplink_n{most}_over_n1"), "x", &over(&lossy));
+        .add(&format!("uplink_n{most}_over_n1"), "x", &last.over(first))
+        .against("unicast, the same ratio", "x", unicast.over(first).median());
+    report.add(
+        &format!("unicast_over_multicast_n{most}"),
+        "x",
+        &unicast.over(last),
+    );
+    report.add(
+        &format!("loss1_uplink_n{most}_over_n1"),
+        "x",
+        &lossy.over(first),
+    );
     report.add(&format!("by_unicast_chunks_n{most}"), "chunks", &by_unicast);
     report.add(
         &format!("loss1_by_unicast_chunks_n{most}"),

@@ -7,8 +7,8 @@ use crate::{
     api::{CLONES_MAX, MulticastGroup},
     node::{
         MachineName, NameError,
-        error::{NodeError, at, failed, usage},
-        record::{make_private_dir, replace_file},
+        error::{NodeError, failed, usage},
+        record::{load_kept, replace_file},
     },
     paths::Home,
 };
@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
-    io::Read,
     path::PathBuf,
 };
 
@@ -106,28 +105,14 @@ impl Forks {
     /// Reads those that an earlier node left.
     pub fn open(home: &Home) -> Result<Forks, NodeError> {
         let dir = home.forks();
-        make_private_dir(&dir)?;
-        let mut all = BTreeMap::new();
-        let entries = fs::read_dir(&dir).map_err(at(format!("cannot list {}", dir.display())))?;
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let mut bytes = Vec::new();
-            let read = fs::File::open(&path)
-                .and_then(|file| file.take(FORK_BYTES_MAX).read_to_end(&mut bytes));
-            let parsed = read
-                .map_err(|error| error.to_string())
-                .and_then(|_| ForkRecord::parse(&bytes));
-            match parsed {
-                Ok(record) => {
-                    all.insert(record.id.clone(), record);
-                }
-                Err(why) => {
-                    tracing::error!(path = %path.display(), why, "is no fork's record; its clones are not known as such")
-                }
-            }
-        }
+        let kept = load_kept(
+            &dir,
+            FORK_BYTES_MAX,
+            ForkRecord::parse,
+            "is no fork's record; its clones are not known as such",
+        )?;
+        let by_id = |record: ForkRecord| (record.id.clone(), record);
+        let all = kept.into_values().map(by_id).collect();
         Ok(Forks {
             dir,
             all: RwLock::new(all),
@@ -139,8 +124,8 @@ impl Forks {
         self.dir.join(format!("{id}.json"))
     }
 
-    /// Begins a fork of `parent` into `count` clones: gives it an id, unless it has one already, a token and the clones their names, the numbers behind
-    /// those that are taken. It is kept once [`Forks::save`] is called.
+    /// Begins a fork of `parent` into `count` clones: gives it an id, unless it has one already, a token and the clones
+    /// their names, the numbers behind those that are taken. It is kept once [`Forks::save`] is called.
     pub fn begin(
         &self,
         id: Option<&str>,

@@ -80,14 +80,32 @@ impl Node {
         member
     }
 
-    /// How a clone on another host is: `None` if it is there no more, `Some(None)` if its host does not answer.
-    pub(crate) fn away_status(&self, name: &str) -> Option<Option<MachineStatus>> {
-        let (fork, host) = self.forks.away(name)?;
-        let token = fork.hosts_token.as_deref().unwrap_or_default();
-        match Remote::new(&host, token).map(|remote| remote.family(name)) {
-            Ok(Ok(member)) => member.map(|member| member.status),
-            _ => Some(None),
+    /// How a clone is, on this host or another, which is asked.
+    fn life_of(&self, fork: &ForkRecord, clone: &CloneRecord) -> Life {
+        let ended = |status| matches!(status, MachineStatus::Stopped | MachineStatus::Failed);
+        match &clone.host {
+            None => match self.machines.get(&clone.name) {
+                // it has ended, and its record is about to go; or it is about to be made
+                Err(_) => Life::Gone,
+                Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,
+                Ok(entry) if ended(self.info_of(&entry).status) => Life::Dead,
+                Ok(_) => Life::Alive,
+            },
+            Some(host) => match told_by(host, fork, clone) {
+                Ok(None) => Life::Gone,
+                Ok(Some(member)) if member.status.is_some_and(ended) => Life::Dead,
+                Ok(Some(_)) | Err(_) => Life::Alive,
+            },
         }
+    }
+
+    /// Whether clones of a fork may still do something; hosts are asked until the first one that does is found.
+    pub(crate) fn runs(&self, fork: &str) -> bool {
+        let fork = self.forks.get(fork);
+        fork.is_some_and(|fork| {
+            let mut clones = fork.clones.iter();
+            clones.any(|clone| self.life_of(&fork, clone) == Life::Alive)
+        })
     }
 
     /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
@@ -142,31 +160,15 @@ impl Node {
             return left;
         };
         for clone in &fork.clones {
-            let Some(host) = &clone.host else {
-                // it has ended, and its record is about to go; or it is about to be made
-                let Ok(entry) = self.machines.get(&clone.name) else {
-                    continue;
-                };
-                let removing = entry.record().wanted == Wanted::Removing;
-                match self.info_of(&entry).status {
-                    MachineStatus::Stopped | MachineStatus::Failed if !removing => {
-                        left.dead.push(clone.name.clone());
-                    }
-                    _ => left.alive += 1,
-                }
-                continue;
+            let life = match clone.host.is_none() || ask {
+                true => self.life_of(&fork, clone),
+                false => Life::Alive,
             };
-            if !ask {
-                left.alive += 1;
-                continue;
-            }
-            let member = away(&fork, clone, host);
-            match member.status {
-                Some(MachineStatus::Stopped | MachineStatus::Failed) => {
-                    left.dead.push(clone.name.clone());
-                }
-                None if member.detail == CLONE_ENDED => self.strike_ended(&fork, &clone.name),
-                _ => left.alive += 1,
+            match life {
+                Life::Alive => left.alive += 1,
+                Life::Dead => left.dead.push(clone.name.clone()),
+                Life::Gone if clone.host.is_some() => self.strike_ended(&fork, &clone.name),
+                Life::Gone => {}
             }
         }
         left
@@ -223,13 +225,27 @@ pub(crate) struct Left {
     pub dead: Vec<String>,
 }
 
-/// A clone on another host, as that tells it.
-fn away(fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+/// How a clone is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// It may still do something; so may one whose host does not answer, and one that is on its way out.
+    Alive,
+    /// It crashed or was switched off.
+    Dead,
+    /// There is no such machine.
+    Gone,
+}
+
+/// What another host says of a clone: `None` if it is not there any more.
+fn told_by(host: &str, fork: &ForkRecord, clone: &CloneRecord) -> Result<Option<Family>, String> {
     let token = fork.hosts_token.as_deref().unwrap_or_default();
-    let told = Remote::new(host, token)
-        .map_err(|error| error.to_string())
-        .and_then(|remote| remote.family(&clone.name));
-    let (mut member, detail) = match told {
+    let remote = Remote::new(host, token).map_err(|error| error.to_string())?;
+    remote.family(&clone.name)
+}
+
+/// A clone on another host, for those who look at its family.
+fn away(fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+    let (mut member, detail) = match told_by(host, fork, clone) {
         Ok(Some(member)) => (member, None),
         Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),
         Err(why) => (Family::default(), Some(why)),

@@ -153,24 +153,20 @@ impl Node {
             // after a crash in the middle of this their token must still open their parent's state
             self.forks.save(record.clone())?;
         }
-        let places = match self.places(&instant, &record, &hosts) {
-            Ok(places) => places,
-            Err(error) => {
-                self.forks.forget(&record.id);
-                self.store_later(instant.layer, instant.parent);
-                return Err(error);
-            }
-        };
-        let start = Start {
-            instant: &instant,
-            record: &record,
-            hosts: &hosts,
-            settle: request.settle,
-            places: &places,
-            loaded: &Mutex::default(),
-        };
-        let done = self.start_clones(&mut fork, &start, report);
-        self.leave_vacant(&record, &places, &fork);
+        let places = self.places(&instant, &record, &hosts);
+        let done = places.and_then(|places| {
+            let start = Start {
+                instant: &instant,
+                record: &record,
+                hosts: &hosts,
+                settle: request.settle,
+                places: &places,
+                loaded: &Mutex::default(),
+            };
+            let done = self.start_clones(&mut fork, &start, report);
+            self.leave_vacant(&record, &places, &fork);
+            done
+        });
         let clones = match done {
             Ok(clones) => clones,
             Err(error) => {

@@ -182,8 +182,10 @@ impl Node {
         let (mut most, mut lost) = (0, 0);
         'look: loop {
             // a fork under way has clones, and so has one whose number of them is not known yet
-            let forking = self.guests.ledger.lock().is_spent(name, ticket)
-                && self.guests.ledger.lock().clones_of(name, ticket).is_none();
+            let forking = {
+                let ledger = self.guests.ledger.lock();
+                ledger.is_spent(name, ticket) && ledger.clones_of(name, ticket).is_none()
+            };
             let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
             if ask {
                 asked = Some(Instant::now());

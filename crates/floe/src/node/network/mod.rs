@@ -15,9 +15,9 @@ use crate::{
     },
     node::{
         Node,
-        error::{NodeError, at, failed, not_found, refused, usage},
+        error::{NodeError, failed, not_found, refused, usage},
         machines::Entry,
-        record::{Attachment, Record, make_private_dir, replace_file},
+        record::{Attachment, Record, load_kept, replace_file},
     },
     paths::Home,
 };
@@ -29,7 +29,6 @@ use plan::{BITS, GATEWAY, MEMBERS_MAX, NETWORK_VERSION, Network, Overlay};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs,
-    io::Read,
     net::Ipv4Addr,
     path::PathBuf,
 };
@@ -51,28 +50,14 @@ impl Networks {
     /// Reads those that an earlier node left.
     pub fn open(home: &Home) -> Result<Networks, NodeError> {
         let dir = home.networks();
-        make_private_dir(&dir)?;
-        let mut all = BTreeMap::new();
-        let entries = fs::read_dir(&dir).map_err(at(format!("cannot list {}", dir.display())))?;
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let mut bytes = Vec::new();
-            let read = fs::File::open(&path)
-                .and_then(|file| file.take(NETWORK_BYTES_MAX).read_to_end(&mut bytes));
-            let parsed = read
-                .map_err(|error| error.to_string())
-                .and_then(|_| Network::parse(&bytes));
-            match parsed {
-                Ok(network) => {
-                    all.insert(network.id.clone(), network);
-                }
-                Err(why) => {
-                    tracing::error!(path = %path.display(), why, "is no network; its machines can't be started")
-                }
-            }
-        }
+        let kept = load_kept(
+            &dir,
+            NETWORK_BYTES_MAX,
+            Network::parse,
+            "is no network; its machines can't be started",
+        )?;
+        let by_id = |network: Network| (network.id.clone(), network);
+        let all = kept.into_values().map(by_id).collect();
         Ok(Networks {
             dir,
             home: home.root().to_owned(),
@@ -468,7 +453,7 @@ impl Node {
         let (place, mac) = self.networks.create(request, entry.name.as_str(), mac)?;
         entry.update(|record| {
             record.network = Some(place);
-            floe_machine::give_mac(&mut record.config, &mac);
+            // what its card has already, if it has one: the network took that over
             record.config.nic_mac = Some(mac);
         })
     }

@@ -5,11 +5,11 @@
 
 use super::plug_in;
 use crate::{
-    api::{KillRequest, MachineStatus},
+    api::KillRequest,
     node::{
         Node,
         error::{NodeError, at, failed},
-        record::{make_private_dir, replace_file},
+        record::{load_kept, replace_file},
     },
     paths::Home,
 };
@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::Read,
     path::PathBuf,
     sync::{Arc, Weak, mpsc},
     time::Duration,
@@ -71,29 +70,12 @@ impl Tickets {
     /// Reads those that an earlier node left.
     pub fn open(home: &Home) -> Result<Tickets, NodeError> {
         let dir = home.tickets();
-        make_private_dir(&dir)?;
-        let mut all = BTreeMap::new();
-        let entries = fs::read_dir(&dir).map_err(at(format!("cannot list {}", dir.display())))?;
-        for path in entries.flatten().map(|entry| entry.path()) {
-            let id = path.file_name().and_then(|name| name.to_str());
-            let Some(id) = id.and_then(|name| name.strip_suffix(".json")) else {
-                continue;
-            };
-            let mut bytes = Vec::new();
-            let read = fs::File::open(&path)
-                .and_then(|file| file.take(TICKET_BYTES_MAX).read_to_end(&mut bytes));
-            let parsed = read
-                .map_err(|error| error.to_string())
-                .and_then(|_| Ticket::parse(&bytes));
-            match parsed {
-                Ok(ticket) => {
-                    all.insert(id.to_owned(), ticket);
-                }
-                Err(why) => {
-                    tracing::error!(path = %path.display(), why, "is no ticket; what it holds is never given back")
-                }
-            }
-        }
+        let all = load_kept(
+            &dir,
+            TICKET_BYTES_MAX,
+            Ticket::parse,
+            "is no ticket; what it holds is never given back",
+        )?;
         Ok(Tickets {
             dir,
             all: RwLock::new(all),
@@ -214,29 +196,12 @@ impl Node {
             return Ok(());
         }
         self.tell("ticket.lost", &name, "its clones are ended");
-        for clone in self.clones_of(ticket.fork.as_deref().unwrap_or_default()) {
+        for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {
             self.kill(&clone, &KillRequest { all: false })
                 .map_err(|error| format!("{clone} was not ended: {}", error.to_api()))?;
         }
         self.tickets.forget(id);
         Ok(())
-    }
-
-    fn clones_of(&self, fork: &str) -> Vec<String> {
-        let all = self.forks.all();
-        let fork = all.iter().find(|known| known.id == fork);
-        let clones = fork.iter().flat_map(|fork| &fork.clones);
-        clones.map(|clone| clone.name.clone()).collect()
-    }
-
-    /// Whether clones of a fork may still do something. Of one whose host does not answer nobody knows.
-    fn runs(&self, fork: &str) -> bool {
-        let ended = |status| matches!(status, Some(MachineStatus::Stopped | MachineStatus::Failed));
-        let clones = self.clones_of(fork);
-        clones.iter().any(|clone| match self.machines.get(clone) {
-            Ok(entry) => !ended(Some(self.info_of(&entry).status)),
-            Err(_) => self.away_status(clone).is_some_and(|status| !ended(status)),
-        })
     }
 }
 
