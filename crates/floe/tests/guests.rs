@@ -238,7 +238,10 @@ fn no_clone_has_a_network_before_it_knows_who_it_is_and_no_call_waits_for_a_dead
             .iter()
             .any(|machine| machine.cloned.as_ref().is_some_and(|cloned| cloned.settled))
     });
-    said(&node, 4, "(floe-guest join $t 2>&1 &)");
+    // the node has its call when another one that came after it is answered; it came when its caller sleeps
+    let asleep = "until grep -q '^State:.S' /proc/$!/status; do sleep 1; done";
+    let join = format!("floe-guest join $t 2>&1 & {asleep}; floe-guest whoami");
+    said(&node, 4, &join);
     node.end(node::Signal::KILL);
     node.start_again();
     node.wait_console("web", "(unreachable)");

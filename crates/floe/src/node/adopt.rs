@@ -34,7 +34,7 @@ impl Node {
             match Record::load(&dir.path()) {
                 Ok(record) => self.adopt(name, &dir.path(), record),
                 // killed before the record was written: there is nothing in it yet
-                Err(_) if !dir.path().join(super::record::RECORD_FILE).exists() => {
+                Err(_) if !dir.path().join(super::files::RECORD_FILE).exists() => {
                     let _ = std::fs::remove_dir_all(dir.path());
                 }
                 Err(error) => tracing::error!(machine = %name, %error, "the machine is left alone"),

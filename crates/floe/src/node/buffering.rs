@@ -10,8 +10,8 @@ use crate::{
     node::{
         Node,
         error::NodeError,
+        files::{load_pauses, save_pauses},
         machines::Entry,
-        record::{load_pauses, save_pauses},
     },
 };
 use floe_image::Hash;

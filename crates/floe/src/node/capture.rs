@@ -16,10 +16,11 @@ use crate::{
     node::{
         Node,
         error::{NodeError, failed, usage},
+        files::save_manifest,
         fork::FORK_LABEL,
         images::{finish, parse_name},
         machines::Operation,
-        record::{Wanted, save_manifest},
+        record::Wanted,
         report::{Report, millis},
         sources::Found,
     },
@@ -135,7 +136,7 @@ impl Node {
             return Ok(());
         }
         report.note("the machine's image is fetched whole first: a capture shares its chunks");
-        let manifest = super::record::load_manifest(&operation.dir, &record.disk_base)?;
+        let manifest = super::files::load_manifest(&operation.dir, &record.disk_base)?;
         let fetcher = self.sources.fetcher(&record.origin)?;
         let found = Found {
             id: record.disk_base,

@@ -5,10 +5,11 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, failed, usage},
+        files::load_manifest,
         guest::{self, GuestState},
         machines::Entry,
         plan,
-        record::{Origin, Record, load_manifest},
+        record::{Origin, Record},
     },
 };
 use floe_image::{Hash, MachineConfig, Manifest};

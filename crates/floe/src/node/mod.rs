@@ -13,6 +13,7 @@ mod buffering;
 mod capture;
 pub mod doctor;
 pub mod error;
+mod files;
 mod fork;
 mod guest;
 pub mod helpers;

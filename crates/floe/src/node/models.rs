@@ -10,8 +10,9 @@
 use crate::{
     node::{
         Node,
+        files::{oldest_first, replace_file},
         outbox::Destination,
-        record::{Origin, oldest_first, replace_file},
+        record::Origin,
     },
     traces::{Method, Model},
     transfer::{Cancel, TransferError},

@@ -10,8 +10,8 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, refused, usage},
+        files::read_bounded,
         models,
-        record::read_bounded,
         rehearse::{FOLLOWED_MAX, TRACE_REGION},
         report::Report,
         sources::{is_address, references},

@@ -7,7 +7,8 @@
 use crate::{
     node::{
         error::NodeError,
-        record::{Origin, make_private_dir, oldest_first, replace_file},
+        files::{make_private_dir, oldest_first, replace_file},
+        record::Origin,
     },
     transfer::{Cancel, HubClient, TransferError},
 };

@@ -5,11 +5,12 @@ use crate::{
     node::{
         MachineName, Node,
         error::{NodeError, at, busy, failed, usage},
+        files::save_manifest,
         launch::{CONSOLE_LOG, choose_ports, cold_config},
         machines::{Entry, Operation},
         models::Coming,
         plan::{self, Kind, Plan},
-        record::{RECORD_VERSION, Record, Wanted, save_manifest},
+        record::{RECORD_VERSION, Record, Wanted},
         report::Report,
         sources::Found,
         traces::TOUCHED_BEFORE_MAX,

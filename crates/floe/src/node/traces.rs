@@ -12,9 +12,10 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, not_found, refused, usage},
+        files::{load_manifest, read_bounded},
         machines::Entry,
         outbox::{Destination, Outbox},
-        record::{Wanted, load_manifest, read_bounded},
+        record::Wanted,
         sources::is_address,
     },
     traces::{self, Shape, TRACE_BYTES_MAX, TraceStore, Trainer},

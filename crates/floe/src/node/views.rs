@@ -9,9 +9,8 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, busy, failed, not_found, refused, usage},
-        record::{
-            Origin, load_manifest, make_private_dir, read_bounded, replace_file, save_manifest,
-        },
+        files::{load_manifest, make_private_dir, read_bounded, replace_file, save_manifest},
+        record::Origin,
     },
 };
 use floe_image::{Hash, Manifest};

@@ -10,10 +10,11 @@ use crate::{
     node::{
         Node, STANDBY_BYTES,
         error::{NodeError, refused, usage},
+        files::save_manifest_soon,
         guest::AGENT_LABEL,
         machines::Operation,
         models::Coming,
-        record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted, save_manifest_soon},
+        record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
         report::Report,
         restore::Loaded,
         run::make_machine_dir,

@@ -1,7 +1,7 @@
 //! Looking at a family, and ending clones.
 
 use super::{
-    family::{CloneRecord, ForkRecord},
+    record::{CloneRecord, ForkRecord},
     remote::Remote,
 };
 use crate::{

@@ -19,6 +19,7 @@ mod layer;
 mod multicast;
 mod network;
 mod parents;
+mod record;
 mod remote;
 mod serve;
 mod store;
@@ -47,11 +48,11 @@ use crate::{
 };
 use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
-use family::ForkRecord;
 use floe_image::Hash;
 use floe_machine::CaptureOptions;
 use layer::{Base, Layer};
 use parking_lot::Mutex;
+use record::ForkRecord;
 use remote::Remote;
 use std::{
     collections::HashMap,

@@ -1,6 +1,6 @@
 //! The multicast group of a fork: its clones' nodes get from it what any of them touches, once for all (SnowFlock, section 4.5).
 
-use super::{Host, family::ForkRecord};
+use super::{Host, record::ForkRecord};
 use crate::{
     api::{MulticastGroup, MulticastUse},
     node::{Node, error::NodeError, record::Origin},

@@ -1,6 +1,6 @@
 //! A family's network and a fork: places for its clones, and the way between its hosts.
 
-use super::{Fork, Host, Instant, State, family::ForkRecord, remote::Remote};
+use super::{Fork, Host, Instant, State, record::ForkRecord, remote::Remote};
 use crate::{
     api::{NetworkHosts, NetworkOrder},
     node::{

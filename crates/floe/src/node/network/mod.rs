@@ -16,8 +16,9 @@ use crate::{
     node::{
         Node,
         error::{NodeError, failed, not_found, refused, usage},
+        files::{load_kept, replace_file},
         machines::Entry,
-        record::{Attachment, Record, load_kept, replace_file},
+        record::{Attachment, Record},
     },
     paths::Home,
 };

@@ -11,12 +11,16 @@
 
 mod command;
 mod hosts;
+mod listed;
 mod program;
 mod simple;
 mod slurm;
+mod slurm_text;
+mod ticket;
 mod tickets;
 
-pub(crate) use hosts::{Known, known_hosts};
+pub(crate) use hosts::known_hosts;
+pub(crate) use listed::Known;
 pub(crate) use tickets::{Held, Tickets};
 
 use crate::{

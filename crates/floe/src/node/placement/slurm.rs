@@ -9,6 +9,7 @@
 use super::{
     Ask, Grant, Offer, Placement,
     command::{Answer, run},
+    slurm_text::{SlurmNode, field, job_of, parse_layout, parse_nodes},
 };
 use crate::node::error::{NodeError, failed};
 use std::{process::Command, time::Duration};
@@ -17,33 +18,11 @@ use std::{process::Command, time::Duration};
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an allocation is waited for. What is free now is granted at once; longer than this is a queue.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most nodes that a line of Slurm's may stand for.
-const NODES_MAX: usize = 65_536;
 /// States of a job that has its nodes.
 const HAS_NODES: [&str; 5] = ["RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING"];
 
 #[derive(Default)]
 pub(super) struct Slurm {}
-
-/// A node as Slurm sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct SlurmNode {
-    name: String,
-    free_cpus: u32,
-    free_mib: u64,
-    /// Why it takes no jobs.
-    out: Option<String>,
-}
-
-impl SlurmNode {
-    fn fits(&self, cpus: u32, mib: u64) -> u32 {
-        if self.out.is_some() {
-            return 0;
-        }
-        let by_memory = self.free_mib / mib.max(1);
-        (self.free_cpus / cpus.max(1)).min(u32::try_from(by_memory).unwrap_or(u32::MAX))
-    }
-}
 
 /// How much is asked for next, after what Slurm has said: what seems to fit, then half of it each time.
 fn next_ask(asked: u32, fits: u32, refused: Option<u32>) -> u32 {
@@ -207,16 +186,6 @@ fn allocate(
     }
 }
 
-/// The number of the job that salloc tells of: `salloc: Granted job allocation 17`.
-fn job_of(text: &str) -> Option<String> {
-    let line = text
-        .lines()
-        .rfind(|line| line.contains("job allocation "))?;
-    let last = line.rsplit("job allocation ").next()?;
-    let number: String = last.chars().take_while(char::is_ascii_digit).collect();
-    (!number.is_empty()).then_some(number)
-}
-
 /// How many clones an allocation holds on which node.
 fn layout(job: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> {
     let answer = ask("scontrol", &["show", "job", "-d", "-o", job])?;
@@ -245,115 +214,19 @@ fn grant(job: String, count: u32, tasks: &[(String, u32)], offers: &[Offer]) -> 
     }
 }
 
-/// The value of `NAME=value` in a line of scontrol's.
-fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
-    line.split_ascii_whitespace()
-        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-}
-
-/// `scontrol show nodes -o`: one line a node.
-fn parse_nodes(text: &str) -> Vec<SlurmNode> {
-    let number = |line: &str, names: &[&str]| -> u64 {
-        let value = names.iter().find_map(|name| field(line, name));
-        value.and_then(|value| value.parse().ok()).unwrap_or(0)
-    };
-    let node = |line: &str| {
-        let name = field(line, "NodeName")?.to_owned();
-        let cpus = number(line, &["CPUEfctv", "CPUTot"]);
-        let memory = number(line, &["RealMemory"]);
-        let state = field(line, "State").unwrap_or("UNKNOWN");
-        // `IDLE`, `MIXED+DRAIN`, `DOWN*`: flags after a plus, a star for one that does not answer
-        let good = ["IDLE", "MIXED", "ALLOCATED", "COMPLETING"];
-        let mut parts = state.split('+');
-        let base = parts.next().unwrap_or_default();
-        let flags_good = parts.all(|flag| matches!(flag, "COMPLETING" | "CLOUD" | "DYNAMIC_NORM"));
-        Some(SlurmNode {
-            name,
-            free_cpus: cpus.saturating_sub(number(line, &["CPUAlloc"])) as u32,
-            free_mib: memory.saturating_sub(number(line, &["AllocMem"])),
-            out: (!good.contains(&base) || !flags_good).then(|| state.to_owned()),
-        })
-    };
-    text.lines().filter_map(node).collect()
-}
-
-/// `scontrol show job -d -o`: `Nodes=n[1-2] CPU_IDs=0-1,4 Mem=200` for each group of nodes that have the same.
-fn parse_layout(text: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> {
-    let mut tasks = Vec::new();
-    let mut words = text.split_ascii_whitespace();
-    while let Some(word) = words.next() {
-        let Some(names) = word.strip_prefix("Nodes=") else {
-            continue;
-        };
-        let Some(ids) = words.next().and_then(|w| w.strip_prefix("CPU_IDs=")) else {
-            continue;
-        };
-        let memory = words.next().and_then(|w| w.strip_prefix("Mem="));
-        let memory: u64 = memory.and_then(|m| m.parse().ok()).unwrap_or(0);
-        let by_cpus = count_ids(ids).ok_or_else(|| format!("{ids:?} are no CPUs"))? / cpus.max(1);
-        let count = match memory {
-            0 => by_cpus, // memory is not shared out there
-            _ => by_cpus.min(u32::try_from(memory / mib.max(1)).unwrap_or(u32::MAX)),
-        };
-        for name in expand(names).ok_or_else(|| format!("{names:?} are no nodes"))? {
-            if tasks.len() >= NODES_MAX {
-                return Err(format!("it has more than {NODES_MAX} nodes"));
-            }
-            tasks.push((name, count));
-        }
-    }
-    match tasks.is_empty() {
-        true => Err("it tells no nodes".into()),
-        false => Ok(tasks),
-    }
-}
-
-/// How many numbers `0-1,4` stands for.
-fn count_ids(text: &str) -> Option<u32> {
-    let mut count = 0u32;
-    for part in text.split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to): (u32, u32) = (from.parse().ok()?, to.parse().ok()?);
-        count = count.checked_add(to.checked_sub(from)?.checked_add(1)?)?;
-    }
-    Some(count)
-}
-
-/// The names that `n[01-03,7],login` stands for.
-fn expand(text: &str) -> Option<Vec<String>> {
-    let mut names = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = rest.find([',', '[']).unwrap_or(rest.len());
-        let (prefix, tail) = rest.split_at(end);
-        let Some(inside) = tail.strip_prefix('[') else {
-            names.push(prefix.to_owned());
-            rest = tail.strip_prefix(',').unwrap_or_default();
-            continue;
-        };
-        let (ranges, after) = inside.split_once(']')?;
-        for range in ranges.split(',') {
-            let (from, to) = range.split_once('-').unwrap_or((range, range));
-            let width = from.len();
-            let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
-            if to < from || names.len() as u64 + (to - from) >= NODES_MAX as u64 {
-                return None;
-            }
-            names.extend((from..=to).map(|n| format!("{prefix}{n:0width$}")));
-        }
-        rest = match after.strip_prefix(',') {
-            Some(rest) => rest,
-            None if after.is_empty() => after,
-            None => return None, // names with something behind their numbers
-        };
-    }
-    Some(names)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+
+    #[test]
+    fn after_each_refusal_less_is_asked_for_until_there_is_nothing_left() {
+        assert_eq!(next_ask(8, 5, None), 5);
+        let mut asked = vec![5];
+        while *asked.last().unwrap() > 0 {
+            asked.push(next_ask(8, 5, asked.last().copied()));
+        }
+        assert_eq!(asked, [5, 2, 1, 0]);
+    }
 
     const NODES: &str = "\
 NodeName=n1 Arch=x86_64 CPUAlloc=2 CPUEfctv=4 CPUTot=4 RealMemory=2000 AllocMem=200 FreeMem=5475 State=MIXED ThreadsPerCore=1
@@ -381,51 +254,5 @@ NodeName=n3 CPUAlloc=0 CPUTot=8 RealMemory=2000 AllocMem=0 State=DOWN*
         assert!(why("n2", 1).contains("IDLE+DRAIN"));
         assert!(why("n1", 5000).contains("1800 MiB free"));
         assert!(why("other", 1).contains("no node of Slurm's"));
-    }
-
-    #[test]
-    fn an_allocation_tells_how_many_clones_which_node_takes() {
-        let text = "JobId=1 NodeList=n[1-3] NumTasks=4 JOB_GRES=(null)   Nodes=n1 CPU_IDs=0-1 Mem=200 GRES=   Nodes=n[2-3] CPU_IDs=0 Mem=100 GRES= MinCPUsNode=1";
-        let of = |name: &str, count| (name.to_owned(), count);
-        assert_eq!(
-            parse_layout(text, 1, 100).unwrap(),
-            [of("n1", 2), of("n2", 1), of("n3", 1)]
-        );
-        assert_eq!(
-            parse_layout(text, 1, 200).unwrap()[..2],
-            [of("n1", 1), of("n2", 0)]
-        );
-        assert!(parse_layout("JobId=1", 1, 1).is_err());
-        assert_eq!(
-            expand("a[08-10,3],b,c[1]").unwrap(),
-            ["a08", "a09", "a10", "a3", "b", "c1"]
-        );
-        assert_eq!(expand("a[1-99999999]"), None);
-        assert_eq!(
-            job_of("salloc: Pending job allocation 3\nsalloc: Granted job allocation 31\n")
-                .unwrap(),
-            "31"
-        );
-        assert_eq!(job_of("salloc: error: Job submit/allocate failed"), None);
-    }
-
-    #[test]
-    fn after_each_refusal_less_is_asked_for_until_there_is_nothing_left() {
-        assert_eq!(next_ask(8, 5, None), 5);
-        let mut asked = vec![5];
-        while *asked.last().unwrap() > 0 {
-            asked.push(next_ask(8, 5, asked.last().copied()));
-        }
-        assert_eq!(asked, [5, 2, 1, 0]);
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_the_tools_print_is_read_or_refused(text in "(Nodes=|CPU_IDs=|Mem=|NodeName=|State=|[n0-9\\[\\],\\- ]){0,30}") {
-            let _ = parse_nodes(&text);
-            let _ = parse_layout(&text, 1, 1);
-            let _ = expand(&text);
-            let _ = job_of(&text);
-        }
     }
 }

@@ -3,18 +3,20 @@
 //! A ticket belongs to one fork. Once none of its clones runs any more it is released; if it is taken away before, what it
 //! held may already be somebody else's, and the clones are ended.
 
-use super::plug_in;
+use super::{
+    plug_in,
+    ticket::{TICKET_VERSION, Ticket},
+};
 use crate::{
     api::KillRequest,
     node::{
         Node,
         error::{NodeError, at, failed},
-        record::{load_kept, replace_file},
+        files::{load_kept, replace_file},
     },
     paths::Home,
 };
 use parking_lot::{Mutex, RwLock};
-use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -23,38 +25,10 @@ use std::{
     time::Duration,
 };
 
-/// Version of a ticket's file.
-const TICKET_VERSION: u32 = 1;
-/// Largest such file that is read, bytes.
+/// Largest file of a ticket that is read, bytes.
 const TICKET_BYTES_MAX: u64 = 16 << 10;
 /// How often it is looked whether clones have ended and tickets still hold.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// A ticket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Ticket {
-    version: u32,
-    /// The plug-in.
-    placement: String,
-    /// What that calls it.
-    ticket: String,
-    /// The fork that has it; `None` if it was never made.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    fork: Option<String>,
-}
-
-impl Ticket {
-    fn parse(bytes: &[u8]) -> Result<Ticket, String> {
-        let ticket: Ticket = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        match ticket.version {
-            TICKET_VERSION => Ok(ticket),
-            other => Err(format!(
-                "it has version {other}, this floe knows version {TICKET_VERSION}"
-            )),
-        }
-    }
-}
 
 /// All tickets.
 pub(crate) struct Tickets {
