@@ -22,6 +22,47 @@ mod qga;
 #[path = "../../crates/machine/src/qmp/wire.rs"]
 mod qmp;
 
+// What a node keeps and is told, with the vocabulary of its interface that stands in it. Names of modules are those of the crate.
+#[allow(dead_code)]
+#[path = "../../crates/floe/src/api"]
+mod api {
+    use serde::{Deserialize, Serialize};
+    use std::collections::BTreeMap;
+    use utoipa::{IntoParams, ToSchema};
+
+    #[path = "forks.rs"]
+    mod forks;
+    #[path = "forward.rs"]
+    mod forward;
+    #[path = "machines.rs"]
+    mod machines;
+    #[path = "network.rs"]
+    mod network;
+    pub use forks::*;
+    pub use forward::*;
+    pub use machines::*;
+    pub use network::*;
+}
+#[allow(dead_code)]
+#[path = "../../crates/floe/src/node"]
+mod node {
+    #[path = "fork/record.rs"]
+    pub mod fork;
+    #[path = "placement/listed.rs"]
+    pub mod listed;
+    #[path = "names.rs"]
+    mod names;
+    #[path = "network/plan.rs"]
+    pub mod network;
+    #[path = "record.rs"]
+    pub mod record;
+    #[path = "placement/slurm_text.rs"]
+    pub mod slurm;
+    #[path = "placement/ticket.rs"]
+    pub mod ticket;
+    pub use names::{MachineName, NameError};
+}
+
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
 
@@ -45,6 +86,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("agent_line", agent_line),
     ("fuse_request", fuse_request),
     ("guest_message", guest_message),
+    ("machine_record", machine_record),
+    ("fork_record", fork_record),
+    ("network_record", network_record),
+    ("ticket_record", ticket_record),
+    ("hosts_file", hosts_file),
+    ("slurm_output", slurm_output),
 ];
 
 /// What a program in a guest says to its agent, the agent to the node, and both back: lines with one form each.
@@ -251,5 +298,76 @@ pub fn fuse_request(data: &[u8]) {
     }
     if let Some((_, _, written)) = fuse::parse_write(body) {
         assert!(written.len() + fuse::WRITE_IN_BYTES <= body.len());
+    }
+}
+
+/// What is read of a file of a node's, written again, is read as the same.
+fn same_again<T: serde::Serialize + PartialEq + std::fmt::Debug>(
+    data: &[u8],
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+) -> Option<T> {
+    let read = parse(data).ok()?;
+    let again = serde_json::to_vec_pretty(&read).expect("strings, numbers and lists");
+    assert_eq!(parse(&again).as_ref(), Ok(&read));
+    Some(read)
+}
+
+/// A machine's record names a machine, and a place inside of the state directory.
+pub fn machine_record(data: &[u8]) {
+    if let Some(record) = same_again(data, node::record::Record::parse) {
+        assert!(record.name.parse::<node::MachineName>().is_ok());
+        assert!(!record.place.starts_with('/') && !record.place.split('/').any(|part| part == ".."));
+    }
+}
+
+/// A fork's record names files and clones that stay where they are.
+pub fn fork_record(data: &[u8]) {
+    if let Some(record) = same_again(data, node::fork::ForkRecord::parse) {
+        assert!(record.id.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert!(record.clones.iter().all(|clone| clone.name.parse::<node::MachineName>().is_ok()));
+    }
+}
+
+/// What becomes of a family's network are the lines of `ip` and `nft` that are meant, whatever it says.
+pub fn network_record(data: &[u8]) {
+    use node::network::{MEMBERS_MAX, Network};
+    let Some(network) = same_again(data, Network::parse) else { return };
+    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':');
+    assert!(plain(&network.id) && plain(&network.parent_mac) && network.vni() > 0);
+    assert!((0..=MEMBERS_MAX).all(|number| network.mac(number).split(':').count() == 6));
+    let with = network.rules().lines().count();
+    let destinations: usize = network.allow.iter().map(|to| if to.port.is_some() { 2 } else { 1 }).sum();
+    let without = Network { allow: Vec::new(), ..network };
+    assert_eq!(without.rules().lines().count() + destinations, with);
+}
+
+/// A ticket's file says whose ticket it is.
+pub fn ticket_record(data: &[u8]) {
+    same_again(data, node::ticket::Ticket::parse);
+}
+
+/// Hosts have names that differ, and addresses.
+pub fn hosts_file(data: &[u8]) {
+    let Ok(hosts) = node::listed::decode(data) else { return };
+    let mut text = String::new();
+    for host in &hosts {
+        assert!(!host.name.is_empty() && !host.name.contains(char::is_whitespace));
+        text += &format!("{} {}\n", host.name, host.address);
+    }
+    assert_eq!(node::listed::decode(text.as_bytes()), Ok(hosts));
+}
+
+/// What Slurm's tools print becomes nodes, tasks and jobs within bounds, or nothing.
+pub fn slurm_output(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    assert!(node::slurm::parse_nodes(&text).len() <= text.lines().count());
+    if let Ok(tasks) = node::slurm::parse_layout(&text, 2, 100) {
+        assert!(tasks.len() <= 1 << 16);
+    }
+    if let Some(names) = node::slurm::expand(text.trim()) {
+        assert!(names.len() <= 1 << 16 && names.iter().all(|name| name.len() <= 255));
+    }
+    if let Some(job) = node::slurm::job_of(&text) {
+        assert!(!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit()));
     }
 }

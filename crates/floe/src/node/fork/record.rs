@@ -8,7 +8,7 @@ use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 
 /// Version of a fork's file.
-pub(super) const FORK_VERSION: u32 = 1;
+pub(crate) const FORK_VERSION: u32 = 1;
 
 /// A fork that has, or had, clones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ pub(crate) struct Known {
 }
 
 /// The hosts that a file lists, or what is wrong with it.
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Known>, String> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Known>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
     let mut hosts: Vec<Known> = Vec::new();
     for (number, line) in text.lines().enumerate() {

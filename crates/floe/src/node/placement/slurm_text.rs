@@ -7,7 +7,7 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// A node as Slurm sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlurmNode {
+pub(crate) struct SlurmNode {
     /// Its name.
     pub name: String,
     /// CPUs of no job.
@@ -30,7 +30,7 @@ impl SlurmNode {
 }
 
 /// The number of the job that salloc tells of: `salloc: Granted job allocation 17`.
-pub(super) fn job_of(text: &str) -> Option<String> {
+pub(crate) fn job_of(text: &str) -> Option<String> {
     let line = text
         .lines()
         .rfind(|line| line.contains("job allocation "))?;
@@ -40,13 +40,13 @@ pub(super) fn job_of(text: &str) -> Option<String> {
 }
 
 /// The value of `NAME=value` in a line of scontrol's.
-pub(super) fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split_ascii_whitespace()
         .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// `scontrol show nodes -o`: one line a node.
-pub(super) fn parse_nodes(text: &str) -> Vec<SlurmNode> {
+pub(crate) fn parse_nodes(text: &str) -> Vec<SlurmNode> {
     let number = |line: &str, names: &[&str]| -> u64 {
         let value = names.iter().find_map(|name| field(line, name));
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
@@ -73,7 +73,7 @@ pub(super) fn parse_nodes(text: &str) -> Vec<SlurmNode> {
 }
 
 /// `scontrol show job -d -o`: `Nodes=n[1-2] CPU_IDs=0-1,4 Mem=200` for each group of nodes that have the same.
-pub(super) fn parse_layout(text: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> {
+pub(crate) fn parse_layout(text: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> {
     let mut tasks = Vec::new();
     let mut words = text.split_ascii_whitespace();
     while let Some(word) = words.next() {
@@ -115,7 +115,7 @@ fn count_ids(text: &str) -> Option<u32> {
 }
 
 /// The names that `n[01-03,7],login` stands for.
-pub(super) fn expand(text: &str) -> Option<Vec<String>> {
+pub(crate) fn expand(text: &str) -> Option<Vec<String>> {
     let mut names = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {

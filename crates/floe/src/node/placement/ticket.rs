@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of a ticket's file.
-pub(super) const TICKET_VERSION: u32 = 1;
+pub(crate) const TICKET_VERSION: u32 = 1;
 
 /// A ticket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     /// [`TICKET_VERSION`].
     pub version: u32,
     /// The plug-in.
