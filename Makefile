@@ -18,7 +18,7 @@ CARGO := cargo
 EXPERIMENTS := import disk touch fault capture fork avoid mcast churn restore resume-wan density stream-sim stream-real train page optimize
 
 .PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
-.PHONY: web web-test guest-tools guest-tiny guest-debian guest-desktop traces
+.PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-desktop traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples 
 guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 	@$(GUEST_BUILD) tiny $(GUESTS)/tiny
 
+guest-mpi: deps ## Build the same with MPICH and an MPI program
+	@$(GUEST_BUILD) mpi $(GUESTS)/mpi
+
 guest-debian: deps ## Build the Debian guest from packages
 	@$(GUEST_BUILD) debian $(GUESTS)/debian
 
@@ -70,7 +73,7 @@ fuzz-check: deps web
 	$(CARGO) test --locked --quiet --manifest-path fuzz/Cargo.toml
 
 # Unit, property and integration tests; FLOE_TEST_SYSTEM=1 lets the tests use FUSE, QEMU and network namespaces.
-system: deps web guest-tiny
+system: deps web guest-tiny guest-mpi
 	FLOE_TEST_SYSTEM=1 FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast
 
 # The page in a real browser, against a real node with real guests.

@@ -92,7 +92,18 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("ticket_record", ticket_record),
     ("hosts_file", hosts_file),
     ("slurm_output", slurm_output),
+    ("mpi_frame", mpi_frame),
 ];
+
+/// What floe-mpirun, its launcher and its clones say to each other.
+pub fn mpi_frame(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Some((frame, length))) = floe_guest::mpi::wire::decode(rest) {
+        assert_eq!(frame.encode(), &rest[..length]);
+        rest = &rest[length..];
+    }
+    let _ = floe_guest::mpi::wire::read(&mut &data[..]);
+}
 
 /// What a program in a guest says to its agent, the agent to the node, and both back: lines with one form each.
 pub fn guest_message(data: &[u8]) {

@@ -3,6 +3,7 @@
 use floe_guest::agent::{self, Options, SOCKET_PATH};
 use floe_guest::client;
 use floe_guest::message::{Answer, Call};
+use floe_guest::mpi;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,6 +20,7 @@ floe-guest: lets programs in this guest clone their machine
   floe-guest kill TICKET                 ends them
   floe-guest exit                        ends this machine, a clone
   floe-guest whoami                      number, name and parent of this machine
+  floe-guest mpirun ...                  an MPI program on clones: floe-mpirun, see floe-mpirun --help
 
 Each call takes --timeout SECONDS and --socket PATH.
 
@@ -29,7 +31,18 @@ Example: four clones, each of which does its part
 ";
 
 fn main() -> ExitCode {
-    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let mut args: Vec<String> = std::env::args().collect();
+    let program = PathBuf::from(if args.is_empty() {
+        String::new()
+    } else {
+        args.remove(0)
+    });
+    if let Some(code) = mpi::run_as(&program, &args) {
+        return code;
+    }
+    if args.first().is_some_and(|arg| arg == "mpirun") {
+        return mpi::mpirun(&args[1..]);
+    }
     match run(&mut args) {
         Ok(text) => {
             print!("{text}");
