@@ -51,7 +51,7 @@ pub use error::MachineError;
 pub use exec::User;
 pub use host::{CPU_MODEL_DEFAULT, Host, Incompatible, QEMU_OLDEST};
 pub use launch::START_TIMEOUT;
-pub use machine::{End, Machine, Status};
+pub use machine::{Continuing, End, Machine, Status};
 pub use memory::{Pages, Rest};
 pub use process::ProcessId;
 pub use record::Record;

@@ -22,7 +22,7 @@ use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
 use crate::qga::Agent;
-use crate::qmp::{Event, Qmp, QmpError, connect_checked};
+use crate::qmp::{COMMAND_TIMEOUT, Event, Pending, Qmp, QmpError, connect_checked};
 use crate::record::{self, Record};
 use crate::screen;
 use crate::spec::{PortForward, Spec};
@@ -113,6 +113,17 @@ pub struct Machine {
     pub(crate) capturing: AtomicBool,
     /// Conversations with the agent, one at a time.
     agent: Mutex<()>,
+}
+
+/// A guest that was told to go on.
+pub struct Continuing(Pending);
+
+impl Continuing {
+    /// Wait until it does.
+    pub fn wait(self) -> Result<(), MachineError> {
+        self.0.wait(COMMAND_TIMEOUT)?;
+        Ok(())
+    }
 }
 
 impl Machine {
@@ -244,6 +255,11 @@ impl Machine {
     /// Let the guest go on.
     pub fn cont(&self) -> Result<(), MachineError> {
         self.command("cont")
+    }
+
+    /// Tell the guest to go on without waiting until it does.
+    pub fn begin_cont(&self) -> Result<Continuing, MachineError> {
+        Ok(Continuing(self.qmp.begin("cont", json!({}))?))
     }
 
     /// Ask the guest to switch itself off, as by its power button. Whether it does is its own affair.

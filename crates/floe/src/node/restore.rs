@@ -13,7 +13,7 @@ use crate::node::{
     sources::{Found, Loads},
 };
 use floe_image::{CHUNK_SIZE, is_zero};
-use floe_machine::{ClockSync, Restored, Snapshot, Stage, Standby};
+use floe_machine::{ClockSync, Continuing, Restored, Snapshot, Stage, Standby};
 use floe_mount::{ImageHandle, MachineHandle};
 use std::{
     collections::HashMap,
@@ -32,6 +32,13 @@ pub(crate) struct Loaded {
     forwards: Vec<floe_machine::PortForward>,
     /// Whether its QEMU was there before anybody asked.
     waited: bool,
+}
+
+impl Loaded {
+    /// Tells the guest to execute; the machine is entered by [`Node::let_go`].
+    pub fn release(&self) -> Result<Continuing, NodeError> {
+        Ok(self.standby.machine().begin_cont()?)
+    }
 }
 
 impl Node {

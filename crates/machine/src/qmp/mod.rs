@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -164,6 +164,11 @@ impl Qmp {
         self.waiting.lock().closed.clone()
     }
 
+    /// Send a command and don't wait for it.
+    pub fn begin(&self, command: &str, arguments: Value) -> Result<Pending, QmpError> {
+        self.send(command, arguments, None)
+    }
+
     fn run(
         &self,
         command: &str,
@@ -171,6 +176,15 @@ impl Qmp {
         fd: Option<BorrowedFd<'_>>,
         limit: Duration,
     ) -> Result<Value, QmpError> {
+        self.send(command, arguments, fd)?.wait(limit)
+    }
+
+    fn send(
+        &self,
+        command: &str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Pending, QmpError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = bounded(1);
         {
@@ -192,17 +206,37 @@ impl Qmp {
             let reason = waiting.closed.clone().unwrap_or_else(|| e.to_string());
             return Err(QmpError::Closed { reason });
         }
-        match receiver.recv_timeout(limit) {
+        Ok(Pending {
+            command: command.to_owned(),
+            id,
+            receiver,
+            waiting: self.waiting.clone(),
+        })
+    }
+}
+
+/// A command that was sent.
+pub struct Pending {
+    command: String,
+    id: u64,
+    receiver: Receiver<Answer>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+impl Pending {
+    /// Wait for its result.
+    pub fn wait(self, limit: Duration) -> Result<Value, QmpError> {
+        match self.receiver.recv_timeout(limit) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err((class, description))) => Err(QmpError::Refused {
-                command: command.into(),
+                command: self.command,
                 class,
                 description,
             }),
             Err(RecvTimeoutError::Timeout) => {
-                self.waiting.lock().commands.remove(&id);
+                self.waiting.lock().commands.remove(&self.id);
                 Err(QmpError::Timeout {
-                    command: command.into(),
+                    command: self.command,
                     limit,
                 })
             }

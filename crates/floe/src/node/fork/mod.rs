@@ -49,7 +49,7 @@ use crate::{
 use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
 use floe_image::Hash;
-use floe_machine::CaptureOptions;
+use floe_machine::{CaptureOptions, Continuing};
 use layer::{Base, Layer};
 use parking_lot::Mutex;
 use record::ForkRecord;
@@ -383,6 +383,9 @@ impl Node {
             let mut actions = fork.handle(Event::Ready);
             let mut cancelled = false;
             loop {
+                for clone in start.release(&actions) {
+                    times.insert(clone, report.elapsed_ms());
+                }
                 for action in actions.drain(..) {
                     if action == Action::Over {
                         drop(give);
@@ -400,10 +403,13 @@ impl Node {
                 };
                 let about = match &event {
                     Event::Started(clone) => {
-                        times.insert(*clone, report.elapsed_ms());
+                        times.entry(*clone).or_insert_with(|| report.elapsed_ms());
                         Some(*clone)
                     }
-                    Event::NotStarted(clone, _) => Some(*clone),
+                    Event::NotStarted(clone, _) => {
+                        times.remove(clone);
+                        Some(*clone)
+                    }
                     _ => None,
                 };
                 actions = fork.handle(event);
@@ -493,6 +499,23 @@ impl Start<'_> {
     fn network_of(&self, clone: CloneId) -> Option<Attachment> {
         let index = (clone as usize).checked_sub(1)?;
         self.places.get(index).cloned()
+    }
+
+    /// Has the guests execute that may go now, all of them before anything else is done for one: it would take the CPUs
+    /// from the next. Tells each that does; of another one the rest of its start will tell why not.
+    fn release(&self, actions: &[Action]) -> impl Iterator<Item = CloneId> + use<> {
+        let go = |action: &Action| match action {
+            Action::Go(clone, _) => Some(*clone),
+            _ => None,
+        };
+        let loaded = self.loaded.lock();
+        let told = actions.iter().filter_map(go).filter_map(|clone| {
+            let (_, loaded) = loaded.get(&clone)?;
+            Some((clone, loaded.release().ok()?))
+        });
+        let told: Vec<(CloneId, Continuing)> = told.collect();
+        told.into_iter()
+            .filter_map(|(clone, going)| going.wait().ok().map(|()| clone))
     }
 
     /// What another node is told of a clone.
