@@ -18,7 +18,7 @@ CARGO := cargo
 EXPERIMENTS := import disk touch fault capture fork avoid mcast churn restore resume-wan density stream-sim stream-real train page optimize
 
 .PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
-.PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-desktop traces
+.PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ guest-mpi: deps ## Build the same with MPICH and an MPI program
 
 guest-debian: deps ## Build the Debian guest from packages
 	@$(GUEST_BUILD) debian $(GUESTS)/debian
+
+guest-apps: deps ## Build the Debian guest with BLAST, ClustalW and POV-Ray
+	@$(GUEST_BUILD) apps $(GUESTS)/apps
 
 guest-desktop: deps ## Build the guest of the workloads: a screen, a browser, a game, a player, a compiler, TeX
 	@$(GUEST_BUILD) desktop $(GUESTS)/desktop

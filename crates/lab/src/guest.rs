@@ -19,6 +19,11 @@ impl Guest {
         Guest::find("debian")
     }
 
+    /// Debian with programs that compute.
+    pub fn apps() -> anyhow::Result<Guest> {
+        Guest::find("apps")
+    }
+
     /// Debian with a screen and the workloads' programs.
     pub fn desktop() -> anyhow::Result<Guest> {
         Guest::find("desktop")

@@ -2,6 +2,7 @@
 //!
 //! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
 //! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
+pub mod apps;
 pub mod avoid;
 pub mod capture;
 pub mod churn;
@@ -90,6 +91,11 @@ pub const ALL: &[Experiment] = &[
         name: "mcast",
         about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast and by unicast",
         run: mcast::run,
+    },
+    Experiment {
+        name: "apps",
+        about: "BLAST, ClustalW, POV-Ray and a sort on clones, against machines that already run",
+        run: apps::run,
     },
     Experiment {
         name: "churn",
