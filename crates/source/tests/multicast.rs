@@ -2,8 +2,10 @@
 
 mod common;
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use common::{Fixture, LIMIT, content};
 use floe_image::datagram::{Ask, GroupKey, Piece, Want};
@@ -169,4 +171,117 @@ fn where_nobody_answers_it_goes_on_by_unicast_and_soon_without_waiting() {
     host.read(&fixture, &wants, &Request::demand(LIMIT));
     assert_eq!(host.source.by_unicast(), 3 + wants.len() as u64);
     assert!(host.group.stats().asked >= 3);
+}
+
+/// Of so many datagrams of the server's, one does not arrive.
+const LOST_ONE_IN: u64 = 10;
+/// Of so many requests, one does not arrive; the one before it arrives twice.
+const ASKS_LOST_ONE_IN: u64 = 4;
+
+/// A network between a server and its receivers that loses datagrams, and brings requests twice.
+struct LossyNetwork {
+    ended: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl LossyNetwork {
+    /// The network, and the server as it is seen through it.
+    fn to(server: &Invitation) -> (LossyNetwork, Invitation) {
+        let beyond = ServerOptions::new(Ipv4Addr::LOCALHOST, server.key).group;
+        let answers = UdpSocket::bind(server.group).unwrap();
+        answers
+            .join_multicast_v4(server.group.ip(), &Ipv4Addr::LOCALHOST)
+            .unwrap();
+        let asks = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = asks.local_addr().unwrap().port();
+        let seen = Invitation {
+            server: SocketAddrV4::new(Ipv4Addr::LOCALHOST, port),
+            group: beyond,
+            key: server.key,
+        };
+        let ended = Arc::new(AtomicBool::new(false));
+        let to_receivers = carry(answers, beyond, ended.clone(), |n| {
+            u64::from(n % LOST_ONE_IN != 0)
+        });
+        let to_server = carry(asks, server.server, ended.clone(), |n| {
+            match n % ASKS_LOST_ONE_IN {
+                0 => 0,
+                n => 1 + u64::from(n == ASKS_LOST_ONE_IN - 1),
+            }
+        });
+        let threads = vec![to_receivers, to_server];
+        (LossyNetwork { ended, threads }, seen)
+    }
+}
+
+impl Drop for LossyNetwork {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Carries datagrams, the n-th as often as `copies` says.
+fn carry(
+    from: UdpSocket,
+    to: SocketAddrV4,
+    ended: Arc<AtomicBool>,
+    copies: impl Fn(u64) -> u64 + Send + 'static,
+) -> std::thread::JoinHandle<()> {
+    from.set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    let out = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        let mut n = 0;
+        while !ended.load(Relaxed) {
+            let Ok((length, _)) = from.recv_from(&mut buffer) else {
+                continue;
+            };
+            n += 1;
+            for _ in 0..copies(n) {
+                out.send_to(&buffer[..length], to).unwrap();
+            }
+        }
+    })
+}
+
+#[test]
+fn what_a_network_loses_is_asked_for_again_and_what_it_brings_twice_is_answered_once() {
+    let fixture = Fixture::new();
+    let server = serve(&fixture);
+    let (_network, invitation) = LossyNetwork::to(server.invitation());
+    let hosts: Vec<Host> = (0..3)
+        .map(|_| Host::join(&invitation, directory(&fixture)))
+        .collect();
+    let wants = all(&fixture);
+    std::thread::scope(|scope| {
+        for host in &hosts {
+            scope.spawn(|| {
+                for part in wants.chunks(100) {
+                    host.read(&fixture, part, &Request::prefetch(LIMIT));
+                }
+            });
+        }
+    });
+    for host in &hosts {
+        let stats = host.group.stats();
+        assert!(stats.items + stats.overheard > 0, "{stats:?}");
+        assert_eq!(stats.invalid, 0, "{stats:?}");
+        // not all of it had to come by the dearer way
+        let by_unicast = host.source.by_unicast();
+        assert!(
+            by_unicast < wants.len() as u64 / 2,
+            "{by_unicast} {stats:?}"
+        );
+    }
+    let again: u64 = hosts.iter().map(|h| h.group.stats().asked_again).sum();
+    assert!(again > 0);
+    let stats = server.stats();
+    assert!(stats.replayed > 0 && stats.lost > 0, "{stats:?}");
+    // pieces are sent again, and not for each of those who lack them
+    let once: usize = wants.iter().map(|(kind, _)| kind.raw_size()).sum();
+    assert!(stats.bytes < 2 * once as u64, "{stats:?} for {once} bytes");
 }
