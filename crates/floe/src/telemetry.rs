@@ -33,6 +33,8 @@ pub fn init_logs(options: &LogOptions) {
         .unwrap_or_else(|| EnvFilter::new(level));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // told to standard error, too, and a thread that can't do that dies: of a full disk, with the log on it
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let started = if options.json {
         builder.json().flatten_event(true).try_init().is_ok()

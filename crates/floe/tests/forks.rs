@@ -3,7 +3,7 @@
 mod node;
 
 use floe::api::*;
-use node::{TestNode, eventually, system};
+use node::{Setup, TestNode, eventually, finish, system};
 
 /// Boots the tiny guest as `web` with a mark in its memory.
 fn with_a_mark(node: &TestNode) {
@@ -389,4 +389,75 @@ fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
     let killed = here.client().kill("web", &all).unwrap();
     assert_eq!(killed.ended.len(), 2);
     eventually("its port is free again", || !is_open());
+}
+
+#[test]
+fn a_full_disk_on_a_clones_host_stops_that_clone_alone_until_there_is_room() {
+    if !system() {
+        return;
+    }
+    let here = TestNode::on_the_network();
+    let there = TestNode::with(Setup {
+        disk_bytes: Some(128 << 20),
+        ..Setup::on_the_network()
+    });
+    here.import_tiny("tiny", Some(&here.blank_disk()));
+    here.run_named("tiny", "web");
+    here.wait_console("web", "floe-guest ready");
+    let request = ForkRequest {
+        clones: 2,
+        hosts: vec![HERE.into(), there.url()],
+        ..Default::default()
+    };
+    fork(&here, "web", &request);
+    there.type_and_wait("web.2", "echo up-$((5+5))", "up-10");
+    let filler = there.fill_disk(1 << 20);
+    // what it says stands nowhere while the disk is full
+    let console = there.type_line(
+        "web.2",
+        "dd if=/dev/urandom of=/dev/vda bs=64k count=64 conv=fsync 2>/dev/null; echo wrote-$((9+9))",
+    );
+    let client = there.client();
+    eventually("the clone stands still and says why", || {
+        let clone = client.machine("web.2").unwrap();
+        clone.status == MachineStatus::Paused
+            && clone.detail.contains("the host's disk is full")
+            && clone.detail.contains("floe start web.2")
+    });
+    drop(console);
+    let family = here.client().family("web").unwrap();
+    assert!(
+        family.clones[1].detail.contains("disk is full"),
+        "{family:?}"
+    );
+    for name in ["web", "web.1"] {
+        here.type_and_wait(name, "echo well-$((7+7))", "well-14");
+    }
+
+    // a further clone does not fit, says so, and leaves nothing
+    let more = ForkRequest {
+        clones: 1,
+        hosts: vec![there.url()],
+        ..Default::default()
+    };
+    let (refused, _) = fork(&here, "web", &more);
+    let clone = &refused.clones[0];
+    assert_eq!((refused.running, clone.state), (0, CloneState::Failed));
+    eprintln!("{}", clone.detail);
+    assert!(clone.detail.contains("make room"), "{}", clone.detail);
+    let machines = client.machines().unwrap().machines;
+    assert_eq!(machines.len(), 1, "{machines:?}");
+    assert!(!there.home().join("machines").join(&clone.name).exists());
+
+    std::fs::remove_file(filler).unwrap();
+    finish(client.start("web.2", &StartRequest::default()).unwrap());
+    there.wait_console("web.2", "wrote-18");
+    let (fits, _) = fork(&here, "web", &more);
+    assert_eq!(fits.running, 1);
+    let killed = here
+        .client()
+        .kill("web", &KillRequest { all: true })
+        .unwrap();
+    assert_eq!(killed.failed, Vec::<String>::new());
+    assert!(client.machines().unwrap().machines.is_empty());
 }

@@ -3,7 +3,7 @@
 mod node;
 
 use floe::api::*;
-use node::{Signal, TestNode, eventually, system};
+use node::{Setup, Signal, TestNode, eventually, system};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
@@ -159,7 +159,10 @@ fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
     // no node of ours runs on gamma
     let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
     let conf = cluster.conf().display().to_string();
-    let here = TestNode::on_the_network_with(vec![("SLURM_CONF".into(), conf)]);
+    let here = TestNode::with(Setup {
+        env: vec![("SLURM_CONF".into(), conf)],
+        ..Setup::on_the_network()
+    });
     let mut there = TestNode::on_the_network();
     let hosts = format!("alpha here\nbeta {}\n", there.url());
     std::fs::write(here.home().join("hosts"), hosts).unwrap();

@@ -96,11 +96,16 @@ impl NodeError {
             NodeError::Transfer(error) => transfer_code(error),
             NodeError::Mount(_) | NodeError::Io { .. } => ErrorCode::Failed,
         };
-        // these errors carry their way out in their text
+        let fix = match self {
+            NodeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                "make room there (floe cache gc, floe image rm, floe rm), or move FLOE_HOME to a larger disk"
+            }
+            _ => "", // these errors carry their way out in their text
+        };
         ApiError {
             code,
             message: self.to_string(),
-            fix: String::new(),
+            fix: fix.into(),
         }
     }
 }

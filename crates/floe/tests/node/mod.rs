@@ -40,16 +40,41 @@ pub fn guest(file: &str) -> String {
     path.display().to_string()
 }
 
+/// What a node of a test is like.
+#[derive(Default)]
+pub struct Setup {
+    /// Where its page is, if it has one.
+    pub web: Option<String>,
+    /// What else is in its environment.
+    pub env: Vec<(String, String)>,
+    /// More arguments.
+    pub args: Vec<String>,
+    /// The network namespace that it runs in, if not ours.
+    pub namespace: Option<String>,
+    /// Size of the disk that its state directory is on, if that is one of its own.
+    pub disk_bytes: Option<u64>,
+}
+
+impl Setup {
+    #[allow(
+        dead_code,
+        reason = "not every file of tests has nodes that speak with each other"
+    )]
+    /// A node with a page, through which other nodes of the test can reach it, also after a restart.
+    pub fn on_the_network() -> Setup {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Setup {
+            web: Some(free.local_addr().unwrap().to_string()),
+            ..Default::default()
+        }
+    }
+}
+
 /// A node process with a state directory that goes away with it.
 pub struct TestNode {
     dir: Option<tempfile::TempDir>,
     process: Option<Child>,
-    /// Where its page is, if it has one.
-    web: Option<String>,
-    /// What else is in its environment.
-    env: Vec<(String, String)>,
-    /// The network namespace that it runs in, if not ours.
-    namespace: Option<String>,
+    setup: Setup,
 }
 
 /// Token of the pages of tests' nodes.
@@ -62,7 +87,7 @@ impl TestNode {
     )]
     /// Starts a node in a directory of its own.
     pub fn start() -> TestNode {
-        TestNode::start_at(None, Vec::new())
+        TestNode::with(Setup::default())
     }
 
     #[allow(
@@ -71,39 +96,26 @@ impl TestNode {
     )]
     /// The same with a page, through which other nodes of the test can reach it, also after a restart.
     pub fn on_the_network() -> TestNode {
-        TestNode::on_the_network_with(Vec::new())
+        TestNode::with(Setup::on_the_network())
     }
 
-    #[allow(dead_code, reason = "as above")]
-    /// The same with more in its environment.
-    pub fn on_the_network_with(env: Vec<(String, String)>) -> TestNode {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap().to_string();
-        drop(free);
-        TestNode::start_at(Some(address), env)
-    }
-
-    fn start_at(web: Option<String>, env: Vec<(String, String)>) -> TestNode {
-        TestNode::start_in(web, env, None)
-    }
-
-    fn start_in(
-        web: Option<String>,
-        env: Vec<(String, String)>,
-        namespace: Option<String>,
-    ) -> TestNode {
+    /// Starts a node that is like this.
+    pub fn with(setup: Setup) -> TestNode {
+        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::Builder::new()
             .prefix("floe-node-")
             .tempdir()
             .unwrap();
-        use std::os::unix::fs::PermissionsExt;
+        if let Some(bytes) = setup.disk_bytes {
+            let flags = rustix::mount::MountFlags::empty();
+            let size = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+            rustix::mount::mount("floe-test", dir.path(), "tmpfs", flags, size.as_c_str()).unwrap();
+        }
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
         let mut node = TestNode {
             dir: Some(dir),
             process: None,
-            web,
-            env,
-            namespace,
+            setup,
         };
         node.start_again();
         node
@@ -112,13 +124,17 @@ impl TestNode {
     #[allow(dead_code, reason = "as above")]
     /// A node in a network namespace, with a page at an address there. We speak with it through its socket.
     pub fn in_namespace(namespace: &str, web: &str) -> TestNode {
-        TestNode::start_in(Some(web.into()), Vec::new(), Some(namespace.into()))
+        TestNode::with(Setup {
+            web: Some(web.into()),
+            namespace: Some(namespace.into()),
+            ..Default::default()
+        })
     }
 
     #[allow(dead_code, reason = "as above")]
     /// The address of its page.
     pub fn url(&self) -> String {
-        format!("http://{}", self.web.as_deref().unwrap())
+        format!("http://{}", self.setup.web.as_deref().unwrap())
     }
 
     /// The state directory.
@@ -134,7 +150,7 @@ impl TestNode {
             .open(self.home().join("node.log"))
             .unwrap();
         let program = env!("CARGO_BIN_EXE_floe");
-        let mut command = match &self.namespace {
+        let mut command = match &self.setup.namespace {
             None => Command::new(program),
             Some(name) => {
                 // it becomes the node: the process that we hold is that
@@ -145,12 +161,13 @@ impl TestNode {
         };
         let child = command
             .arg("node")
-            .args(self.web.iter().flat_map(|address| ["--web", address]))
+            .args(self.setup.web.iter().flat_map(|web| ["--web", web]))
+            .args(&self.setup.args)
             .env("FLOE_WEB_TOKEN", WEB_TOKEN)
             .env("FLOE_HOME", self.home())
             .env_remove("FLOE_SOCKET")
             .env("FLOE_LOG", "info")
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .envs(self.setup.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -192,6 +209,17 @@ impl TestNode {
     /// What the node logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.home().join("node.log")).unwrap_or_default()
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// Fills the disk of its state directory but for so many bytes; removing the file makes room again.
+    pub fn fill_disk(&self, left: u64) -> PathBuf {
+        let path = self.home().join("filler");
+        let disk = rustix::fs::statvfs(self.home()).unwrap();
+        let bytes = (disk.f_bavail * disk.f_frsize).saturating_sub(left);
+        let file = fs::File::create(&path).unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+        path
     }
 
     #[allow(dead_code, reason = "not every file of tests has guests with a disk")]
@@ -298,6 +326,13 @@ impl TestNode {
     #[allow(dead_code, reason = "not every file of tests speaks with its guests")]
     /// Types a command into the guest's shell and waits for what it prints.
     pub fn type_and_wait(&self, name: &str, command: &str, answer: &str) {
+        let _console = self.type_line(name, command);
+        self.wait_console(name, answer);
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// Types a command into the guest's shell. The client must stay until the guest has read the line.
+    pub fn type_line(&self, name: &str, command: &str) -> Typist {
         use std::io::Write;
         let mut console = self.client().attach(name).unwrap();
         // a client that doesn't read stops the guest's output after some 300 bytes: QEMU sends them one by one, and each
@@ -307,9 +342,16 @@ impl TestNode {
         console
             .write_all(format!("{command}\n").as_bytes())
             .unwrap();
-        // the client must stay until the guest has read the line
-        self.wait_console(name, answer);
-        let _ = console.shutdown(std::net::Shutdown::Both); // ends the reading thread
+        Typist(console)
+    }
+}
+
+/// A client of a guest's console, until it is dropped.
+pub struct Typist(std::os::unix::net::UnixStream);
+
+impl Drop for Typist {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both); // ends the reading thread
     }
 }
 
@@ -333,6 +375,9 @@ impl Drop for TestNode {
         }
         if std::thread::panicking() {
             eprintln!("the node's log:\n{}", self.log());
+        }
+        if self.setup.disk_bytes.is_some() {
+            let _ = rustix::mount::unmount(self.home(), rustix::mount::UnmountFlags::DETACH);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use floe_image::{Hash, Kind};
@@ -25,6 +25,8 @@ const PREFETCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long to leave prefetching when the cache is full: evicting or a person must help.
 const FULL_PAUSE: Duration = Duration::from_secs(1);
+/// How often it is told that the cache has no room. The log may well lie on the same disk.
+const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 static ZEROS: [u8; floe_image::SEGMENT_BYTES] = [0; floe_image::SEGMENT_BYTES];
 
@@ -37,7 +39,8 @@ pub(super) struct Engine {
     demand_added: Condvar,
     prefetch_added: Condvar,
     here: AtomicUsize,
-    full: AtomicBool,
+    /// When it was last told that the cache has no room.
+    told_full: Mutex<Option<Instant>>,
     counts: Counts,
 }
 
@@ -78,7 +81,7 @@ impl Engine {
             demand_added: Condvar::new(),
             prefetch_added: Condvar::new(),
             here: AtomicUsize::new(0),
-            full: AtomicBool::new(false),
+            told_full: Mutex::default(),
             counts: Counts::default(),
         }
     }
@@ -389,21 +392,28 @@ impl Engine {
         }
     }
 
-    /// Hold back prefetch while the cache has no room, and say so once.
+    /// Hold back prefetch while the cache has no room, and say so now and then: between refusals something small may still fit.
     fn note_room(&self, error: Option<&SourceError>) {
-        match error {
-            Some(error) => {
-                self.counts.not_cached.fetch_add(1, Relaxed);
-                if !self.full.swap(true, Relaxed) {
-                    tracing::warn!(%error, "the cache takes nothing more; guests are served without it, prefetch waits");
-                }
-                self.state
-                    .lock()
-                    .queue
-                    .hold_prefetch(Instant::now() + FULL_PAUSE);
-            }
-            None => self.full.store(false, Relaxed),
+        let Some(error) = error else { return };
+        self.counts.not_cached.fetch_add(1, Relaxed);
+        if self.is_news() {
+            tracing::warn!(%error, "the cache takes nothing more; guests are served without it, prefetch waits");
         }
+        self.state
+            .lock()
+            .queue
+            .hold_prefetch(Instant::now() + FULL_PAUSE);
+    }
+
+    /// Whether nobody was told lately that the cache has no room.
+    fn is_news(&self) -> bool {
+        let now = Instant::now();
+        let mut told = self.told_full.lock();
+        let lately = told.is_some_and(|at| now.duration_since(at) < FULL_TOLD_EVERY);
+        if !lately {
+            *told = Some(now);
+        }
+        !lately
     }
 
     /// Permission for the calling thread to make a request itself, if the link is fast enough for that.
