@@ -4,7 +4,7 @@
 mod node;
 
 use floe::api::*;
-use node::{TestNode, eventually, system};
+use node::{Setup, TestNode, eventually, system};
 use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
@@ -251,6 +251,83 @@ fn no_clone_has_a_network_before_it_knows_who_it_is_and_no_call_waits_for_a_dead
     let killed = said(&node, 6, "floe-guest kill $t");
     assert!(killed.contains("1 ended"), "{killed}");
     assert_eq!(names(&node), ["web"]);
+
+    // the node is killed while it makes clones: the program is told, its machine goes on, and no clone is half there
+    said(&node, 7, "t=$(floe-guest ticket 4 | cut -d' ' -f1)");
+    said(&node, 8, "(floe-guest clone $t 2>&1 | sed s/^/forked-/ &)");
+    let first = node.home().join("machines/web.1");
+    eventually("the first clone is being made", || first.exists());
+    node.end(node::Signal::KILL);
+    node.start_again();
+    let told = |console: &str| {
+        let answer = console.split_once("forked-floe-guest");
+        answer.is_some_and(|(_, answer)| answer.contains("(unreachable)"))
+    };
+    eventually("the program is told", || told(&node.console("web")));
+    for name in names(&node) {
+        let machine = node.client().machine(&name).unwrap();
+        let whole = machine.status == MachineStatus::Running;
+        assert!(whole || machine.detail.contains("floe kill"), "{machine:?}");
+        if name != "web" {
+            node.client().kill(&name, &KillRequest::default()).unwrap();
+        }
+    }
+    let left = std::fs::read_dir(node.home().join("machines")).unwrap();
+    assert_eq!(left.count(), 1);
+    let again = "t=$(floe-guest ticket 1 | cut -d' ' -f1); id=$(floe-guest clone $t); while [ $id != 0 ]; do sleep 1; done; floe-guest kill $t";
+    let again = said(&node, 9, again);
+    assert!(again.contains("1 ended"), "{again}");
+    assert_eq!(names(&node), ["web"]);
+}
+
+#[test]
+fn a_program_waits_for_and_ends_its_clones_on_another_host_also_when_that_dies_meanwhile() {
+    if !system() {
+        return;
+    }
+    let mut there = TestNode::on_the_network();
+    let here = TestNode::with(Setup {
+        args: vec!["--guest-hosts".into(), there.url()],
+        ..Setup::on_the_network()
+    });
+    booted(&here, 1);
+    // clones that end by themselves
+    let fork = |n: u32, then: &str| {
+        format!(
+            "t=$(floe-guest ticket {n} | cut -d' ' -f1); id=$(floe-guest clone $t); if [ $id != 0 ]; then {then}; fi"
+        )
+    };
+    said(&here, 1, &fork(2, "floe-guest exit; sleep 1000"));
+    let joined = said(&here, 2, "floe-guest join $t");
+    assert!(joined.contains("2 ended, 0 of them lost"), "{joined}");
+    assert_eq!(names(&here), ["web"]);
+    assert_eq!(names(&there), Vec::<String>::new());
+    assert!(there.log().contains("clone 2 of web"), "{}", there.log());
+
+    // clones that would work for ever
+    said(&here, 3, &fork(2, "sleep 100000"));
+    assert_eq!(names(&there).len(), 2);
+    let killed = said(&here, 4, "floe-guest kill $t");
+    assert!(killed.contains("2 ended"), "{killed}");
+    assert_eq!(names(&there), Vec::<String>::new());
+
+    // of clones whose node is dead nobody knows whether they work: they are waited for, and not counted as lost
+    said(&here, 5, &fork(1, "sleep 100000"));
+    said(&here, 6, "(floe-guest join $t 2>&1 | sed s/^/waited-/ &)");
+    there.end(node::Signal::KILL);
+    let waited = said(&here, 7, "floe-guest join $t --timeout 3 2>&1");
+    assert!(waited.contains("(timeout)"), "{waited}");
+    let refused = said(&here, 8, "floe-guest kill $t 2>&1");
+    assert!(refused.contains("(failed)"), "{refused}");
+    there.start_again();
+    let clone = names(&there);
+    assert_eq!(clone.len(), 1);
+    there
+        .client()
+        .kill(&clone[0], &KillRequest::default())
+        .unwrap();
+    here.wait_console("web", "waited-1 ended, 0 of them lost");
+    assert_eq!(names(&here), ["web"]);
 }
 
 #[test]

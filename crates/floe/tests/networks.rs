@@ -242,6 +242,35 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
+/// What the family below may send and receive in a second: less than an emulated guest takes in.
+const BYTES_PER_S: u64 = 60_000;
+/// What may come at once.
+const BURST_BYTES: u64 = 64 << 10;
+
+/// The largest file that a node's page has, and its bytes.
+fn largest_asset() -> (String, u64) {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../web/dist/assets");
+    let files = std::fs::read_dir(dir).unwrap().flatten();
+    let sized = files.map(|file| (file.metadata().unwrap().len(), file.file_name()));
+    let (bytes, name) = sized.max().unwrap();
+    (format!("/assets/{}", name.display()), bytes)
+}
+
+/// Packets that a family's limit has dropped.
+fn dropped(namespace: &str) -> u64 {
+    let rules = std::process::Command::new("ip")
+        .args(["netns", "exec", namespace])
+        .args(["nft", "list", "chain", "ip", "floe", "forward"])
+        .output()
+        .unwrap();
+    let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+    let count = rules.split_once("counter packets ").and_then(|(_, rest)| {
+        let number = rest.split(' ').next()?;
+        number.parse().ok()
+    });
+    count.unwrap_or_else(|| panic!("no counter in {rules}"))
+}
+
 #[test]
 fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
     if !system() {
@@ -257,7 +286,7 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
         name: Some("web".into()),
         network: Some(NetworkRequest {
             allow: allow.into(),
-            bytes_per_s: None,
+            bytes_per_s: Some(BYTES_PER_S),
         }),
         ..Default::default()
     });
@@ -287,6 +316,19 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
     assert!(!here.console("web").contains("HTTP/host-2"));
 
     let spaces = [spaces_of(&here), spaces_of(&there)].concat();
+    // not faster than is allowed: what comes beyond it is dropped, sent again, and arrives
+    let (path, bytes) = largest_asset();
+    assert!(bytes > 2 * BURST_BYTES, "{path} has {bytes} bytes");
+    assert_eq!(dropped(&spaces[0]), 0);
+    let fetch =
+        format!("busybox wget -q -O - http://10.90.0.2:7070{path} | wc -c; echo fetched-$((1+1))");
+    here.type_and_wait("web", &fetch, "fetched-2");
+    let console = here.console("web");
+    assert!(dropped(&spaces[0]) > 0, "{console}");
+    let said = console.lines().map(str::trim);
+    let most = said.filter_map(|line| line.parse().ok()).max();
+    assert!(most >= Some(bytes), "{most:?} of {bytes}: {console}");
+
     assert_eq!(spaces.len(), 2);
     assert!(
         spaces.iter().all(|name| namespaces().contains(name)),

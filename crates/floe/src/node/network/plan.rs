@@ -233,7 +233,7 @@ table ip floe {{
     chain forward {{
         type filter hook forward priority 0; policy drop;
         iifname \"br0\" oifname \"br0\" accept
-        limit rate over {rate} bytes/second burst {burst} bytes drop
+        limit rate over {rate} bytes/second burst {burst} bytes counter drop
         ct state established,related accept
         ct state new limit rate over {NEW_PER_S}/second burst {NEW_PER_S} packets drop
 {allowed}    }}
