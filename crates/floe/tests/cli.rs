@@ -322,3 +322,35 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
 }
+
+#[test]
+fn a_log_that_cannot_be_written_stops_nobody() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let home = home();
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let mut hub = Command::new(env!("CARGO_BIN_EXE_floe"))
+        .args(["hub", "serve", "--listen", "127.0.0.1:0"])
+        .env("FLOE_HOME", home.path())
+        .env("FLOE_LOG", "trace")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(full.expect("Linux has it"))
+        .spawn()
+        .expect("the program that cargo built can be started");
+    let mut told = String::new();
+    let mut out = BufReader::new(hub.stdout.take().expect("a pipe"));
+    out.read_line(&mut told).expect("it tells its address");
+    let (_, address) = told.trim().split_once("http://").expect("an address");
+    for _ in 0..3 {
+        let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+        let ask = "GET /v1/images HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream
+            .write_all(ask.as_bytes())
+            .expect("it takes a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        assert!(answer.starts_with("HTTP/1.1 "), "{answer:?}");
+    }
+    hub.kill().expect("it is still there");
+    hub.wait().expect("it ends");
+}

@@ -1,5 +1,6 @@
 //! `floe up`, `floe node` and `floe down`: the processes that do the work.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -233,7 +234,11 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
         )
     })?;
     if let Some(reason) = &ready.node.accel_reason {
-        eprintln!("note: {reason}; guests run under TCG, 10 to 50 times slower");
+        // nobody may read it, and its disk may be full
+        let _ = writeln!(
+            std::io::stderr(),
+            "note: {reason}; guests run under TCG, 10 to 50 times slower"
+        );
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use crate::node::error::{NodeError, at, failed};
 use floe_mount::supervisor;
 use std::{
     ffi::OsString,
+    io::Write,
     path::Path,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -34,7 +35,7 @@ fn supervise(socket: &Path) -> ExitCode {
     match supervisor::run(socket) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("floe supervisor: {error}");
+            let _ = writeln!(std::io::stderr(), "floe supervisor: {error}");
             ExitCode::FAILURE
         }
     }
