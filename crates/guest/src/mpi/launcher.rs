@@ -1,7 +1,7 @@
 //! What Hydra calls for each host, like ssh: `floe-mpi-launcher [-OPTION]... HOST COMMAND...`.
 
 use super::wire::{self, Frame};
-use super::{LAUNCHER_NAME, OWN_FAILURE};
+use super::{LAUNCHER_NAME, OWN_FAILURE, say};
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub(super) const SOCKET_NAME: &str = "socket";
 /// Runs the command on its host, through the floe-mpirun to which `dir` belongs.
 pub(super) fn main(dir: &Path, args: &[String]) -> ExitCode {
     launch(dir, args).unwrap_or_else(|why| {
-        eprintln!("{LAUNCHER_NAME}: {why}");
+        say(LAUNCHER_NAME, &why);
         ExitCode::from(OWN_FAILURE)
     })
 }

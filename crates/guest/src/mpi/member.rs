@@ -1,7 +1,7 @@
 //! What floe-mpirun is in a clone: it waits for commands, runs them, and ends its machine when nobody is there any more.
 
 use super::wire::{self, Frame, PAYLOAD_BYTES_MAX, SECRET_BYTES};
-use super::{RUN_NAME, SILENCE, own_address, sys};
+use super::{RUN_NAME, SILENCE, own_address, say, sys};
 use crate::client;
 use crate::message::{Answer, Call};
 use std::io::{self, Read, Write};
@@ -40,7 +40,7 @@ pub(super) struct Home {
 /// Serves, and ends the machine. Returns only if that is impossible.
 pub(super) fn serve(home: &Home) -> String {
     if let Err(why) = work(home) {
-        eprintln!("{RUN_NAME} (clone {}): {why}", home.id);
+        say(RUN_NAME, &format!("clone {}: {why}", home.id));
     }
     let mut why = String::new();
     for _ in 0..EXITS_MAX {

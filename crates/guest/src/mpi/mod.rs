@@ -61,10 +61,16 @@ pub fn mpirun(args: &[String]) -> ExitCode {
         Err(why) => Err(format!("{why}; see {RUN_NAME} --help")),
     };
     parsed.unwrap_or_else(|why| {
-        eprintln!("{RUN_NAME}: {why}");
+        say(RUN_NAME, &why);
         let signal = sys::asked_to_end().map(|signal| 128 + signal as u8);
         ExitCode::from(signal.unwrap_or(OWN_FAILURE))
     })
+}
+
+/// Tells the user, who may not listen any more: that must not end a run in the middle.
+fn say(who: &str, what: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{who}: {what}");
 }
 
 /// The address that this machine has towards another one; nothing is sent.

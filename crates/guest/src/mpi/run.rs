@@ -5,7 +5,7 @@ use super::members::{Event, Members};
 use super::options::Options;
 use super::plan::Spread;
 use super::wire::SECRET_BYTES;
-use super::{LAUNCHER_NAME, RUN_NAME, launcher, own_address, sys};
+use super::{LAUNCHER_NAME, RUN_NAME, launcher, own_address, say, sys};
 use crate::client;
 use crate::message::{Answer, Call, codes};
 use std::collections::BTreeMap;
@@ -131,7 +131,7 @@ fn ticket(options: &Options) -> Result<String, String> {
         other => return Err(format!("the agent answered {other:?}")),
     };
     if options.verbose {
-        eprintln!("{RUN_NAME}: room for {granted} of {wanted} clones");
+        say(RUN_NAME, &format!("room for {granted} of {wanted} clones"));
     }
     match options.job.spread(granted) {
         Ok(_) => Ok(ticket),
@@ -146,7 +146,7 @@ fn ticket(options: &Options) -> Result<String, String> {
 impl Run<'_> {
     fn tell(&self, what: &str) {
         if self.options.verbose {
-            eprintln!("{RUN_NAME}: {what}");
+            say(RUN_NAME, what);
         }
     }
 
@@ -161,7 +161,7 @@ impl Run<'_> {
             Ok(_) => return,
             Err(error) => error.to_string(),
         };
-        eprintln!("{RUN_NAME}: clones may be left: {why}");
+        say(RUN_NAME, &format!("clones may be left: {why}"));
     }
 
     fn give_up<T>(&self, why: String) -> Result<T, String> {
