@@ -24,7 +24,7 @@ const BATCH_PAGES: usize = 64;
 /// More threads than this only wait for the memory.
 const THREADS_MAX: usize = 4;
 /// Buffers that are faulted in beyond what the counting pass found: a running guest goes on writing.
-const SPARE_BYTES: u64 = 16 << 20;
+const SPARE_BYTES: u64 = 4 << 20;
 
 const PAGE: u64 = CHUNK_SIZE as u64;
 static ZERO_PAGE: [u8; CHUNK_SIZE] = [0; CHUNK_SIZE];
