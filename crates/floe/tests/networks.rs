@@ -242,6 +242,14 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
+fn nft(host: &str, words: &str) {
+    let status = std::process::Command::new("ip")
+        .args(["netns", "exec", host, "nft", words])
+        .status()
+        .unwrap();
+    assert!(status.success(), "nft {words}");
+}
+
 /// What the family below may send and receive in a second: less than an emulated guest takes in.
 const BYTES_PER_S: u64 = 60_000;
 /// What may come at once.
@@ -334,6 +342,32 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
         spaces.iter().all(|name| namespaces().contains(name)),
         "{spaces:?}"
     );
+    // the hosts lose each other: what needs the other one waits and says so, and goes on when they have met again
+    let state = || there.client().machine("web.2").unwrap();
+    nft(&hosts.names[0], "add table ip split");
+    for (way, peer) in [("input", "saddr"), ("output", "daddr")] {
+        let chain = format!("type filter hook {way} priority -200; policy accept;");
+        let lost = format!("ip {peer} 10.90.0.2 meta l4proto tcp reject with tcp reset");
+        let rules = format!("table ip split {{ chain {way} {{ {chain} {lost}; }}; }}");
+        nft(&hosts.names[0], &rules);
+    }
+    eventually("the clone stands still", || {
+        state().status == MachineStatus::Paused && state().detail.contains("does not answer")
+    });
+    let family = here.client().family("web").unwrap();
+    assert_eq!(family.clones[0].status, Some(MachineStatus::Running));
+    assert_eq!(family.clones[1].status, None);
+    let refused = here.client().kill("web.2", &KillRequest::default());
+    assert_eq!(
+        refused.unwrap_err().to_api().code,
+        ErrorCode::Unreachable,
+        "nobody knows what became of it"
+    );
+    here.type_and_wait("web.1", "echo alone-$((1+1))", "alone-2");
+    nft(&hosts.names[0], "delete table ip split");
+    eventually("it goes on", || state().status == MachineStatus::Running);
+    there.type_and_wait("web.2", "md5sum /bin/busybox && echo met-$((1+1))", "met-2");
+
     let killed = here
         .client()
         .kill("web", &KillRequest { all: true })
