@@ -238,16 +238,20 @@ impl Fork {
     }
 
     fn loaded(&mut self, clone: CloneId, actions: &mut Vec<Action>) {
-        let Some(State::Starting(host)) = self.state(clone).cloned() else {
-            return;
-        };
-        let state = &mut self.clones[clone as usize - 1].state;
+        if let Some(State::Starting(host)) = self.state(clone).cloned() {
+            self.advance(clone, host, State::Loaded(host), actions);
+        }
+    }
+
+    /// A clone has come further on its host; after a cancellation it is ended instead.
+    fn advance(&mut self, id: CloneId, host: HostId, to: State, actions: &mut Vec<Action>) {
+        let state = &mut self.clones[id as usize - 1].state;
         if self.cancelled {
             *state = State::Failed("the fork was cancelled".into());
             self.hosts[host].taken -= 1;
-            actions.push(Action::End(clone, host));
+            actions.push(Action::End(id, host));
         } else {
-            *state = State::Loaded(host);
+            *state = to;
         }
     }
 
@@ -269,16 +273,8 @@ impl Fork {
     }
 
     fn started(&mut self, clone: CloneId, actions: &mut Vec<Action>) {
-        let Some(host) = self.starting(clone) else {
-            return;
-        };
-        let state = &mut self.clones[clone as usize - 1].state;
-        if self.cancelled {
-            *state = State::Failed("the fork was cancelled".into());
-            self.hosts[host].taken -= 1;
-            actions.push(Action::End(clone, host));
-        } else {
-            *state = State::Running(host);
+        if let Some(host) = self.starting(clone) {
+            self.advance(clone, host, State::Running(host), actions);
         }
     }
 
