@@ -14,6 +14,7 @@ use floe_image::MachineConfig;
 use parking_lot::Mutex;
 use serde_json::json;
 
+use crate::clock::PendingClock;
 use crate::command::{self, NETDEV, RamBacking, files};
 use crate::devices;
 use crate::error::MachineError;
@@ -342,6 +343,13 @@ impl Machine {
     /// The socket of the guest agent.
     pub fn agent_socket(&self) -> PathBuf {
         self.run_file(files::AGENT)
+    }
+
+    /// Has the guest agent set the guest's clock, in the background and as soon as it answers. QEMU's agent starts a program
+    /// for that, seconds of an emulated guest's time.
+    pub fn set_clock(&self) -> PendingClock {
+        let has_port = devices::has(&self.config().devices, "virtserialport");
+        PendingClock::begin(self.agent_socket(), has_port)
     }
 
     /// Connects to the port on which programs in the guest speak with their node; `None` if the machine has none. One

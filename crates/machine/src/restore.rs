@@ -14,9 +14,7 @@ use floe_image::CHUNK_SIZE;
 use serde_json::json;
 
 use crate::capture::vram_span;
-use crate::clock::PendingClock;
 use crate::command::{self, RamBacking};
-use crate::devices;
 use crate::error::MachineError;
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, launch};
@@ -55,8 +53,6 @@ pub struct Restored {
     pub machine: Machine,
     /// Where the time went; only what was done in this call.
     pub stages: Vec<Stage>,
-    /// The setting of the guest's clock, going on.
-    pub clock: PendingClock,
 }
 
 /// A machine with its state loaded, waiting to be let go.
@@ -153,8 +149,8 @@ impl Standby {
             .expect("it is taken only by activate and drop, which consume the standby")
     }
 
-    /// Let the guest go on, with these forwards besides those of its spec. Its clock is set in the background as soon as its
-    /// agent answers.
+    /// Let the guest go on, with these forwards besides those of its spec. Its clock shows the time of the capture until
+    /// somebody sets it ([`Machine::set_clock`]).
     pub fn activate(mut self, forwards: &[PortForward]) -> Result<Restored, MachineError> {
         let mut watch = Stopwatch::start();
         for forward in forwards {
@@ -166,12 +162,9 @@ impl Standby {
         self.machine().cont()?;
         watch.stage("continue");
         let machine = self.machine.take().expect("activate takes it once");
-        let has_port = devices::has(&machine.config().devices, "virtserialport");
-        let clock = PendingClock::begin(machine.agent_socket(), has_port);
         Ok(Restored {
             machine,
             stages: watch.stages,
-            clock,
         })
     }
 }

@@ -70,11 +70,10 @@ fn the_clock_is_right_after_a_restore_or_told_to_be_stale() {
 
     let spec = clone_spec(&original, &with_agent, dir.path(), "agent", 31);
     let state = snapshot(&with_agent, None, &dir.path().join("agent.ram"), spec.user);
-    let restored = Machine::restore(spec, &state).unwrap();
-    let clone = restored.machine;
+    let clone = Machine::restore(spec, &state).unwrap().machine;
+    let clock = clone.set_clock();
     let _clone = Guard(&clone);
-    let set = restored
-        .clock
+    let set = clock
         .wait(PATIENCE)
         .expect("the agent answers or is given up on");
     assert!(matches!(set, ClockSync::Set { .. }), "{set:?}");
@@ -88,11 +87,11 @@ fn the_clock_is_right_after_a_restore_or_told_to_be_stale() {
 
     let spec = clone_spec(&original, &bare, dir.path(), "bare", 32);
     let state = snapshot(&bare, None, &dir.path().join("bare.ram"), spec.user);
-    let restored = Machine::restore(spec, &state).unwrap();
-    let clone = restored.machine;
+    let clone = Machine::restore(spec, &state).unwrap().machine;
+    let clock = clone.set_clock();
     let _clone = Guard(&clone);
     assert_eq!(
-        restored.clock.wait(Duration::from_millis(100)),
+        clock.wait(Duration::from_millis(100)),
         None,
         "it is still being waited for"
     );
@@ -112,8 +111,7 @@ fn the_clock_is_right_after_a_restore_or_told_to_be_stale() {
         "the mainboard's clock shows {rtc}, it is {before}"
     );
     clone.quit(PATIENCE).unwrap();
-    let stale = restored
-        .clock
+    let stale = clock
         .wait(PATIENCE)
         .expect("an ended machine is not waited for");
     assert!(

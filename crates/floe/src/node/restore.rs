@@ -3,9 +3,9 @@
 use crate::node::{
     Node,
     error::{NodeError, failed},
-    guest::is_pending,
+    guest::{AGENT_LABEL, is_pending},
     launch::machine_forward,
-    machines::Operation,
+    machines::{Entry, Operation},
     models::Coming,
     record::Wanted,
     rehearse::{self, TRACE_REGION},
@@ -13,7 +13,7 @@ use crate::node::{
     sources::{Found, Loads},
 };
 use floe_image::{CHUNK_SIZE, is_zero};
-use floe_machine::{ClockSync, Continuing, Restored, Snapshot, Stage, Standby};
+use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
 use floe_mount::{ImageHandle, MachineHandle};
 use std::{
     collections::HashMap,
@@ -122,16 +122,28 @@ impl Node {
             self.streams(entry, model)?;
         }
         tell_stages(&restored.stages, began, report);
-        let Restored { machine, clock, .. } = restored;
-        self.started(entry, Arc::new(machine), |record| {
+        self.started(entry, Arc::new(restored.machine), |record| {
             record.wanted = Wanted::Running
         })?;
-        let (node, entry) = (self.clone(), entry.entry.clone());
+        match entry.record().config.labels.contains_key(AGENT_LABEL) {
+            // floe's own agent sets the clock, at less cost to the guest
+            true => entry.state.write().guest.clock_awaited = true,
+            false => self.set_clock(&entry.entry),
+        }
+        report.check()
+    }
+
+    /// Has QEMU's agent in the guest set its clock, in the background, and says so where it can't.
+    pub(crate) fn set_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let Some(vm) = entry.state.read().vm.clone() else {
+            return;
+        };
+        let clock = vm.set_clock();
+        let (node, entry) = (self.clone(), entry.clone());
         let watcher = std::thread::Builder::new()
             .name("guest-clock-watch".into())
             .spawn(move || {
                 let stale = clock.wait(CLOCK_WAIT);
-                // floe's own agent sets the clock too, and sooner
                 let set = entry.state.read().guest.agent;
                 if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
                     node.tell(
@@ -144,7 +156,6 @@ impl Node {
                 }
             });
         drop(watcher); // a clock that nobody watches is set all the same
-        report.check()
     }
 
     /// The state that QEMU loads, in two round trips. What the image's rehearsal touched is on its way from then on.

@@ -36,6 +36,8 @@ use std::{
 pub(crate) const AGENT_LABEL: &str = "floe.agent";
 /// How long an agent may take before its clone is said to stay without network: its pages may cross a slow link first.
 pub(super) const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
+/// How long the agent may take before the clock is left to QEMU's.
+const CLOCK_LIMIT: Duration = Duration::from_secs(20);
 /// How often a fork or capture looks whether the machine's identity is in place.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -71,6 +73,8 @@ pub(crate) struct GuestState {
     pub since: Option<Instant>,
     /// Why the identity is not in place.
     pub why: Option<String>,
+    /// Whether the agent is to set the clock, and has not answered yet.
+    pub clock_awaited: bool,
     /// That it takes too long was told.
     pub told: bool,
 }
@@ -199,6 +203,20 @@ impl Node {
                 entry.name.as_str(),
                 entry.identity_detail().unwrap_or_default(),
             );
+        }
+    }
+
+    /// Leaves the clock to QEMU's agent where floe's own, which is there by the image's word, says nothing.
+    fn look_at_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let waited = |guest: &GuestState| guest.since.is_some_and(|s| s.elapsed() > CLOCK_LIMIT);
+        let late = {
+            let guest = &mut entry.state.write().guest;
+            let late = guest.clock_awaited && !guest.agent && waited(guest);
+            guest.clock_awaited &= !late && !guest.agent;
+            late
+        };
+        if late {
+            self.set_clock(entry);
         }
     }
 

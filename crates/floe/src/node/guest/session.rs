@@ -157,6 +157,7 @@ fn converse(
             break Ended::NodeGone;
         };
         node.look_at_identity(entry);
+        node.look_at_clock(entry);
         if link.said.lock().elapsed() > AGAIN_HELLO && super::is_pending(&entry.record()) {
             link.hello()?;
         }
