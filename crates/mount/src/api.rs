@@ -495,7 +495,7 @@ impl Mount {
         let path = image.region_path(region).ok_or_else(unknown)?;
         // The kernel takes pages only for an inode that it has looked up.
         let meta = std::fs::metadata(&path).map_err(MountError::io("look up", &path))?;
-        push::push(&self.core, &image.image, number, chunks, meta.ino())
+        push::push(&self.core, &image.image, number, chunks, false, meta.ino())
             .map_err(MountError::io("push into", &path))
     }
 

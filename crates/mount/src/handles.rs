@@ -10,6 +10,7 @@ use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// An image on the mount.
 #[derive(Clone)]
@@ -72,6 +73,12 @@ impl ImageHandle {
     /// the other on a thread of its own. If they are to be paused already, that is told at once. One listener at a time.
     pub fn on_buffering(&self, listen: impl Fn(Buffering) + Send + Sync + 'static) {
         self.image.streaming.listen(listen);
+    }
+
+    /// Nobody wants to know any more which chunks of this image are touched: what is around touched ones and here goes into the page
+    /// cache with them, so that a guest waits for fewer pages. Traces and the planner miss the touches of what was pushed.
+    pub fn unwatch(&self) {
+        self.image.unwatched.store(true, Ordering::Relaxed);
     }
 
     /// The counters.

@@ -7,7 +7,7 @@ use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Se
 use floe_planner::RegionId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
@@ -39,6 +39,11 @@ impl Bits {
                 == 1
     }
 
+    /// 64 of them at once.
+    fn word(&self, word: u64) -> u64 {
+        self.0[word as usize].load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set_word(&self, word: u64, bits: u64) {
         self.0[word as usize].fetch_or(bits, Ordering::Relaxed);
     }
@@ -55,6 +60,8 @@ pub(crate) struct Region {
     patches: Vec<Patch>,
     tables: Box<[OnceLock<Arc<Segment>>]>,
     touched: Bits,
+    /// Named by [`Image::around`].
+    pushed: Bits,
     /// Fetched by a guess of the planner, not touched yet.
     pub ahead: Bits,
 }
@@ -100,6 +107,8 @@ pub(crate) struct Image {
     pub missed: AtomicU64,
     pub touched: AtomicU64,
     pub zero: AtomicU64,
+    /// Whether nobody wants to know which chunks are touched.
+    pub unwatched: AtomicBool,
     pub streaming: Streaming,
 }
 
@@ -171,6 +180,7 @@ impl Image {
             patches: r.patches.clone(),
             tables: r.segments.iter().map(|_| OnceLock::new()).collect(),
             touched: Bits::new(r.size.div_ceil(CHUNK)),
+            pushed: Bits::new(r.size.div_ceil(CHUNK)),
             ahead: Bits::new(r.size.div_ceil(CHUNK)),
         });
         Self {
@@ -180,6 +190,7 @@ impl Image {
             missed: AtomicU64::new(0),
             touched: AtomicU64::new(0),
             zero: AtomicU64::new(0),
+            unwatched: AtomicBool::new(false),
             streaming: Streaming::default(),
         }
     }
@@ -295,14 +306,38 @@ impl Image {
             .collect()
     }
 
-    /// A chunk for the page cache: whether it is here. Not a touch.
-    pub(crate) fn peek(&self, region: usize, chunk: u64, out: &mut [u8; CHUNK_SIZE]) -> bool {
+    /// The chunks of a touched one's block that are likely to be touched too: the sixteen around it once two of them were,
+    /// the whole block once four were. Each is named once.
+    pub(crate) fn around(&self, region: usize, chunk: u64) -> u64 {
+        let state = &self.regions[region];
+        let (block, bit) = (chunk / 64, chunk % 64);
+        let touched = state.touched.word(block);
+        let near = 0xFFFF << (bit & !15);
+        let window = match () {
+            () if touched.count_ones() >= 4 => u64::MAX,
+            () if (touched & near).count_ones() >= 2 => near,
+            () => return 0,
+        };
+        let behind_end = (block * 64 + 64).saturating_sub(state.chunks());
+        let new = window & !touched & !state.pushed.word(block) & (u64::MAX >> behind_end);
+        state.pushed.set_word(block, new);
+        new
+    }
+
+    /// A chunk for the page cache: whether it is here, and zero if it has to be. Not a touch.
+    pub(crate) fn peek(
+        &self,
+        region: usize,
+        chunk: u64,
+        only_zero: bool,
+        out: &mut [u8; CHUNK_SIZE],
+    ) -> bool {
         match self.regions[region].hash(chunk, &*self.backend) {
             Ok(hash) if hash.is_zero() => {
                 out.fill(0);
                 true
             }
-            Ok(hash) => self.backend.get(&hash, out, false),
+            Ok(hash) => !only_zero && self.backend.get(&hash, out, false),
             Err(_) => false,
         }
     }

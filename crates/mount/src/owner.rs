@@ -142,6 +142,7 @@ fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
                         region: r,
                         block,
                         chunks,
+                        only_zero: false,
                     });
                 }
             }

@@ -5,32 +5,35 @@ use crate::core::Core;
 use crate::image::Image;
 use crate::{PushReport, abi, machine};
 use crossbeam_channel::Receiver;
-use floe_image::CHUNK_SIZE;
+use floe_image::{CHUNK_SIZE, is_zero};
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// Chunks in a message.
 const MESSAGE_CHUNKS: usize = 256;
 
-/// Pushes the chunks of a range that are here.
+/// Pushes the chunks of a range that are here, or only the zero ones.
 pub(crate) fn push(
     core: &Core,
     image: &Image,
     region: usize,
     chunks: Range<u64>,
+    only_zero: bool,
     ino: u64,
 ) -> io::Result<PushReport> {
     let mut report = PushReport::default();
-    let mut buf = vec![0; MESSAGE_CHUNKS * CHUNK_SIZE];
     let end = chunks.end.min(image.regions[region].chunks());
+    let most = (end.saturating_sub(chunks.start) as usize).min(MESSAGE_CHUNKS);
+    let mut buf = vec![0; most * CHUNK_SIZE];
     let mut next = chunks.start;
     while next < end {
         let first = next;
         let mut filled = 0;
         for out in buf.chunks_exact_mut(CHUNK_SIZE) {
             let out = out.try_into().expect("chunks_exact_mut gives whole chunks");
-            if next == end || !image.peek(region, next, out) {
+            if next == end || !image.peek(region, next, only_zero, out) {
                 break;
             }
             next += 1;
@@ -53,37 +56,61 @@ pub(crate) fn push(
     Ok(report)
 }
 
-/// Chunks of one block that the planner wants pushed.
+/// Chunks of one block that are to be pushed.
 pub(crate) struct PushBlock {
     pub image: Weak<Image>,
     pub region: usize,
     pub block: u64,
     pub chunks: u64,
+    /// Leave out those that aren't zero.
+    pub only_zero: bool,
 }
 
-/// The thread that pushes for the planner: the owner must not, as it may have to answer the very page that is waited for.
+/// After a touch: what is around it goes into the page cache, if others were touched there before. A touch of a pushed page is not
+/// seen, so this is for zero chunks, which no trace names and no planner counts, and for images that nobody watches.
+pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64, bytes: &[u8]) {
+    let only_zero = !image.unwatched.load(Ordering::Relaxed);
+    if only_zero && !is_zero(bytes) {
+        return;
+    }
+    let chunks = image.around(region, chunk);
+    if chunks != 0 {
+        // A full queue: pushing is only ever a help.
+        let _ = core.pusher.try_send(PushBlock {
+            image: Arc::downgrade(image),
+            region,
+            block: chunk / 64,
+            chunks,
+            only_zero,
+        });
+    }
+}
+
+/// The thread that pushes: those that answer requests must not, as they may have to answer the very page that is waited for.
 pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<PushBlock>) {
     while let Ok(order) = inbox.recv() {
         if let (Some(core), Some(image)) = (core.upgrade(), order.image.upgrade()) {
-            push_block(&core, &image, order.region, order.block, order.chunks);
+            push_block(&core, &image, &order);
         }
     }
 }
 
 /// Pushes some chunks of a block, run by run. An inode that the kernel doesn't know yet needs no pages.
-pub(crate) fn push_block(core: &Core, image: &Arc<Image>, region: usize, block: u64, chunks: u64) {
+fn push_block(core: &Core, image: &Image, order: &PushBlock) {
+    let region = order.region;
     let Some(ino) = core.tree.ino(&format!(
         "images/{}/{}",
         image.id, image.regions[region].name
     )) else {
         return;
     };
-    let mut left = chunks;
+    let mut left = order.chunks;
     while left != 0 {
         let first = left.trailing_zeros();
         let run = (left >> first).trailing_ones();
-        let start = block * 64 + u64::from(first);
-        if let Err(error) = push(core, image, region, start..start + u64::from(run), ino) {
+        let start = order.block * 64 + u64::from(first);
+        let chunks = start..start + u64::from(run);
+        if let Err(error) = push(core, image, region, chunks, order.only_zero, ino) {
             tracing::debug!(%error, "the kernel did not take pushed pages");
             return;
         }

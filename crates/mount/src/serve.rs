@@ -8,8 +8,10 @@ use crate::device::Device;
 use crate::image::Reading;
 use crate::machine::{self, Machine};
 use crate::overlay::Stop;
+use crate::push;
 use crate::tree::{Found, Node};
 use crossbeam_channel::Receiver;
+use floe_image::CHUNK_SIZE;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -314,6 +316,10 @@ impl Call<'_> {
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
                 self.core
                     .account(&target, self.header.pid, &reading.firsts, 0);
+                if let Target::Region(image, region) = &target {
+                    let bytes = &out[abi::OUT_HEADER_BYTES..];
+                    push::around(self.core, image, *region, offset / CHUNK_SIZE as u64, bytes);
+                }
             }
             Err(Stop::Needs) => {
                 self.count_read(&target, len as u64);

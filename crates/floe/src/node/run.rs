@@ -158,6 +158,10 @@ impl Node {
         if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
             entry.update(|record| record.traced = false)?;
         }
+        let record = entry.record();
+        if !record.traced && record.origin.urls.is_empty() {
+            image.unwatch();
+        }
         Ok(())
     }
 
