@@ -161,6 +161,7 @@ fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
     let conf = cluster.conf().display().to_string();
     let here = TestNode::with(Setup {
         env: vec![("SLURM_CONF".into(), conf)],
+        args: ["--guest-placement", "slurm"].map(String::from).to_vec(),
         ..Setup::on_the_network()
     });
     let mut there = TestNode::on_the_network();
@@ -178,6 +179,22 @@ fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
     let full = fork(&here, 1, "slurm").unwrap_err();
     assert!(full.contains("alpha: Slurm has 0 CPUs"), "{full}");
     end_clones(&here);
+    eventually("the allocation is given back", || cluster.jobs().is_empty());
+
+    // the ticket of a program in the guest is an allocation, from its request on
+    let whoami = "until floe-guest whoami 2>/dev/null; do sleep 1; done";
+    here.type_and_wait("web", whoami, "0 web");
+    let ticket = |clones| format!("set -- $(floe-guest ticket {clones}); echo granted-$2-");
+    here.type_and_wait("web", &ticket(9), "granted-4-");
+    assert_eq!(cluster.jobs(), ["floe-web"]);
+    here.type_and_wait("web", "floe-guest kill $1; echo unused-$?", "unused-0");
+    eventually("the allocation is given back", || cluster.jobs().is_empty());
+    here.type_and_wait("web", &ticket(3), "granted-3-");
+    here.type_and_wait("web", "echo cloned-$(floe-guest clone $1)-", "cloned-0-");
+    let machines = |node: &TestNode| node.client().machines().unwrap().machines.len();
+    assert_eq!((machines(&here), machines(&there)), (1 + 2, 1));
+    assert_eq!(cluster.jobs(), ["floe-web"]);
+    here.type_and_wait("web", "floe-guest kill $1; echo ended-$?", "ended-0");
     eventually("the allocation is given back", || cluster.jobs().is_empty());
 
     // a node leaves, as Slurm sees it

@@ -62,6 +62,10 @@ struct NodeArgs {
     /// Nodes on which those clones run: http://ADDRESS:PORT of their pages (with this page's token), or here
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     guest_hosts: Vec<String>,
+    /// Who grants them when a guest requests a ticket, as with floe fork: simple, slurm or a program of yours; all known hosts are
+    /// meant, unless --guest-hosts names some
+    #[arg(long, value_name = "PLUG-IN")]
+    guest_placement: Option<String>,
     /// Keep and send no traces of what machines touch
     #[arg(long)]
     no_traces: bool,
@@ -104,6 +108,7 @@ impl NodeArgs {
         options.traces = !self.no_traces;
         options.guest_clones = self.guest_clones;
         options.guest_hosts = self.guest_hosts;
+        options.guest_placement = self.guest_placement;
         options.io_timeout = self.io_timeout.map(Duration::from_secs);
         if let Some(mountpoint) = self.mountpoint {
             options.mountpoint = args::absolute(&mountpoint)?.into();

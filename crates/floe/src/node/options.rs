@@ -37,6 +37,8 @@ pub struct NodeOptions {
     pub guest_clones: u32,
     /// Where those run, as in [`ForkRequest::hosts`](crate::api::ForkRequest::hosts); empty is here.
     pub guest_hosts: Vec<String>,
+    /// The plug-in that grants them, as in [`ForkRequest::placement`](crate::api::ForkRequest::placement).
+    pub guest_placement: Option<String>,
     /// Keep what machines touch, and send it to the hub that their image came from.
     pub traces: bool,
 }
@@ -108,6 +110,7 @@ impl NodeOptions {
             traces: true,
             guest_clones: GUEST_CLONES_DEFAULT,
             guest_hosts: Vec::new(),
+            guest_placement: None,
             home,
         })
     }

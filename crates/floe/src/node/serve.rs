@@ -60,6 +60,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     fs::set_permissions(home.tmp(), fs::Permissions::from_mode(0o700))
         .map_err(at("cannot protect tmp/"))?;
     let _ = crate::telemetry::metrics();
+    // a name that is wrong is said now, not to the first guest that asks
+    placement::plug_in(options.guest_placement.as_deref(), &home)?;
     let listener = bind(&options.socket, options.socket_group)?;
     let web = options
         .web

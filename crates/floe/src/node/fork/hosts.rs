@@ -11,15 +11,45 @@ use crate::{
 };
 use std::sync::Arc;
 
+/// Room that a fork may take.
+pub(crate) struct Reserved {
+    /// What a plug-in wants back.
+    pub held: Option<Held>,
+    /// The hosts that were asked; `None` is this one.
+    hosts: Vec<Option<String>>,
+    /// For each, how many clones, or why none.
+    clones: Vec<Result<u32, String>>,
+}
+
+impl Reserved {
+    /// Whether these are the hosts that were asked.
+    pub(super) fn is_of(&self, hosts: &[Host]) -> bool {
+        let now = hosts.iter().map(Host::url);
+        now.eq(self.hosts.iter().map(Option::as_deref))
+    }
+
+    /// Says which room there is.
+    pub fn tell(&self, fork: &mut Fork) {
+        for (number, room) in self.clones.iter().enumerate() {
+            fork.handle(Event::Room(number, room.clone()));
+        }
+    }
+}
+
+/// Nobody takes a clone.
+pub(super) fn no_room(fork: &Fork) -> NodeError {
+    let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
+    refused(
+        format!("there is no room for clones: {}", refusals.join("; ")),
+        "end machines that are no longer needed, or name other hosts",
+    )
+}
+
 impl Node {
     /// For how many clones that guests ask for there is room.
     pub(crate) fn room_for_guests(&self) -> Result<u32, NodeError> {
-        let request = ForkRequest {
-            hosts: self.options.guest_hosts.clone(),
-            ..Default::default()
-        };
         let hosts: Vec<Host> = self
-            .hosts(&request)?
+            .hosts(&self.guest_fork(CLONES_MAX))?
             .into_iter()
             .map(|(_, host)| host)
             .collect();
@@ -28,6 +58,37 @@ impl Node {
             fork.handle(Event::Room(number, room.map(|room| room.clones)));
         }
         Ok(fork.granted())
+    }
+
+    /// A fork that a guest asks for.
+    pub(crate) fn guest_fork(&self, clones: u32) -> ForkRequest {
+        ForkRequest {
+            clones,
+            hosts: self.options.guest_hosts.clone(),
+            placement: self.options.guest_placement.clone(),
+            ..Default::default()
+        }
+    }
+
+    /// Has the plug-in for guests' forks, if there is one, hold room for so many clones: how many it granted. What is not claimed
+    /// ([`Guests::reserved`](crate::node::guest::Guests)) goes back by being dropped.
+    pub(crate) fn reserve_for_guest(
+        self: &Arc<Self>,
+        name: &str,
+        clones: u32,
+    ) -> Result<Option<(u32, Reserved)>, NodeError> {
+        let request = self.guest_fork(clones);
+        if request.placement.is_none() {
+            return Ok(None);
+        }
+        let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(&request)?.into_iter().unzip();
+        let reserved = self.ask_for_room(name, &request, names, &hosts)?;
+        let mut fork = Fork::new(clones, hosts.len());
+        reserved.tell(&mut fork);
+        match fork.granted() {
+            0 => Err(no_room(&fork)),
+            granted => Ok(Some((granted, reserved))),
+        }
     }
 
     /// Where the clones of a fork may run, each with the name by which plug-ins know it.
@@ -103,8 +164,7 @@ impl Node {
         request: &ForkRequest,
         names: Vec<String>,
         hosts: &[Host],
-        fork: &mut Fork,
-    ) -> Result<Option<Held>, NodeError> {
+    ) -> Result<Reserved, NodeError> {
         let plug_in = plug_in(request.placement.as_deref(), &self.home)?;
         let (cpus, memory_bytes) = match request.placement {
             Some(_) => self.clone_size(name)?,
@@ -126,10 +186,14 @@ impl Node {
             (Some(placement), Some(ticket)) => Some(Held::keep(self, placement, ticket)?),
             _ => None,
         };
-        for (number, room) in grant.clones.into_iter().enumerate() {
-            fork.handle(Event::Room(number, room));
-        }
-        Ok(held)
+        Ok(Reserved {
+            held,
+            hosts: hosts
+                .iter()
+                .map(|host| host.url().map(str::to_owned))
+                .collect(),
+            clones: grant.clones,
+        })
     }
 
     /// Asks hosts for their room, all at the same time.

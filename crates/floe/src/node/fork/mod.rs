@@ -25,6 +25,7 @@ mod serve;
 mod store;
 
 pub(crate) use family::Forks;
+pub(crate) use hosts::Reserved;
 pub(crate) use layer::{Layers, Local};
 pub(crate) use parents::{Patient, is_parent};
 pub(crate) use serve::router;
@@ -50,6 +51,7 @@ use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
 use floe_image::Hash;
 use floe_machine::{CaptureOptions, Continuing};
+use hosts::no_room;
 use layer::{Base, Layer};
 use parking_lot::Mutex;
 use record::ForkRecord;
@@ -105,15 +107,17 @@ impl Node {
         request: &ForkRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
-        self.fork_for(name, request, None, report)
+        self.fork_for(name, request, None, None, report)
     }
 
-    /// The same for the holder of a ticket, whose id becomes the fork's: so a clone knows for whom it was made.
+    /// The same for the holder of a ticket, whose id becomes the fork's: so a clone knows for whom it was made. It may have room
+    /// already.
     pub(crate) fn fork_for(
         self: &Arc<Self>,
         name: &str,
         request: &ForkRequest,
         ticket: Option<&str>,
+        reserved: Option<Reserved>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         if request.clones == 0 || request.clones > CLONES_MAX {
@@ -126,13 +130,15 @@ impl Node {
         let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(request)?.into_iter().unzip();
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before anything is stopped: a fork for which nobody has room costs its parent nothing
-        let mut held = self.ask_for_room(name, request, names, &hosts, &mut fork)?;
+        let reserved = match reserved {
+            Some(reserved) if reserved.is_of(&hosts) => reserved,
+            // the list of hosts has changed since: what was reserved goes back
+            _ => self.ask_for_room(name, request, names, &hosts)?,
+        };
+        reserved.tell(&mut fork);
+        let mut held = reserved.held;
         if fork.granted() == 0 {
-            let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
-            return Err(refused(
-                format!("there is no room for clones: {}", refusals.join("; ")),
-                "end machines that are no longer needed, or name other hosts",
-            ));
+            return Err(no_room(&fork));
         }
         report.stage("hosts")?;
         let (instant, parent) = self.instant(name, report)?;

@@ -2,7 +2,7 @@
 
 use super::ledger::{self, Asked, Limits};
 use crate::{
-    api::{CloneState, ErrorCode, ForkRequest},
+    api::{CloneState, ErrorCode},
     node::{Node, error::NodeError, machines::Entry, report::Report},
 };
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
@@ -56,7 +56,7 @@ fn went_wrong(error: &NodeError) -> Refusal {
 
 impl Node {
     fn guest_ticket(
-        &self,
+        self: &Arc<Self>,
         entry: &Entry,
         clones: u64,
         hierarchical: bool,
@@ -80,8 +80,28 @@ impl Node {
         };
         let ticket = format!("{:016x}", rand::random::<u64>());
         let now_s = self.started.elapsed().as_secs();
-        let mut ledger = self.guests.ledger.lock();
-        let (clones, _) = ledger.reserve(now_s, &asked, &limits, ticket.clone())?;
+        let reserved = self
+            .guests
+            .ledger
+            .lock()
+            .reserve(now_s, &asked, &limits, ticket.clone());
+        let (mut clones, machines) = reserved?;
+        let name = entry.name.as_str();
+        match self.reserve_for_guest(name, machines) {
+            Ok(None) => {}
+            Ok(Some((granted, reserved))) => {
+                self.guests.reserved.lock().insert(ticket.clone(), reserved);
+                clones = self
+                    .guests
+                    .ledger
+                    .lock()
+                    .lessen(&ticket, clones, granted, each);
+            }
+            Err(error) => {
+                self.guests.ledger.lock().discard(name, &ticket);
+                return Err(went_wrong(&error));
+            }
+        }
         Ok(Answer::Ticket {
             ticket,
             clones,
@@ -91,7 +111,13 @@ impl Node {
 
     fn guest_clone(self: &Arc<Self>, name: &str, ticket: &str) -> Result<Answer, Refusal> {
         let now_s = self.started.elapsed().as_secs();
-        let spent = self.guests.ledger.lock().spend(now_s, name, ticket);
+        let (spent, reserved) = {
+            // no moment in which the ticket is used and its room nobody's
+            let mut reserved = self.guests.reserved.lock();
+            let spent = self.guests.ledger.lock().spend(now_s, name, ticket);
+            let claimed = spent.is_ok().then(|| reserved.remove(ticket));
+            (spent, claimed.flatten())
+        };
         let machines = spent.map_err(|refusal| match self.is_fork_of(name, ticket) {
             // spent before the node was restarted
             true => Refusal::new(
@@ -101,13 +127,9 @@ impl Node {
             ),
             false => refusal,
         })?;
-        let request = ForkRequest {
-            clones: machines,
-            hosts: self.options.guest_hosts.clone(),
-            ..Default::default()
-        };
+        let request = self.guest_fork(machines);
         let (mut report, _) = Report::new(); // the answer tells of the whole
-        let forked = self.fork_for(name, &request, Some(ticket), &mut report);
+        let forked = self.fork_for(name, &request, Some(ticket), reserved, &mut report);
         let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());
         let mut ledger = self.guests.ledger.lock();
         let fork = fork.map_err(|error| {
@@ -235,6 +257,7 @@ impl Node {
         if is_open {
             // nothing came of it: its room is free again
             self.guests.ledger.lock().discard(name, ticket);
+            self.drop_unclaimed();
             return Ok(Answer::Done { ended: 0, lost: 0 });
         }
         self.check_spent(name, ticket)?;

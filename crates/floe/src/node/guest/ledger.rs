@@ -138,6 +138,20 @@ impl Ledger {
         Ok((clones, machines))
     }
 
+    /// A ticket that was just reserved is for fewer machines; `each` processes in each. How many clones that makes.
+    pub fn lessen(&mut self, id: &str, clones: u32, machines: u32, each: u32) -> u32 {
+        if let Some(open) = self.open.get_mut(id) {
+            open.machines = open.machines.min(machines);
+        }
+        clones.min(machines.saturating_mul(each))
+    }
+
+    /// Whether somebody may still use a ticket.
+    pub fn is_unused(&mut self, now_s: u64, id: &str) -> bool {
+        self.expire(now_s);
+        self.open.contains_key(id)
+    }
+
     /// Uses a ticket up: for how many machines it is.
     pub fn spend(&mut self, now_s: u64, machine: &str, id: &str) -> Result<u32, Refusal> {
         self.expire(now_s);
@@ -271,6 +285,21 @@ mod tests {
         // what was never used is free again
         assert_eq!(get(TICKET_LIFE_S, "web.1", u64::MAX, "c").unwrap().0, 6);
         assert_eq!(get(0, "web", 0, "d").unwrap_err().code, codes::USAGE);
+    }
+
+    #[test]
+    fn a_ticket_for_which_less_is_granted_holds_less() {
+        let mut ledger = Ledger::default();
+        let mut asked = asked("web", 6);
+        asked.each = 2;
+        let (clones, machines) = ledger.reserve(0, &asked, &LIMITS, "a".into()).unwrap();
+        assert_eq!((clones, machines), (6, 3));
+        assert_eq!(ledger.lessen("a", clones, 2, 2), 4);
+        assert!(ledger.is_unused(1, "a"));
+        assert_eq!(ledger.spend(1, "web", "a").unwrap(), 2);
+        assert!(!ledger.is_unused(1, "a"));
+        ledger.reserve(1, &asked, &LIMITS, "b".into()).unwrap();
+        assert!(!ledger.is_unused(1 + TICKET_LIFE_S, "b"));
     }
 
     #[test]

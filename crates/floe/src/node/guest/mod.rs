@@ -19,6 +19,7 @@ use crate::{
     node::{
         MachineName, Node,
         error::{NodeError, at, refused},
+        fork::Reserved,
         machines::Entry,
         record::Record,
     },
@@ -28,6 +29,7 @@ use floe_image::{Hash, MachineConfig};
 use floe_machine::Machine;
 use parking_lot::Mutex;
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Weak, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -44,6 +46,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// What the node knows of all guests.
 pub(crate) struct Guests {
     ledger: Mutex<ledger::Ledger>,
+    /// What plug-ins hold for tickets that were not used yet.
+    reserved: Mutex<BTreeMap<String, Reserved>>,
     arrivals: mpsc::Sender<MachineName>,
 }
 
@@ -53,6 +57,7 @@ impl Guests {
         let (arrivals, arrived) = mpsc::channel();
         let guests = Guests {
             ledger: Mutex::default(),
+            reserved: Mutex::default(),
             arrivals,
         };
         (guests, arrived)
@@ -111,6 +116,16 @@ impl Node {
             .spawn(move || session::run(&node, &entry, &vm));
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
+        }
+    }
+
+    /// Gives back what was reserved for tickets that nobody will use any more.
+    pub(crate) fn drop_unclaimed(&self) {
+        let now_s = self.started.elapsed().as_secs();
+        let mut reserved = self.guests.reserved.lock();
+        if !reserved.is_empty() {
+            let mut ledger = self.guests.ledger.lock();
+            reserved.retain(|ticket, _| ledger.is_unused(now_s, ticket));
         }
     }
 

@@ -100,7 +100,8 @@ impl Tickets {
 
 /// A ticket of a fork under way. It is given back soon after this is dropped, unless clones run on it.
 pub(crate) struct Held {
-    node: Arc<Node>,
+    /// Which may hold this itself, for a guest that has not claimed it yet.
+    node: Weak<Node>,
     id: String,
     ticket: Ticket,
 }
@@ -109,7 +110,7 @@ impl Held {
     /// Keeps a ticket on the disk, for a fork that is about to be made.
     pub fn keep(node: &Arc<Node>, placement: &str, ticket: &str) -> Result<Held, NodeError> {
         let held = Held {
-            node: node.clone(),
+            node: Arc::downgrade(node),
             id: format!("{:016x}", rand::random::<u64>()),
             ticket: Ticket {
                 version: TICKET_VERSION,
@@ -126,7 +127,10 @@ impl Held {
     /// Says which fork has it.
     pub fn of_fork(&mut self, fork: &str) -> Result<(), NodeError> {
         self.ticket.fork = Some(fork.to_owned());
-        self.node.tickets.save(&self.id, self.ticket.clone())
+        match self.node.upgrade() {
+            Some(node) => node.tickets.save(&self.id, self.ticket.clone()),
+            None => Err(failed("the node is stopping", "start it again")),
+        }
     }
 
     /// The ticket in words: `slurm 17`.
@@ -137,8 +141,10 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.node.tickets.in_use.lock().remove(&self.id);
-        self.node.tickets.look();
+        if let Some(node) = self.node.upgrade() {
+            node.tickets.in_use.lock().remove(&self.id);
+            node.tickets.look();
+        }
     }
 }
 
@@ -181,6 +187,7 @@ impl Node {
 
 fn watch(node: &Weak<Node>, woken: &mpsc::Receiver<()>) {
     while let Some(here) = node.upgrade() {
+        here.drop_unclaimed();
         for (id, ticket) in here.tickets.at_rest() {
             if let Err(why) = here.look_after(&id, &ticket) {
                 let (placement, ticket) = (&ticket.placement, &ticket.ticket);
