@@ -4,7 +4,8 @@ use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use anyhow::Context as _;
-use floe::api::RunRequest;
+use floe::api::{NetworkRequest, RunRequest};
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
@@ -21,6 +22,11 @@ const SETTLE_MAX: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How a guest sees this host's own address.
 const HOST: &str = "10.0.2.2";
+/// Who makes the clones.
+const PARENT: &str = "web";
+/// Who has compiling clones all the time, and who makes them when they are needed.
+const TEAM: &str = "team";
+const ALONE: &str = "alone";
 
 /// A program and how many units of work it gets: enough that a part takes about a minute in an emulated guest.
 struct Job {
@@ -38,7 +44,7 @@ const JOBS: [Job; 4] = [
     // an alignment of 10 proteins of 240 residues
     Job {
         name: "clustalw",
-        each: 24,
+        each: 36,
     },
     // a frame of 160x120
     Job {
@@ -48,9 +54,11 @@ const JOBS: [Job; 4] = [
     // half a million lines, sorted in memory that is allocated after the fork
     Job {
         name: "sort",
-        each: 3,
+        each: 4,
     },
 ];
+/// How often the project (Lua) is compiled: clones get preprocessed files from their parent, which links.
+const COMPILED: usize = 1;
 
 /// What parts say when they have done their work, a line each.
 struct Results {
@@ -100,60 +108,41 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for job in &JOBS {
         node.tell("origin", &format!("apps part {} 0 1 1", job.name), JOB_MAX)?;
     }
+    node.tell("origin", "apps compile 1", JOB_MAX)?;
     node.capture("origin", "warm", true, 0)?;
     node.remove("origin").ok();
-    let standing: Vec<String> = (0..count).map(|n| format!("standing{n}")).collect();
-    for name in standing.iter().map(String::as_str).chain(["web"]) {
+    let run = |name: &str, network: bool| {
         let request = RunRequest {
             image: "warm".into(),
             name: Some(name.into()),
+            network: network.then(NetworkRequest::default),
             ..RunRequest::default()
         };
         node.run(&request, |_| {})?;
-        node.ask(name, JOB_MAX)?;
+        node.ask(name, JOB_MAX)
+    };
+    let standing: Vec<String> = (0..count).map(|n| format!("standing{n}")).collect();
+    for name in &standing {
+        run(name, false)?;
     }
+    run(PARENT, false)?;
 
+    // the parent of the clones that are there already, and the one that makes them each time
+    for parent in [TEAM, ALONE] {
+        run(parent, true)?;
+    }
+    node.tell(TEAM, &format!("apps helpers {count}"), JOB_MAX)?;
+    let lab = Lab {
+        node,
+        results,
+        machines: standing.len() + 1 + 2 + count,
+        standing,
+        rounds,
+    };
+    add(&mut report, "distcc", lab.distcc(count)?)?;
     for job in &JOBS {
         let units = context.pick(job.each, 1) * count;
-        let mut expected: Option<BTreeSet<String>> = None;
-        let mut same = |sums: BTreeSet<String>| {
-            let first = expected.get_or_insert_with(|| sums.clone());
-            anyhow::ensure!(*first == sums, "{}: {sums:?} is not {first:?}", job.name);
-            Ok(())
-        };
-        // the standing machines have done all of it once: nothing is left to fetch, no page to make their own
-        same(on_standing(&node, &results, &standing, job, units)?.1)?;
-        let same = std::cell::RefCell::new(same);
-        let samples = interleave(
-            rounds,
-            &mut [
-                &mut || {
-                    let (seconds, sums) = on_standing(&node, &results, &standing, job, units)?;
-                    same.borrow_mut()(sums)?;
-                    eprintln!("{}: {seconds:.1} s on machines that run", job.name);
-                    Ok(seconds)
-                },
-                &mut || {
-                    let (seconds, sums) = on_clones(&node, &results, count, job, units)?;
-                    same.borrow_mut()(sums)?;
-                    quiet(&node, standing.len() + 1)?;
-                    eprintln!("{}: {seconds:.1} s on clones", job.name);
-                    Ok(seconds)
-                },
-            ],
-        )?;
-        let [zero_cost, clones]: [Samples; 2] = samples
-            .try_into()
-            .map_err(|_| anyhow::anyhow!("two candidates"))?;
-        let name = job.name;
-        report.add(
-            &format!("{name}.over_zero_cost"),
-            "ratio",
-            &clones.over(&zero_cost),
-        );
-        report
-            .add(&format!("{name}.clones_s"), "s", &clones)
-            .against("machines that already run", "s", zero_cost.median());
+        add(&mut report, job.name, lab.parts(job, units)?)?;
     }
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
@@ -164,67 +153,130 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// All parts at once on machines that run: how long, and what came of it.
-fn on_standing(
-    node: &Node,
-    results: &Results,
-    machines: &[String],
-    job: &Job,
-    units: usize,
-) -> anyhow::Result<(f64, BTreeSet<String>)> {
-    let start = Instant::now();
-    let of = machines.len();
-    std::thread::scope(|scope| {
-        let parts: Vec<_> = machines
-            .iter()
-            .enumerate()
-            .map(|(part, machine)| {
-                let command = format!(
-                    "apps part {} {part} {of} {units} | apps send {HOST} {}",
-                    job.name, results.port
-                );
-                scope.spawn(move || node.tell(machine, &command, JOB_MAX))
-            })
-            .collect();
-        for part in parts {
-            part.join()
-                .map_err(|_| anyhow::anyhow!("a part's thread died"))??;
-        }
-        anyhow::Ok(())
-    })?;
-    let seconds = start.elapsed().as_secs_f64();
-    Ok((seconds, results.of(of)?))
-}
-
-/// The same on clones that the parent makes for it, until it has joined them.
-fn on_clones(
-    node: &Node,
-    results: &Results,
-    count: usize,
-    job: &Job,
-    units: usize,
-) -> anyhow::Result<(f64, BTreeSet<String>)> {
-    let start = Instant::now();
-    let command = format!(
-        "apps clones {} {count} {units} {HOST} {}",
-        job.name, results.port
+/// What a job took on machines that run, and on clones.
+fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result<()> {
+    let samples: [Samples; 2] = samples
+        .try_into()
+        .map_err(|_| anyhow::anyhow!("two candidates"))?;
+    let [zero_cost, clones] = samples;
+    eprintln!(
+        "{name}: {:.1} s on machines that run, {:.1} s on clones",
+        zero_cost.median(),
+        clones.median()
     );
-    node.tell("web", &command, JOB_MAX)?;
-    let seconds = start.elapsed().as_secs_f64();
-    Ok((seconds, results.of(count)?))
+    report.add(
+        &format!("{name}.over_zero_cost"),
+        "ratio",
+        &clones.over(&zero_cost),
+    );
+    report
+        .add(&format!("{name}.clones_s"), "s", &clones)
+        .against("machines that already run", "s", zero_cost.median());
+    Ok(())
 }
 
-/// Waits until there are only so many machines, and the parent answers.
-fn quiet(node: &Node, machines: usize) -> anyhow::Result<()> {
-    let until = Instant::now() + SETTLE_MAX;
-    loop {
-        let left = node.client.machines()?.machines.len();
-        if left == machines {
-            break;
-        }
-        anyhow::ensure!(Instant::now() < until, "{left} machines, not {machines}");
-        std::thread::sleep(LOOK_EVERY);
+/// Where the jobs run.
+struct Lab {
+    node: Node,
+    results: Results,
+    /// Machines that run all the time, each for a part.
+    standing: Vec<String>,
+    /// Machines that there are while no job is under way.
+    machines: usize,
+    rounds: usize,
+}
+
+impl Lab {
+    /// A job of independent parts: on machines that run, and on clones.
+    fn parts(&self, job: &Job, units: usize) -> anyhow::Result<Vec<Samples>> {
+        let expected = OnceCell::new();
+        let same = |sums: BTreeSet<String>| {
+            let first = expected.get_or_init(|| sums.clone());
+            anyhow::ensure!(*first == sums, "{}: {sums:?} is not {first:?}", job.name);
+            anyhow::Ok(())
+        };
+        let mut on_standing = || {
+            let (seconds, sums) = self.on_standing(job, units)?;
+            same(sums)?;
+            Ok(seconds)
+        };
+        let mut on_clones = || {
+            let (seconds, sums) = self.on_clones(job, units)?;
+            same(sums)?;
+            self.quiet(PARENT)?;
+            Ok(seconds)
+        };
+        // they have done all of it once: nothing is left to fetch, no page to make their own
+        on_standing()?;
+        interleave(self.rounds, &mut [&mut on_standing, &mut on_clones])
     }
-    node.ask("web", JOB_MAX)?;
-    Ok(())
+
+    /// A job that a parent hands out bit by bit.
+    fn distcc(&self, helpers: usize) -> anyhow::Result<Vec<Samples>> {
+        let mut on_team = || {
+            let command = format!("apps compile {COMPILED} $(cat /tmp/helpers)");
+            Ok(self.node.tell(TEAM, &command, JOB_MAX)?.as_secs_f64())
+        };
+        let mut on_clones = || {
+            let command = format!("apps compile-clones {helpers} {COMPILED}");
+            let took = self.node.tell(ALONE, &command, JOB_MAX)?;
+            self.quiet(ALONE)?;
+            Ok(took.as_secs_f64())
+        };
+        on_team()?;
+        interleave(self.rounds, &mut [&mut on_team, &mut on_clones])
+    }
+
+    /// All parts at once on machines that run: how long, and what came of it.
+    fn on_standing(&self, job: &Job, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
+        let start = Instant::now();
+        let (node, standing) = (&self.node, &self.standing);
+        let (of, port) = (standing.len(), self.results.port);
+        std::thread::scope(|scope| {
+            let parts: Vec<_> = (0..of)
+                .map(|part| {
+                    let command = format!(
+                        "apps part {} {part} {of} {units} | apps send {HOST} {port}",
+                        job.name
+                    );
+                    scope.spawn(move || node.tell(&standing[part], &command, JOB_MAX))
+                })
+                .collect();
+            for part in parts {
+                part.join()
+                    .map_err(|_| anyhow::anyhow!("a part's thread died"))??;
+            }
+            anyhow::Ok(())
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok((seconds, self.results.of(of)?))
+    }
+
+    /// The same on clones that the parent makes for it, until it has joined them.
+    fn on_clones(&self, job: &Job, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
+        let (of, port) = (self.standing.len(), self.results.port);
+        let command = format!("apps clones {} {of} {units} {HOST} {port}", job.name);
+        let start = Instant::now();
+        self.node.tell(PARENT, &command, JOB_MAX)?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok((seconds, self.results.of(of)?))
+    }
+
+    /// Waits until there are no clones of a job any more, and the parent answers.
+    fn quiet(&self, parent: &str) -> anyhow::Result<()> {
+        let until = Instant::now() + SETTLE_MAX;
+        loop {
+            let left = self.node.client.machines()?.machines.len();
+            if left == self.machines {
+                break;
+            }
+            anyhow::ensure!(
+                Instant::now() < until,
+                "{left} machines, not {}",
+                self.machines
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.node.ask(parent, JOB_MAX).map(drop)
+    }
 }

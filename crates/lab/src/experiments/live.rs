@@ -401,8 +401,11 @@ fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Res
         .with_context(|| format!("no console at {}", socket.display()))?;
     // The shell calculates: the terminal's echo of the question does not contain the answer.
     let (a, b) = (std::process::id() % 1000, 123_456);
-    write!(console, "\n{command}\necho lab-$(({a} + {b}))-answers\n")?;
-    let answer = format!("lab-{}-answers", a + b);
+    write!(
+        console,
+        "\n{command}\necho lab-$(({a} + {b}))-answers-$?.\n"
+    )?;
+    let answer = format!("lab-{}-answers-", a + b);
     console.set_read_timeout(Some(LOOK_EVERY))?;
     let (mut seen, mut buffer) = (String::new(), [0; 4096]);
     while start.elapsed() < patience {
@@ -416,8 +419,13 @@ fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Res
                 ) => {}
             Err(error) => return Err(error.into()),
         }
-        if seen.contains(&answer) {
-            return Ok(start.elapsed());
+        let status = seen
+            .split_once(&answer)
+            .and_then(|(_, rest)| rest.split_once('.'));
+        match status {
+            Some(("0", _)) => return Ok(start.elapsed()),
+            Some(_) => bail!("{command} failed; the console said {seen:?}"),
+            None => {}
         }
     }
     bail!("nothing within {patience:?}; the console said {seen:?}")
