@@ -47,7 +47,7 @@ guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples 
 guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 	@$(GUEST_BUILD) tiny $(GUESTS)/tiny
 
-guest-mpi: deps ## Build the same with MPICH and an MPI program
+guest-mpi: deps ## Build the same with MPICH, an MPI program, and Python
 	@$(GUEST_BUILD) mpi $(GUESTS)/mpi
 
 guest-debian: deps ## Build the Debian guest from packages

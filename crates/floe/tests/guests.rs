@@ -53,9 +53,14 @@ impl Reports {
 
 /// The tiny guest as `web`; its agent has been heard.
 fn booted(node: &TestNode, cpus: u32) {
-    node.import_tiny("tiny", None);
+    booted_of("tiny", node, cpus);
+}
+
+/// Another guest as `web`.
+fn booted_of(guest: &str, node: &TestNode, cpus: u32) {
+    node.import_guest(guest, guest, None);
     node.run(&RunRequest {
-        image: "tiny".into(),
+        image: guest.into(),
         name: Some("web".into()),
         cpus: Some(cpus),
         ..Default::default()
@@ -332,17 +337,33 @@ fn a_program_waits_for_and_ends_its_clones_on_another_host_also_when_that_dies_m
 
 #[test]
 fn the_papers_four_patterns_run_as_they_are() {
-    if !system() {
-        return;
+    if system() {
+        four_patterns("tiny", "");
     }
+}
+
+#[test]
+fn the_papers_four_patterns_run_in_python() {
+    if system() {
+        four_patterns("mpi", "python3 /usr/share/floe/examples/NAME.py");
+    }
+}
+
+/// Figure 1 of the paper: each pattern's example in a guest, called by its name, or by `call` with the name in it.
+fn four_patterns(guest: &str, call: &str) {
     let node = TestNode::start();
     let reports = Reports::listen();
-    booted(&node, 2);
+    booted_of(guest, &node, 2);
+    let reported = |command: &str| {
+        let (name, rest) = command.split_once(' ').unwrap();
+        let program = match call {
+            "" => name.to_owned(),
+            call => call.replace("NAME", name),
+        };
+        format!("FLOE_REPORT={HOST}:{} {program} {rest}", reports.port)
+    };
     let run = |command: &str, done: &str| {
-        let command = format!(
-            "FLOE_REPORT={HOST}:{} {command}; echo {done}-$((8+8))",
-            reports.port
-        );
+        let command = format!("{}; echo {done}-$((8+8))", reported(command));
         node.type_and_wait("web", &command, &format!("{done}-16"));
     };
     run("sandbox 'rm -rf /etc; echo ruined'", "sandboxed");
@@ -361,10 +382,7 @@ fn the_papers_four_patterns_run_as_they_are() {
     assert_eq!(told[1..].iter().map(primes).sum::<u32>(), 168, "{told:?}");
 
     // load comes and goes
-    let command = format!(
-        "mkfifo /load; FLOE_REPORT={HOST}:{} load < /load &",
-        reports.port
-    );
+    let command = format!("mkfifo /load; {}", reported("load < /load &"));
     node.type_and_wait(
         "web",
         &format!("{command} exec 3>/load; echo opened-$((8+8))"),

@@ -1,10 +1,12 @@
 //! The promises about MPI, kept with MPICH as Debian has it: its mpiexec, its library and a program that was built for it run
 //! in real guests, and know nothing of clones.
 
+mod hosts;
 mod node;
 
 use floe::api::*;
-use node::{TestNode, eventually, system};
+use hosts::Hosts;
+use node::{Setup, TestNode, eventually, system};
 
 /// A machine of the guest with MPICH, whose agent has been heard.
 fn booted(node: &TestNode, name: &str, network: bool) {
@@ -115,4 +117,33 @@ fn an_mpi_program_as_it_is_runs_its_ranks_in_clones() {
     let mut left = names(&node);
     left.sort();
     assert_eq!(left, ["alone", "web"]);
+}
+
+#[test]
+fn ranks_find_each_other_on_different_hosts() {
+    if !system() {
+        return;
+    }
+    let hosts = Hosts::new();
+    let here = TestNode::with(Setup {
+        web: Some("10.90.0.1:7070".into()),
+        namespace: Some(hosts.names[0].clone()),
+        args: ["--guest-hosts", "here,http://10.90.0.2:7070"]
+            .map(String::from)
+            .to_vec(),
+        ..Default::default()
+    });
+    let there = TestNode::in_namespace(&hosts.names[1], "10.90.0.2:7070");
+    here.import_guest("mpi", "mpi", None);
+    booted(&here, "web", true);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| said(&here, "web", 1, "floe-mpirun -n 4 mpi-ranks"));
+        eventually("two of the clones are there", || names(&there).len() == 2);
+        let (lines, status) = run.join().unwrap();
+        assert_eq!(status, 0, "{lines:?}");
+        let sum = "4 ranks on 4 hosts: pi is 3.141593, 0 of 65536 sums are wrong";
+        assert!(lines.iter().any(|line| line.starts_with(sum)), "{lines:?}");
+    });
+    assert_eq!(names(&here), ["web"]);
+    eventually("none is left there", || names(&there).is_empty());
 }

@@ -1,8 +1,10 @@
 //! Promises of family networks, kept with real guests.
 
+mod hosts;
 mod node;
 
 use floe::api::*;
+use hosts::Hosts;
 use node::{Signal, TestNode, eventually, system};
 use std::{
     io::{Read, Write},
@@ -191,55 +193,6 @@ fn a_family_sees_itself_and_nobody_else_and_two_with_the_same_addresses_never_me
             .count(),
         0
     );
-}
-
-/// Two hosts with a cable between them: namespaces that go away with this.
-struct Hosts {
-    names: [String; 2],
-}
-
-impl Hosts {
-    fn new() -> Hosts {
-        let of = |host| format!("flt{}{host}", std::process::id());
-        let hosts = Hosts {
-            names: [of("a"), of("b")],
-        };
-        let [a, b] = &hosts.names;
-        for name in [a, b] {
-            ip(&format!("netns add {name}"));
-            ip(&format!("-n {name} link set lo up"));
-        }
-        ip(&format!(
-            "link add eth0 netns {a} type veth peer name eth0 netns {b}"
-        ));
-        for (name, address) in [(a, "10.90.0.1/24"), (b, "10.90.0.2/24")] {
-            ip(&format!("-n {name} addr add {address} dev eth0"));
-            ip(&format!("-n {name} link set eth0 up"));
-            ip(&format!(
-                "netns exec {name} sysctl -qw net.ipv4.ip_forward=1"
-            ));
-        }
-        hosts
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = std::process::Command::new("ip")
-                .args(["netns", "del", name])
-                .status();
-        }
-    }
-}
-
-fn ip(arguments: &str) {
-    let words = arguments.split(' ');
-    let status = std::process::Command::new("ip")
-        .args(words)
-        .status()
-        .unwrap();
-    assert!(status.success(), "ip {arguments}");
 }
 
 fn nft(host: &str, words: &str) {
