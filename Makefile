@@ -15,7 +15,7 @@ GUESTS := $(CURDIR)/.cache/guests
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import disk touch fault capture fork avoid mcast churn restore resume-wan density stream-sim stream-real train page optimize
+EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore resume-wan density stream-sim stream-real train page optimize
 
 .PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
@@ -87,7 +87,7 @@ web-test: deps web guest-tiny
 test: fmt lint doc fuzz-check system web-test ## Everything that must hold: format, lints, docs, unit, property and system tests
 	@echo "make test: all passed"
 
-lab: build guest-debian guest-tiny guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
+lab: build guest-debian guest-tiny guest-apps guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --json lab/results/$$e.json; done
 
