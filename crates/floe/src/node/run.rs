@@ -159,6 +159,7 @@ impl Node {
             entry.update(|record| record.traced = false)?;
         }
         let record = entry.record();
+        // no trace is taken, and all of it is on this host, so that there is nothing to plan: clones beside their parent, too
         if !record.traced && record.origin.urls.is_empty() {
             image.unwatch();
         }

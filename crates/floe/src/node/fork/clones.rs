@@ -110,10 +110,6 @@ impl Node {
         let network = start.network_of(clone);
         match self.load_clone(&instant.found, &place.name, &record.parent, family, network) {
             Ok(loaded) => {
-                // all of it is on this host: there is nothing to plan
-                if let Some(image) = loaded.0.state.read().images.first() {
-                    image.unwatch();
-                }
                 start.loaded.lock().insert(clone, loaded);
                 Event::Loaded(clone)
             }
