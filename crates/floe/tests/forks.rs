@@ -46,6 +46,14 @@ fn clones(n: u32) -> ForkRequest {
     }
 }
 
+/// The same, independent of its parent as soon as it can be.
+fn settling(n: u32) -> ForkRequest {
+    ForkRequest {
+        settle: true,
+        ..clones(n)
+    }
+}
+
 #[test]
 fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent() {
     if !system() {
@@ -54,7 +62,7 @@ fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent
     let node = TestNode::start();
     with_a_mark(&node);
     let client = node.client();
-    let (first, pause_ms) = fork(&node, "web", &clones(3));
+    let (first, pause_ms) = fork(&node, "web", &settling(3));
     assert!(pause_ms > 0.0);
     assert_eq!((first.asked, first.granted, first.running), (3, 3, 3));
     let names: Vec<_> = first
@@ -93,7 +101,7 @@ fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent
         "echo mine-$((8+8)) > /www/mark; echo wrote-$((2+2))",
         "wrote-4",
     );
-    let (second, _) = fork(&node, "web.2", &clones(1));
+    let (second, _) = fork(&node, "web.2", &settling(1));
     assert_eq!(second.clones[0].name, "web.2.1");
     node.type_and_wait("web.2.1", "cat /www/mark; echo seen-$((6+6))", "mine-16");
 
@@ -147,7 +155,7 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
     let write = "printf on-the-disk | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))";
     node.type_and_wait("web", write, "synced-2");
     let forks: Vec<ForkReport> = std::thread::scope(|scope| {
-        let one = || fork(&node, "web", &clones(1)).0;
+        let one = || fork(&node, "web", &settling(1)).0;
         let both = [scope.spawn(one), scope.spawn(one)];
         both.into_iter().map(|fork| fork.join().unwrap()).collect()
     });
@@ -211,6 +219,62 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
         .unwrap_err()
         .to_api();
     assert_eq!(error.code, ErrorCode::Refused);
+}
+
+#[test]
+fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    let images = || node.client().images().unwrap().images.len();
+    let write = |text: &str| {
+        format!(
+            "printf {text} | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))"
+        )
+    };
+    let read = |answer: &str| {
+        format!(
+            "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=512 skip=2048 count=1 2>/dev/null | tr -d '\\0'; echo {answer}"
+        )
+    };
+    node.type_and_wait("web", &write("on-the-disk"), "synced-2");
+    // a clone that has forked needs its parent's layer no more, its own clone does
+    let (first, _) = fork(&node, "web", &clones(1));
+    let (second, _) = fork(&node, "web.1", &clones(1));
+    node.client()
+        .kill("web.1", &KillRequest::default())
+        .unwrap();
+    node.type_and_wait("web.1.1", &read("grandchild-$((3+3))"), "grandchild-6");
+    assert!(node.console("web.1.1").contains("on-the-disk"));
+    node.client()
+        .kill("web.1.1", &KillRequest::default())
+        .unwrap();
+    for fork in [&first, &second] {
+        let is_it = |line: &str| line.contains("fork.dropped") && line.contains(&fork.image[..12]);
+        eventually("a fork without clones is dropped", || {
+            node.log().lines().any(is_it)
+        });
+    }
+    assert_eq!(images(), 1);
+
+    // its parent goes on over its frozen layers, and its next fork has what is in them
+    node.type_and_wait("web", &read("parent-$((4+4))"), "parent-8");
+    assert!(node.console("web").contains("on-the-disk"));
+    node.type_and_wait("web", &write("on-top-of-it"), "synced-2");
+    let (third, _) = fork(&node, "web", &clones(1));
+    assert_eq!(third.clones[0].name, "web.1");
+    node.end(node::Signal::TERM);
+    node.start_again();
+    let clone = node.client().machine("web.1").unwrap();
+    assert!(clone.cloned.unwrap().settled);
+    node.type_and_wait("web.1", &read("clone-$((5+5))"), "clone-10");
+    assert!(node.console("web.1").contains("on-top-of-it"));
+    node.type_and_wait("web", &read("again-$((6+6))"), "again-12");
+    assert!(node.console("web").contains("on-top-of-it"));
 }
 
 #[test]

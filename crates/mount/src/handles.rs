@@ -225,4 +225,10 @@ impl FrozenLayers {
     pub fn disks(&self) -> &[FrozenDisk] {
         &self.disks
     }
+
+    /// Layers of the disk that has most of them: each read looks through so many.
+    pub fn height(&self) -> usize {
+        let heights = self.disks.iter().map(FrozenDisk::height);
+        heights.max().unwrap_or(0)
+    }
 }

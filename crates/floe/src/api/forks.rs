@@ -15,7 +15,7 @@ pub struct ForkRequest {
     /// Token of the other nodes' pages; that of this node's page by default.
     #[serde(default)]
     pub hosts_token: Option<String>,
-    /// Other nodes pull what their clones have not touched, so that this one may go.
+    /// Other nodes pull what their clones have not touched, so that this one may go, and this one stores the fork at once.
     #[serde(default)]
     pub settle: bool,
     /// Whether other nodes get by multicast what any of them touches.

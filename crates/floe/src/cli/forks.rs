@@ -47,7 +47,7 @@ pub struct Fork {
         value_name = "TOKEN"
     )]
     hosts_token: Option<String>,
-    /// The other nodes pull what their clones have not touched, so that this one may go
+    /// Make clones independent soon: the other nodes pull what theirs have not touched, and this one stores the fork at once
     #[arg(long)]
     settle: bool,
     /// Whether the other nodes get by multicast what any of them touches; by unicast what does not come

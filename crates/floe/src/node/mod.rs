@@ -252,6 +252,13 @@ impl Node {
         }
     }
 
+    /// Asks all long calls to end; how many there are.
+    fn cancel_jobs(&self) -> usize {
+        let jobs = self.jobs.lock();
+        jobs.values().for_each(Cancel::cancel);
+        jobs.len()
+    }
+
     /// Brings the gauges up to date.
     pub(crate) fn record_metrics(&self) {
         let cache = self.cache.stats();

@@ -31,6 +31,8 @@ use tokio::{
 
 /// How long long calls get to undo what they began when the node ends.
 const JOBS_END: Duration = Duration::from_secs(10);
+/// The same while forks are not stored yet, whose clones would lose memory.
+const STORING_END: Duration = Duration::from_secs(60);
 /// How long open connections get after that.
 const CONNECTIONS_END: Duration = Duration::from_secs(1);
 /// Threads of the interface: they only translate.
@@ -266,11 +268,13 @@ impl Drop for NodeHandle {
 }
 
 fn end_jobs(node: &Node) {
-    for cancel in node.jobs.lock().values() {
-        cancel.cancel();
-    }
-    let until = Instant::now() + JOBS_END;
-    while !node.jobs.lock().is_empty() && Instant::now() < until {
+    let asked = Instant::now();
+    let patience = || match node.layers.is_empty() {
+        true => JOBS_END,
+        false => STORING_END,
+    };
+    // one that ends may have begun another: a fork that is cancelled stores what it has
+    while node.cancel_jobs() > 0 && asked.elapsed() < patience() {
         std::thread::sleep(super::report::CANCEL_POLL);
     }
 }

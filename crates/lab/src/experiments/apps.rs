@@ -132,6 +132,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         run(parent, true)?;
     }
     node.tell(TEAM, &format!("apps helpers {count}"), JOB_MAX)?;
+    stored(&node)?;
     let lab = Lab {
         node,
         results,
@@ -176,6 +177,22 @@ fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result
 }
 
 /// Where the jobs run.
+/// Waits until clones that stay are stored: that is nobody's work any more then.
+fn stored(node: &Node) -> anyhow::Result<()> {
+    let until = Instant::now() + SETTLE_MAX;
+    loop {
+        let machines = node.client.machines()?.machines;
+        let mut clones = machines
+            .iter()
+            .filter_map(|machine| machine.cloned.as_ref());
+        if clones.all(|cloned| cloned.settled) {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < until, "clones are not stored");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
 struct Lab {
     node: Node,
     results: Results,

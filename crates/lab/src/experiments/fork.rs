@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 const FILL_MAX: Duration = Duration::from_secs(600);
 /// How long a fork may take to be stored and forgotten.
 const FORGET_MAX: Duration = Duration::from_secs(120);
-/// Between two forks: the host is quiet again.
-const BETWEEN: Duration = Duration::from_secs(1);
+/// Between two forks: a fork without clones is dropped within a second, and the host is quiet again.
+const BETWEEN: Duration = Duration::from_secs(2);
 /// The kernel's unit of CPU time for user space (USER_HZ is 100 on every Linux).
 const TICK_MS: f64 = 10.0;
 /// Memory of a light guest.

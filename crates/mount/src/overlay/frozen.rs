@@ -21,6 +21,11 @@ impl FrozenDisk {
         self.chain.top().number
     }
 
+    /// How many layers there were.
+    pub(crate) fn height(&self) -> usize {
+        self.chain.layers.len()
+    }
+
     /// The disk's name.
     pub fn name(&self) -> &str {
         &self.name

@@ -164,6 +164,11 @@ impl Layer {
         }
     }
 
+    /// Whether it cannot be read without another image.
+    fn is_on(&self, id: &Hash) -> bool {
+        self.bases.iter().any(|(base, _)| base == id)
+    }
+
     /// Gives one item to `sink`; whether it is of this layer.
     fn give(&self, kind: Kind, hash: &Hash, sink: &mut Sink<'_>) -> Result<bool, SourceError> {
         match kind {
@@ -387,9 +392,23 @@ impl Layers {
     }
 
     /// Forgets one: it is stored now, or nobody needs it.
-    pub fn remove(&self, id: &Hash) {
-        let gone = self.0.write().layers.remove(id);
-        drop(gone); // outside of the lock: it may end a fetcher
+    pub fn remove(&self, layer: &Arc<Layer>) {
+        let mut known = self.0.write();
+        // a machine that stood still between two forks has given both the same name
+        let is_it = |known: &Arc<Layer>| Arc::ptr_eq(known, layer);
+        if known.layers.get(&layer.id).is_some_and(is_it) {
+            known.layers.remove(&layer.id);
+        }
+    }
+
+    /// Whether any of them stands on an image.
+    pub fn any_on(&self, id: &Hash) -> bool {
+        self.0.read().layers.values().any(|layer| layer.is_on(id))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.read().layers.is_empty()
     }
 
     /// An image that was never stored: who asks for it waits, and gets nothing wrong.

@@ -4,7 +4,7 @@
 //! stop, device state, freeze disks, copy pages, cont     the parent's pause, as a capture's
 //! hash on all cores -> manifest, tables                  `layer`: an image that is in memory
 //! n QEMUs on that image                                  `clones`, told by `decide` which one where
-//! pack, publish, put the parent's disks on it            `store`: later, while everybody runs
+//! pack, publish, put the parent's disks on it            `store`: later, if clones still need it, told by `when`
 //! ```
 //! Pages that are free at the fork (zero, ballooned, reported) have no hash in the manifest, so that nobody ever fetches
 //! them: the paper's avoidance without its changes to the guest. Every clone gets a new machine-generation id from QEMU,
@@ -23,6 +23,7 @@ mod record;
 mod remote;
 mod serve;
 mod store;
+mod when;
 
 pub(crate) use family::Forks;
 pub(crate) use hosts::Reserved;
@@ -178,7 +179,7 @@ impl Node {
             Ok(clones) => clones,
             Err(error) => {
                 self.forks.forget(&record.id);
-                self.store_later(instant.layer, instant.parent);
+                self.store_later(instant.layer, instant.parent, request.settle);
                 return Err(error);
             }
         };
@@ -218,7 +219,7 @@ impl Node {
             clones,
         };
         let pause_ms = instant.pause_ms;
-        self.store_later(instant.layer, instant.parent);
+        self.store_later(instant.layer, instant.parent, request.settle);
         Ok(Outcome {
             fork: Some(fork),
             pause_ms,

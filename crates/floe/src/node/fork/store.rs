@@ -1,40 +1,57 @@
 //! A fork's layer becomes an ordinary image, in the background: an own pull of the layer into the repository. Until then its
-//! clones need this node's memory, and its parent's disks keep their frozen layers.
+//! clones need this node's memory, and its parent's disks keep their frozen layers. `when` decides whether and when.
 
-use super::layer::Layer;
+use super::{
+    layer::Layer,
+    when::{CpuTimes, Next, Seen, next},
+};
 use crate::{
+    doctor::{available_bytes, total_bytes},
     node::{Job, Node, error::NodeError, machines::Entry, record::Origin},
     transfer::{self, Cancel, Destination, PullOptions},
 };
 use floe_image::Hash;
 use std::{
+    fs,
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long until it is tried again, when the disk was full or a source did not answer.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// How often a thread that waits looks whether the node still is.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it is decided whether a layer is stored now; the time over which cores are idle or not.
+const DECIDE_EVERY: Duration = Duration::from_secs(1);
+/// Memory is short when no more than this part of it is available.
+const MEMORY_SHORT: u64 = 8;
 
 impl Node {
-    /// Stores a fork's layer on a thread of its own, however long it takes.
+    /// Stores a fork's layer on a thread of its own when its time has come; `hurry`: at once.
     pub(super) fn store_later(
         self: &Arc<Self>,
         layer: Option<Arc<Layer>>,
         parent: Option<Arc<Entry>>,
+        hurry: bool,
     ) {
         let Some(layer) = layer else {
             return;
         };
         let node = Arc::downgrade(self);
-        // a node that is to end waits for this: the switch of its job is turned, and nobody looks at it
-        let job = self.job(Cancel::default());
-        let store = move || {
-            store(&node, &layer, parent.as_ref(), job);
+        let ending = Cancel::default();
+        // a node that is to end waits for this
+        let job = self.job(ending.clone());
+        let forked = Instant::now();
+        let work = move || {
+            let hurry = || hurry || ending.is_cancelled();
+            match wait(&node, &layer, forked, hurry) {
+                Some(Next::Drop) => forget(&node, &layer),
+                Some(_) => store(&node, &layer, parent.as_ref(), job),
+                None => None,
+            };
         };
         let thread = std::thread::Builder::new().name("fork-store".into());
-        if let Err(error) = thread.spawn(store) {
+        if let Err(error) = thread.spawn(work) {
             tracing::error!(%error, "no thread to store a fork; its clones need this node until its end");
         }
     }
@@ -51,6 +68,11 @@ impl Node {
         let to = Destination::Repository(&self.repo, Some(&self.cache));
         transfer::pull(fetcher.source().as_ref(), image, to, &options, &|_| ())?;
         Ok(())
+    }
+
+    /// Whether any machine, on this host or another, or any fork of a clone stands on a layer.
+    fn needs(&self, layer: &Layer) -> bool {
+        self.user_of(&layer.id).is_some() || self.layers.any_on(&layer.id)
     }
 
     /// The parent's disks go on from the stored image, unless they stand on a later one by now.
@@ -90,6 +112,53 @@ impl Node {
     }
 }
 
+/// Waits until a layer is to be stored or dropped; `None` once the node is gone.
+fn wait(
+    node: &Weak<Node>,
+    layer: &Layer,
+    forked: Instant,
+    hurry: impl Fn() -> bool,
+) -> Option<Next> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let mut times = CpuTimes::read(&read("/proc/stat"));
+    loop {
+        let decide = Instant::now() + DECIDE_EVERY;
+        while !hurry() && Instant::now() < decide {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let now = CpuTimes::read(&read("/proc/stat"));
+        let idle_cores = now
+            .zip(times)
+            .and_then(|(now, then)| now.idle_since(&then, cores));
+        times = now;
+        let memory = read("/proc/meminfo");
+        let memory = available_bytes(&memory).zip(total_bytes(&memory));
+        let seen = Seen {
+            age: forked.elapsed(),
+            needed: node.upgrade()?.needs(layer),
+            hurry: hurry(),
+            idle_cores,
+            memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
+            height: layer.frozen.height(),
+        };
+        match next(&seen) {
+            Next::Wait => {}
+            next => return Some(next),
+        }
+    }
+}
+
+/// Nobody needs a layer any more: its parent's disks keep the frozen layers, everything else goes.
+fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
+    let node = node.upgrade()?;
+    node.drop_standby(&layer.id);
+    node.forget_image(&layer.id);
+    node.layers.remove(layer);
+    node.tell("fork.dropped", &layer.id.short(), "its clones have ended");
+    Some(())
+}
+
 fn store(
     node: &Weak<Node>,
     layer: &Arc<Layer>,
@@ -123,7 +192,7 @@ fn store(
     {
         tracing::warn!(machine = %parent.name, %error, "its disks keep the fork's frozen layers");
     }
-    node.layers.remove(&layer.id);
+    node.layers.remove(layer);
     node.settle_clones(layer);
     node.tell("fork.stored", &layer.id.short(), "");
     drop(job);
