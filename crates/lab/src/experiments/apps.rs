@@ -176,7 +176,6 @@ fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result
     Ok(())
 }
 
-/// Where the jobs run.
 /// Waits until clones that stay are stored: that is nobody's work any more then.
 fn stored(node: &Node) -> anyhow::Result<()> {
     let until = Instant::now() + SETTLE_MAX;
@@ -193,6 +192,7 @@ fn stored(node: &Node) -> anyhow::Result<()> {
     }
 }
 
+/// Where the jobs run.
 struct Lab {
     node: Node,
     results: Results,
