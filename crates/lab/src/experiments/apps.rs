@@ -5,6 +5,7 @@ use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use anyhow::Context as _;
 use floe::api::{NetworkRequest, RunRequest};
+use rustix::process::{Pid, Signal, kill_process};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -148,7 +149,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
-         before, from the command until the last is done. Results are compared by checksum. An emulator of a machine that has done the \
+         before, from the command until the last is done. Results are compared by checksum. Machines \
+         that take no part stand still meanwhile. An emulator of a machine that has done the \
          work before has its code translated, that of a new clone has not"
     ));
     Ok(report)
@@ -192,6 +194,39 @@ fn stored(node: &Node) -> anyhow::Result<()> {
     }
 }
 
+/// Machines that stand still, so that a job has the cores for itself: a guest that does nothing takes 3 % of one. They go on when this
+/// is dropped.
+struct Still(Vec<Pid>);
+
+impl Still {
+    /// All of a node's machines but those that take part.
+    fn but(node: &Node, taking_part: &[String]) -> anyhow::Result<Still> {
+        // those that stood still have caught up with the time; clones have no shell that could say so
+        for name in taking_part.iter().filter(|name| !name.contains('.')) {
+            node.ask(name, JOB_MAX)?;
+        }
+        let mut still = Still(Vec::new());
+        for machine in node.client.machines()?.machines {
+            if taking_part.contains(&machine.name) {
+                continue;
+            }
+            let pid = machine.pid.and_then(|pid| Pid::from_raw(pid as i32));
+            let pid = pid.with_context(|| format!("{} has no QEMU", machine.name))?;
+            kill_process(pid, Signal::STOP)?;
+            still.0.push(pid);
+        }
+        Ok(still)
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            let _ = kill_process(*pid, Signal::CONT); // one that has ended needs it no more
+        }
+    }
+}
+
 /// Where the jobs run.
 struct Lab {
     node: Node,
@@ -230,13 +265,23 @@ impl Lab {
 
     /// A job that a parent hands out bit by bit.
     fn distcc(&self, helpers: usize) -> anyhow::Result<Vec<Samples>> {
+        let machines = self.node.client.machines()?.machines;
+        let is_helper = |name: &String| name.starts_with(&format!("{TEAM}."));
+        let names = machines.into_iter().map(|machine| machine.name);
+        let team: Vec<String> = [TEAM.to_owned()]
+            .into_iter()
+            .chain(names.filter(is_helper))
+            .collect();
         let mut on_team = || {
+            let _still = Still::but(&self.node, &team)?;
             let command = format!("apps compile {COMPILED} $(cat /tmp/helpers)");
             Ok(self.node.tell(TEAM, &command, JOB_MAX)?.as_secs_f64())
         };
         let mut on_clones = || {
             let command = format!("apps compile-clones {helpers} {COMPILED}");
+            let still = Still::but(&self.node, &[ALONE.to_owned()])?;
             let took = self.node.tell(ALONE, &command, JOB_MAX)?;
+            drop(still);
             self.quiet(ALONE)?;
             Ok(took.as_secs_f64())
         };
@@ -246,8 +291,9 @@ impl Lab {
 
     /// All parts at once on machines that run: how long, and what came of it.
     fn on_standing(&self, job: &Job, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
-        let start = Instant::now();
         let (node, standing) = (&self.node, &self.standing);
+        let _still = Still::but(node, standing)?;
+        let start = Instant::now();
         let (of, port) = (standing.len(), self.results.port);
         std::thread::scope(|scope| {
             let parts: Vec<_> = (0..of)
@@ -273,6 +319,7 @@ impl Lab {
     fn on_clones(&self, job: &Job, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
         let (of, port) = (self.standing.len(), self.results.port);
         let command = format!("apps clones {} {of} {units} {HOST} {port}", job.name);
+        let _still = Still::but(&self.node, &[PARENT.to_owned()])?;
         let start = Instant::now();
         self.node.tell(PARENT, &command, JOB_MAX)?;
         let seconds = start.elapsed().as_secs_f64();

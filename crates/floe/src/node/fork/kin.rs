@@ -88,6 +88,8 @@ impl Node {
                 // it has ended, and its record is about to go; or it is about to be made
                 Err(_) => Life::Gone,
                 Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,
+                // its QEMU is not asked: who waits for clones looks often, and their CPUs are theirs
+                Ok(entry) if entry.state.read().vm.is_some() => Life::Alive,
                 Ok(entry) if ended(self.info_of(&entry).status) => Life::Dead,
                 Ok(_) => Life::Alive,
             },
