@@ -4,6 +4,7 @@ mod node;
 
 use floe::api::*;
 use node::{Setup, TestNode, eventually, finish, system};
+use std::time::Duration;
 
 /// Boots the tiny guest as `web` with a mark in its memory.
 fn with_a_mark(node: &TestNode) {
@@ -275,6 +276,23 @@ fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
     assert!(node.console("web.1").contains("on-top-of-it"));
     node.type_and_wait("web", &read("again-$((6+6))"), "again-12");
     assert!(node.console("web").contains("on-top-of-it"));
+
+    // what a fork that is not stored yet stands on stays, though no machine uses it
+    fork(&node, "web", &clones(1));
+    let client = node.client();
+    client.remove_machine("web", true).unwrap();
+    client.kill("web.1", &KillRequest::default()).unwrap();
+    let request = RemoveImageRequest {
+        image: "tiny".into(),
+        force: true,
+    };
+    let error = client.remove_image(&request).unwrap_err().to_api();
+    assert!(error.message.contains("not stored yet"), "{error}");
+    eventually("it is free when that is stored", || {
+        client.remove_image(&request).is_ok()
+    });
+    node.type_and_wait("web.2", &read("alone-$((7+7))"), "alone-14");
+    assert!(node.console("web.2").contains("on-top-of-it"));
 }
 
 #[test]
@@ -389,6 +407,75 @@ fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_pare
         .unwrap_err();
     assert!(error.to_string().contains("FLOE_HOSTS_TOKEN"), "{error}");
     assert!(there.client().images().unwrap().images.is_empty());
+}
+
+#[test]
+fn a_host_that_dies_during_a_fork_leaves_its_clones_to_another_or_to_nobody() {
+    if !system() {
+        return;
+    }
+    let here = TestNode::on_the_network();
+    let mut there = TestNode::on_the_network();
+    with_a_mark(&here);
+    let request = ForkRequest {
+        clones: 2,
+        hosts: vec![HERE.into(), there.url()],
+        ..Default::default()
+    };
+    // `at_hosts`: all hosts have promised room, and the parent's state is taken now
+    let fork = |at_hosts: &mut dyn FnMut()| {
+        let events = here.client().fork("web", &request).unwrap();
+        let outcome = events.finish(|event| {
+            if matches!(&event, Event::Stage { name, .. } if name == "hosts") {
+                at_hosts();
+            }
+        });
+        outcome.unwrap().fork.unwrap()
+    };
+    let at = |clone: &CloneInfo| (clone.state, clone.host.clone());
+
+    // it dies before it is told of a clone: another host starts that
+    let first = fork(&mut || there.end(node::Signal::KILL));
+    assert_eq!((first.granted, first.running), (2, 2), "{:?}", first.clones);
+    for clone in &first.clones {
+        assert_eq!(at(clone), (CloneState::Running, None));
+        here.type_and_wait(&clone.name, "cat /www/mark; echo seen-$((5+5))", "seen-10");
+    }
+    there.start_again();
+
+    // it dies while it is at it: nobody knows whether that clone ran, so there is none
+    let second = std::thread::scope(|scope| {
+        fork(&mut || {
+            there.signal(node::Signal::STOP);
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_secs(4));
+                there.signal(node::Signal::KILL);
+            });
+        })
+    });
+    assert_eq!(
+        (second.granted, second.running),
+        (2, 1),
+        "{:?}",
+        second.clones
+    );
+    let (lost, runs): (Vec<_>, Vec<_>) = second
+        .clones
+        .iter()
+        .partition(|clone| clone.state == CloneState::Failed);
+    assert_eq!((lost.len(), runs.len()), (1, 1));
+    assert!(lost[0].detail.contains(&there.url()), "{:?}", lost[0]);
+    here.type_and_wait(
+        &runs[0].name,
+        "cat /www/mark; echo seen-$((6+6))",
+        "seen-12",
+    );
+    let all = KillRequest { all: true };
+    assert_eq!(here.client().kill("web", &all).unwrap().ended.len(), 3);
+    assert_eq!(here.client().machines().unwrap().machines.len(), 1);
+    there.end(node::Signal::KILL);
+    there.start_again();
+    assert!(there.client().machines().unwrap().machines.is_empty());
 }
 
 #[test]

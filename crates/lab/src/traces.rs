@@ -35,6 +35,35 @@ pub struct Workload {
     pub traces: Vec<ZeroTrace>,
     /// The image as far as it is known.
     pub image: ImageShape,
+    /// Its id.
+    pub image_id: Hash,
+}
+
+impl Workload {
+    /// Runs of several workloads of one image as one: what a hub learns from whose users do different things.
+    pub fn pool(name: &str, of: &[&Workload], runs: usize) -> anyhow::Result<Workload> {
+        let first = of.first().context("a pool of no workload")?;
+        let wire: f64 = of.iter().map(|w| w.meta.wire_bytes_per_chunk).sum();
+        let meta = Meta {
+            workload: name.into(),
+            image_nonzero_chunks: first.meta.image_nonzero_chunks.clone(),
+            image_zstd_bytes: first.meta.image_zstd_bytes,
+            regions: names(&first.meta),
+            wire_bytes_per_chunk: wire / of.len() as f64,
+            ..Meta::default()
+        };
+        let traces: Vec<ZeroTrace> = of
+            .iter()
+            .flat_map(|w| w.traces.iter().take(runs).cloned())
+            .collect();
+        let image = image_of(&meta, &traces)?;
+        Ok(Workload {
+            meta,
+            traces,
+            image,
+            image_id: first.image_id,
+        })
+    }
 }
 
 /// Where the traces are: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory.
@@ -79,30 +108,38 @@ pub fn read(dir: &Path) -> anyhow::Result<Workload> {
     }
     files.sort();
     let mut traces = Vec::new();
+    let mut ids = BTreeSet::new();
     for file in &files {
-        let trace = read_trace(file).with_context(|| format!("cannot read {}", file.display()))?;
-        traces.push(trace);
+        let read = read_trace(file).with_context(|| format!("cannot read {}", file.display()))?;
+        ids.insert(read.0);
+        traces.push(read.1);
+    }
+    if ids.len() > 1 {
+        bail!(
+            "the traces of {} are of {} images",
+            dir.display(),
+            ids.len()
+        );
     }
     let image = image_of(&meta, &traces)?;
     Ok(Workload {
         meta,
         traces,
         image,
+        image_id: ids.first().copied().unwrap_or(Hash::ZERO),
     })
 }
 
 /// The traces of a workload's directory alone, and the image that they are of.
 pub fn read_runs(dir: &Path) -> anyhow::Result<(Hash, Vec<ZeroTrace>)> {
     let workload = read(dir)?;
-    let first = dir.join("00.trace.zst");
-    let bytes = zstd::bulk::decompress(&fs::read(&first)?, TRACE_BYTES_MAX)?;
-    let image = TraceReader::new(&bytes)?.header().image;
-    Ok((image, workload.traces))
+    Ok((workload.image_id, workload.traces))
 }
 
-fn read_trace(file: &Path) -> anyhow::Result<ZeroTrace> {
+fn read_trace(file: &Path) -> anyhow::Result<(Hash, ZeroTrace)> {
     let bytes = zstd::bulk::decompress(&fs::read(file)?, TRACE_BYTES_MAX)?;
-    Ok(ZeroTrace::from_reader(TraceReader::new(&bytes)?))
+    let reader = TraceReader::new(&bytes)?;
+    Ok((reader.header().image, ZeroTrace::from_reader(reader)))
 }
 
 /// Traces tell which chunks exist among those that were touched. The rest of what the image is said to hold is spread evenly

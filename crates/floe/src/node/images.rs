@@ -260,7 +260,7 @@ impl Node {
         if let Some(user) = self.user_of(&id) {
             return Err(busy(
                 format!("image {} is used by {user}", id.short()),
-                "remove that first",
+                "remove that first; a fork lets go of it by itself within minutes",
             ));
         }
         self.drop_standby(&id);

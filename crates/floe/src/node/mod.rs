@@ -207,7 +207,7 @@ impl Node {
         }
     }
 
-    /// The machine or view that uses an image.
+    /// The machine, view or fork that uses an image.
     pub(crate) fn user_of(&self, id: &Hash) -> Option<String> {
         let view = |view: &views::View| {
             (view.image == *id).then(|| format!("the mount on {}", view.path.display()))
@@ -216,12 +216,14 @@ impl Node {
             .user_of(id)
             .or_else(|| self.views.lock().iter().find_map(view))
             .or_else(|| self.forks.user_of(id))
+            .or_else(|| self.layers.user_of(id))
     }
 
     /// Images that garbage collection must keep.
     pub(crate) fn images_in_use(&self) -> Vec<Hash> {
         let mut images = self.machines.images();
         images.extend(self.views.lock().iter().map(|view| view.image));
+        images.extend(self.layers.bases());
         images
     }
 

@@ -10,7 +10,12 @@
 //! as a user's first key would be.
 
 use crate::node::{
-    Node, error::NodeError, launch::CONSOLE_SOCKET, report::Report, sources::Found,
+    Node,
+    error::NodeError,
+    guest::{AGENT_LABEL, greet},
+    launch::CONSOLE_SOCKET,
+    report::Report,
+    sources::Found,
     standby::Waiting,
 };
 use floe_image::{Hash, Manifest, TraceReader};
@@ -26,7 +31,7 @@ use std::{
 pub(crate) const TRACE_REGION: &str = "trace";
 /// What a user who looks at a console types first.
 const FIRST_KEY: &[u8] = b"\r";
-/// The guest's agent is tried for this long: a run sets the clock through it.
+/// QEMU's agent in the guest is tried for this long.
 const AGENT_WAIT: Duration = Duration::from_millis(500);
 /// How often a rehearsal looks whether its client is still there.
 const POLL: Duration = Duration::from_millis(50);
@@ -50,7 +55,10 @@ impl Node {
             loads: Default::default(),
         };
         let waiting = self.prepare_standby(&found, true)?;
-        let traced = perform(&waiting, Duration::from_secs(seconds.into()), report);
+        // a run sets the clock in the same way
+        let by_agent = manifest.config.labels.contains_key(AGENT_LABEL);
+        let long = Duration::from_secs(seconds.into());
+        let traced = perform(&waiting, by_agent, long, report);
         self.end_waiting(waiting);
         let mut ingest = Ingest::sibling(&self.repo, &id)?;
         ingest.region_bytes(TRACE_REGION, &traced?)?;
@@ -60,8 +68,13 @@ impl Node {
     }
 }
 
-/// Lets the copy run; returns its trace.
-fn perform(copy: &Waiting, long: Duration, report: &mut Report) -> Result<Vec<u8>, NodeError> {
+/// Lets the copy run; returns its trace. `by_agent`: floe's own agent in the guest sets the clock, else QEMU's, if there is one.
+fn perform(
+    copy: &Waiting,
+    by_agent: bool,
+    long: Duration,
+    report: &mut Report,
+) -> Result<Vec<u8>, NodeError> {
     let began = Instant::now();
     let wait_until = |moment: Duration, report: &Report| {
         while began.elapsed() < moment {
@@ -73,9 +86,18 @@ fn perform(copy: &Waiting, long: Duration, report: &mut Report) -> Result<Vec<u8
     let machine = copy.machine();
     copy.disks().set_pid(machine.pid());
     machine.cont()?;
-    // Neither has to be there: then the trace lacks what they would have touched.
-    if let Err(error) = machine.set_guest_time(AGENT_WAIT.min(long / 4)) {
-        tracing::debug!(%error, "the rehearsal's guest has no agent");
+    // No agent and no console has to be there: then the trace lacks what they would have touched.
+    let greeted = match by_agent {
+        true => greet(machine, long / 4)
+            .map(Some)
+            .map_err(|e| e.to_string()),
+        false => {
+            let set = machine.set_guest_time(AGENT_WAIT.min(long / 4));
+            set.map(|()| None).map_err(|e| e.to_string())
+        }
+    };
+    if let Err(error) = &greeted {
+        tracing::debug!(error, "the rehearsal's guest did not set its clock");
     }
     wait_until(long / 2, report)?;
     let console = machine.dir().join(CONSOLE_SOCKET);

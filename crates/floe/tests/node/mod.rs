@@ -197,6 +197,13 @@ impl TestNode {
         process.wait().unwrap();
     }
 
+    #[allow(dead_code, reason = "as above")]
+    /// Sends the process a signal; it is still to be [ended](Self::end).
+    pub fn signal(&self, signal: Signal) {
+        let pid = rustix::process::Pid::from_child(self.process.as_ref().unwrap());
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
     fn try_client(&self) -> Result<Client, ClientError> {
         Client::connect(self.home().join("node.sock"))
     }

@@ -8,6 +8,7 @@ use crate::sim::sweep::{Key, POLICIES, sweep};
 use crate::sim::{FIGURES, LinkSpec, Run};
 use crate::traces::{self, Workload};
 use anyhow::Context as _;
+use floe_image::Hash;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +24,11 @@ const RECORDED: [(&str, &str, u64); 3] = [
 const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_000, 60)];
 
 /// Workloads that a user drives: what they touch differs most from run to run.
-const INTERACTIVE: [&str; 3] = ["desktop", "game", "mixed"];
+const INTERACTIVE: [&str; 4] = ["desktop", "game", "mixed", EVERYONE];
+/// The workload of all who use the image that is used in most ways.
+const EVERYONE: &str = "everyone";
+/// Runs of each of its ways of use that are in it.
+const EACH: usize = 4;
 /// Workloads that do the same every time.
 const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
 
@@ -65,6 +70,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             workload.traces.truncate(RUNS_MIN);
         }
     }
+    workloads.extend(everyone(&workloads, context.pick(EACH, 1))?);
     let links = links(context.quick)?;
     let before_s = processor_s();
     let runs = sweep(&workloads, &links)?;
@@ -93,6 +99,21 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         ));
     }
     Ok(report)
+}
+
+/// Some runs of every workload of one image together: the image of which there are most workloads, if there are two or more.
+fn everyone(workloads: &[Workload], each: usize) -> anyhow::Result<Option<Workload>> {
+    let mut by_image: BTreeMap<Hash, Vec<&Workload>> = BTreeMap::new();
+    for workload in workloads {
+        by_image
+            .entry(workload.image_id)
+            .or_default()
+            .push(workload);
+    }
+    let most = by_image.into_values().max_by_key(Vec::len);
+    most.filter(|of| of.len() > 1)
+        .map(|of| Workload::pool(EVERYONE, &of, each))
+        .transpose()
 }
 
 /// Every link of the experiment; the short version has only the fixed ones.

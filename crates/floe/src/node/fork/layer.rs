@@ -164,9 +164,9 @@ impl Layer {
         }
     }
 
-    /// Whether it cannot be read without another image.
-    fn is_on(&self, id: &Hash) -> bool {
-        self.bases.iter().any(|(base, _)| base == id)
+    /// The images without which it cannot be read.
+    pub fn bases(&self) -> impl Iterator<Item = &Hash> {
+        self.bases.iter().map(|(base, _)| base)
     }
 
     /// Gives one item to `sink`; whether it is of this layer.
@@ -401,9 +401,22 @@ impl Layers {
         }
     }
 
-    /// Whether any of them stands on an image.
-    pub fn any_on(&self, id: &Hash) -> bool {
-        self.0.read().layers.values().any(|layer| layer.is_on(id))
+    /// The images that they stand on.
+    pub fn bases(&self) -> Vec<Hash> {
+        let known = self.0.read();
+        known
+            .layers
+            .values()
+            .flat_map(|layer| layer.bases())
+            .copied()
+            .collect()
+    }
+
+    /// What stands on an image, in words.
+    pub fn user_of(&self, id: &Hash) -> Option<String> {
+        self.bases()
+            .contains(id)
+            .then(|| "a fork that is not stored yet".to_owned())
     }
 
     /// Whether there are none.

@@ -70,11 +70,6 @@ impl Node {
         Ok(())
     }
 
-    /// Whether any machine, on this host or another, or any fork of a clone stands on a layer.
-    fn needs(&self, layer: &Layer) -> bool {
-        self.user_of(&layer.id).is_some() || self.layers.any_on(&layer.id)
-    }
-
     /// The parent's disks go on from the stored image, unless they stand on a later one by now.
     fn settle_parent(&self, layer: &Layer, parent: &Arc<Entry>) -> Result<(), NodeError> {
         // one that was removed has no disks any more, and its name may be another's now
@@ -136,7 +131,7 @@ fn wait(
         let memory = available_bytes(&memory).zip(total_bytes(&memory));
         let seen = Seen {
             age: forked.elapsed(),
-            needed: node.upgrade()?.needs(layer),
+            needed: node.upgrade()?.user_of(&layer.id).is_some(),
             hurry: hurry(),
             idle_cores,
             memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
@@ -155,6 +150,7 @@ fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
     node.drop_standby(&layer.id);
     node.forget_image(&layer.id);
     node.layers.remove(layer);
+    layer.bases().for_each(|base| node.drop_fork_image(base));
     node.tell("fork.dropped", &layer.id.short(), "its clones have ended");
     Some(())
 }
@@ -186,7 +182,6 @@ fn store(
         }
     }
     let node = node.upgrade()?;
-    let before = parent.map(|parent| parent.record().disk_base);
     if let Some(parent) = parent
         && let Err(error) = node.settle_parent(layer, parent)
     {
@@ -196,7 +191,7 @@ fn store(
     node.settle_clones(layer);
     node.tell("fork.stored", &layer.id.short(), "");
     drop(job);
-    before.inspect(|before| node.drop_fork_image(before));
+    layer.bases().for_each(|base| node.drop_fork_image(base));
     node.drop_fork_image(&layer.id);
     Some(())
 }

@@ -10,9 +10,12 @@
 //! without: two machines with one identity on a network are worse than one machine that is missing.
 
 mod calls;
+mod greet;
 mod ledger;
 mod meter;
 mod session;
+
+pub(crate) use greet::greet;
 
 use crate::{
     api,
@@ -132,13 +135,7 @@ impl Node {
     /// What a guest is told at the beginning of each conversation.
     fn place_of(&self, entry: &Entry) -> Place {
         let record = entry.record();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let entropy: [u8; ENTROPY_BYTES] = rand::random();
-        Place {
-            time_ns: now.unwrap_or_default().as_nanos() as u64,
-            entropy: entropy.to_vec(),
-            identity: self.identity_of(entry, &record),
-        }
+        fresh_place(self.identity_of(entry, &record))
     }
 
     /// Who a clone is. The address and the gateway are those of its family's network, if it has one.
@@ -279,6 +276,17 @@ impl Node {
         self.forks
             .get(fork)
             .is_some_and(|record| record.parent == name)
+    }
+}
+
+/// The time of this moment and random numbers that nobody else has.
+fn fresh_place(identity: Option<Identity>) -> Place {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let entropy: [u8; ENTROPY_BYTES] = rand::random();
+    Place {
+        time_ns: now.unwrap_or_default().as_nanos() as u64,
+        entropy: entropy.to_vec(),
+        identity,
     }
 }
 
