@@ -27,8 +27,6 @@ const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_0
 const INTERACTIVE: [&str; 4] = ["desktop", "game", "mixed", EVERYONE];
 /// The workload of all who use the image that is used in most ways.
 const EVERYONE: &str = "everyone";
-/// Runs of each of its ways of use that are in it.
-const EACH: usize = 4;
 /// Workloads that do the same every time.
 const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
 
@@ -70,7 +68,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             workload.traces.truncate(RUNS_MIN);
         }
     }
-    workloads.extend(everyone(&workloads, context.pick(EACH, 1))?);
+    workloads.extend(everyone(&workloads, context.pick(usize::MAX, 1))?);
     let links = links(context.quick)?;
     let before_s = processor_s();
     let runs = sweep(&workloads, &links)?;
@@ -101,7 +99,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Some runs of every workload of one image together: the image of which there are most workloads, if there are two or more.
+/// Runs of every workload of one image together, at most `each` of each: the image of which there are most workloads, if there
+/// are two or more.
 fn everyone(workloads: &[Workload], each: usize) -> anyhow::Result<Option<Workload>> {
     let mut by_image: BTreeMap<Hash, Vec<&Workload>> = BTreeMap::new();
     for workload in workloads {
