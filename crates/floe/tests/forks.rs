@@ -232,9 +232,9 @@ fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
     node.run_named("tiny", "web");
     node.wait_console("web", "floe-guest ready");
     let images = || node.client().images().unwrap().images.len();
-    let write = |text: &str| {
+    let write = |text: &str, answer: &str| {
         format!(
-            "printf {text} | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo synced-$((1+1))"
+            "printf {text} | dd of=/dev/vda bs=512 seek=2048 conv=sync,fsync 2>/dev/null; echo {answer}"
         )
     };
     let read = |answer: &str| {
@@ -242,7 +242,7 @@ fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
             "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=512 skip=2048 count=1 2>/dev/null | tr -d '\\0'; echo {answer}"
         )
     };
-    node.type_and_wait("web", &write("on-the-disk"), "synced-2");
+    node.type_and_wait("web", &write("on-the-disk", "below-$((1+1))"), "below-2");
     // a clone that has forked needs its parent's layer no more, its own clone does
     let (first, _) = fork(&node, "web", &clones(1));
     let (second, _) = fork(&node, "web.1", &clones(1));
@@ -265,7 +265,7 @@ fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
     // its parent goes on over its frozen layers, and its next fork has what is in them
     node.type_and_wait("web", &read("parent-$((4+4))"), "parent-8");
     assert!(node.console("web").contains("on-the-disk"));
-    node.type_and_wait("web", &write("on-top-of-it"), "synced-2");
+    node.type_and_wait("web", &write("on-top-of-it", "above-$((2+2))"), "above-4");
     let (third, _) = fork(&node, "web", &clones(1));
     assert_eq!(third.clones[0].name, "web.1");
     node.end(node::Signal::TERM);

@@ -52,10 +52,11 @@ impl Workload {
             wire_bytes_per_chunk: wire / of.len() as f64,
             ..Meta::default()
         };
-        let traces: Vec<ZeroTrace> = of
-            .iter()
-            .flat_map(|w| w.traces.iter().take(runs).cloned())
-            .collect();
+        let most = of.iter().map(|w| w.traces.len()).max().unwrap_or(0);
+        // by turns, as different users come
+        let by_turns =
+            (0..most.min(runs)).flat_map(|n| of.iter().filter_map(move |w| w.traces.get(n)));
+        let traces: Vec<ZeroTrace> = by_turns.cloned().collect();
         let image = image_of(&meta, &traces)?;
         Ok(Workload {
             meta,

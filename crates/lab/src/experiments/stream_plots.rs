@@ -364,7 +364,7 @@ fn overhead(all: &Runs) -> String {
         let name = &all.workloads[w].meta.workload;
         let middle = LEFT + (w as f64 + 0.5) * group_width;
         svg.text(middle, floor + 18.0, name, Anchor::Middle, INK);
-        let demand = format!("demand: {:.0} s", group[0].1);
+        let demand = format!("{:.0} s", group[0].1);
         svg.text(middle, floor + 36.0, &demand, Anchor::Middle, SOFT);
     }
     let policies = POLICIES.iter().enumerate().skip(1);
@@ -375,7 +375,7 @@ fn overhead(all: &Runs) -> String {
     svg.text(
         LEFT + INNER,
         52.0,
-        "solid: the launch; pale: later",
+        "solid: the launch; pale: later; in numbers: demand alone",
         Anchor::End,
         SOFT,
     );
