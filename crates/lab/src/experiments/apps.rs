@@ -99,7 +99,7 @@ impl Results {
 /// Runs it.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("apps", context.quick);
-    let rounds = context.pick(3, 1);
+    let rounds = context.pick(2, 1);
     let count = std::thread::available_parallelism()?.get();
     let results = Results::listen()?;
     let node = Node::start(None, &context.scratch.join("node"), false)?;
