@@ -170,6 +170,12 @@ impl MachineHandle {
             .any(|(disk, frozen)| disk.has_frozen(frozen))
     }
 
+    /// Layers of the disk that has most of them: each read looks through so many.
+    pub fn height(&self) -> usize {
+        let heights = self.machine.disks.iter().map(Disk::height);
+        heights.max().unwrap_or(0)
+    }
+
     /// The frozen content is now in `image`, in regions of the disks' names: they become the disks' bases and the frozen
     /// layers' files are removed. Layers frozen later stay as they are.
     pub fn drop_frozen(
@@ -224,11 +230,5 @@ impl FrozenLayers {
     /// The disks, in the order in which they were given.
     pub fn disks(&self) -> &[FrozenDisk] {
         &self.disks
-    }
-
-    /// Layers of the disk that has most of them: each read looks through so many.
-    pub fn height(&self) -> usize {
-        let heights = self.disks.iter().map(FrozenDisk::height);
-        heights.max().unwrap_or(0)
     }
 }

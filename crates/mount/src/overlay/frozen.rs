@@ -21,11 +21,6 @@ impl FrozenDisk {
         self.chain.top().number
     }
 
-    /// How many layers there were.
-    pub(crate) fn height(&self) -> usize {
-        self.chain.layers.len()
-    }
-
     /// The disk's name.
     pub fn name(&self) -> &str {
         &self.name

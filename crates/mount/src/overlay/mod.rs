@@ -430,6 +430,11 @@ impl Disk {
         Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
     }
 
+    /// How many layers there are.
+    pub(crate) fn height(&self) -> usize {
+        self.chain.read().layers.len()
+    }
+
     /// Whether any of the frozen layers is still one of this disk's.
     pub(crate) fn has_frozen(&self, frozen: &FrozenDisk) -> bool {
         self.chain.read().layers[0].number <= frozen.last_layer()

@@ -44,7 +44,7 @@ impl Node {
         let forked = Instant::now();
         let work = move || {
             let hurry = || hurry || ending.is_cancelled();
-            match wait(&node, &layer, forked, hurry) {
+            match wait(&node, &layer, parent.as_ref(), forked, hurry) {
                 Some(Next::Drop) => forget(&node, &layer),
                 Some(_) => store(&node, &layer, parent.as_ref(), job),
                 None => None,
@@ -111,6 +111,7 @@ impl Node {
 fn wait(
     node: &Weak<Node>,
     layer: &Layer,
+    parent: Option<&Arc<Entry>>,
     forked: Instant,
     hurry: impl Fn() -> bool,
 ) -> Option<Next> {
@@ -135,13 +136,20 @@ fn wait(
             hurry: hurry(),
             idle_cores,
             memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
-            height: layer.frozen.height(),
+            height: parent.map_or(0, |parent| height(layer, parent)),
         };
         match next(&seen) {
             Next::Wait => {}
             next => return Some(next),
         }
     }
+}
+
+/// Layers of the parent's disks as long as one of them is this fork's.
+fn height(layer: &Layer, parent: &Entry) -> usize {
+    let disks = parent.state.read().disks.clone();
+    let disks = disks.filter(|disks| disks.has_frozen(&layer.frozen));
+    disks.map_or(0, |disks| disks.height())
 }
 
 /// Nobody needs a layer any more: its parent's disks keep the frozen layers, everything else goes.

@@ -13,7 +13,9 @@ const LATEST: Duration = Duration::from_secs(120);
 const IDLE_CORES: f64 = 0.9;
 /// A layer that nobody needs leaves its parent's disks one layer higher. From so many on it is stored all the same, as each read looks
 /// through all of them.
-const HIGHEST: usize = 16;
+const HIGH: usize = 16;
+/// With so many there is no time to wait: there is an end to them.
+const TOO_HIGH: usize = 64;
 
 /// What is known at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +30,7 @@ pub(super) struct Seen {
     pub idle_cores: Option<f64>,
     /// Whether the host's memory is short: the layer is a part of it.
     pub memory_short: bool,
-    /// Layers of the parent's highest disk.
+    /// Layers of the parent's highest disk, as long as one of them is this fork's.
     pub height: usize,
 }
 
@@ -45,12 +47,15 @@ pub(super) enum Next {
 
 /// Decides.
 pub(super) fn next(seen: &Seen) -> Next {
-    if !seen.needed && seen.height < HIGHEST {
+    if !seen.needed && seen.height < HIGH {
         return Next::Drop;
     }
     let spare = seen.idle_cores.is_none_or(|cores| cores >= IDLE_CORES);
-    let now =
-        seen.hurry || seen.memory_short || seen.age >= LATEST || (seen.age >= SOONEST && spare);
+    let now = seen.height >= TOO_HIGH
+        || seen.hurry
+        || seen.memory_short
+        || seen.age >= LATEST
+        || (seen.age >= SOONEST && spare);
     match now {
         true => Next::Store,
         false => Next::Wait,
@@ -141,10 +146,15 @@ mod tests {
         };
         assert_eq!(next(&gone), Next::Drop);
         let high = Seen {
-            height: HIGHEST,
+            height: HIGH,
             ..gone
         };
         assert_eq!(next(&high), Next::Store);
+        let too_high = Seen {
+            height: TOO_HIGH,
+            ..seen(0, 0.0)
+        };
+        assert_eq!(next(&too_high), Next::Store);
     }
 
     #[test]
