@@ -43,9 +43,6 @@ pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,re
 /// process inherits it.
 pub(crate) const TAP_FD: u32 = 0;
 
-/// QEMU's own limit of the memory for translated code, MiB, unless the host is small.
-const EMULATOR_CACHE_MIB_MAX: u32 = 1024;
-
 /// Where the guest's RAM is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -184,9 +181,10 @@ pub fn arguments(
     );
     arg(
         "-accel",
-        match emulator_cache_mib(spec, config) {
-            Some(mib) => format!("tcg,thread=multi,tb-size={mib}").into(),
-            None => spec.accel.name().into(),
+        match (spec.accel.name(), spec.emulator_cache_mib) {
+            ("tcg", None) => "tcg,thread=multi".into(),
+            ("tcg", Some(mib)) => format!("tcg,thread=multi,tb-size={mib}").into(),
+            (other, _) => other.into(),
         },
     );
     arg(
@@ -305,32 +303,6 @@ pub fn arguments(
         "timestamp=on".into(),
     ]);
     args
-}
-
-/// Most MiB of translated code that QEMU keeps; `None` where it translates none.
-pub(crate) fn emulator_cache_mib(spec: &Spec, config: &MachineConfig) -> Option<u32> {
-    if spec.accel.name() != "tcg" {
-        return None;
-    }
-    let own_choice = || (host_memory_mib() / 8).clamp(1, EMULATOR_CACHE_MIB_MAX);
-    let mib = spec.emulator_cache_mib.unwrap_or_else(own_choice);
-    let memory = config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT) >> 20;
-    match u64::from(mib) == memory {
-        true => Some(mib.saturating_sub(1).max(1)),
-        false => Some(mib),
-    }
-}
-
-fn host_memory_mib() -> u32 {
-    // SAFETY: the calls take and return integers.
-    let (pages, bytes) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
-    u32::try_from(all >> 20).unwrap_or(u32::MAX)
 }
 
 /// A comma in a value is written twice.

@@ -7,8 +7,7 @@
 //!
 //! The filter answers `madvise(.., MADV_HUGEPAGE)` with EINVAL. QEMU calls it on all of its RAM, and on a mapping of the
 //! FUSE mount that makes every cold fault read 4 MiB instead of 4 KiB. QEMU ignores the error. `PR_SET_THP_DISABLE` does
-//! not help. The emulator's cache of translated code keeps its huge pages: a new machine fills it, and a fault for each
-//! 4 KiB of it costs an emulated guest a tenth of its time. It is told by its length.
+//! not help.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -51,9 +50,8 @@ pub struct ExecPlan {
     pub dir: PathBuf,
     /// The user to become; needs root.
     pub user: Option<User>,
-    /// `madvise(MADV_HUGEPAGE)` is refused but for mappings of so many bytes: for RAM that is a file of the mount. All may have
-    /// huge pages if `None`.
-    pub huge_pages_only: Option<u64>,
+    /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
+    pub refuse_huge_pages: bool,
     /// QEMU.
     pub program: PathBuf,
     /// QEMU's arguments, without its name.
@@ -69,8 +67,8 @@ impl ExecPlan {
         if let Some(User { uid, gid }) = self.user {
             args.extend(["--user".into(), format!("{uid}:{gid}").into()]);
         }
-        if let Some(bytes) = self.huge_pages_only {
-            args.extend(["--huge-pages-only".into(), bytes.to_string().into()]);
+        if self.refuse_huge_pages {
+            args.push("--refuse-huge-pages".into());
         }
         args.extend(["--".into(), self.program.clone().into()]);
         args.extend(self.args.iter().cloned());
@@ -82,7 +80,7 @@ impl ExecPlan {
         let mut plan = ExecPlan {
             dir: PathBuf::new(),
             user: None,
-            huge_pages_only: None,
+            refuse_huge_pages: false,
             program: PathBuf::new(),
             args: Vec::new(),
         };
@@ -95,13 +93,7 @@ impl ExecPlan {
             };
             match arg.as_bytes() {
                 b"--dir" => plan.dir = value("--dir", rest.next())?.into(),
-                b"--huge-pages-only" => {
-                    let text = value("--huge-pages-only", rest.next())?;
-                    let bytes = text.to_str().and_then(|t| t.parse().ok());
-                    let bytes =
-                        bytes.ok_or(format!("--huge-pages-only {text:?}: expected BYTES"))?;
-                    plan.huge_pages_only = Some(bytes);
-                }
+                b"--refuse-huge-pages" => plan.refuse_huge_pages = true,
                 b"--user" => {
                     let text = value("--user", rest.next())?;
                     let ids = text.to_str().and_then(|t| t.split_once(':'));
@@ -165,8 +157,8 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(failed("forbid new privileges")(io::Error::last_os_error()));
     }
-    if let Some(bytes) = plan.huge_pages_only {
-        refuse_huge_pages_but(bytes).map_err(failed("install the seccomp filter"))?;
+    if plan.refuse_huge_pages {
+        refuse_huge_pages().map_err(failed("install the seccomp filter"))?;
     }
     Err(exec(&plan.program, &plan.args)
         .map_err(failed(&format!("start {}", plan.program.display())))
@@ -198,8 +190,7 @@ fn become_user(user: User) -> io::Result<()> {
     }
 }
 
-/// Refuses huge pages to all mappings but those of so many bytes.
-fn refuse_huge_pages_but(bytes: u64) -> io::Result<()> {
+fn refuse_huge_pages() -> io::Result<()> {
     use seccompiler::{
         BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
         SeccompRule,
@@ -207,10 +198,8 @@ fn refuse_huge_pages_but(bytes: u64) -> io::Result<()> {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
         let huge =
             SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, MADV_HUGEPAGE)?;
-        let other = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, bytes)?;
-        let rule = SeccompRule::new(vec![huge, other])?;
         SeccompFilter::new(
-            [(libc::SYS_madvise, vec![rule])].into(),
+            [(libc::SYS_madvise, vec![SeccompRule::new(vec![huge])?])].into(),
             SeccompAction::Allow,
             SeccompAction::Errno(libc::EINVAL as u32),
             std::env::consts::ARCH.try_into()?,
@@ -246,7 +235,7 @@ mod tests {
                 uid: 90_001,
                 gid: 90_001,
             }),
-            huge_pages_only: Some(1023 << 20),
+            refuse_huge_pages: true,
             program: "/usr/bin/qemu-system-x86_64".into(),
             args: vec!["-name".into(), "web".into(), "--".into()],
         };
@@ -258,7 +247,6 @@ mod tests {
         for bad in [
             &["--dir"][..],
             &["--user", "x:1", "--", "q"],
-            &["--huge-pages-only", "much", "--", "q"],
             &["--dir", "/", "--"],
             &["--dir", "/"],
             &["-z"],

@@ -61,13 +61,7 @@ pub(crate) fn launch(
     let plan = ExecPlan {
         dir: run.clone(),
         user: spec.user,
-        huge_pages_only: match &ram {
-            RamBacking::File(_) => {
-                let cache = command::emulator_cache_mib(spec, &config);
-                Some(u64::from(cache.unwrap_or(0)) << 20)
-            }
-            _ => None,
-        },
+        refuse_huge_pages: matches!(ram, RamBacking::File(_)),
         program: spec.programs.qemu.clone(),
         args: command::arguments(spec, &config, &ram, incoming),
     };

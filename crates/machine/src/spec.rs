@@ -156,8 +156,7 @@ pub struct Spec {
     pub tap: Option<Tap>,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
-    /// Most MiB of translated code that an emulated guest keeps; if `None`, an eighth of the host's memory and at most 1 GiB, as
-    /// QEMU itself chooses. It is one less where the guest's memory is as large: the two are told apart by their size.
+    /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the guest's memory) if `None`.
     pub emulator_cache_mib: Option<u32>,
     /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
     pub user: Option<User>,
