@@ -111,9 +111,10 @@ pub fn read(dir: &Path) -> anyhow::Result<Workload> {
     let mut traces = Vec::new();
     let mut ids = BTreeSet::new();
     for file in &files {
-        let read = read_trace(file).with_context(|| format!("cannot read {}", file.display()))?;
-        ids.insert(read.0);
-        traces.push(read.1);
+        let (id, trace) =
+            read_trace(file).with_context(|| format!("cannot read {}", file.display()))?;
+        ids.insert(id);
+        traces.push(trace);
     }
     if ids.len() > 1 {
         bail!(

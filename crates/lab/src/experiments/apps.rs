@@ -150,7 +150,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
          before, from the command until the last is done. Results are compared by checksum. Machines \
-         that take no part stand still meanwhile. An emulator of a machine that has done the \
+         that take no part stand still meanwhile, but for those in a family's network. An emulator of a machine that has done the \
          work before has its code translated, that of a new clone has not"
     ));
     Ok(report)
@@ -201,8 +201,8 @@ struct Still(Vec<Pid>);
 impl Still {
     /// All of a node's machines but those that take part, and those in a family's network.
     fn but(node: &Node, taking_part: &[String]) -> anyhow::Result<Still> {
-        // those that stood still have caught up with the time; clones have no shell that could say so
-        for name in taking_part.iter().filter(|name| !name.contains('.')) {
+        // those that stood still have caught up with the time
+        for name in taking_part {
             node.ask(name, JOB_MAX)?;
         }
         let mut still = Still(Vec::new());
@@ -267,15 +267,8 @@ impl Lab {
 
     /// A job that a parent hands out bit by bit.
     fn distcc(&self, helpers: usize) -> anyhow::Result<Vec<Samples>> {
-        let machines = self.node.client.machines()?.machines;
-        let is_helper = |name: &String| name.starts_with(&format!("{TEAM}."));
-        let names = machines.into_iter().map(|machine| machine.name);
-        let team: Vec<String> = [TEAM.to_owned()]
-            .into_iter()
-            .chain(names.filter(is_helper))
-            .collect();
         let mut on_team = || {
-            let _still = Still::but(&self.node, &team)?;
+            let _still = Still::but(&self.node, &[TEAM.to_owned()])?;
             let command = format!("apps compile {COMPILED} $(cat /tmp/helpers)");
             Ok(self.node.tell(TEAM, &command, JOB_MAX)?.as_secs_f64())
         };
