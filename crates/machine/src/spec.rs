@@ -156,7 +156,8 @@ pub struct Spec {
     pub tap: Option<Tap>,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
-    /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the guest's memory) if `None`.
+    /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the host's memory, at most
+    /// 1024) if `None`.
     pub emulator_cache_mib: Option<u32>,
     /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
     pub user: Option<User>,

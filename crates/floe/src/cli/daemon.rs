@@ -39,9 +39,9 @@ struct NodeArgs {
     /// QEMUs that wait for the next run of each of the images run last; 0 for none
     #[arg(long, value_name = "N")]
     standby: Option<usize>,
-    /// Most memory for the translated code of each emulated machine, such as 8M, for hosts without KVM that are full of
-    /// machines that mostly wait: a light clone takes 41 MB instead of 70. A busy one translates again and again: at 32M it
-    /// was some 30 % slower; how much slower at 8M was not measured
+    /// Most memory for the translated code of each emulated machine, 128M unless told otherwise; 0 leaves it to QEMU, which
+    /// takes up to 1G. 8M is for hosts without KVM that are full of machines that mostly wait: a light clone takes 41 MB instead
+    /// of 70. A busy one translates again and again: at 32M it was some 30 % slower; how much slower at 8M was not measured
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     emulator_cache: Option<u64>,
     /// Address and port of the page for browsers, or off; `floe open` shows it. By default 127.0.0.1:7070 (or a free port)
@@ -120,13 +120,14 @@ impl NodeArgs {
             options.standby.each = standby;
         }
         if let Some(bytes) = self.emulator_cache {
-            let mib = u32::try_from(bytes >> 20).ok().filter(|&mib| mib > 0);
-            options.emulator_cache_mib = Some(mib.ok_or_else(|| {
+            let whole = bytes == 0 || bytes >= 1 << 20;
+            let mib = u32::try_from(bytes >> 20).ok().filter(|_| whole);
+            options.emulator_cache_mib = mib.ok_or_else(|| {
                 CliError::usage(
                     format!("--emulator-cache {bytes} is not between 1M and 4095T"),
-                    "give a size such as 8M",
+                    "give a size such as 8M, or 0 for QEMU's own choice",
                 )
-            })?);
+            })?;
         }
         let listen = match self.web {
             Some(Web::Off) => None,

@@ -145,7 +145,7 @@ impl Node {
             self.accel.clone(),
             self.options.programs.clone(),
         );
-        spec.emulator_cache_mib = self.options.emulator_cache_mib;
+        spec.emulator_cache_mib = Some(self.options.emulator_cache_mib).filter(|&mib| mib > 0);
         spec.config = record.config.clone();
         spec.disks = disks.disk_paths();
         spec.user = user_of(record);

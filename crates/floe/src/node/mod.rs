@@ -52,8 +52,8 @@ mod web;
 pub use error::NodeError;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
-    CACHE_BUDGET_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions, STANDBY_BYTES, StandbyOptions,
-    WEB_LISTEN_DEFAULT, WebOptions,
+    CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions,
+    STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
 };
 pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};

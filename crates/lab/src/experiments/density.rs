@@ -22,7 +22,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let (guest, memory) = wan::guest(context)?;
     let clones = context.pick(16, 3);
     let home = context.scratch.join("node");
-    let node = Node::start(None, &home, false)?;
+    let node = Node::start_with(None, &home, &["--emulator-cache", "0"])?;
     node.import(&guest, "guest", memory)?;
     node.boot("guest", "origin")?;
     node.capture("origin", "booted", true, 0)?;

@@ -41,8 +41,8 @@ pub struct NodeArguments {
     #[arg(long)]
     demand_only: bool,
     /// MiB of translated code of each machine
-    #[arg(long)]
-    emulator_cache: Option<u32>,
+    #[arg(long, default_value_t = floe::node::EMULATOR_CACHE_MIB_DEFAULT)]
+    emulator_cache: u32,
     /// Address of its page, at which other nodes of the experiment reach it
     #[arg(long)]
     web: Option<SocketAddr>,
