@@ -14,6 +14,7 @@ mod compile;
 mod convert;
 mod desktop;
 mod document;
+mod gallery;
 mod game;
 mod input;
 mod mixed;
@@ -91,6 +92,13 @@ pub const ALL: &[Workload] = &[
         stage: Stage::Screen,
         count: 10,
         run: mixed::run,
+    },
+    Workload {
+        name: "gallery",
+        about: "pictures of one or two halls of twelve, picture by picture",
+        stage: Stage::Screen,
+        count: 10,
+        run: gallery::run,
     },
 ];
 
