@@ -24,7 +24,7 @@ const RECORDED: [(&str, &str, u64); 3] = [
 const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_000, 60)];
 
 /// Workloads that a user drives: what they touch differs most from run to run.
-const INTERACTIVE: [&str; 4] = ["desktop", "game", "mixed", EVERYONE];
+const INTERACTIVE: [&str; 5] = ["desktop", "gallery", "game", "mixed", EVERYONE];
 /// The workload of all who use the image that is used in most ways.
 const EVERYONE: &str = "everyone";
 /// Workloads that do the same every time.
