@@ -40,8 +40,8 @@ struct NodeArgs {
     #[arg(long, value_name = "N")]
     standby: Option<usize>,
     /// Most memory for the translated code of each emulated machine, 128M unless told otherwise; 0 leaves it to QEMU, which
-    /// takes up to 1G. 8M is for hosts without KVM that are full of machines that mostly wait: a light clone takes 41 MB instead
-    /// of 70. A busy one translates again and again: at 32M it was some 30 % slower; how much slower at 8M was not measured
+    /// takes up to 1G. 8M is for hosts without KVM that are full of machines that mostly wait: a light clone takes 43 MB instead
+    /// of 62. A busy one translates again and again: at 32M it was some 30 % slower; how much slower at 8M was not measured
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     emulator_cache: Option<u64>,
     /// Address and port of the page for browsers, or off; `floe open` shows it. By default 127.0.0.1:7070 (or a free port)
