@@ -120,8 +120,8 @@ impl NodeArgs {
             options.standby.each = standby;
         }
         if let Some(bytes) = self.emulator_cache {
-            let whole = bytes == 0 || bytes >= 1 << 20;
-            let mib = u32::try_from(bytes >> 20).ok().filter(|_| whole);
+            let mib = u32::try_from(bytes >> 20).ok();
+            let mib = mib.filter(|&mib| mib > 0 || bytes == 0);
             options.emulator_cache_mib = mib.ok_or_else(|| {
                 CliError::usage(
                     format!("--emulator-cache {bytes} is not between 1M and 4095T"),

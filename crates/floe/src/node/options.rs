@@ -89,8 +89,8 @@ impl Default for StandbyOptions {
 pub const GUEST_CLONES_DEFAULT: u32 = 64;
 
 /// Most MiB of translated code of an emulated machine, unless told otherwise. QEMU itself would take up to 1024: a guest whose
-/// programs come and go (each at another address, so that each is translated anew) fills them all, and a clone with memory that
-/// is fresh. With 128 such guests are as fast, and clones that live shortly faster.
+/// programs come and go (each at another address, so that each is translated anew) fills them all. With 128 such a guest was as
+/// fast.
 pub const EMULATOR_CACHE_MIB_DEFAULT: u32 = 128;
 
 /// Cache of a node that is told nothing, bytes: some 20 captured machines; a laptop's disk has it.

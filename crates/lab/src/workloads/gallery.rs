@@ -13,9 +13,6 @@ const FIRST: std::ops::RangeInclusive<usize> = 9..=13;
 const NEXT: std::ops::RangeInclusive<usize> = 4..=7;
 /// How many milliseconds a picture is looked at.
 const LOOK_MS: std::ops::Range<u64> = 2500..4500;
-/// How often the guest looks for the viewer's window, under emulation.
-const OPEN_LOOKS: u32 = 60;
-const END_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     session.input.wake()?;
@@ -32,20 +29,17 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
 /// Looks at so many pictures of a hall, one after the other from some place on, at some of them more closely.
 fn visit(session: &mut Session, hall: usize, count: usize) -> anyhow::Result<()> {
     let from = session.random.random_range(1..=PICTURES - count + 1);
-    session.type_line(&format!(
-        "feh -F -Z --start-at /root/gallery/{hall:02}/{from:02}.png /root/gallery/{hall:02} >/dev/null 2>&1 &"
-    ))?;
-    anyhow::ensure!(
-        session.window("feh", OPEN_LOOKS)?,
-        "the viewer has no window"
-    );
+    let hall = format!("/root/gallery/{hall:02}");
+    session.start(
+        &format!("feh -F -Z --start-at {hall}/{from:02}.png {hall}"),
+        "feh",
+    )?;
     for _ in 1..count {
         look(session)?;
         session.input.press(&["right"])?;
     }
     look(session)?;
-    // the shell that started it ends it
-    session.try_shell("kill $!; wait", END_MAX).map(drop)
+    session.end_started()
 }
 
 fn look(session: &mut Session) -> anyhow::Result<()> {

@@ -31,9 +31,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
 
 fn shoot(session: &mut Session, game: &game::Game) -> anyhow::Result<()> {
     game::play(session, game, 2)?;
-    // The shell that started it ends it.
-    session.try_shell("kill $!; wait", STEP_MAX)?;
-    Ok(())
+    session.end_started()
 }
 
 fn typeset(session: &mut Session) -> anyhow::Result<()> {

@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// One look for a window may take so long, behind a slow link.
 const LOOK_MAX: Duration = Duration::from_secs(20);
+/// How often the guest looks for the window of a program that was started, under emulation.
+const START_LOOKS: u32 = 60;
+/// A program may take so long to end.
+const END_MAX: Duration = Duration::from_secs(200);
 /// What the console said is remembered up to this length, bytes.
 const SEEN_MAX: usize = 64 << 10;
 
@@ -108,6 +112,18 @@ impl Session {
             "for n in $(seq {looks}); do {active} 2>&1 | grep -qi '\"[^,]*{class}' && break; sleep 1; done; [ $n -lt {looks} ]"
         );
         Ok(self.try_shell(&seen, LOOK_MAX * looks)? == "0")
+    }
+
+    /// Starts a program from the shell and waits until its window has the keyboard; `class` is a part of the window's class.
+    pub fn start(&mut self, command: &str, class: &str) -> anyhow::Result<()> {
+        self.type_line(&format!("{command} >/dev/null 2>&1 &"))?;
+        anyhow::ensure!(self.window(class, START_LOOKS)?, "{class} has no window");
+        Ok(())
+    }
+
+    /// Ends the program that was started last: the shell that started it ends it.
+    pub fn end_started(&mut self) -> anyhow::Result<()> {
+        self.try_shell("kill $!; wait", END_MAX).map(drop)
     }
 
     /// Lets the guest go on for so long.
