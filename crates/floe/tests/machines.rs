@@ -37,6 +37,22 @@ fn capture_with_a_mark(node: &TestNode) -> Outcome {
     finish(node.client().capture("one", &capture("tiny-live")).unwrap())
 }
 
+/// Processes of QEMU whose files are below a directory, in order.
+fn qemus_of(home: &std::path::Path) -> Vec<u32> {
+    let home = home.display().to_string();
+    let mut pids: Vec<u32> = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            command.contains("qemu-system") && command.contains(&home)
+        })
+        .collect();
+    pids.sort_unstable();
+    pids
+}
+
 #[test]
 fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
     if !system() {
@@ -96,6 +112,26 @@ fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
         .to_api();
     assert_eq!(error.code, ErrorCode::Refused);
     assert!(error.fix.contains("--cold"), "{error}");
+}
+
+#[test]
+fn a_node_that_ends_leaves_no_qemu_that_it_was_just_starting_ahead() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    capture_with_a_mark(&node);
+    node.client().remove_machine("one", true).unwrap();
+    for name in ["two", "three"] {
+        node.run_named("tiny-live", name);
+        // the next run's QEMU is being started in the background now
+        let running = node.client().machines().unwrap().machines;
+        node.end(node::Signal::TERM);
+        let mut known: Vec<u32> = running.iter().filter_map(|machine| machine.pid).collect();
+        known.sort_unstable();
+        assert_eq!(qemus_of(node.home()), known, "{}", node.log());
+        node.start_again();
+    }
 }
 
 #[test]

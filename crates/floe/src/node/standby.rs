@@ -15,7 +15,7 @@ use crate::node::{
 use floe_image::Hash;
 use floe_machine::{Machine, Standby, User};
 use floe_mount::MachineHandle;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
     path::PathBuf,
@@ -23,15 +23,20 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 /// Users of waiting machines are the last ones of the range, away from those of named machines.
 const UID_FROM_END: u32 = 1024;
+/// How long a node that ends waits for those being prepared: their QEMUs would outlive it until another node ends them.
+const PREPARING_END: Duration = Duration::from_secs(10);
 
 /// The pool.
 #[derive(Default)]
 pub(crate) struct Pool {
     inner: Mutex<Inner>,
+    /// Told when a thread that prepared one is done.
+    done: Condvar,
     next: AtomicU64,
 }
 
@@ -41,6 +46,8 @@ struct Inner {
     waiting: VecDeque<Waiting>,
     /// Images for which one is being prepared.
     preparing: Vec<Hash>,
+    /// Threads that prepare one, until they have ended what has to go for it.
+    threads: usize,
     over: bool,
 }
 
@@ -118,6 +125,7 @@ impl Pool {
             return false;
         }
         inner.preparing.push(*image);
+        inner.threads += 1;
         true
     }
 
@@ -151,9 +159,20 @@ impl Pool {
         go
     }
 
-    /// Prepares nothing any more.
-    fn close(&self) {
-        self.inner.lock().over = true;
+    /// A thread that prepared one has nothing to do any more.
+    fn leave(&self) {
+        self.inner.lock().threads -= 1;
+        self.done.notify_all();
+    }
+
+    /// Prepares nothing any more; says whether all that was being prepared has ended in time.
+    fn close(&self, patience: Duration) -> bool {
+        let mut inner = self.inner.lock();
+        inner.over = true;
+        let waited = self
+            .done
+            .wait_while_for(&mut inner, |inner| inner.threads > 0, patience);
+        !waited.timed_out()
     }
 }
 
@@ -203,9 +222,11 @@ impl Node {
             for gone in node.standby.enter(&found.id, waiting, &node.options.standby) {
                 node.end_waiting(gone);
             }
+            node.standby.leave();
         });
         if spawned.is_err() {
             self.standby.enter(&id, None, &self.options.standby);
+            self.standby.leave();
         }
     }
 
@@ -292,7 +313,9 @@ impl Node {
 
     /// Ends them all; nothing is prepared any more.
     pub(crate) fn end_standby(&self) {
-        self.standby.close();
+        if !self.standby.close(PREPARING_END) {
+            tracing::warn!("a QEMU is still being started ahead; the next node here ends it");
+        }
         self.standby
             .take_all(None)
             .into_iter()
@@ -342,6 +365,7 @@ mod tests {
         assert!(pool.wants(&image, &options));
         assert!(!pool.wants(&image, &options));
         assert!(pool.enter(&image, None, &options).is_empty());
+        pool.leave();
         assert!(pool.wants(&image, &options));
         assert!(!pool.wants(
             &Hash::of(b"other"),
@@ -350,7 +374,9 @@ mod tests {
                 ..options
             }
         ));
-        pool.close();
+        assert!(!pool.close(Duration::ZERO), "one is being prepared");
         assert!(!pool.wants(&Hash::of(b"third"), &options));
+        pool.leave();
+        assert!(pool.close(Duration::ZERO));
     }
 }

@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 const MEMORY_BYTES: u64 = 1 << 30;
 /// How long a part of a job may take in an emulated guest on a busy machine.
 const JOB_MAX: Duration = Duration::from_secs(900);
+/// How long a part is to take on machines that run: SnowFlock's jobs took from 25 s to some 70 s. Clones lose the same seconds
+/// whatever the job is, so a longer one would tell less.
+const PART: Duration = Duration::from_secs(60);
 /// How long clones may take until they are stored where they run.
 const SETTLE_MAX: Duration = Duration::from_secs(300);
 /// How often it is looked.
@@ -29,33 +32,35 @@ const PARENT: &str = "web";
 const TEAM: &str = "team";
 const ALONE: &str = "alone";
 
-/// A program and how many units of work it gets: enough that a part takes about a minute in an emulated guest.
+/// What is done in parts.
 struct Job {
     name: &'static str,
-    /// Units of work a clone.
-    each: usize,
+    /// What a unit of its work is.
+    unit: &'static str,
+    /// Units that each machine does to see how long they take there: some seconds.
+    probe: usize,
 }
 
 const JOBS: [Job; 4] = [
-    // 8 queries of 1000 bases in a genome of 8 million
     Job {
         name: "blast",
-        each: 16,
+        unit: "8 queries of 1000 bases in a genome of 8 million",
+        probe: 8,
     },
-    // an alignment of 10 proteins of 240 residues
     Job {
         name: "clustalw",
-        each: 36,
+        unit: "an alignment of 10 proteins of 240 residues",
+        probe: 16,
     },
-    // a frame of 160x120
     Job {
         name: "povray",
-        each: 3,
+        unit: "a frame of 160x120",
+        probe: 2,
     },
-    // half a million lines, sorted in memory that is allocated after the fork
     Job {
         name: "sort",
-        each: 4,
+        unit: "400 MB of lines in memory that is allocated after the fork",
+        probe: 1,
     },
 ];
 /// How often the project (Lua) is compiled: clones get preprocessed files from their parent, which links.
@@ -150,8 +155,13 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     };
     add(&mut report, "distcc", lab.distcc(count)?)?;
     for job in &JOBS {
-        let units = context.pick(job.each, 1) * count;
-        add(&mut report, job.name, lab.parts(job, units)?)?;
+        let units = if context.quick {
+            count
+        } else {
+            lab.units(job)?
+        };
+        add(&mut report, job.name, lab.parts(job.name, units)?)?;
+        report.note(format!("{}: {units} units, each {}", job.name, job.unit));
     }
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
@@ -248,12 +258,22 @@ struct Lab {
 }
 
 impl Lab {
+    /// How many units of a job make parts of the length wanted.
+    fn units(&self, job: &Job) -> anyhow::Result<usize> {
+        let probe = job.probe * self.standing.len();
+        // the first time, machines have everything to translate and to make their own
+        self.on_standing(job.name, probe)?;
+        let (seconds, _) = self.on_standing(job.name, probe)?;
+        let each = job.probe as f64 * PART.as_secs_f64() / seconds;
+        Ok(each.round().max(1.0) as usize * self.standing.len())
+    }
+
     /// A job of independent parts: on machines that run, and on clones.
-    fn parts(&self, job: &Job, units: usize) -> anyhow::Result<Vec<Samples>> {
+    fn parts(&self, job: &str, units: usize) -> anyhow::Result<Vec<Samples>> {
         let expected = OnceCell::new();
         let same = |sums: BTreeSet<String>| {
             let first = expected.get_or_init(|| sums.clone());
-            anyhow::ensure!(*first == sums, "{}: {sums:?} is not {first:?}", job.name);
+            anyhow::ensure!(*first == sums, "{job}: {sums:?} is not {first:?}");
             anyhow::Ok(())
         };
         let mut on_standing = || {
@@ -292,7 +312,7 @@ impl Lab {
     }
 
     /// All parts at once on machines that run: how long, and what came of it.
-    fn on_standing(&self, job: &Job, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
+    fn on_standing(&self, job: &str, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
         let (node, standing) = (&self.node, &self.standing);
         let _still = Still::but(node, standing)?;
         let start = Instant::now();
@@ -300,10 +320,8 @@ impl Lab {
         std::thread::scope(|scope| {
             let parts: Vec<_> = (0..of)
                 .map(|part| {
-                    let command = format!(
-                        "apps part {} {part} {of} {units} | apps send {HOST} {port}",
-                        job.name
-                    );
+                    let command =
+                        format!("apps part {job} {part} {of} {units} | apps send {HOST} {port}");
                     scope.spawn(move || node.tell(&standing[part], &command, JOB_MAX))
                 })
                 .collect();
@@ -318,9 +336,9 @@ impl Lab {
     }
 
     /// The same on clones that the parent makes for it, until it has joined them.
-    fn on_clones(&self, job: &Job, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
+    fn on_clones(&self, job: &str, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
         let (of, port) = (self.standing.len(), self.results.port);
-        let command = format!("apps clones {} {of} {units} {HOST} {port}", job.name);
+        let command = format!("apps clones {job} {of} {units} {HOST} {port}");
         let _still = Still::but(&self.node, &[PARENT.to_owned()])?;
         let start = Instant::now();
         self.node.tell(PARENT, &command, JOB_MAX)?;
