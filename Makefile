@@ -89,7 +89,10 @@ test: fmt lint doc fuzz-check system web-test ## Everything that must hold: form
 
 lab: build guest-debian guest-tiny guest-apps guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
-	@for e in $(EXPERIMENTS); do target/release/floe-lab $$e --json lab/results/$$e.json; done
+	@failed=; for e in $(EXPERIMENTS); do \
+		target/release/floe-lab $$e --json lab/results/$$e.json || failed="$$failed $$e"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make lab: not measured:$$failed" >&2; exit 1; fi
 
 traces: deps guest-desktop ## Run the workloads in real guests and keep their traces in lab/traces/ (an hour or two)
 	$(CARGO) build --release --locked -p floe-lab

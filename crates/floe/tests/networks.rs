@@ -175,10 +175,35 @@ fn a_family_sees_itself_and_nobody_else_and_two_with_the_same_addresses_never_me
     eventually("it does again", asked);
     assert!(reaches(&node, "web.2", &sibling, "still", ANSWERED));
 
-    // the last member takes the network along
+    // a port that is taken is said to be so before anything runs
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let forward = format!("{}:7", taken.local_addr().unwrap().port());
+    let request = RunRequest {
+        image: "tiny".into(),
+        name: Some("late".into()),
+        forwards: vec![forward.parse().unwrap()],
+        network: Some(NetworkRequest::default()),
+        ..Default::default()
+    };
     let client = node.client();
+    let error = client.run(&request).unwrap().finish(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("cannot listen"), "{error}");
+    assert!(client.machine("late").is_err());
+
+    // the last member takes the network along, and connections to its guest end
+    let mut idle = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    idle.set_read_timeout(Some(std::time::Duration::from_secs(60)))
+        .unwrap();
+    idle.write_all(b"still?").unwrap();
+    idle.read_exact(&mut [0; 6]).unwrap();
     client.kill("web", &KillRequest { all: true }).unwrap();
     client.remove_machine("web", true).unwrap();
+    let ended = idle.read(&mut [0; 1]);
+    let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+    assert!(
+        ended.as_ref().map_or_else(reset, |bytes| *bytes == 0),
+        "{ended:?}"
+    );
     client.remove_machine("db.1", true).unwrap();
     client.remove_machine("db", true).unwrap();
     let left = namespaces();

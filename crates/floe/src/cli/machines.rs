@@ -236,12 +236,13 @@ fn listing(machines: &[api::MachineInfo]) -> String {
             bytes(m.memory_bytes),
             age(m.created_unix_s),
             ports.join(" "),
+            m.detail.clone(),
         ]
     };
     let rows: Vec<_> = machines.iter().map(row).collect();
     table(
         &[
-            "NAME", "STATUS", "IMAGE", ">CPUS", ">MEMORY", ">AGE", "PORTS",
+            "NAME", "STATUS", "IMAGE", ">CPUS", ">MEMORY", ">AGE", "PORTS", "DETAIL",
         ],
         &rows,
     )

@@ -53,6 +53,9 @@ impl Node {
             Wanted::Starting | Wanted::Removing => {
                 end_vm(&self.vm_dir(&operation.record()));
                 self.discard(&operation);
+                if let Err(error) = self.forks.strike(operation.name.as_str()) {
+                    tracing::warn!(machine = %operation.name, %error, "it stays in its fork's record");
+                }
             }
             Wanted::Running => {
                 if let Err(error) = self.adopt_running(&operation) {

@@ -184,11 +184,11 @@ impl Node {
         let record = operation.record();
         self.discard(&operation);
         self.tell("machine.removed", name, "");
-        self.forks.strike(name)?;
+        let struck = self.forks.strike(name);
         self.tickets.look();
         self.drop_fork_image(&record.image);
         self.drop_fork_image(&record.disk_base);
-        Ok(())
+        struck.map(drop)
     }
 
     /// Ends a machine and removes all that is of it.

@@ -191,7 +191,7 @@ impl Machines {
             .read()
             .get(&parsed)
             .cloned()
-            .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps --all`"))
+            .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps`"))
     }
 
     /// Enters a machine under the name that was asked for, or one of its image's, with its first operation begun.

@@ -34,6 +34,12 @@ impl MachineName {
         rest.parse().ok()
     }
 
+    /// The parent's name, if this is a clone's.
+    pub fn parent_of(clone: &str) -> Option<&str> {
+        let (parent, number) = clone.rsplit_once('.')?;
+        number.parse::<u32>().ok().map(|_| parent)
+    }
+
     /// A name made from an image's (`https://hub/team/debian:12` gives `debian`), with a number if it is taken.
     pub fn from_image(image: &str, taken: impl Fn(&MachineName) -> bool) -> MachineName {
         let last = image

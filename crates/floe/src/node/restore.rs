@@ -63,14 +63,14 @@ impl Node {
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
         // a QEMU that waits is on its user network
-        let networked = entry.record().network.is_some();
-        let waiting = (!networked).then(|| self.standby.take(&found.id)).flatten();
+        let record = entry.record();
+        let forwards = record.forwards.iter().map(machine_forward);
+        let forwards = forwards.collect::<Result<_, _>>()?;
+        let waiting = match record.network {
+            None => self.take_standby(&found.id, !is_pending(&record)),
+            Some(_) => None,
+        };
         if let Some(waiting) = waiting {
-            report.stage("standby")?;
-            let record = entry.record();
-            waiting.machine().set_network(!is_pending(&record))?;
-            let forwards = record.forwards.iter().map(machine_forward);
-            let forwards = forwards.collect::<Result<_, _>>()?;
             let (standby, attached, place) = waiting.into_parts();
             let mut state = entry.state.write();
             state.disks = Some(attached.disks);
@@ -80,6 +80,8 @@ impl Node {
             state.record.place = place.directory;
             state.record.mount_name = place.mount_name;
             state.record.uid = place.uid;
+            drop(state);
+            report.stage("standby")?;
             return Ok(Loaded {
                 standby,
                 forwards,

@@ -13,7 +13,7 @@ use crate::node::{
     unix_now,
 };
 use floe_image::Hash;
-use floe_machine::{Machine, Standby, User};
+use floe_machine::{Machine, Standby, User, exec::UID_COUNT};
 use floe_mount::MachineHandle;
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -230,21 +230,36 @@ impl Node {
         }
     }
 
+    /// A number for the next that waits, and a user that no machine has: one that waited under an earlier node may live still.
+    fn standby_user(&self) -> (u64, Option<u32>) {
+        let machines = self.machines.all();
+        let taken: Vec<u32> = machines
+            .iter()
+            .filter_map(|entry| entry.state.read().record.uid)
+            .collect();
+        let next = || {
+            let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
+            let below = UID_COUNT - 1 - (number % u64::from(UID_FROM_END)) as u32;
+            (number, User::for_machine(below).map(|user| user.uid))
+        };
+        let free = |(_, uid): &(u64, Option<u32>)| uid.is_none_or(|uid| !taken.contains(&uid));
+        let mut tried = (0..UID_FROM_END).map(|_| next());
+        tried.find(free).unwrap_or_else(next)
+    }
+
     /// A QEMU with an image's state loaded. An `isolated` one has no way to the network.
     pub(crate) fn prepare_standby(
         &self,
         found: &Found,
         isolated: bool,
     ) -> Result<Waiting, NodeError> {
-        let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
+        let (number, uid) = self.standby_user();
         // unlike any machine's name, and unlike that of a machine that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
-        let uid =
-            User::for_machine(floe_machine::exec::UID_COUNT - 1 - (number as u32 % UID_FROM_END));
         let place = Place {
             directory: format!("standby/{unique}"),
             mount_name: format!("standby.{unique}"),
-            uid: uid.map(|user| user.uid),
+            uid,
         };
         let dir = self.home.root().join(&place.directory);
         let prepared = self.prepare_in(found, &place, isolated);
@@ -301,6 +316,19 @@ impl Node {
         let mut spec = self.spec(&record, &attached.disks, None)?;
         spec.isolated = isolated;
         Ok((Standby::prepare(spec, &snapshot)?, attached))
+    }
+
+    /// One that waits for an image, its network up or not. One that has ended meanwhile goes away.
+    pub(crate) fn take_standby(&self, image: &Hash, network: bool) -> Option<Waiting> {
+        while let Some(waiting) = self.standby.take(image) {
+            let ended = waiting.machine().wait_end(Duration::ZERO);
+            if !ended && waiting.machine().set_network(network).is_ok() {
+                return Some(waiting);
+            }
+            tracing::warn!(image = image.short(), "a QEMU that waited has ended");
+            self.end_waiting(waiting);
+        }
+        None
     }
 
     /// Ends those that wait for an image.

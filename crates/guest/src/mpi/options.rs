@@ -30,7 +30,7 @@ with its clones (floe run IMAGE --network).
   --socket PATH       where floe-guest listens (/run/floe.sock)
   --verbose           tells what happens
 
-The exit status is mpiexec's, or 125 if it came to none. Ctrl-C ends program and clones.
+The exit status is mpiexec's, or 125 if it came to none or lost a clone. Ctrl-C ends program and clones.
 
 Example: four ranks, each in a clone of its own
   floe-mpirun -n 4 ./mpi-ranks

@@ -16,7 +16,7 @@ use floe_image::Hash;
 use floe_source::multicast::MulticastServer;
 use parking_lot::{Mutex, RwLock};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     path::PathBuf,
 };
@@ -28,6 +28,10 @@ const FORK_BYTES_MAX: u64 = 4 << 20;
 pub(crate) struct Forks {
     dir: PathBuf,
     all: RwLock<BTreeMap<String, ForkRecord>>,
+    /// Held while a record is changed and written: clones end at the same time as others.
+    writing: Mutex<()>,
+    /// Forks that are still starting clones.
+    starting: Mutex<BTreeSet<String>>,
     servers: Mutex<HashMap<String, MulticastServer>>,
 }
 
@@ -46,6 +50,8 @@ impl Forks {
         Ok(Forks {
             dir,
             all: RwLock::new(all),
+            writing: Mutex::default(),
+            starting: Mutex::default(),
             servers: Mutex::default(),
         })
     }
@@ -55,7 +61,7 @@ impl Forks {
     }
 
     /// Begins a fork of `parent` into `count` clones: gives it an id, unless it has one already, a token and the clones
-    /// their names, the numbers behind those that are taken. It is kept once [`Forks::save`] is called.
+    /// their names, the numbers behind those that are taken. It is on the disk once [`Forks::save`] or [`Forks::finish`] is called.
     pub fn begin(
         &self,
         id: Option<&str>,
@@ -99,22 +105,43 @@ impl Forks {
             created_unix_s,
             clones,
         };
+        self.starting.lock().insert(record.id.clone());
         // entered at once, so that a second fork of this parent gives other numbers away
         all.insert(record.id.clone(), record.clone());
         Ok(record)
     }
 
-    /// Keeps a fork on the disk. Without clones it is forgotten.
+    /// Keeps a fork on the disk while its clones are being started.
     pub fn save(&self, record: ForkRecord) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        self.write(record)
+    }
+
+    /// Keeps a fork whose clones have been started, but for those of them that have been struck off meanwhile.
+    pub fn finish(&self, mut record: ForkRecord) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        self.starting.lock().remove(&record.id);
+        let left = self.get(&record.id).map_or(Vec::new(), |fork| fork.clones);
+        let is_left = |clone: &CloneRecord| left.iter().any(|left| left.name == clone.name);
+        record.clones.retain(is_left);
+        if !record.has_clones_away() {
+            self.end_server(&record.id);
+        }
+        self.write(record)
+    }
+
+    /// Enters a fork as it is now; without clones it is forgotten. Needs `writing`.
+    fn write(&self, record: ForkRecord) -> Result<(), NodeError> {
         if record.clones.is_empty() {
-            self.forget(&record.id);
+            self.remove(&record.id);
             return Ok(());
         }
+        let path = self.path(&record.id);
         let bytes = serde_json::to_vec_pretty(&record)
             .map_err(|error| failed(format!("a fork's record: {error}"), "report this"))?;
-        replace_file(&self.path(&record.id), &bytes)?;
+        // known in any case: a full disk takes nobody's clones away
         self.all.write().insert(record.id.clone(), record);
-        Ok(())
+        replace_file(&path, &bytes)
     }
 
     /// Keeps a fork's multicast server until the fork has no clones on other hosts any more.
@@ -133,6 +160,13 @@ impl Forks {
 
     /// Forgets a fork.
     pub fn forget(&self, id: &str) {
+        let _writing = self.writing.lock();
+        self.starting.lock().remove(id);
+        self.remove(id);
+    }
+
+    /// Needs `writing`.
+    fn remove(&self, id: &str) {
         self.end_server(id);
         self.all.write().remove(id);
         if let Err(error) = fs::remove_file(self.path(id))
@@ -163,23 +197,20 @@ impl Forks {
         forks
     }
 
-    /// A clone that was entered is none any more.
-    pub fn strike(&self, name: &str) -> Result<(), NodeError> {
-        let changed = {
-            let all = self.all.read();
-            let mut with = all
-                .values()
-                .filter(|fork| fork.clones.iter().any(|clone| clone.name == name));
-            with.next().cloned()
-        };
+    /// A clone that was entered is none any more. Whether it was entered.
+    pub fn strike(&self, name: &str) -> Result<bool, NodeError> {
+        let _writing = self.writing.lock();
+        let has = |fork: &&ForkRecord| fork.clones.iter().any(|clone| clone.name == name);
+        let changed = self.all.read().values().find(has).cloned();
         let Some(mut record) = changed else {
-            return Ok(());
+            return Ok(false);
         };
         record.clones.retain(|clone| clone.name != name);
-        if !record.has_clones_away() {
+        // where the clones of one that is starting run is not known yet
+        if !record.has_clones_away() && !self.starting.lock().contains(&record.id) {
             self.end_server(&record.id);
         }
-        self.save(record)
+        self.write(record).map(|()| true)
     }
 
     /// Whether a token is that of a fork with this image.
@@ -255,7 +286,7 @@ mod tests {
             .unwrap();
         assert_eq!(record.id, "00ff");
         record.clones[1].host = Some("http://other:7070".into());
-        forks.save(record.clone()).unwrap();
+        forks.finish(record.clone()).unwrap();
         let again = Forks::open(&home).unwrap();
         assert_eq!(again.of("web"), [record]);
         assert!(again.user_of(&image).unwrap().contains("web"));
@@ -271,5 +302,49 @@ mod tests {
         assert_eq!(again.user_of(&image), None);
         again.strike("web.1").unwrap();
         assert_eq!(Forks::open(&home).unwrap().all(), []);
+    }
+
+    #[test]
+    fn clones_that_end_at_the_same_time_are_all_struck_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let forks = Forks::open(&home).unwrap();
+        let web: MachineName = "web".parse().unwrap();
+        let none = std::iter::empty();
+        let record = forks
+            .begin(None, &web, Hash::of(b"image"), 16, 7, none)
+            .unwrap();
+        forks.finish(record.clone()).unwrap();
+        std::thread::scope(|scope| {
+            for clone in &record.clones {
+                scope.spawn(|| assert!(forks.strike(&clone.name).unwrap()));
+            }
+        });
+        assert_eq!(forks.all(), []);
+        assert_eq!(Forks::open(&home).unwrap().all(), []);
+        assert!(!forks.strike("web.1").unwrap());
+    }
+
+    #[test]
+    fn a_clone_that_ends_while_others_start_does_not_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let forks = Forks::open(&Home::at(dir.path())).unwrap();
+        let web: MachineName = "web".parse().unwrap();
+        let begin = || {
+            let none = std::iter::empty();
+            forks
+                .begin(None, &web, Hash::of(b"image"), 2, 7, none)
+                .unwrap()
+        };
+        let record = begin();
+        assert!(forks.strike("web.1").unwrap());
+        forks.finish(record).unwrap();
+        assert_eq!(names(&forks.of("web")[0]), ["web.2"]);
+        let record = begin();
+        for name in ["web.3", "web.4"] {
+            assert!(forks.strike(name).unwrap());
+        }
+        forks.finish(record).unwrap();
+        assert_eq!(forks.all().len(), 1);
     }
 }

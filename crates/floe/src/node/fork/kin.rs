@@ -31,7 +31,7 @@ impl Node {
         if !self.is_known(&root) {
             return Err(not_found(
                 format!("there is no machine {name} and no fork of one"),
-                "see `floe ps --all`",
+                "see `floe ps`",
             ));
         }
         Ok(self.branch(&root, None, GENERATIONS_MAX))
@@ -113,7 +113,11 @@ impl Node {
     /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
     fn kill_one(&self, name: &str, all: bool) -> Result<(), NodeError> {
         let Some((fork, host)) = self.forks.away(name) else {
-            return self.remove_machine(name, true);
+            return match self.remove_machine(name, true) {
+                // it has ended by itself, and its node died before that was written down
+                Err(error) if is_unknown(&error) && self.forks.strike(name)? => Ok(()),
+                done => done,
+            };
         };
         let remote = Remote::new(&host, fork.hosts_token.as_deref().unwrap_or_default())?;
         let clones = match all {
@@ -176,8 +180,12 @@ impl Node {
         left
     }
 
-    /// A clone on another host is not there any more.
+    /// A clone is not there any more. One on another host has left its place in the family's network here.
     fn strike_ended(&self, fork: &ForkRecord, name: &str) {
+        let is_away = |clone: &CloneRecord| clone.name == name && clone.host.is_some();
+        if fork.clones.iter().any(is_away) {
+            self.networks.leave_any(name);
+        }
         if let Err(error) = self.forks.strike(name) {
             tracing::warn!(machine = name, %error, "it has ended and stays in its fork's record");
         }
@@ -202,7 +210,7 @@ impl Node {
         if !self.is_known(name) {
             return Err(not_found(
                 format!("there is no machine {name} and no fork of one"),
-                "see `floe ps --all`",
+                "see `floe ps`",
             ));
         }
         let tree = self.branch(name, None, GENERATIONS_MAX);
@@ -216,6 +224,10 @@ impl Node {
         }
         Ok(report)
     }
+}
+
+fn is_unknown(error: &NodeError) -> bool {
+    error.to_api().code == ErrorCode::NotFound
 }
 
 /// What is left of a fork's clones.

@@ -91,6 +91,16 @@ impl Host {
     }
 }
 
+/// A fork that was asked for and for which there is room.
+struct Asked<'a> {
+    request: &'a ForkRequest,
+    /// Whose it is; the fork's id if so.
+    ticket: Option<&'a str>,
+    instant: &'a Instant,
+    parent: &'a MachineName,
+    hosts: &'a [Host],
+}
+
 /// What clones start from.
 struct Instant {
     found: Found,
@@ -137,94 +147,119 @@ impl Node {
             _ => self.ask_for_room(name, request, names, &hosts)?,
         };
         reserved.tell(&mut fork);
-        let mut held = reserved.held;
         if fork.granted() == 0 {
             return Err(no_room(&fork));
         }
         report.stage("hosts")?;
         let (instant, parent) = self.instant(name, report)?;
+        let asked = Asked {
+            request,
+            ticket,
+            instant: &instant,
+            parent: &parent,
+            hosts: &hosts,
+        };
+        let done = self.make_clones(&asked, &mut fork, reserved.held, report);
+        let pause_ms = instant.pause_ms;
+        // whatever came of it: what was copied goes to the disk, or away
+        self.store_later(instant.layer, instant.parent, request.settle);
+        Ok(Outcome {
+            fork: Some(done?),
+            pause_ms,
+            ..Default::default()
+        })
+    }
+
+    /// Makes a fork's clones, and says what became of each.
+    fn make_clones(
+        self: &Arc<Self>,
+        asked: &Asked<'_>,
+        fork: &mut Fork,
+        mut held: Option<Held>,
+        report: &mut Report,
+    ) -> Result<ForkReport, NodeError> {
+        let (parent, instant, request) = (asked.parent, asked.instant, asked.request);
         let taken = self.machines.all().into_iter();
         let mut record = self.forks.begin(
-            ticket,
-            &parent,
+            asked.ticket,
+            parent,
             instant.found.id,
             request.clones,
             unix_now(),
             taken.map(|entry| entry.name.to_string()),
         )?;
-        if let Some(held) = &mut held {
-            held.of_fork(&record.id)?;
-        }
-        if hosts.iter().any(|host| host.url().is_some()) {
-            record.hosts_token = self.hosts_token(request);
-            record.multicast = self.open_multicast(request.multicast, &hosts, &record);
-            // after a crash in the middle of this their token must still open their parent's state
-            self.forks.save(record.clone())?;
-        }
-        let places = self.places(&instant, &record, &hosts);
-        let done = places.and_then(|places| {
-            let start = Start {
-                instant: &instant,
-                record: &record,
-                hosts: &hosts,
-                settle: request.settle,
-                places: &places,
-                loaded: &Mutex::default(),
-            };
-            let done = self.start_clones(&mut fork, &start, report);
-            self.leave_vacant(&record, &places, &fork);
-            done
-        });
-        let clones = match done {
-            Ok(clones) => clones,
-            Err(error) => {
-                self.forks.forget(&record.id);
-                self.store_later(instant.layer, instant.parent, request.settle);
-                return Err(error);
-            }
-        };
         let id = record.id.clone();
-        let mut kept = record;
-        kept.clones
+        self.guests.fork_begun(&id);
+        let clones = self
+            .begin_clones(asked, fork, &mut record, held.as_mut(), report)
+            .inspect_err(|_| self.forks.forget(&id))?;
+        record
+            .clones
             .retain_mut(|clone| match fork.state(clone.number) {
                 Some(State::Running(host)) => {
-                    clone.host = hosts[*host].url().map(str::to_owned);
+                    clone.host = asked.hosts[*host].url().map(str::to_owned);
                     true
                 }
                 _ => false,
             });
-        let running = kept.clones.len() as u32;
-        let multicast = kept.multicast.filter(|_| kept.has_clones_away());
-        if multicast.is_none() {
-            self.forks.end_server(&id);
+        let running = record.clones.len() as u32;
+        let multicast = record.multicast.filter(|_| record.has_clones_away());
+        if let Err(error) = self.forks.finish(record) {
+            // they run: ending them would lose more
+            tracing::error!(fork = id, %error, "a node that starts here later will not know of these clones");
         }
-        self.forks.save(kept)?;
-        report.stage("clones")?;
+        let _ = report.stage("clones"); // too late to hang up
         self.tell(
             "machine.forked",
             parent.as_str(),
             format!("{running} of {} clones run", request.clones),
         );
-        let fork = ForkReport {
+        Ok(ForkReport {
             id,
             parent: parent.to_string(),
             image: instant.found.id.to_string(),
             asked: request.clones,
             granted: fork.granted(),
             running,
-            descriptor_bytes: descriptor_bytes(&instant),
+            descriptor_bytes: descriptor_bytes(instant),
             ticket: held.as_ref().map(Held::name),
             dirty_chunks: instant.layer.as_ref().map_or(0, |layer| layer.ram_chunks),
             multicast,
             clones,
-        };
-        let pause_ms = instant.pause_ms;
-        self.store_later(instant.layer, instant.parent, request.settle);
-        Ok(Outcome {
-            fork: Some(fork),
-            pause_ms,
-            ..Default::default()
         })
+    }
+
+    /// Starts the clones of a fork that has its record.
+    fn begin_clones(
+        self: &Arc<Self>,
+        asked: &Asked<'_>,
+        fork: &mut Fork,
+        record: &mut ForkRecord,
+        held: Option<&mut Held>,
+        report: &mut Report,
+    ) -> Result<Vec<CloneInfo>, NodeError> {
+        let (hosts, request) = (asked.hosts, asked.request);
+        if let Some(held) = held {
+            held.of_fork(&record.id)?;
+        }
+        if hosts.iter().any(|host| host.url().is_some()) {
+            record.hosts_token = self.hosts_token(request);
+            record.multicast = self.open_multicast(request.multicast, hosts, record);
+            // after a crash in the middle of this their token must still open their parent's state
+            self.forks.save(record.clone())?;
+        }
+        let places = self.places(asked.instant, record, hosts)?;
+        let start = Start {
+            instant: asked.instant,
+            record,
+            hosts,
+            settle: request.settle,
+            places: &places,
+            loaded: &Mutex::default(),
+        };
+        let clones = self.start_clones(fork, &start, report);
+        self.leave_vacant(record, &places, fork);
+        clones
     }
 
     /// The state to clone: a machine's of this moment, or an image's.
@@ -241,7 +276,7 @@ impl Node {
             let id = self.repo.resolve(name).map_err(|_| {
                 not_found(
                     format!("there is no machine {name}, and no image either"),
-                    "see `floe ps --all` and `floe image ls`",
+                    "see `floe ps` and `floe image ls`",
                 )
             })?;
             let manifest = self.repo.manifest(&id)?;
@@ -326,16 +361,17 @@ impl Node {
             .labels
             .insert(FORK_LABEL.into(), entry.name.to_string());
         let layer = Layer::build(captured, config, ram, under, &KEPT_REGIONS, unix_now())?;
-        let layer = Arc::new(layer);
-        self.layers.insert(layer.clone());
-        drop(operation);
         report.stage("hash")?;
         let origin = Origin::default();
+        let fetcher = self.sources.fetcher(&origin)?;
+        let layer = Arc::new(layer);
+        self.layers.insert(layer.clone()); // from here on it is the caller's to store or drop
+        drop(operation);
         Ok(Instant {
             found: Found {
                 id: layer.id,
                 manifest: layer.manifest.clone(),
-                fetcher: self.sources.fetcher(&origin)?,
+                fetcher,
                 origin,
                 loads: Arc::new(layer.loads().into()),
             },
@@ -363,6 +399,7 @@ impl Node {
         let jobs = Mutex::new(jobs);
         let (tell, told) = mpsc::channel::<Event>();
         let mut times: HashMap<CloneId, f64> = HashMap::new();
+        let mut cancelled = false;
         std::thread::scope(|scope| -> Result<(), NodeError> {
             for _ in 0..workers {
                 let tell = tell.clone();
@@ -388,7 +425,6 @@ impl Node {
                     .map_err(crate::node::error::at("cannot start a thread for a clone"))?;
             }
             let mut actions = fork.handle(Event::Ready);
-            let mut cancelled = false;
             loop {
                 for clone in start.release(&actions) {
                     times.insert(clone, report.elapsed_ms());
@@ -400,13 +436,14 @@ impl Node {
                     }
                     let _ = give.send(action); // its receiver lives as long as this scope
                 }
-                let event = match told.recv_timeout(LOOK_EVERY) {
-                    Ok(event) => event,
-                    Err(_) if report.check().is_err() && !cancelled => {
-                        cancelled = true;
-                        Event::Cancelled
+                let event = if !cancelled && report.check().is_err() {
+                    cancelled = true;
+                    Event::Cancelled
+                } else {
+                    match told.recv_timeout(LOOK_EVERY) {
+                        Ok(event) => event,
+                        Err(_) => continue,
                     }
-                    Err(_) => continue,
                 };
                 let about = match &event {
                     Event::Started(clone) => {
@@ -431,7 +468,10 @@ impl Node {
                 }
             }
         })?;
-        report.check()?;
+        // who hangs up when all of them run already has a fork
+        if cancelled {
+            report.check()?;
+        }
         let numbers = record.clones.iter().map(|clone| clone.number);
         let infos: Vec<CloneInfo> = numbers
             .map(|number| info(fork, start, number, &times))

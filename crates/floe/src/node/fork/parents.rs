@@ -2,7 +2,7 @@
 //!
 //! A page that nobody has is waited for, for ever if need be, so a clone whose parent's node is gone comes to no harm: it
 //! stands still at its next page. That is no state that a user could understand, so the node looks: a clone that is lost is
-//! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
+//! paused before it gets there, `floe ps NAME` says why, and it goes on once its parent's node answers again.
 
 use crate::node::{
     Node,
@@ -11,7 +11,7 @@ use crate::node::{
     record::Origin,
 };
 use floe_image::{Hash, Kind, Layout, Manifest};
-use floe_machine::Status;
+use floe_machine::{Machine, Status};
 use floe_source::{LinkEstimate, Request, Sink, Source, SourceError};
 use std::{
     collections::HashMap,
@@ -220,28 +220,24 @@ impl Node {
             return Ok(());
         }
         let Some(vm) = vm else { return Ok(()) };
+        // One that waits for a page already stands still, and its QEMU may answer nothing.
+        let waits = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
+        let done = match &why {
+            Some(_) => stand_still(entry, &vm, waits),
+            None => let_go_on(entry, &vm),
+        };
+        if let Err(error) = done {
+            // something else is under way: the next look tries again
+            entry.state.write().orphaned = before;
+            return Err(error);
+        }
         match why {
-            Some(why) => {
-                self.tell("machine.orphaned", entry.name.as_str(), why);
-                // One that waits for a page already stands still, and its QEMU may answer nothing.
-                let waits = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
-                let _operation = entry.begin("pause")?;
-                if !waits && vm.status()? == Status::Running {
-                    entry.pause(&vm)?;
-                }
-            }
-            None => {
-                let _operation = entry.begin("continue")?;
-                if entry.record().buffering {
-                    vm.cont()?;
-                    entry.update(|record| record.buffering = false)?;
-                }
-                self.tell(
-                    "machine.continued",
-                    entry.name.as_str(),
-                    "its parent's node answers",
-                );
-            }
+            Some(why) => self.tell("machine.orphaned", entry.name.as_str(), why),
+            None => self.tell(
+                "machine.continued",
+                entry.name.as_str(),
+                "its parent's node answers",
+            ),
         }
         Ok(())
     }
@@ -274,6 +270,25 @@ impl Node {
             "it begins with floe+http:// or floe://",
         ))
     }
+}
+
+/// Pauses a clone; one that `waits` for a page stands still already.
+fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
+    let _operation = entry.begin("pause")?;
+    if !waits && vm.status()? == Status::Running {
+        entry.pause(vm)?;
+    }
+    Ok(())
+}
+
+/// Lets a clone go on that was paused here.
+fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
+    let _operation = entry.begin("continue")?;
+    if entry.record().buffering {
+        vm.cont()?;
+        entry.update(|record| record.buffering = false)?;
+    }
+    Ok(())
 }
 
 fn watch(node: &Weak<Node>) {

@@ -53,6 +53,9 @@ struct Open {
 struct Spent {
     id: String,
     machine: String,
+    family: String,
+    /// Machines that are not counted as its fork's yet.
+    machines: u32,
     /// Clones that were started; `None` while that is under way.
     started: Option<u32>,
 }
@@ -93,14 +96,20 @@ impl Ledger {
                 "use them, or wait until they expire",
             ));
         }
-        let held = |all: &dyn Fn(&Open) -> bool| -> u32 {
-            let open = self.open.values().filter(|open| all(open));
-            open.map(|open| open.machines).fold(0, u32::saturating_add)
+        let open = self.open.values().map(|open| (&open.family, open.machines));
+        let spent = self.spent.iter();
+        let held: Vec<(&String, u32)> = open
+            .chain(spent.map(|spent| (&spent.family, spent.machines)))
+            .collect();
+        let held = |all: &dyn Fn(&str) -> bool| -> u32 {
+            let held = held.iter().filter(|(family, _)| all(family));
+            held.map(|(_, machines)| *machines)
+                .fold(0, u32::saturating_add)
         };
         let family_left = limits
             .family
             .saturating_sub(limits.alive)
-            .saturating_sub(held(&|open| open.family == asked.family));
+            .saturating_sub(held(&|family| family == asked.family));
         let room_left = limits.room.saturating_sub(held(&|_| true));
         let wanted = asked.clones.div_ceil(u64::from(asked.each.max(1)));
         let machines = wanted
@@ -165,16 +174,27 @@ impl Ledger {
                 false => unknown(),
             });
         }
-        let machines = self.open.remove(id).map_or(0, |open| open.machines);
+        let open = self.open.remove(id);
+        let (family, machines) =
+            open.map_or_else(Default::default, |open| (open.family, open.machines));
         if self.spent.len() >= SPENT_MAX {
             self.spent.pop_front();
         }
         self.spent.push_back(Spent {
             id: id.into(),
             machine: machine.into(),
+            family,
+            machines,
             started: None,
         });
         Ok(machines)
+    }
+
+    /// The fork of a spent ticket has its record, and its clones count as the family's.
+    pub fn begun(&mut self, id: &str) {
+        if let Some(spent) = self.spent.iter_mut().find(|spent| spent.id == id) {
+            spent.machines = 0;
+        }
     }
 
     /// So many clones of a spent ticket were started.
@@ -298,6 +318,15 @@ mod tests {
         assert!(ledger.is_unused(1, "a"));
         assert_eq!(ledger.spend(1, "web", "a").unwrap(), 2);
         assert!(!ledger.is_unused(1, "a"));
+        let asked_all = &self::asked("web", 100);
+        // until its fork has begun, what it is for is nobody else's
+        let (_, machines) = ledger.reserve(1, asked_all, &LIMITS, "b".into()).unwrap();
+        assert_eq!(machines, 4);
+        ledger.discard("web", "b");
+        ledger.begun("a");
+        let (_, machines) = ledger.reserve(1, asked_all, &LIMITS, "b".into()).unwrap();
+        assert_eq!(machines, 6);
+        ledger.discard("web", "b");
         ledger.reserve(1, &asked, &LIMITS, "b".into()).unwrap();
         assert!(!ledger.is_unused(1 + TICKET_LIFE_S, "b"));
     }

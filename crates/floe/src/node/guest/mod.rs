@@ -66,6 +66,11 @@ impl Guests {
         (guests, arrived)
     }
 
+    /// A fork has its record: if it is of a ticket, its clones are counted there from now on.
+    pub fn fork_begun(&self, fork: &str) {
+        self.ledger.lock().begun(fork);
+    }
+
     /// A machine has a new QEMU.
     pub fn attend(&self, name: &MachineName) {
         let _ = self.arrivals.send(name.clone()); // nobody listens while the node ends
@@ -255,13 +260,17 @@ impl Node {
     fn eldest_of(&self, name: &str) -> String {
         let mut eldest = name.to_owned();
         // names get longer from parent to clone, so this ends
-        while let Ok(entry) = self.machines.get(&eldest) {
-            match entry.record().family {
-                Some(family) if family.parent.len() < eldest.len() => eldest = family.parent,
-                _ => break,
+        loop {
+            let parent = match self.machines.get(&eldest) {
+                Ok(entry) => entry.record().family.map(|family| family.parent),
+                // a clone that has ended is no family's beginning: its clones may go on
+                Err(_) => MachineName::parent_of(&eldest).map(str::to_owned),
+            };
+            match parent {
+                Some(parent) if parent.len() < eldest.len() => eldest = parent,
+                _ => return eldest,
             }
         }
-        eldest
     }
 
     /// How many clones a family has on this node, or by forks of this node.

@@ -461,8 +461,13 @@ impl Node {
 
     /// The host's end of a machine's network card, if that is none of QEMU's user network.
     pub(crate) fn tap_of(&self, record: &Record) -> Result<Option<Tap>, NodeError> {
-        let place = record.network.as_ref();
-        place.map(|place| self.networks.tap(place)).transpose()
+        let Some(place) = &record.network else {
+            return Ok(None);
+        };
+        // said before the machine starts, as QEMU does of its own; an earlier run's are closed
+        self.networks.close_inbound(&record.name, None);
+        record.forwards.iter().try_for_each(Inbound::check)?;
+        self.networks.tap(place).map(Some)
     }
 
     /// Opens the ports that lead to a machine that runs now.

@@ -180,6 +180,8 @@ impl Namespace {
             quietly(&["nft", "delete", "table", "ip", &self.tunnel]);
             // at once, and with it its end inside: a namespace's devices go some time after it
             quietly(&["ip", "link", "del", &self.device]);
+            // its number is the family's: the next one of it on this host is refused while this one is there
+            quietly(&["ip", "-n", &self.name, "link", "del", "vx0"]);
             quietly(&["ip", "netns", "del", &self.name]);
         }
     }
@@ -255,12 +257,13 @@ fn run(args: &[&str], input: &str) -> Result<String, NodeError> {
     }
     let said = String::from_utf8_lossy(&done.stderr);
     let said = said.lines().next().unwrap_or("it does not say why").trim();
-    Err(failed(
-        format!("{}: {said}", args.join(" ")),
-        format!(
+    let fix = match said.contains("not permitted") {
+        true => "let the node have the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN".to_owned(),
+        false => format!(
             "check that the kernel has bridge, tun, veth, vxlan and nf_tables, and that packages iproute2 and {package} are there"
         ),
-    ))
+    };
+    Err(failed(format!("{}: {said}", args.join(" ")), fix))
 }
 
 /// A tap device in the namespace of this thread, on its bridge.

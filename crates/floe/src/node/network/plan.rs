@@ -108,7 +108,9 @@ impl Network {
 
     /// A number for a member: the one that its name ends with if that is free, or else the smallest free one.
     pub fn free_number(&self, name: &str) -> Option<u32> {
-        let taken = |number: u32| self.members.values().any(|index| *index == number);
+        // one of this name has gone, and nobody has noticed yet
+        let others = || self.members.iter().filter(|(other, _)| *other != name);
+        let taken = |number: u32| others().any(|(_, index)| *index == number);
         let wish = name.rsplit('.').next().and_then(|last| last.parse().ok());
         let wish = wish.filter(|n| (1..=MEMBERS_MAX).contains(n) && !taken(*n));
         wish.or_else(|| (1..=MEMBERS_MAX).find(|n| !taken(*n)))
@@ -349,7 +351,9 @@ mod tests {
         for number in 1..=MEMBERS_MAX {
             network.members.insert(format!("web.{number}"), number);
         }
-        assert_eq!(network.free_number("web.1"), None);
+        assert_eq!(network.free_number("db"), None);
+        // one of this name was here before
+        assert_eq!(network.free_number("web.1"), Some(1));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Running a tool that answers in a bounded time with a bounded answer, or is ended.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::{
     io::{Read, Write},
+    os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -37,7 +38,7 @@ impl Answer {
     }
 }
 
-/// Runs a command. `Err` if it could not be started at all.
+/// Runs a command, and ends what it has started and left when it ends. `Err` if it could not be started at all.
 pub(super) fn run(
     mut command: Command,
     input: &[u8],
@@ -48,6 +49,7 @@ pub(super) fn run(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn();
     let mut child = child.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => format!("{name} is not installed"),
@@ -80,27 +82,30 @@ fn read(from: Option<impl Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Its exit code, once it has ended and nothing that it has started holds its output any more.
 fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
-    if let Some(code) = ended_within(child, patience) {
-        return code;
+    let group = Pid::from_child(child);
+    let in_time = ended_within(group, patience);
+    if !in_time {
+        // asked first: salloc gives a request back that it still waits for
+        let _ = kill_process_group(group, Signal::TERM);
+        ended_within(group, END_WITHIN);
     }
-    // asked first: salloc gives a request back that it still waits for
-    let _ = kill_process(Pid::from_child(child), Signal::TERM);
-    if ended_within(child, END_WITHIN).is_none() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    None
+    // it is still to be waited for, so that the group cannot be somebody else's
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = child.wait().ok()?;
+    status.code().filter(|_| in_time)
 }
 
-fn ended_within(child: &mut Child, patience: Duration) -> Option<Option<i32>> {
+/// Whether it has ended; it is not waited for.
+fn ended_within(pid: Pid, patience: Duration) -> bool {
     let until = Instant::now() + patience;
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status.code()),
+        match waitid(WaitId::Pid(pid), look) {
             Ok(None) if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
-            Ok(None) => return None,
-            Err(_) => return Some(None),
+            Ok(None) => return false,
+            Ok(Some(_)) | Err(_) => return true,
         }
     }
 }
@@ -132,6 +137,11 @@ mod tests {
             (answer.code, answer.why()),
             (None, "it took too long".into())
         );
+        // nor does what it has left behind keep anybody waiting
+        let answer = shell("echo begun; sleep 1000; :", Duration::from_millis(50));
+        assert_eq!((answer.code, answer.out.as_str()), (None, "begun\n"));
+        let answer = shell("sleep 1000 & echo done", long);
+        assert_eq!((answer.code, answer.out.as_str()), (Some(0), "done\n"));
         let missing = run(Command::new("/nowhere/tool"), b"", long).unwrap_err();
         assert!(missing.contains("not installed"), "{missing}");
     }

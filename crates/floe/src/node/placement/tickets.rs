@@ -176,9 +176,15 @@ impl Node {
             return Ok(());
         }
         self.tell("ticket.lost", &name, "its clones are ended");
+        // one whose host does not answer must not keep the others
+        let mut left = Vec::new();
         for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {
-            self.kill(&clone, &KillRequest { all: false })
-                .map_err(|error| format!("{clone} was not ended: {}", error.to_api()))?;
+            if let Err(error) = self.kill(&clone, &KillRequest { all: false }) {
+                left.push(format!("{clone} was not ended: {}", error.to_api()));
+            }
+        }
+        if !left.is_empty() {
+            return Err(left.join("; "));
         }
         self.tickets.forget(id);
         Ok(())
