@@ -187,7 +187,9 @@ fn a_family_sees_itself_and_nobody_else_and_two_with_the_same_addresses_never_me
     };
     let client = node.client();
     let error = client.run(&request).unwrap().finish(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("cannot listen"), "{error}");
+    let error = error.to_api();
+    assert!(error.message.contains("cannot listen"), "{error}");
+    assert!(error.fix.contains("another port"), "{error}");
     assert!(client.machine("late").is_err());
 
     // the last member takes the network along, and connections to its guest end

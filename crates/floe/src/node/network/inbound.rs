@@ -5,7 +5,7 @@
 use super::namespace::{Namespace, guest_address};
 use crate::{
     api::{PortForward, Protocol},
-    node::error::{NodeError, at, usage},
+    node::error::{NodeError, at, failed, usage},
 };
 use parking_lot::Mutex;
 use std::{
@@ -75,7 +75,12 @@ fn listen(forward: &PortForward) -> Result<TcpListener, NodeError> {
         ));
     }
     let address = (forward.host_address.as_str(), forward.host_port);
-    TcpListener::bind(address).map_err(at(format!("cannot listen on {forward}")))
+    TcpListener::bind(address).map_err(|error| {
+        failed(
+            format!("cannot listen for {forward}: {error}"),
+            "choose another port of the host, or end what has it",
+        )
+    })
 }
 
 /// The connections of a port.
