@@ -80,10 +80,10 @@ pub fn at(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
 }
 
 impl NodeError {
-    /// For the interface.
-    pub fn to_api(&self) -> ApiError {
-        let code = match self {
-            NodeError::Api(error) => return error.clone(),
+    /// Its kind.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            NodeError::Api(error) => error.code,
             NodeError::Cancelled | NodeError::Store(StoreError::Cancelled) => ErrorCode::Cancelled,
             NodeError::Store(error) => match error {
                 StoreError::NotFound { .. } => ErrorCode::NotFound,
@@ -95,15 +95,20 @@ impl NodeError {
             NodeError::Machine(error) => machine_code(error),
             NodeError::Transfer(error) => transfer_code(error),
             NodeError::Mount(_) | NodeError::Io { .. } => ErrorCode::Failed,
-        };
+        }
+    }
+
+    /// For the interface.
+    pub fn to_api(&self) -> ApiError {
         let fix = match self {
+            NodeError::Api(error) => return error.clone(),
             NodeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 "make room there (floe cache gc, floe image rm, floe rm), or move FLOE_HOME to a larger disk"
             }
             _ => "", // these errors carry their way out in their text
         };
         ApiError {
-            code,
+            code: self.code(),
             message: self.to_string(),
             fix: fix.into(),
         }

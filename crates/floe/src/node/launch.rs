@@ -8,6 +8,7 @@ use crate::{
         files::load_manifest,
         guest::{self, GuestState},
         machines::Entry,
+        network::Networks,
         plan,
         record::{Origin, Record},
     },
@@ -151,9 +152,11 @@ impl Node {
         spec.user = user_of(record);
         spec.network_down = guest::is_pending(record);
         spec.tap = self.tap_of(record)?;
-        if spec.tap.is_none() {
-            for forward in &record.forwards {
-                spec.forwards.push(machine_forward(forward)?);
+        for forward in &record.forwards {
+            match spec.tap {
+                None => spec.forwards.push(machine_forward(forward)?),
+                // opened once it runs; that one is taken is said before, as QEMU does of its own
+                Some(_) => Networks::check_inbound(forward)?,
             }
         }
         if let Some(image) = image {

@@ -327,6 +327,7 @@ impl Node {
         let record = operation.record();
         if end == End::GuestReset && record.restored {
             operation.state.write().vm = None;
+            self.networks.close_inbound(&record.name, None);
             match self.boot(operation) {
                 Ok(_) => {
                     let _ = operation.update(|record| {

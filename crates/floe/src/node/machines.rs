@@ -194,6 +194,11 @@ impl Machines {
             .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps`"))
     }
 
+    /// Users of all machines.
+    pub fn uids(&self) -> Vec<u32> {
+        uids_of(&self.entries.read())
+    }
+
     /// Enters a machine under the name that was asked for, or one of its image's, with its first operation begun.
     pub fn reserve(
         &self,
@@ -213,10 +218,7 @@ impl Machines {
             Some(name) => name,
             None => MachineName::from_image(image_name, |name| entries.contains_key(name)),
         };
-        let uids: Vec<u32> = entries
-            .values()
-            .filter_map(|entry| entry.state.read().record.uid)
-            .collect();
+        let uids = uids_of(&entries);
         let number = (0..floe_machine::exec::UID_COUNT)
             .find(|number| !uids.contains(&(floe_machine::exec::UID_FIRST + number)))
             .ok_or_else(|| {
@@ -311,6 +313,13 @@ pub(crate) fn status(
         (_, None) if failed => MachineStatus::Failed,
         (_, None) => MachineStatus::Stopped,
     }
+}
+
+fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
+    let entries = entries.values();
+    entries
+        .filter_map(|entry| entry.state.read().record.uid)
+        .collect()
 }
 
 #[cfg(test)]

@@ -64,13 +64,16 @@ impl Node {
     ) -> Result<Loaded, NodeError> {
         // a QEMU that waits is on its user network
         let record = entry.record();
-        let forwards = record.forwards.iter().map(machine_forward);
-        let forwards = forwards.collect::<Result<_, _>>()?;
         let waiting = match record.network {
-            None => self.take_standby(&found.id, !is_pending(&record)),
+            None => {
+                let forwards = record.forwards.iter().map(machine_forward);
+                let forwards = forwards.collect::<Result<_, _>>()?;
+                let waiting = self.take_standby(&found.id, !is_pending(&record));
+                waiting.map(|waiting| (waiting, forwards))
+            }
             Some(_) => None,
         };
-        if let Some(waiting) = waiting {
+        if let Some((waiting, forwards)) = waiting {
             let (standby, attached, place) = waiting.into_parts();
             let mut state = entry.state.write();
             state.disks = Some(attached.disks);

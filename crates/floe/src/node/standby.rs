@@ -232,11 +232,7 @@ impl Node {
 
     /// A number for the next that waits, and a user that no machine has: one that waited under an earlier node may live still.
     fn standby_user(&self) -> (u64, Option<u32>) {
-        let machines = self.machines.all();
-        let taken: Vec<u32> = machines
-            .iter()
-            .filter_map(|entry| entry.state.read().record.uid)
-            .collect();
+        let taken = self.machines.uids();
         let next = || {
             let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
             let below = UID_COUNT - 1 - (number % u64::from(UID_FROM_END)) as u32;

@@ -140,7 +140,7 @@ impl Node {
         };
         let ended = match host {
             Host::Here => match self.remove_machine(&place.name, true) {
-                Err(error) if error.to_api().code == ErrorCode::NotFound => Ok(()),
+                Err(error) if error.code() == ErrorCode::NotFound => Ok(()),
                 ended => ended.map_err(|error| error.to_api().to_string()),
             },
             Host::There(remote, _) => remote.end(&place.name),

@@ -254,24 +254,29 @@ mod tests {
             .collect()
     }
 
+    /// Begins a fork of `web`; names of `taken` are other machines'.
+    fn begin(forks: &Forks, id: Option<&str>, count: u32, taken: &[&str]) -> ForkRecord {
+        let web: MachineName = "web".parse().unwrap();
+        let taken = taken.iter().map(|name| (*name).to_owned());
+        forks
+            .begin(id, &web, Hash::of(b"image"), count, 7, taken)
+            .unwrap()
+    }
+
     #[test]
     fn two_forks_at_a_time_give_different_names_and_both_number_from_one() {
         let dir = tempfile::tempdir().unwrap();
         let forks = Forks::open(&Home::at(dir.path())).unwrap();
-        let web: MachineName = "web".parse().unwrap();
-        let begin = |taken: &[&str]| {
-            let taken = taken.iter().map(|name| (*name).to_owned());
-            forks
-                .begin(None, &web, Hash::of(b"image"), 2, 7, taken)
-                .unwrap()
-        };
-        let first = begin(&[]);
-        let second = begin(&["web.9.1", "webber.12"]);
+        let first = begin(&forks, None, 2, &[]);
+        let second = begin(&forks, None, 2, &["web.9.1", "webber.12"]);
         assert_eq!(names(&first), ["web.1", "web.2"]);
         assert_eq!(names(&second), ["web.3", "web.4"]);
         assert_eq!(second.clones[0].number, 1);
         assert_ne!(first.token, second.token);
-        assert_eq!(names(&begin(&["web.7"])), ["web.8", "web.9"]);
+        assert_eq!(
+            names(&begin(&forks, None, 2, &["web.7"])),
+            ["web.8", "web.9"]
+        );
     }
 
     #[test]
@@ -279,11 +284,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path());
         let forks = Forks::open(&home).unwrap();
-        let web: MachineName = "web".parse().unwrap();
         let image = Hash::of(b"image");
-        let mut record = forks
-            .begin(Some("00ff"), &web, image, 2, 7, std::iter::empty())
-            .unwrap();
+        let mut record = begin(&forks, Some("00ff"), 2, &[]);
         assert_eq!(record.id, "00ff");
         record.clones[1].host = Some("http://other:7070".into());
         forks.finish(record.clone()).unwrap();
@@ -309,11 +311,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path());
         let forks = Forks::open(&home).unwrap();
-        let web: MachineName = "web".parse().unwrap();
-        let none = std::iter::empty();
-        let record = forks
-            .begin(None, &web, Hash::of(b"image"), 16, 7, none)
-            .unwrap();
+        let record = begin(&forks, None, 16, &[]);
         forks.finish(record.clone()).unwrap();
         std::thread::scope(|scope| {
             for clone in &record.clones {
@@ -329,18 +327,11 @@ mod tests {
     fn a_clone_that_ends_while_others_start_does_not_come_back() {
         let dir = tempfile::tempdir().unwrap();
         let forks = Forks::open(&Home::at(dir.path())).unwrap();
-        let web: MachineName = "web".parse().unwrap();
-        let begin = || {
-            let none = std::iter::empty();
-            forks
-                .begin(None, &web, Hash::of(b"image"), 2, 7, none)
-                .unwrap()
-        };
-        let record = begin();
+        let record = begin(&forks, None, 2, &[]);
         assert!(forks.strike("web.1").unwrap());
         forks.finish(record).unwrap();
         assert_eq!(names(&forks.of("web")[0]), ["web.2"]);
-        let record = begin();
+        let record = begin(&forks, None, 2, &[]);
         for name in ["web.3", "web.4"] {
             assert!(forks.strike(name).unwrap());
         }

@@ -115,7 +115,9 @@ impl Node {
         let Some((fork, host)) = self.forks.away(name) else {
             return match self.remove_machine(name, true) {
                 // it has ended by itself, and its node died before that was written down
-                Err(error) if is_unknown(&error) && self.forks.strike(name)? => Ok(()),
+                Err(error) if error.code() == ErrorCode::NotFound && self.forks.strike(name)? => {
+                    Ok(())
+                }
                 done => done,
             };
         };
@@ -131,10 +133,8 @@ impl Node {
                 fix: "repeat it when its host answers".into(),
             })
         })?;
-        self.forks.strike(name)?;
-        self.networks.leave_any(name);
+        self.strike_off(&fork, name)?;
         self.tickets.look();
-        self.drop_fork_image(&fork.image);
         Ok(())
     }
 
@@ -180,16 +180,20 @@ impl Node {
         left
     }
 
-    /// A clone is not there any more. One on another host has left its place in the family's network here.
+    /// A clone is not there any more: its fork and its family's network have it no longer.
+    fn strike_off(&self, fork: &ForkRecord, name: &str) -> Result<(), NodeError> {
+        // one on this host has left already
+        self.networks.leave_any(name);
+        let struck = self.forks.strike(name);
+        self.drop_fork_image(&fork.image);
+        struck.map(drop)
+    }
+
+    /// The same of one that has ended by itself.
     fn strike_ended(&self, fork: &ForkRecord, name: &str) {
-        let is_away = |clone: &CloneRecord| clone.name == name && clone.host.is_some();
-        if fork.clones.iter().any(is_away) {
-            self.networks.leave_any(name);
-        }
-        if let Err(error) = self.forks.strike(name) {
+        if let Err(error) = self.strike_off(fork, name) {
             tracing::warn!(machine = name, %error, "it has ended and stays in its fork's record");
         }
-        self.drop_fork_image(&fork.image);
     }
 
     /// Ends a clone, or all clones of a machine.
@@ -224,10 +228,6 @@ impl Node {
         }
         Ok(report)
     }
-}
-
-fn is_unknown(error: &NodeError) -> bool {
-    error.to_api().code == ErrorCode::NotFound
 }
 
 /// What is left of a fork's clones.

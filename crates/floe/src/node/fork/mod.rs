@@ -470,7 +470,7 @@ impl Node {
         })?;
         // who hangs up when all of them run already has a fork
         if cancelled {
-            report.check()?;
+            return Err(NodeError::Cancelled);
         }
         let numbers = record.clones.iter().map(|clone| clone.number);
         let infos: Vec<CloneInfo> = numbers

@@ -2,7 +2,7 @@
 //!
 //! A page that nobody has is waited for, for ever if need be, so a clone whose parent's node is gone comes to no harm: it
 //! stands still at its next page. That is no state that a user could understand, so the node looks: a clone that is lost is
-//! paused before it gets there, `floe ps NAME` says why, and it goes on once its parent's node answers again.
+//! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
 
 use crate::node::{
     Node,

@@ -166,7 +166,7 @@ impl Node {
         let until = Instant::now() + END_WAIT;
         loop {
             match self.remove_machine(entry.name.as_str(), true) {
-                Err(error) if error.to_api().code == ErrorCode::Busy && Instant::now() < until => {
+                Err(error) if error.code() == ErrorCode::Busy && Instant::now() < until => {
                     std::thread::sleep(LOOK_EVERY);
                 }
                 Err(error) => return Err(went_wrong(&error)),
@@ -267,7 +267,7 @@ impl Node {
             loop {
                 match self.end_a_clone(&clone) {
                     Ok(()) => break ended += 1,
-                    Err(error) => match error.to_api().code {
+                    Err(error) => match error.code() {
                         // it has ended by itself meanwhile
                         ErrorCode::NotFound => break,
                         ErrorCode::Busy if Instant::now() < until => {

@@ -9,7 +9,6 @@ use crate::{
 };
 use parking_lot::Mutex;
 use std::{
-    collections::BTreeMap,
     io,
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
@@ -95,25 +94,22 @@ struct Connections {
 #[derive(Default)]
 struct Open {
     over: bool,
-    next: u64,
-    pairs: BTreeMap<u64, Arc<[TcpStream; 2]>>,
+    pairs: Vec<Arc<[TcpStream; 2]>>,
 }
 
 impl Connections {
-    /// Enters one, unless the port is closed.
-    fn enter(&self, pair: &Arc<[TcpStream; 2]>) -> Option<u64> {
+    /// Enters one; false if the port is closed.
+    fn enter(&self, pair: &Arc<[TcpStream; 2]>) -> bool {
         let mut open = self.open.lock();
-        if open.over {
-            return None;
+        if !open.over {
+            open.pairs.push(pair.clone());
         }
-        let id = open.next;
-        open.next += 1;
-        open.pairs.insert(id, pair.clone());
-        Some(id)
+        !open.over
     }
 
-    fn leave(&self, id: u64) {
-        self.open.lock().pairs.remove(&id);
+    fn leave(&self, pair: &Arc<[TcpStream; 2]>) {
+        let mut open = self.open.lock();
+        open.pairs.retain(|known| !Arc::ptr_eq(known, pair));
     }
 
     fn is_over(&self) -> bool {
@@ -124,7 +120,7 @@ impl Connections {
     fn end(&self) {
         let mut open = self.open.lock();
         open.over = true;
-        for stream in open.pairs.values().flat_map(|pair| pair.iter()) {
+        for stream in open.pairs.iter().flat_map(|pair| pair.iter()) {
             let _ = stream.shutdown(Shutdown::Both); // it may have ended by itself
         }
     }
@@ -173,15 +169,15 @@ fn pass(
 ) -> io::Result<()> {
     let guest = namespace.connect(guest_address(number, port))?;
     let pair = Arc::new([client, guest]);
-    let Some(id) = connections.enter(&pair) else {
+    if !connections.enter(&pair) {
         return Ok(());
-    };
+    }
     let [client, guest] = &*pair;
     let passed = std::thread::scope(|scope| {
         scope.spawn(|| copy(client, guest));
         copy(guest, client)
     });
-    connections.leave(id);
+    connections.leave(&pair);
     passed
 }
 

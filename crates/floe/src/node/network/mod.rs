@@ -376,6 +376,11 @@ impl Networks {
         }
     }
 
+    /// Refuses a port of the host that could not be opened.
+    pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
+        Inbound::check(forward)
+    }
+
     /// Opens a port of the host that leads to a member.
     pub fn open_inbound(
         &self,
@@ -461,13 +466,8 @@ impl Node {
 
     /// The host's end of a machine's network card, if that is none of QEMU's user network.
     pub(crate) fn tap_of(&self, record: &Record) -> Result<Option<Tap>, NodeError> {
-        let Some(place) = &record.network else {
-            return Ok(None);
-        };
-        // said before the machine starts, as QEMU does of its own; an earlier run's are closed
-        self.networks.close_inbound(&record.name, None);
-        record.forwards.iter().try_for_each(Inbound::check)?;
-        self.networks.tap(place).map(Some)
+        let place = record.network.as_ref();
+        place.map(|place| self.networks.tap(place)).transpose()
     }
 
     /// Opens the ports that lead to a machine that runs now.
@@ -475,7 +475,6 @@ impl Node {
         let record = entry.record();
         let Some(place) = &record.network else { return };
         let name = entry.name.as_str();
-        self.networks.close_inbound(name, None);
         for forward in &record.forwards {
             if let Err(error) = self.networks.open_inbound(name, place, forward) {
                 tracing::warn!(machine = name, %forward, %error, "a port is not open");
