@@ -17,7 +17,7 @@ CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
 EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore resume-wan density stream-sim stream-real train page optimize
 
-.PHONY: help deps build demo test fmt lint doc fuzz-check unit system lab completions clean
+.PHONY: help deps build demo test flaky fmt lint doc fuzz-check unit system lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
 
 help: ## Show this list
@@ -84,8 +84,16 @@ web-test: deps web guest-tiny
 	$(CARGO) test --locked --workspace --no-run --quiet
 	cd web && FLOE=$(CURDIR)/target/debug/floe FLOE_GUESTS=$(GUESTS) npm run --silent test
 
-test: fmt lint doc fuzz-check system web-test ## Everything that must hold: format, lints, docs, unit, property and system tests
-	@echo "make test: all passed"
+# Every part runs, whatever an earlier one said: one failure must not hide another.
+TEST_PARTS := fmt lint doc fuzz-check system web-test
+
+test: deps ## Everything that must hold: format, lints, docs, unit, property, system and browser tests
+	@failed=; for part in $(TEST_PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	if [ -n "$$failed" ]; then echo "make test: FAILED:$$failed" >&2; exit 1; fi; \
+	echo "make test: all passed"
+
+flaky: deps web guest-tiny guest-mpi ## Run the tests ten times beside a load on every core, to find those that fail now and then
+	@FLOE_GUESTS=$(GUESTS) scripts/flaky
 
 lab: build guest-debian guest-tiny guest-apps guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
