@@ -13,7 +13,8 @@ use floe_tests::root;
 const EDGES: &[(&str, &[&str])] = &[
     ("floe-image", &[]),
     ("floe-store", &["floe-image"]),
-    ("floe-source", &["floe-image", "floe-store"]),
+    ("floe-sched", &[]),
+    ("floe-source", &["floe-image", "floe-store", "floe-sched"]),
     ("floe-planner", &["floe-image"]),
     (
         "floe-mount",
@@ -176,7 +177,11 @@ fn decisions_have_no_io_and_no_clock() {
         "libc",
     ];
     for file in tracked(&["rs"]) {
-        let decides = ["crates/planner/src", "crates/source/src/multicast/protocol"];
+        let decides = [
+            "crates/planner/src",
+            "crates/sched/src",
+            "crates/source/src/multicast/protocol",
+        ];
         if !decides.iter().any(|room| file.starts_with(room)) {
             continue;
         }

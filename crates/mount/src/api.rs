@@ -378,6 +378,7 @@ impl Mount {
         }
         let trace = Trace::open(&spec.dir, image.id, &spec.name)?;
         let machine = Arc::new(Machine {
+            id: self.core.next_machine(),
             name: spec.name,
             uid: spec.uid,
             gid: spec.gid,

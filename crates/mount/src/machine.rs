@@ -4,10 +4,13 @@ use crate::MachineStats;
 use crate::image::Image;
 use crate::overlay::Disk;
 use crate::trace::Trace;
+use floe_source::MachineId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) struct Machine {
+    /// Its number in what is asked for it.
+    pub id: MachineId,
     pub name: String,
     pub uid: u32,
     pub gid: u32,

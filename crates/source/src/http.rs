@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout_at;
 
 use crate::link::{Answer, LinkEstimate, LinkMeter};
-use crate::{Options, Purpose, Request, SourceError};
+use crate::{Options, Request, SourceError};
 
 /// Connections for demand: as many as guests' faults are worth having in flight to one server at once.
 const DEMAND_CONNECTIONS_MAX: usize = 16;
@@ -189,7 +189,7 @@ impl Http {
     ) -> Result<Parts, SourceError> {
         let until = Instant::now() + request.deadline;
         let timeout = || self.timeout(ask.what, request.deadline);
-        let lane = if request.purpose == Purpose::Demand {
+        let lane = if request.is_demand() {
             &self.demand
         } else {
             &self.bulk
@@ -208,9 +208,7 @@ impl Http {
                 continue;
             };
             let look = match self.link().rtt_us {
-                Some(rtt) if rtt <= NEAR_RTT_US_MAX && request.purpose == Purpose::Demand => {
-                    LOOKS_FOR
-                }
+                Some(rtt) if rtt <= NEAR_RTT_US_MAX && request.is_demand() => LOOKS_FOR,
                 _ => Duration::ZERO,
             };
             let outcome = runtime.block_on(async {

@@ -12,12 +12,20 @@ use common::proxy::{Fault, Proxy};
 use common::script::{Act, Script};
 use common::*;
 use floe_image::{Hash, Kind};
-use floe_source::{Each, FetchOptions, Fetcher, Hub, LinkEstimate, Purpose, SourceError};
+use floe_source::{
+    Class, Each, FetchOptions, Fetcher, Hub, LinkEstimate, MachineId, Purpose, SourceError, Who,
+};
 use floe_store::Cache;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
 const IMAGE: Hash = Hash([9; 32]);
+/// Whose prefetch it is.
+const AHEAD: Who = Who {
+    machine: MachineId(7),
+    purpose: Purpose::Prefetch,
+    class: Class::Normal,
+};
 
 fn items(from: u64, count: u64) -> Vec<(Hash, Vec<u8>)> {
     (from..from + count)
@@ -65,7 +73,7 @@ fn demand(bench: &Bench, hash: Hash, tell: &mpsc::Sender<Outcome>) {
     let tell = tell.clone();
     bench
         .fetcher
-        .demand(&IMAGE, Kind::Chunk, &hash, move |outcome| {
+        .demand(Who::default(), &IMAGE, Kind::Chunk, &hash, move |outcome| {
             // Nobody listens any more when a test has failed before.
             let _ = tell.send((hash, outcome.map(<[u8]>::to_vec)));
         });
@@ -129,7 +137,7 @@ fn a_demand_overtakes_all_prefetch() {
     let all = items(0, 200);
     let bench = bench(&all, single());
     bench.script.close(&[Purpose::Prefetch]);
-    bench.fetcher.prefetch(&IMAGE, wants(&all[..150]));
+    bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[..150]));
     bench.script.await_waiting(1);
     // One that nobody asked for yet and one from the end of the prefetch queue.
     let (tell, told) = mpsc::channel();
@@ -146,7 +154,9 @@ fn a_demand_overtakes_all_prefetch() {
     );
     bench.script.close(&[]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     for _ in &all {
         assert!(told.recv_timeout(Duration::from_secs(60)).unwrap().1);
     }
@@ -169,7 +179,7 @@ fn no_prefetch_starts_while_a_demand_has_no_thread() {
     bench.script.close(&[Purpose::Demand, Purpose::Prefetch]);
     demand(&bench, all[0].0, &tell);
     bench.script.await_waiting(1);
-    bench.fetcher.prefetch(&IMAGE, wants(&all[10..90]));
+    bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[10..90]));
     bench.script.await_waiting(2);
     for (hash, _) in &all[1..5] {
         demand(&bench, *hash, &tell);
@@ -230,7 +240,9 @@ fn prefetch_in_flight_is_bounded() {
     let worst = Arc::new(AtomicUsize::new(0));
     bench.script.close(&[Purpose::Prefetch]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     bench.script.await_waiting(1);
     for _ in 0..1000 {
         worst.fetch_max(
@@ -324,7 +336,9 @@ fn a_failed_prefetch_is_tried_a_few_times_and_then_given_up() {
         Act::GiveThenFail(0),
     ]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     let got: HashMap<Hash, bool> = (0..3)
         .map(|_| told.recv_timeout(Duration::from_secs(60)).unwrap())
         .collect();
@@ -348,7 +362,9 @@ fn cancelled_prefetch_is_not_read_and_its_waiters_are_told() {
     let bench = bench(&all, single());
     bench.script.close(&[Purpose::Prefetch]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     bench.script.await_waiting(1);
     bench.fetcher.cancel_prefetch(&IMAGE);
     bench.script.close(&[]);
@@ -374,7 +390,9 @@ fn dropping_it_answers_everybody() {
     bench.script.close(&[Purpose::Demand, Purpose::Prefetch]);
     let (tell, told) = mpsc::channel();
     let (each, prefetched) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all[10..]), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all[10..]), each);
     // Demands without a thread would keep it from starting.
     bench.script.await_waiting(1);
     for (hash, _) in &all[..10] {
@@ -486,7 +504,7 @@ proptest! {
                     let count = prefetched.clone();
                     let each: Each = Arc::new(move |_, _, _| *count.lock() += 1);
                     let items = which.iter().map(|i| (Kind::Chunk, all[*i].0)).collect();
-                    bench.fetcher.prefetch_with(&IMAGE, items, each);
+                    bench.fetcher.prefetch_with(AHEAD, &IMAGE, items, each);
                 }
                 Step::Cancel => bench.fetcher.cancel_prefetch(&IMAGE),
                 Step::Acts(acts) => {

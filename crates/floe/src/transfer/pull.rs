@@ -229,10 +229,7 @@ impl Fetch<'_> {
             .iter()
             .filter(|(_, hash)| !wants.iter().any(|(_, want)| want == hash));
         meter.add(here.map(|(kind, _)| kind.raw_size() as u64).sum(), 0);
-        let request = Request {
-            purpose: Purpose::Settle,
-            deadline: READ_DEADLINE,
-        };
+        let request = Request::of(Purpose::Settle, READ_DEADLINE);
         let fetched = wants.len() as u64;
         retry(&self.options.cancel, may_pass, || {
             wants.retain(|(_, hash)| !got.contains_key(hash));

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use floe_image::{
     Encoding, FRAME_MAX_CHUNKS, Hash, Kind, ReadRequest, ResponseEncoder, batch, compress_frame,
 };
-use floe_source::{Fetcher, Purpose, Request, SourceError};
+use floe_source::{Fetcher, Request, SourceError};
 use serde::Deserialize;
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -150,10 +150,7 @@ async fn read(
     let answer = blocking(move || {
         let fetcher = here(&node)?;
         let mut got: HashMap<Hash, Vec<u8>> = HashMap::new();
-        let limits = Request {
-            purpose: Purpose::Demand,
-            deadline: READ_TIMEOUT,
-        };
+        let limits = Request::demand(READ_TIMEOUT);
         let wants = &request.wants;
         let result = fetcher
             .source()

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Invitation;
 use super::socket::{Bell, is_passing, server_socket};
 use crate::multicast::protocol::{Next, Packed, Server, ServerStats, pack};
-use crate::{Purpose, Request, Source, SourceError};
+use crate::{Request, Source, SourceError};
 
 /// Items loaded at a time: neighbours then come out of one frame, and a demand waits for no more than this.
 const LOAD_AT_A_TIME: usize = 64;
@@ -248,10 +248,7 @@ fn load(shared: &Weak<Shared>) {
 
 fn read(shared: &Shared, wants: &[(Kind, Hash)]) -> HashMap<Hash, Packed> {
     let mut loaded = HashMap::with_capacity(wants.len());
-    let request = Request {
-        purpose: Purpose::Demand,
-        deadline: LOAD_TIMEOUT,
-    };
+    let request = Request::demand(LOAD_TIMEOUT);
     let mut keep = |kind: Kind, hash: Hash, bytes: &[u8]| {
         if wants.contains(&(kind, hash)) {
             loaded.insert(hash, pack(kind, bytes, LEVEL));
