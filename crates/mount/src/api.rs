@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 /// Blocks that wait to be pushed; more aren't worth it, they will have been touched by then.
@@ -176,16 +176,22 @@ impl Mount {
             took_over,
         );
         let core = Arc::new(core);
+        let buffers = serve::Buffers::new(core.devices.len(), core.max_write)
+            .map_err(MountError::io("get memory for the buffers of", mountpoint))?;
+        let mut replies = buffers.replies.into_iter();
         let mut threads = Vec::new();
-        for device in 0..core.devices.len() {
+        for (device, (request, reply)) in buffers.requests.into_iter().zip(&mut replies).enumerate()
+        {
             let core = core.clone();
             threads.push(spawn(format!("floe-fuse-{device}"), move || {
-                serve::run(&core, device)
+                serve::run(&core, device, request, reply)
             })?);
         }
-        for i in 0..serve::WORKERS {
+        for (i, reply) in replies.enumerate() {
             let (core, work) = (Arc::downgrade(&core), work.clone());
-            spawn(format!("floe-disk-{i}"), move || serve::work(&core, &work))?;
+            spawn(format!("floe-disk-{i}"), move || {
+                serve::work(&core, &work, reply)
+            })?;
         }
         let weak = Arc::downgrade(&core);
         spawn("floe-planner".into(), move || {
@@ -386,6 +392,7 @@ impl Mount {
             traced,
             trace,
             counters: machine::Counters::default(),
+            relieving: AtomicBool::new(false),
         });
         let dir = format!("machines/{}", machine.name);
         let mut entries = vec![(dir.clone(), None)];

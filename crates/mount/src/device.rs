@@ -1,5 +1,6 @@
 //! `/dev/fuse`: opening, cloning and mounting it, reading requests and writing answers.
 
+use crate::pinned::Pinned;
 use crate::{MountError, abi};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -46,11 +47,12 @@ impl Device {
         }
     }
 
-    /// The next request, or `None` when the file system is unmounted.
-    pub(crate) fn read(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    /// The next request, or `None` when the file system is unmounted. Only into pinned memory: a reader that is killed while a page
+    /// of its buffer is missing would end the request with EIO.
+    pub(crate) fn read(&self, buf: &mut Pinned) -> io::Result<Option<usize>> {
         use rustix::io::Errno;
         loop {
-            match rustix::io::read(&self.0, &mut *buf) {
+            match rustix::io::read(&self.0, &mut **buf) {
                 Ok(n) => return Ok(Some(n)),
                 // ENOENT: the request was taken back while we read it.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}

@@ -5,7 +5,7 @@ use crate::image::Image;
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, Disk};
 use crate::owner::Message;
-use crate::{Buffering, FrozenDisk, ImageStats, MachineStats, MountError};
+use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountError};
 use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
 use std::path::{Path, PathBuf};
@@ -208,6 +208,27 @@ impl MachineHandle {
                 .map(|_| ())
                 .map_err(MountError::io("flush disk", &d.name))
         })
+    }
+
+    /// The disks whose flushes fail, because the host's disk under them failed. Each further flush tries to make good what may
+    /// be lost, and succeeds when it did.
+    pub fn failed_disks(&self) -> Vec<FailedDisk> {
+        let failed = |d: &Disk| {
+            let failure = d.failure()?;
+            Some(FailedDisk {
+                disk: d.name.clone(),
+                errno: failure.errno,
+                lost_bytes: failure.lost_bytes,
+                unknown: failure.unknown,
+            })
+        };
+        self.machine.disks.iter().filter_map(failed).collect()
+    }
+
+    /// Takes the disks as they are from now on, whatever was lost of what the guest wrote after its last flush: for a guest that
+    /// starts anew, to which this is a power cut. Never for one that goes on.
+    pub fn accept_losses(&self) {
+        self.machine.disks.iter().for_each(Disk::accept_losses);
     }
 
     /// The counters.

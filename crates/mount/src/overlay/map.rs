@@ -9,14 +9,15 @@
 //! Both files: a header of 4096 bytes (magic, version u32, disk bytes u64, id 16 bytes; the live one's also the host's boot
 //! id), then the bytes of the map. A live map of another boot or another layer is not believed.
 
+use super::marks::Marks;
+use super::storage::Storage;
 use crate::MountError;
 use memmap2::{MmapOptions, MmapRaw};
-use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Bytes of a sector: what a mask's bit stands for.
 pub(crate) const SECTOR: u64 = 512;
@@ -97,16 +98,19 @@ impl MapHeader {
 pub(crate) struct Map {
     live: MmapRaw,
     live_path: PathBuf,
-    durable: File,
+    pub durable: Box<dyn Storage>,
+    header: MapHeader,
     chunks: u64,
-    /// Pages of the map that differ from the durable copy.
-    dirty: Box<[AtomicBool]>,
+    /// Pages of the map that may differ from the durable copy, and whether there is anything to flush.
+    pub marks: Marks,
     /// Chunks of which anything is set.
     present: AtomicU64,
-    writing: Mutex<()>,
 }
 
-fn boot_id() -> io::Result<[u8; 16]> {
+/// Pages of the map as they were at one moment: the first chunk of each, and its bytes.
+pub(crate) type Snapshot = Vec<(u64, Vec<u8>)>;
+
+pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let mut digits = text.bytes().filter_map(|b| char::from(b).to_digit(16));
     let mut id = [0; 16];
@@ -231,13 +235,11 @@ impl Map {
         let map = Self {
             live,
             live_path: live_path.clone(),
-            durable,
+            durable: Box::new(durable),
+            header,
             chunks,
-            dirty: (0..chunks.div_ceil(PAGE))
-                .map(|_| AtomicBool::new(false))
-                .collect(),
+            marks: Marks::new(chunks.div_ceil(PAGE) as usize),
             present: AtomicU64::new(0),
-            writing: Mutex::new(()),
         };
         if existing {
             map.find_differences().map_err(io)?;
@@ -249,16 +251,15 @@ impl Map {
     fn find_differences(&self) -> io::Result<()> {
         let mut page = vec![0; PAGE as usize];
         let mut present = 0;
-        for (i, dirty) in self.dirty.iter().enumerate() {
-            let first = i as u64 * PAGE;
+        for i in 0..self.chunks.div_ceil(PAGE) {
+            let first = i * PAGE;
             let page = &mut page[..PAGE.min(self.chunks - first) as usize];
-            self.durable
-                .read_exact_at(page, HEADER_BYTES as u64 + first)?;
+            self.durable.read(page, HEADER_BYTES as u64 + first)?;
             for (chunk, durable) in (first..).zip(page.iter()) {
                 let live = self.get(chunk);
                 present += u64::from(live != 0);
                 if live != *durable {
-                    dirty.store(true, Ordering::Relaxed);
+                    self.marks.differs(i as usize);
                 }
             }
         }
@@ -280,19 +281,11 @@ impl Map {
         self.cell(chunk).load(Ordering::Acquire)
     }
 
-    /// Sets the bits of sectors whose data was written.
-    pub(crate) fn set(&self, chunk: u64, sectors: u8) {
-        let cell = self.cell(chunk);
-        let before = cell.load(Ordering::Relaxed);
-        if before & sectors == sectors {
-            return;
-        }
-        let before = cell.fetch_or(sectors, Ordering::Release);
-        if before == 0 {
-            self.present.fetch_add(1, Ordering::Relaxed);
-        }
-        // After the bit: who takes the mark sees the bit, who comes later finds the mark.
-        self.dirty[(chunk / PAGE) as usize].store(true, Ordering::Release);
+    /// Sets the bits of sectors whose data was written, for each chunk; the next flush makes them durable.
+    pub(crate) fn mark(&self, written: impl Iterator<Item = (u64, u8)>) {
+        let cells = written.map(|(chunk, bits)| ((chunk / PAGE) as usize, self.cell(chunk), bits));
+        let new = self.marks.mark(cells);
+        self.present.fetch_add(new as u64, Ordering::Relaxed);
     }
 
     /// Chunks of which anything is set.
@@ -300,40 +293,35 @@ impl Map {
         self.present.load(Ordering::Relaxed)
     }
 
-    /// Makes `data` durable, then what the map said *before that* of it. Returns whether the map had changed.
-    pub(crate) fn make_durable(&self, data: &File) -> io::Result<bool> {
-        let _one = self.writing.lock();
-        let mut pages = Vec::new();
-        for (i, dirty) in self.dirty.iter().enumerate() {
-            if dirty.swap(false, Ordering::AcqRel) {
-                let first = i as u64 * PAGE;
-                let last = (first + PAGE).min(self.chunks);
-                pages.push((
-                    i,
-                    first,
-                    (first..last).map(|c| self.get(c)).collect::<Vec<u8>>(),
-                ));
-            }
-        }
-        let result = data.sync_data().and_then(|()| self.write(&pages));
-        if result.is_err() {
-            for (i, ..) in &pages {
-                self.dirty[*i].store(true, Ordering::Release);
-            }
-        }
-        result.map(|()| !pages.is_empty())
+    /// What the map says of some of its pages now. To be taken before the data is made durable: bits that are set later may be of
+    /// data that isn't.
+    pub(crate) fn snapshot(&self, pages: &[usize]) -> Snapshot {
+        let one = |page: &usize| {
+            let first = *page as u64 * PAGE;
+            let last = (first + PAGE).min(self.chunks);
+            (first, (first..last).map(|chunk| self.get(chunk)).collect())
+        };
+        pages.iter().map(one).collect()
     }
 
-    fn write(&self, pages: &[(usize, u64, Vec<u8>)]) -> io::Result<()> {
-        for (_, first, page) in pages {
-            self.durable
-                .write_all_at(page, HEADER_BYTES as u64 + first)?;
+    /// Makes pages durable whose data is, and the header if it isn't known to be. After a failure it is to be called with the
+    /// same pages again (or newer ones): they are written anew, so that an error of the disk can't be forgotten.
+    pub(crate) fn write(&self, pages: &Snapshot, header: bool) -> io::Result<()> {
+        if header {
+            self.durable.write(&self.header.encode(DURABLE_MAGIC), 0)?;
         }
-        if pages.is_empty() {
-            Ok(())
-        } else {
-            self.durable.sync_data()
+        for (first, page) in pages {
+            self.durable.write(page, HEADER_BYTES as u64 + first)?;
         }
+        if pages.is_empty() && !header {
+            return Ok(());
+        }
+        self.durable.sync()
+    }
+
+    /// Where the layer's failure is recorded, beside the live map.
+    pub(crate) fn failure_path(&self) -> PathBuf {
+        self.live_path.with_extension("unsynced")
     }
 
     /// Removes the live copy: the durable one says the same, or the layer is gone.
@@ -365,7 +353,7 @@ mod tests {
         let (path, live) = (dir.path().join("map"), dir.path().join("live"));
         std::fs::create_dir(&live).unwrap();
         let map = Map::create(&path, &live, 1 << 20).unwrap();
-        map.set(3, 0xF0);
+        map.mark([(3, 0xF0)].into_iter());
         let live_path = map.live_path.clone();
         drop(map);
         assert_eq!(Map::open(&path, &live, 1 << 20).unwrap().get(3), 0xF0);

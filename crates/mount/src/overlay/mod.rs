@@ -9,11 +9,24 @@
 //! is to make the files of the next one, and a power cut that loses them loses nothing that was flushed. A whole chunk that
 //! is written never needs the base; of a part only its sectors are recorded, and reading merges.
 
+#[cfg(test)]
+mod failing_disk;
 mod frozen;
+#[cfg(test)]
+mod interleavings;
 mod layer;
 mod map;
+mod marks;
 #[cfg(test)]
 mod power_loss;
+mod storage;
+mod unsynced;
+
+/// What `marks` takes its atomics from.
+mod sync {
+    pub(super) use std::sync::Mutex;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+}
 
 pub use frozen::FrozenDisk;
 
@@ -28,6 +41,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+pub(crate) use unsynced::Failure;
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
 /// Most layers of a disk: each read looks through all of them.
@@ -404,6 +418,21 @@ impl Disk {
             any |= layer.flush()?;
         }
         Ok(any)
+    }
+
+    /// Why flushes fail, if they do: the first of the layers that has failed.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.chain().layers.iter().find_map(|layer| layer.failure())
+    }
+
+    /// Forgets failures: see [`crate::MachineHandle::accept_losses`].
+    pub(crate) fn accept_losses(&self) {
+        self.chain().layers.iter().for_each(|l| l.accept_losses());
+    }
+
+    /// Whether so much was written without a flush that it should be flushed unasked.
+    pub(crate) fn wants_flush(&self) -> bool {
+        self.chain.read().top().wants_flush()
     }
 
     /// Puts a new layer on top.
