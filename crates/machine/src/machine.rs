@@ -241,11 +241,20 @@ impl Machine {
         Ok(match answer["status"].as_str().unwrap_or_default() {
             "running" => Status::Running,
             "io-error" => {
-                let (disk, no_space) = io_error().unwrap_or_default();
+                // Who adopted the machine later has not seen the event; QEMU still knows.
+                let known = io_error().or_else(|| self.failed_disk());
+                let (disk, no_space) = known.unwrap_or_else(|| ("a disk".into(), false));
                 Status::IoError { disk, no_space }
             }
             _ => Status::Paused,
         })
+    }
+
+    /// The disk for which QEMU has stopped the guest, and whether for want of space, as QEMU remembers it until the guest goes
+    /// on.
+    fn failed_disk(&self) -> Option<(String, bool)> {
+        let blocks = self.qmp.execute("query-block", json!({})).ok()?;
+        blocks.as_array()?.iter().find_map(failed_block)
     }
 
     /// Pause the guest.
@@ -523,4 +532,22 @@ impl Machine {
 /// An anonymous file, gone with its last descriptor.
 pub(crate) fn memfd(name: &str) -> io::Result<File> {
     Ok(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?.into())
+}
+
+/// One entry of `query-block`: its name and whether it is full, if a request for it failed and stopped the guest.
+fn failed_block(block: &serde_json::Value) -> Option<(String, bool)> {
+    let no_space = match block["io-status"].as_str()? {
+        "failed" => false,
+        "nospace" => true,
+        _ => return None,
+    };
+    let names = [
+        &block["inserted"]["node-name"],
+        &block["device"],
+        &block["qdev"],
+    ];
+    let name = names
+        .iter()
+        .find_map(|n| n.as_str().filter(|n| !n.is_empty()));
+    Some((name.unwrap_or("a disk").to_owned(), no_space))
 }

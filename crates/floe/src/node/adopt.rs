@@ -77,6 +77,7 @@ impl Node {
         let machine = Machine::adopt(self.vm_dir(&operation.record()))?;
         self.started(operation, Arc::new(machine), |_| ())?;
         self.end_old_pause(operation)?;
+        self.continue_stopped(operation)?;
         if lost {
             // One that waits for memory already can't be told; it stands still by itself.
             let _ = operation.vm()?.stop();

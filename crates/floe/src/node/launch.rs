@@ -198,6 +198,8 @@ impl Node {
                     "report this",
                 ));
             };
+            // To a guest that starts anew, what the host's disk failed to keep is what a power cut took.
+            disks.accept_losses();
             self.spec(&record, disks, Some(image))?
         };
         let machine = Arc::new(Machine::start(spec)?);

@@ -8,6 +8,7 @@ use crate::{
         launch::{CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
         machines::{Entry, Operation, status},
         record::Wanted,
+        stopped::why_stopped,
     },
 };
 use floe_machine::{End, Machine, Status};
@@ -60,15 +61,7 @@ impl Node {
         };
         let running = vm.as_ref().map(|vm| match status_of(vm) {
             Ok(Status::IoError { disk, no_space }) => {
-                let why = if no_space {
-                    "the host's disk is full"
-                } else {
-                    "it can't be written"
-                };
-                detail = format!(
-                    "paused at {disk}: {why}; put it right, then floe start {}",
-                    record.name
-                );
+                detail = why_stopped(&record.name, &disk, no_space, disks.as_ref());
                 false
             }
             Ok(Status::Paused) => {

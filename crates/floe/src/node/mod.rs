@@ -41,6 +41,7 @@ mod serve;
 pub mod sources;
 mod standby;
 mod starts;
+mod stopped;
 mod thumbnail;
 mod traces;
 mod transfers;
