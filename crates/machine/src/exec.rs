@@ -52,6 +52,8 @@ pub struct ExecPlan {
     pub user: Option<User>,
     /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
     pub refuse_huge_pages: bool,
+    /// A file of the mount that QEMU gets opened for reading though it asks for writing (see `ram_fd`): its RAM.
+    pub ram: Option<PathBuf>,
     /// QEMU.
     pub program: PathBuf,
     /// QEMU's arguments, without its name.
@@ -70,6 +72,9 @@ impl ExecPlan {
         if self.refuse_huge_pages {
             args.push("--refuse-huge-pages".into());
         }
+        if let Some(ram) = &self.ram {
+            args.extend(["--ram".into(), ram.clone().into()]);
+        }
         args.extend(["--".into(), self.program.clone().into()]);
         args.extend(self.args.iter().cloned());
         args
@@ -81,6 +86,7 @@ impl ExecPlan {
             dir: PathBuf::new(),
             user: None,
             refuse_huge_pages: false,
+            ram: None,
             program: PathBuf::new(),
             args: Vec::new(),
         };
@@ -93,6 +99,7 @@ impl ExecPlan {
             };
             match arg.as_bytes() {
                 b"--dir" => plan.dir = value("--dir", rest.next())?.into(),
+                b"--ram" => plan.ram = Some(value("--ram", rest.next())?.into()),
                 b"--refuse-huge-pages" => plan.refuse_huge_pages = true,
                 b"--user" => {
                     let text = value("--user", rest.next())?;
@@ -159,6 +166,11 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     }
     if plan.refuse_huge_pages {
         refuse_huge_pages().map_err(failed("install the seccomp filter"))?;
+    }
+    if let Some(ram) = &plan.ram
+        && let Err(error) = crate::ram_fd::open_for_reading(ram)
+    {
+        eprintln!("exec-qemu: QEMU opens its RAM itself, which is slower: {error}");
     }
     Err(exec(&plan.program, &plan.args)
         .map_err(failed(&format!("start {}", plan.program.display())))
@@ -236,6 +248,7 @@ mod tests {
                 gid: 90_001,
             }),
             refuse_huge_pages: true,
+            ram: Some("/var/lib/floe/mnt/machines/web/ram".into()),
             program: "/usr/bin/qemu-system-x86_64".into(),
             args: vec!["-name".into(), "web".into(), "--".into()],
         };

@@ -62,6 +62,10 @@ pub(crate) fn launch(
         dir: run.clone(),
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
+        ram: match &ram {
+            RamBacking::File(path) => Some(path.clone()),
+            RamBacking::Anonymous => None,
+        },
         program: spec.programs.qemu.clone(),
         args: command::arguments(spec, &config, &ram, incoming),
     };

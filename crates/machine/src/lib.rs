@@ -37,6 +37,7 @@ mod memory;
 mod process;
 pub mod qga;
 pub mod qmp;
+mod ram_fd;
 mod record;
 mod restore;
 mod screen;

@@ -219,6 +219,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
             dir: "/".into(),
             user: None,
             refuse_huge_pages: refuse,
+            ram: None,
             program: python.clone(),
             args: vec!["-c".into(), ask.into()],
         };

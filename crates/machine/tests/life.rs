@@ -32,6 +32,22 @@ fn holds<F>(capture: &Capture<F>, bytes: &[u8]) -> bool {
         .any(|(_, page)| page.windows(bytes.len()).any(|w| w == bytes))
 }
 
+/// How a process has a file open, for each descriptor of it.
+fn open_modes(pid: u32, path: &std::path::Path) -> Vec<i32> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let of_file = fds
+        .flatten()
+        .filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == path));
+    let mode = |fd: std::fs::DirEntry| {
+        let number = fd.file_name();
+        let info = format!("/proc/{pid}/fdinfo/{}", number.to_string_lossy());
+        let info = std::fs::read_to_string(info).unwrap();
+        let flags = info.lines().find_map(|l| l.strip_prefix("flags:")).unwrap();
+        i32::from_str_radix(flags.trim(), 8).unwrap() & libc::O_ACCMODE
+    };
+    of_file.map(mode).collect()
+}
+
 #[test]
 fn two_clones_go_on_where_their_parent_was_captured() {
     let Some(guest) = guest() else { return };
@@ -101,6 +117,12 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         let clone = restored.machine;
         let _clone = Guard(&clone);
         eprintln!("{name}: {:?}", restored.stages);
+        let modes = open_modes(clone.pid(), &dir.path().join(format!("{name}.ram")));
+        assert_eq!(
+            modes,
+            [libc::O_RDONLY],
+            "memory that others share is opened for reading"
+        );
         let mut console = Console::open(&clone);
         console.expect_with(|s| counts(s).len() > 2, "the clone counts on");
         // What it said before somebody listened is in its history. Its first line may be the rest of a cut one.
@@ -120,6 +142,10 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         generations.push(generation);
         let shown = picture(&clone, "clone.png");
         assert!(shown == screen, "the clone's screen is its parent's");
+
+        // Memory that the guest gives back is taken without a word.
+        let log = std::fs::read_to_string(clone.dir().join("qemu.log")).unwrap();
+        assert!(!log.contains("fallocate"), "{log}");
 
         // What a clone wrote is what its next capture holds, on top of the image.
         console.run("echo changed > /dev/shm/mine; dd if=/dev/zero of=/dev/shm/zeros bs=4096 count=64 2>/dev/null");

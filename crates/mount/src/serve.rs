@@ -285,7 +285,17 @@ impl Call<'_> {
     fn open(&self, node: &Node) {
         match node {
             Node::Dir { .. } => self.errno(libc::EISDIR),
-            Node::Region { .. } => self.reply(&abi::open_out(open::KEEP_CACHE | open::NOFLUSH)),
+            // One inode for all machines, so that they share its pages in the page cache: nobody may write these, not even until
+            // the write is refused. The kernel refuses to map a file of direct I/O shared (as DIRECT_IO_ALLOW_MMAP isn't asked
+            // for in INIT), now and by a later mprotect. A private mapping of it is still one of the page cache, which is dropped first:
+            // who opens for reading, as machines' QEMUs do, spares the others that.
+            Node::Region { .. } => {
+                let direct = match abi::parse_open(self.body) {
+                    Some(false) => 0,
+                    _ => open::DIRECT_IO,
+                };
+                self.reply(&abi::open_out(direct | open::KEEP_CACHE | open::NOFLUSH))
+            }
             // Never through the page cache: the guest has one, and layers change under it.
             Node::Disk { .. } => self.reply(&abi::open_out(
                 open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES | open::NOFLUSH,

@@ -309,7 +309,8 @@ impl Tree {
     pub(crate) fn attr(&self, ino: u64, node: &Node) -> Attr {
         let (size, mode, uid, gid) = match node {
             Node::Dir { uid, gid, mode, .. } => (0, libc::S_IFDIR | mode, *uid, *gid),
-            // Opened for writing by QEMU, refused by WRITE; who may open it at all is decided by the directories above.
+            // QEMU may want to open it for writing, which is then refused by WRITE, and no shared mapping is given (`serve`); who
+            // may open it at all is decided by the directories above.
             Node::Region { image, region } => (
                 image.regions[*region].size,
                 libc::S_IFREG | 0o666,
