@@ -52,8 +52,10 @@ impl Frail {
         File::create(&image).unwrap().set_len(48 << 20).unwrap();
         let image = image.to_str().unwrap();
         let options = "lazy_itable_init=0,nodiscard";
-        let ready = run("mkfs.ext4", &["-F", "-q", "-E", options, image])
-            && run("mount", &["-o", "loop", image, this.ext4.to_str().unwrap()]);
+        let ready = run(
+            "mkfs.ext4",
+            &["-F", "-q", "-b", "4096", "-E", options, image],
+        ) && run("mount", &["-o", "loop", image, this.ext4.to_str().unwrap()]);
         if !ready {
             return None;
         }

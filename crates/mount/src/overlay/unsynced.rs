@@ -69,6 +69,13 @@ impl Sums {
         self.sums[sector] = sum;
     }
 
+    /// Takes the checksums of some sectors over.
+    fn take(&mut self, from: &Self, mask: u8) {
+        for sector in (0..8).filter(|s| mask & 1 << s != 0) {
+            self.set(sector, from.sums[sector]);
+        }
+    }
+
     fn record(&self, chunk: u64) -> [u8; RECORD_BYTES] {
         let mut out = [0; RECORD_BYTES];
         out[..8].copy_from_slice(&chunk.to_le_bytes());
@@ -88,6 +95,21 @@ impl Sums {
         let mask = record[8];
         (chunk, Self { mask, sums })
     }
+}
+
+/// Sectors and their checksums, in ascending order, by the chunks that they are in.
+fn by_chunk(sectors: impl Iterator<Item = (u64, u32)>) -> Vec<(u64, Sums)> {
+    let mut chunks: Vec<(u64, Sums)> = Vec::new();
+    for (sector, sum) in sectors {
+        let chunk = sector / 8;
+        if chunks.last().is_none_or(|(last, _)| *last != chunk) {
+            chunks.push((chunk, Sums::default()));
+        }
+        if let Some((_, sums)) = chunks.last_mut() {
+            sums.set((sector % 8) as usize, sum);
+        }
+    }
+    chunks
 }
 
 /// What happened between two syncs.
@@ -176,9 +198,8 @@ impl Unsynced {
     /// Sectors were written with `data`.
     pub(crate) fn wrote(&self, offset: u64, data: &[u8]) {
         // The checksums before the lock.
-        let sums: Vec<u32> = data.chunks(SECTOR as usize).map(crc32fast::hash).collect();
-        let first = offset / SECTOR;
-        self.record((first..).zip(sums));
+        let sums = data.chunks(SECTOR as usize).map(crc32fast::hash);
+        self.record(by_chunk((offset / SECTOR..).zip(sums)));
     }
 
     /// Whole sectors were made zero. The middle of it is holes, whose making is in the file system's journal.
@@ -189,7 +210,7 @@ impl Unsynced {
         let last_start = first_end.max(end.saturating_sub(BLOCK_BYTES_MAX));
         self.forget(first_end / SECTOR..last_start / SECTOR);
         let edges = (offset / SECTOR..first_end / SECTOR).chain(last_start / SECTOR..end / SECTOR);
-        self.record(edges.map(|sector| (sector, zero)));
+        self.record(by_chunk(edges.map(|sector| (sector, zero))));
     }
 
     fn forget(&self, sectors: std::ops::Range<u64>) {
@@ -219,31 +240,26 @@ impl Unsynced {
         }
     }
 
-    fn record(&self, sums: impl Iterator<Item = (u64, u32)>) {
+    fn record(&self, written: Vec<(u64, Sums)>) {
         let state = &mut *self.state.lock();
-        let mut touched = Vec::new();
         let was_unknown = state.later.unknown;
-        for (sector, sum) in sums {
-            let (chunk, within) = (sector / 8, (sector % 8) as usize);
-            if state.later.chunks.len() >= CHUNKS_MAX && !state.later.chunks.contains_key(&chunk) {
+        let mut records = Vec::new();
+        for (chunk, sums) in written {
+            let full = state.later.chunks.len() >= CHUNKS_MAX;
+            if full && !state.later.chunks.contains_key(&chunk) {
                 state.later.unknown = true;
                 continue;
             }
-            state
-                .later
-                .chunks
-                .entry(chunk)
-                .or_default()
-                .set(within, sum);
-            if state.failed.is_some() && touched.last() != Some(&chunk) {
-                touched.push(chunk);
+            let known = state.later.chunks.entry(chunk).or_default();
+            known.take(&sums, sums.mask);
+            if state.failed.is_some() {
+                records.extend_from_slice(&known.record(chunk));
             }
         }
         if state.failed.is_some() && state.later.unknown != was_unknown {
             self.save(state);
-        } else if !touched.is_empty() {
-            let records = touched.iter().map(|c| state.later.chunks[c].record(*c));
-            self.append(&records.collect::<Vec<_>>().concat());
+        } else if !records.is_empty() {
+            self.append(&records);
         }
     }
 
@@ -288,10 +304,7 @@ impl Unsynced {
         state.later.unknown |= before.unknown;
         for (chunk, old) in before.chunks {
             let new = state.later.chunks.entry(chunk).or_default();
-            let missing = old.mask & !new.mask;
-            for sector in (0..8).filter(|s| missing & 1 << s != 0) {
-                new.set(sector, old.sums[sector]);
-            }
+            new.take(&old, old.mask & !new.mask);
         }
         state.failed = Some(error.raw_os_error().unwrap_or(libc::EIO));
         self.has_failed.store(true, Ordering::Release);

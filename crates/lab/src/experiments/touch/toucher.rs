@@ -50,10 +50,7 @@ impl Mapping {
             // As QEMU has it: open for reading, which is enough for a private mapping that is written.
             Some(path) => (
                 libc::MAP_PRIVATE,
-                Some(
-                    File::open(path)
-                        .with_context(|| format!("cannot open {}", path.display()))?,
-                ),
+                Some(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
             ),
             None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None),
         };
