@@ -11,6 +11,7 @@ mod sync {
 }
 
 #[path = "marks.rs"]
+#[allow(clippy::duplicate_mod, reason = "the same code with other atomics")]
 mod marks;
 
 use loom::sync::Arc;
