@@ -20,7 +20,7 @@ use crate::{
         fork::FORK_LABEL,
         images::{finish, parse_name},
         machines::Operation,
-        record::Wanted,
+        record::{PauseReason, Wanted},
         report::{Report, millis},
         sources::Found,
     },
@@ -75,23 +75,18 @@ impl Node {
         };
         // a capture is of a machine that goes on after it
         operation.end_buffering(false)?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
+        // one that is to be stopped goes on if the image does not come about, also if this node is killed before that
+        let paused = request.stop.then(|| paused.stands(&vm));
         report.stage("capture")?;
         // the image of a clone is no fork's: it stays
         captured.config.labels.remove(FORK_LABEL);
         entry.label_agent(&mut captured.config);
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, thumb.as_deref(), report);
-        let (mut id, stored) = match published {
-            Ok(done) => done,
-            Err(error) => {
-                // the frozen layers stay where they are; the machine goes on over them
-                if request.stop {
-                    let _ = vm.cont();
-                }
-                return Err(error);
-            }
-        };
+        // of one that fails the frozen layers stay where they are; the machine goes on over them
+        let (mut id, stored) = published?;
         report.stage("store")?;
         let seconds = request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT);
         if seconds > 0 {
@@ -110,8 +105,12 @@ impl Node {
         self.rebase(&operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
         self.tell("image.added", &id.short(), format!("captured from {name}"));
-        if request.stop {
-            operation.update(|record| record.wanted = Wanted::Stopped)?;
+        if let Some(paused) = paused {
+            operation.update(|record| {
+                record.wanted = Wanted::Stopped;
+                record.pauses.clear();
+            })?;
+            paused.ended();
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));
             self.take_trace(&operation);

@@ -151,7 +151,10 @@ impl Node {
         let entry = self.machines.get(name)?;
         let operation = entry.begin("stop")?;
         let vm = operation.vm()?;
-        operation.update(|record| record.wanted = Wanted::Stopped)?;
+        operation.update(|record| {
+            record.wanted = Wanted::Stopped;
+            record.pauses.clear();
+        })?;
         // a guest that stands still could not power down; one whose QEMU doesn't answer is ended below
         let _ = operation.end_buffering(true);
         if !request.now {

@@ -126,6 +126,9 @@ impl Entry {
         }
         let mut record = state.record.clone();
         change(&mut record);
+        if record == state.record {
+            return Ok(());
+        }
         match record.rests_on_this_node() {
             // after a power cut there is nothing that its record could tell of
             true => record.save_soon(&self.dir)?,
@@ -345,7 +348,7 @@ mod tests {
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
             traced: true,
-            buffering: false,
+            pauses: Default::default(),
             family: None,
             network: None,
         }

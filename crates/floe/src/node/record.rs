@@ -9,7 +9,10 @@ use crate::{
 };
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize};
-use std::path::{Component, Path};
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path},
+};
 
 /// Version of the file. A field that an older node must not ignore raises it.
 pub const RECORD_VERSION: u32 = 1;
@@ -52,9 +55,15 @@ pub struct Record {
     /// Whether what it touches is kept and sent.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub traced: bool,
-    /// Whether the node itself has paused it, so that what it needs next can arrive.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub buffering: bool,
+    /// Why its guest stands still, as far as floe is the reason; on the disk before QEMU is told to stop. An earlier version
+    /// knew one reason and wrote `buffering: true`.
+    #[serde(
+        default,
+        alias = "buffering",
+        deserialize_with = "pauses",
+        skip_serializing_if = "BTreeSet::is_empty"
+    )]
+    pub pauses: BTreeSet<PauseReason>,
     /// Of a clone: the fork that made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<Family>,
@@ -92,6 +101,46 @@ pub struct Family {
 
 fn yes() -> bool {
     true
+}
+
+/// Why the guest of a machine that should run stands still. It goes on once there is no reason left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseReason {
+    /// The user wants it so.
+    User,
+    /// What it needs next is still on its way.
+    Buffering,
+    /// It is a clone and its parent's node does not answer.
+    Orphaned,
+    /// Its state is being taken, for a capture or a fork.
+    Capture,
+    /// The host's disk has no room for what it writes.
+    DiskFull,
+}
+
+impl PauseReason {
+    /// Whether the reason was the work of one node process: it is over when that process has ended.
+    pub fn ends_with_its_node(self) -> bool {
+        match self {
+            PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
+            PauseReason::User | PauseReason::DiskFull => false,
+        }
+    }
+}
+
+fn pauses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeSet<PauseReason>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Buffering(bool),
+        Reasons(BTreeSet<PauseReason>),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::Buffering(true) => [PauseReason::Buffering].into(),
+        Written::Buffering(false) => BTreeSet::new(),
+        Written::Reasons(reasons) => reasons,
+    })
 }
 
 /// What the node is to make of a machine that it finds.
@@ -193,7 +242,7 @@ pub(super) mod tests {
             place: "machines/web".into(),
             mount_name: "web".into(),
             traced: true,
-            buffering: false,
+            pauses: BTreeSet::new(),
             family: None,
             network: None,
         }
@@ -202,14 +251,26 @@ pub(super) mod tests {
     #[test]
     fn a_record_of_a_node_that_knew_no_traces_is_read() {
         let text = serde_json::to_string(&record()).unwrap();
-        assert!(!text.contains("traced") && !text.contains("buffering"));
+        assert!(!text.contains("traced") && !text.contains("pauses"));
         let odd = Record {
             traced: false,
-            buffering: true,
+            pauses: [PauseReason::User, PauseReason::Capture].into(),
             ..record()
         };
         let text = serde_json::to_string(&odd).unwrap();
+        assert!(text.contains(r#""pauses":["user","capture"]"#), "{text}");
         assert_eq!(Record::parse(text.as_bytes()).unwrap(), odd);
+    }
+
+    #[test]
+    fn a_record_of_a_node_that_knew_one_reason_for_a_pause_is_read() {
+        let mut value = serde_json::to_value(record()).unwrap();
+        value["buffering"] = true.into();
+        let read = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(read.pauses, [PauseReason::Buffering].into());
+        value["buffering"] = false.into();
+        let read = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(read, record());
     }
 
     #[test]

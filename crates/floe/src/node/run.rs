@@ -96,7 +96,7 @@ impl Node {
                 place: format!("machines/{name}"),
                 mount_name: name.to_string(),
                 traced: self.options.traces && !request.no_trace && !(request.cold && live),
-                buffering: false,
+                pauses: Default::default(),
                 family: None,
                 network: None,
             };
@@ -233,6 +233,7 @@ impl Node {
             if vm.status()? != Status::Running {
                 vm.cont()?;
             }
+            operation.update(|record| record.pauses.clear())?;
             report.stage("continue")?;
             return Ok(Outcome {
                 machine: Some(self.info_of(&operation)),
@@ -253,6 +254,7 @@ impl Node {
         operation.update(|record| {
             record.wanted = Wanted::Running;
             record.restored = false;
+            record.pauses.clear();
             record.detail.clear();
         })?;
         self.tell("machine.started", name, "from its disks");

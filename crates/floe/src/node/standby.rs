@@ -298,7 +298,7 @@ impl Node {
             place: place.directory.clone(),
             mount_name: place.mount_name.clone(),
             traced: true,
-            buffering: false,
+            pauses: Default::default(),
             family: None,
             network: None,
         };

@@ -242,7 +242,7 @@ impl Node {
                 mount_name: name.to_string(),
                 // siblings touch the same pages in one another's page cache: no trace of one would be whole
                 traced: false,
-                buffering: false,
+                pauses: Default::default(),
                 family: Some(family),
                 network,
             };

@@ -42,7 +42,7 @@ use crate::{
         machines::Entry,
         placement::Held,
         plan,
-        record::{Attachment, Family, Origin},
+        record::{Attachment, Family, Origin, PauseReason},
         report::{Report, millis},
         sources::Found,
         unix_now,
@@ -340,6 +340,7 @@ impl Node {
             fetcher: self.sources.fetcher(&disk_origin)?,
         };
         operation.end_buffering(false)?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let captured = vm.capture(CaptureOptions::default(), || disks.freeze())?;
         let pause_ms = millis(captured.pause.total());
         report.stage("capture")?;
@@ -360,7 +361,10 @@ impl Node {
         config
             .labels
             .insert(FORK_LABEL.into(), entry.name.to_string());
-        let layer = Layer::build(captured, config, ram, under, &KEPT_REGIONS, unix_now())?;
+        let layer = std::thread::scope(|scope| {
+            scope.spawn(|| drop(paused)); // the disk is slower than the cores
+            Layer::build(captured, config, ram, under, &KEPT_REGIONS, unix_now())
+        })?;
         report.stage("hash")?;
         let origin = Origin::default();
         let fetcher = self.sources.fetcher(&origin)?;

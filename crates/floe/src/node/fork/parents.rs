@@ -8,7 +8,7 @@ use crate::node::{
     Node,
     error::{NodeError, at, failed},
     machines::Entry,
-    record::Origin,
+    record::{Origin, PauseReason},
 };
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_machine::{Machine, Status};
@@ -276,7 +276,7 @@ impl Node {
 fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
     let _operation = entry.begin("pause")?;
     if !waits && vm.status()? == Status::Running {
-        entry.pause(vm)?;
+        entry.pause(vm, PauseReason::Orphaned)?;
     }
     Ok(())
 }
@@ -284,11 +284,10 @@ fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), Node
 /// Lets a clone go on that was paused here.
 fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
     let _operation = entry.begin("continue")?;
-    if entry.record().buffering {
-        vm.cont()?;
-        entry.update(|record| record.buffering = false)?;
+    match entry.record().pauses.contains(&PauseReason::Orphaned) {
+        true => entry.end_pause(Some(vm), PauseReason::Orphaned),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn watch(node: &Weak<Node>) {
