@@ -53,7 +53,7 @@ pub use host::{CPU_MODEL_DEFAULT, Host, Incompatible, QEMU_OLDEST};
 pub use launch::START_TIMEOUT;
 pub use machine::{Continuing, End, Machine, Status};
 pub use memory::{Pages, Rest};
-pub use process::ProcessId;
+pub use process::{Process, ProcessId};
 pub use record::Record;
 pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;

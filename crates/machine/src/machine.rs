@@ -192,6 +192,12 @@ impl Machine {
         Ok(Machine::assemble(dir, record, process, qmp, events))
     }
 
+    /// The QEMU of the machine in `dir`, if one is alive. It is asked nothing: one that is stuck can be ended this way.
+    pub fn process_in(dir: &Path) -> Option<Process> {
+        let record = Record::load(dir).ok()?;
+        Process::find(record.process).ok()
+    }
+
     /// Its name.
     pub fn name(&self) -> String {
         self.record.lock().name.clone()

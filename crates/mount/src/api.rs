@@ -7,11 +7,11 @@ use crate::image::Image;
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, BaseRecord, Disk};
 use crate::owner::Message;
-use crate::supervisor::Client;
 use crate::trace::Trace;
-use crate::tree::{Node, Tree};
+use crate::tree::{Kept, Node, Tree};
 use crate::{
-    ImageHandle, ImageSpec, MachineHandle, MachineSpec, MountError, MountOptions, PushReport, Stats,
+    ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
+    PushReport, Stats,
 };
 use crate::{abi, owner, push, serve};
 use floe_image::{Hash, Manifest};
@@ -27,6 +27,8 @@ use std::thread::JoinHandle;
 const PUSHES_QUEUED_MAX: usize = 256;
 /// What statfs calls tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+/// Name of the table of inodes among a mount's descriptors.
+const TREE: &str = "tree";
 /// Longest name of a machine.
 const MACHINE_NAME_MAX: usize = 63;
 
@@ -56,20 +58,39 @@ fn held_prefix(mountpoint: &Path) -> String {
     format!("mount-{}-", &hash[..16])
 }
 
+/// Where the table of a mount's inodes is kept.
+fn kept_tree(keeper: &Keeper, mountpoint: &Path) -> Kept {
+    Kept {
+        keeper: keeper.clone(),
+        name: format!("{}{TREE}", held_prefix(mountpoint)),
+    }
+}
+
 fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connection>, MountError> {
-    let (Some(socket), Some(table)) = (&options.supervisor, Tree::load(&options.runtime_dir)?)
-    else {
+    let Some(keeper) = &options.keeper else {
         return Ok(None);
     };
-    let mut client = Client::connect(socket)?;
     let prefix = held_prefix(mountpoint);
-    let mut devices = Vec::new();
-    for name in client.list()?.iter().filter(|n| n.starts_with(&prefix)) {
-        devices.extend(client.get(name)?.map(Device::new));
+    let (mut names, mut devices) = (Vec::new(), Vec::new());
+    for name in keeper.list()? {
+        if name.strip_prefix(&prefix).is_some_and(|rest| rest != TREE) {
+            devices.extend(keeper.take(&name)?.map(Device::new));
+            names.push(name);
+        }
     }
     if !devices.first().is_some_and(Device::alive) {
+        drop(devices);
+        names.iter().for_each(|name| keeper.release(name));
         return Ok(None);
     }
+    let table = Tree::load(&kept_tree(keeper, mountpoint), &options.runtime_dir);
+    let table = table.map_err(|error| MountError::Cannot {
+        path: mountpoint.to_owned(),
+        reason: format!(
+            "machines run on it, and which of its files are whose is not to be found out ({error})"
+        ),
+        fix: "end the `floe supervisor` of this state directory; its machines lose their memory, and start again from their disks",
+    })?;
     let max_write = table.max_write as usize;
     Ok(Some(Connection {
         devices,
@@ -79,14 +100,11 @@ fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connect
 }
 
 fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, MountError> {
-    // What a node without a supervisor left behind: "Transport endpoint is not connected".
-    let stale =
-        std::fs::metadata(mountpoint).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
-    if stale {
-        device::unmount(mountpoint).map_err(MountError::io(
-            "unmount what a dead node left on",
-            mountpoint,
-        ))?;
+    if device::unmount_dead(mountpoint)? > 0 {
+        tracing::warn!(
+            mountpoint = %mountpoint.display(),
+            "a mount was dead, because its node and its supervisor ended together; it is replaced"
+        );
     }
     let device = device::mount(mountpoint, options.allow_other)?;
     let max_write = serve::negotiate(&device, mountpoint)?;
@@ -95,10 +113,9 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
         .collect::<Result<_, _>>()
         .map_err(MountError::io("clone the descriptor of", mountpoint))?;
     let devices: Vec<Device> = std::iter::once(device).chain(clones).collect();
-    if let Some(socket) = &options.supervisor {
-        let mut client = Client::connect(socket)?;
+    if let Some(keeper) = &options.keeper {
         for (i, device) in devices.iter().enumerate() {
-            client.put(&format!("{}{i}", held_prefix(mountpoint)), device)?;
+            keeper.hold(&format!("{}{i}", held_prefix(mountpoint)), device)?;
         }
     }
     Ok(Connection {
@@ -156,8 +173,9 @@ impl Mount {
             Some(connection) => (connection, true),
             None => (connect(mountpoint, &options)?, false),
         };
+        let keeper = options.keeper.as_ref();
         let tree = Tree::new(
-            &options.runtime_dir,
+            keeper.map(|keeper| kept_tree(keeper, mountpoint)),
             connection.table,
             connection.max_write as u32,
         )?;
@@ -539,15 +557,16 @@ impl Mount {
             }
             machine.trace.write_out()?;
         }
-        if let Some(socket) = &self.core.options.supervisor {
-            let mut client = Client::connect(socket)?;
+        if let Some(keeper) = &self.core.options.keeper {
             let prefix = held_prefix(&self.mountpoint);
-            for name in client.list()?.iter().filter(|n| n.starts_with(&prefix)) {
-                client.drop_fd(name)?;
+            let devices = (0..self.core.devices.len()).map(|i| i.to_string());
+            for name in devices.chain([TREE.to_owned()]) {
+                keeper.release(&format!("{prefix}{name}"));
             }
         }
         device::unmount(&self.mountpoint).map_err(MountError::io("unmount", &self.mountpoint))?;
         device::abort(self.device_number);
+        device::unmount_dead(&self.mountpoint)?;
         Ok(())
     }
 

@@ -11,6 +11,9 @@ use std::process::Command;
 /// `_IOR(229, 0, uint32_t)`: another descriptor with a queue of its own for the same connection.
 const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_E500u32 as libc::Ioctl;
 
+/// Dead mounts that are looked for on one mountpoint.
+const DEAD_MAX: usize = 1000;
+
 /// One descriptor of a connection. A request must be answered on the descriptor that it was read from.
 pub(crate) struct Device(OwnedFd);
 
@@ -222,6 +225,22 @@ pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
     } else {
         Err(io::Error::other("fusermount3 -u failed"))
     }
+}
+
+/// Unmounts what dead nodes have left on a mountpoint ("Transport endpoint is not connected"), one mount below the other; how many.
+pub(crate) fn unmount_dead(mountpoint: &Path) -> Result<usize, MountError> {
+    for count in 0..DEAD_MAX {
+        let is_dead =
+            std::fs::metadata(mountpoint).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
+        if !is_dead {
+            return Ok(count);
+        }
+        unmount(mountpoint).map_err(MountError::io(
+            "unmount what a dead node left on",
+            mountpoint,
+        ))?;
+    }
+    Ok(DEAD_MAX)
 }
 
 /// Ends a connection at once, so that whoever waits for an answer gets an error; as far as fusectl is mounted.

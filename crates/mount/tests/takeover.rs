@@ -3,6 +3,7 @@
 mod common;
 
 use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
+use floe_mount::Keeper;
 use floe_mount::supervisor::{self, Client};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -24,12 +25,23 @@ fn role() {
     let id = std::env::var("FLOE_TEST_IMAGE").unwrap().parse().unwrap();
     let place = Place::found(&root, id);
     let mut options = place.options();
-    options.supervisor = Some(root.join("sock"));
+    options.keeper = Some(keeper(&root.join("sock")));
     let mut node = place.start(options);
     let _machine = place.machine(&node, "a");
     node.mount.takeover_done();
     std::fs::write(root.join(format!("ready-{}", std::process::id())), "").unwrap();
     node.mount.wait();
+}
+
+/// The supervisor is another process of the test's.
+fn keeper(socket: &Path) -> Keeper {
+    let wait = |socket: &Path| {
+        while Client::connect(socket).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    };
+    Keeper::start(socket, wait).unwrap()
 }
 
 struct Process(Child);
@@ -176,7 +188,7 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
     node.0.kill().unwrap();
     node.0.wait().unwrap();
     let mut options = place.options();
-    options.supervisor = Some(socket);
+    options.keeper = Some(keeper(&socket));
     let node = place.start(options);
     assert!(node.mount.took_over());
     assert_eq!(node.mount.expected(), (vec![], vec!["a".to_owned()]));

@@ -7,13 +7,7 @@
 
 use crate::{
     api::{Buffering, MachineStatus, StreamInfo},
-    node::{
-        Node,
-        error::NodeError,
-        files::save_pauses,
-        machines::Entry,
-        record::PauseReason,
-    },
+    node::{Node, error::NodeError, files::save_pauses, machines::Entry, record::PauseReason},
 };
 use floe_image::Hash;
 use floe_machine::Status;

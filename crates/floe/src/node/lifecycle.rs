@@ -6,7 +6,7 @@ use crate::{
         Node,
         error::{NodeError, at, busy, failed, not_found},
         launch::{CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
-        machines::{Entry, Operation, status},
+        machines::{ADOPT, Entry, Operation, status},
         record::Wanted,
     },
 };
@@ -86,6 +86,16 @@ impl Node {
                 false
             }
         });
+        let mut running = running;
+        if let (None, Wanted::Running, Some(why)) = (&vm, record.wanted, &orphaned) {
+            // its QEMU waits for what nobody has, and has never answered this node
+            running = Some(false);
+            detail = why.clone();
+        }
+        let adopting = vm.is_none() && entry.operation() == Some(ADOPT);
+        if adopting && running.is_none() && record.wanted == Wanted::Running {
+            detail = "it is being taken over from the earlier node".into();
+        }
         if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
             detail = why;
         }
@@ -115,7 +125,13 @@ impl Node {
         }
         MachineInfo {
             name: record.name,
-            status: status(record.wanted, running, failed, buffering.is_some()),
+            status: status(
+                record.wanted,
+                running,
+                failed,
+                buffering.is_some(),
+                adopting,
+            ),
             detail,
             image: record.image.to_string(),
             image_name: record.image_name,
@@ -215,10 +231,13 @@ impl Node {
     /// Ends QEMU and takes the machine off the mount; trouble is logged.
     pub(crate) fn end_quietly(&self, entry: &Entry) {
         let vm = entry.state.read().vm.clone();
-        if let Some(vm) = vm
-            && let Err(error) = vm.quit(QUIT_WAIT)
-        {
-            tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
+        match vm.map(|vm| vm.quit(QUIT_WAIT)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
+            }
+            // one that never answered this node
+            None => self.end_qemu(entry),
         }
         self.take_trace(entry);
         if let Err(error) = self.detach(entry) {

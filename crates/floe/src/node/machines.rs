@@ -22,8 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An operation that is waited for instead of told of.
-const SHORT_OPERATION: &str = "fork";
+/// The operation of a machine that is being taken over from an earlier node.
+pub(crate) const ADOPT: &str = "adopt";
+/// Operations that are waited for instead of told of.
+const SHORT_OPERATIONS: [&str; 2] = ["fork", ADOPT];
 /// How long: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether it is over.
@@ -148,12 +150,13 @@ impl Entry {
         })
     }
 
-    /// Begins an operation, or says which one is under way. A fork's pause is waited for: it is short, and its background
-    /// work is nothing that a user has asked for.
+    /// Begins an operation, or says which one is under way. A fork's pause and an adoption are waited for: they are short, and
+    /// nothing that a user has asked for.
     pub fn begin(self: &Arc<Self>, what: &'static str) -> Result<Operation, NodeError> {
         let until = Instant::now() + SHORT_WAIT;
         let mut operation = self.operation.lock();
-        while *operation == Some(SHORT_OPERATION) && Instant::now() < until {
+        let short = |what: &str| SHORT_OPERATIONS.contains(&what);
+        while operation.is_some_and(short) && Instant::now() < until {
             MutexGuard::unlocked(&mut operation, || std::thread::sleep(SHORT_LOOK));
         }
         if let Some(other) = *operation {
@@ -307,8 +310,10 @@ pub(crate) fn status(
     vm: Option<bool>,
     failed: bool,
     buffering: bool,
+    adopting: bool,
 ) -> MachineStatus {
     match (wanted, vm) {
+        (Wanted::Running, None) if adopting => MachineStatus::Starting,
         (_, Some(false)) if buffering => MachineStatus::Buffering,
         (Wanted::Starting, _) => MachineStatus::Starting,
         (_, Some(true)) => MachineStatus::Running,

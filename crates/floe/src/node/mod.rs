@@ -69,7 +69,7 @@ use crate::{
 use error::failed;
 use floe_image::{Hash, Manifest};
 use floe_machine::Accel;
-use floe_mount::{ImageHandle, ImageSpec, Mount};
+use floe_mount::{ImageHandle, ImageSpec, Keeper, Mount};
 use floe_source::Fetcher;
 use floe_store::{Cache, Repository};
 use machines::Machines;
@@ -99,6 +99,8 @@ pub struct Node {
     pub(crate) sources: Sources,
     /// `None` once the node is on its way out.
     mount: RwLock<Option<Mount>>,
+    /// What outlives this process.
+    pub(crate) keeper: Keeper,
     pub(crate) machines: Machines,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,

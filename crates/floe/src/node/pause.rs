@@ -6,11 +6,7 @@
 //! runs is not changed by being told to.
 
 use crate::node::{
-    Node,
-    buffering::Pauses,
-    error::NodeError,
-    files::load_pauses,
-    machines::Entry,
+    Node, buffering::Pauses, error::NodeError, files::load_pauses, machines::Entry,
     record::PauseReason,
 };
 use floe_machine::{Machine, Status};

@@ -4,7 +4,7 @@ use crate::{
     api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait},
     node::{
         MachineName, Node,
-        error::{NodeError, at, busy, failed, usage},
+        error::{NodeError, at, busy, failed, refused, usage},
         files::save_manifest,
         launch::{CONSOLE_LOG, choose_ports, cold_config},
         machines::{Entry, Operation},
@@ -222,6 +222,10 @@ impl Node {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let entry = self.machines.get(name)?;
+        let cannot = entry.state.read().orphaned.clone();
+        if let Some(why) = cannot {
+            return Err(refused(format!("machine {name} cannot go on: {why}"), ""));
+        }
         let operation = entry.begin("start")?;
         let vm = operation.state.read().vm.clone();
         if let Some(vm) = vm {

@@ -13,13 +13,13 @@ use crate::node::{
     traces::Traces,
     web,
 };
-use floe_mount::{Mount, MountOptions};
+use floe_mount::{Keeper, Mount, MountOptions};
 use floe_store::{Cache, Repository};
 use parking_lot::{Mutex, RwLock};
 use std::{
     fs,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, atomic::AtomicU64, mpsc},
     time::{Duration, Instant},
 };
@@ -73,7 +73,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (page_listener, page) = web.unzip();
     let repo = Repository::create(&home.repo())?;
     let cache = Arc::new(Cache::open(&home.cache(), options.cache_budget)?);
-    let mount = start_mount(&options)?;
+    let keeper = start_keeper(&options)?;
+    let mount = start_mount(&options, &keeper)?;
     let took_over = mount.took_over();
     let (stop, stopped) = watch::channel(None);
     let (wishes, wished) = mpsc::channel();
@@ -90,6 +91,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         repo,
         cache,
         mount: RwLock::new(Some(mount)),
+        keeper,
         machines: Machines::default(),
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
@@ -116,7 +118,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     });
     node.find_lost_forks();
     node.open_groups_again();
-    node.adopt_machines();
+    let left = node.attach_machines();
     node.adopt_views();
     node.tidy_networks();
     node.with_mount(|mount| {
@@ -131,6 +133,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     node.start_watching_tickets()?;
     node.start_tracing()?;
     node.fetch_models_again();
+    node.take_over_machines(left);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REST_THREADS)
         .thread_name("node-rest")
@@ -253,9 +256,9 @@ impl NodeHandle {
         if let Err(error) = node.cache.flush() {
             tracing::warn!(%error, "the cache was not written out");
         }
-        let supervisor = supervisor_socket(&node.options);
-        if !running && let Ok(client) = floe_mount::supervisor::Client::connect(&supervisor) {
-            let _ = client.quit(); // it holds nothing any more
+        match running {
+            true => node.keeper.leave(),
+            false => node.keeper.end(),
         }
         runtime.shutdown_timeout(CONNECTIONS_END);
     }
@@ -279,15 +282,19 @@ fn end_jobs(node: &Node) {
     }
 }
 
-fn supervisor_socket(options: &NodeOptions) -> PathBuf {
-    options.home.run().join("supervisor.sock")
+/// Starts a supervisor if there is none, now and whenever it has ended.
+fn start_keeper(options: &NodeOptions) -> Result<Keeper, NodeError> {
+    let socket = options.home.run().join("supervisor.sock");
+    let command = options.supervisor.clone();
+    let ensure = move |socket: &Path| {
+        helpers::ensure_supervisor(&command, socket).map_err(|error| error.to_api().to_string())
+    };
+    Ok(Keeper::start(&socket, ensure)?)
 }
 
-fn start_mount(options: &NodeOptions) -> Result<Mount, NodeError> {
-    let supervisor = supervisor_socket(options);
-    helpers::ensure_supervisor(&options.supervisor, &supervisor)?;
+fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeError> {
     let mut mount = MountOptions::new(options.home.run());
-    mount.supervisor = Some(supervisor);
+    mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
     if !options.read_ahead {
         // A window of one chunk is the demanded one.

@@ -126,7 +126,8 @@ impl Node {
     /// Forks that an earlier node had in memory only: whoever needs one waits for ever, and gets nothing wrong.
     pub(crate) fn find_lost_forks(&self) {
         for fork in self.forks.all() {
-            if self.repo.manifest(&fork.image).is_err() {
+            let is_here = self.layers.get(&fork.image).is_some();
+            if !is_here && self.repo.manifest(&fork.image).is_err() {
                 self.layers.mark_lost(fork.image);
                 self.tell(
                     "fork.lost",

@@ -1,0 +1,271 @@
+//! Nothing is left standing: what a node, its supervisor or a disk that ends or fills up at the worst moment leaves behind goes on.
+
+mod node;
+
+use floe::api::*;
+use node::{Signal, TestNode, eventually, finish, system};
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+/// A second QMP connection to a machine's QEMU, which tells what the guest does while its node does not.
+struct Qmp {
+    lines: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    fn connect(node: &TestNode, machine: &str) -> Qmp {
+        let socket = node
+            .home()
+            .join(format!("machines/{machine}/vm/run/qmp-spare.sock"));
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(node::PATIENCE)).unwrap();
+        let mut qmp = Qmp {
+            lines: BufReader::new(stream),
+        };
+        qmp.read(|line| !line["QMP"].is_null());
+        qmp.ask("qmp_capabilities");
+        qmp
+    }
+
+    /// Reads up to a line that is wanted.
+    fn read(&mut self, wanted: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "QEMU ended");
+            let line = serde_json::from_str(&line).unwrap();
+            if wanted(&line) {
+                return line;
+            }
+        }
+    }
+
+    fn ask(&mut self, command: &str) -> serde_json::Value {
+        let line = format!("{{\"execute\":\"{command}\"}}\n");
+        self.lines.get_mut().write_all(line.as_bytes()).unwrap();
+        self.read(|line| !line["return"].is_null())["return"].clone()
+    }
+
+    fn status(&mut self) -> String {
+        self.ask("query-status")["status"].as_str().unwrap().into()
+    }
+
+    /// Waits until the guest has been stopped.
+    fn wait_stop(&mut self) {
+        self.read(|line| line["event"] == "STOP");
+    }
+}
+
+/// Starts a call of a client that nobody waits for.
+fn begin(call: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(call);
+}
+
+/// Asks for a capture or a fork of `web`, and kills the node while QEMU says that the guest is paused.
+fn kill_in_pause(node: &mut TestNode, forks: bool) {
+    loop {
+        let mut qmp = Qmp::connect(node, "web");
+        let client = node.client();
+        begin(move || {
+            let events = match forks {
+                true => client.fork(
+                    "web",
+                    &ForkRequest {
+                        clones: 1,
+                        ..Default::default()
+                    },
+                ),
+                false => client.capture("web", &CaptureRequest::default()),
+            };
+            // the node ends in the middle of this
+            let _ = events.map(|events| events.finish(|_| ()));
+        });
+        qmp.wait_stop();
+        node.signal(Signal::STOP);
+        let caught = qmp.status() == "paused";
+        if caught {
+            return node.end(Signal::KILL);
+        }
+        // it was over already
+        node.signal(Signal::CONT);
+        eventually("the call's end", || {
+            let machines = node.client().machines().unwrap().machines;
+            machines.iter().all(|machine| machine.detail.is_empty())
+        });
+        for machine in node.client().machines().unwrap().machines {
+            if machine.cloned.is_some() {
+                let _ = node.client().remove_machine(&machine.name, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_killed_in_the_pause_of_a_capture_or_fork_leaves_no_machine_paused() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    node.type_and_wait(
+        "web",
+        "dd if=/dev/urandom of=/dev/shm/x bs=1M count=48 2>/dev/null; echo filled-$((1+1))",
+        "filled-2",
+    );
+    for round in 0..6 {
+        kill_in_pause(&mut node, round % 2 == 0);
+        node.start_again();
+        eventually("the guest goes on", || {
+            let machine = node.client().machine("web").unwrap();
+            machine.status == MachineStatus::Running && machine.detail.is_empty()
+        });
+        assert_eq!(Qmp::connect(&node, "web").status(), "running");
+        let record = node.home().join("machines/web/machine.json");
+        let record = std::fs::read_to_string(record).unwrap();
+        assert!(!record.contains("pauses"), "{record}");
+        let answer = format!("alive-{}", 100 + round);
+        node.type_and_wait("web", &format!("echo alive-$((100+{round}))"), &answer);
+    }
+}
+
+/// The supervisor of a node's mount.
+fn supervisor_of(node: &TestNode) -> Option<i32> {
+    let socket = node.home().join("run/supervisor.sock");
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.find(|pid| {
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command);
+        let mut words = command.trim_end_matches('\0').rsplit('\0');
+        words.next().map(Path::new) == Some(&socket) && words.next() == Some("supervisor")
+    })
+}
+
+fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// How many mounts there are on a node's mountpoint, one on the other.
+fn mounts_of(node: &TestNode) -> usize {
+    let mountpoint = node.home().join("mnt").display().to_string();
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let on_it = |line: &&str| line.split(' ').nth(4) == Some(&mountpoint);
+    table.lines().filter(on_it).count()
+}
+
+/// What the supervisor holds; nothing if there is none.
+fn held(node: &TestNode) -> Vec<String> {
+    let socket = node.home().join("run/supervisor.sock");
+    let client = floe_mount::supervisor::Client::connect(&socket);
+    client
+        .and_then(|mut client| client.list())
+        .unwrap_or_default()
+}
+
+/// Boots the tiny guest as `web`, with a disk.
+fn boot_with_a_disk(node: &TestNode) {
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+}
+
+/// Writes a text to the guest's disk and waits until it is durable.
+fn write_to_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
+    let command = format!(
+        "printf {text} | dd of=/dev/vda bs=512 seek={sector} conv=sync,fsync 2>/dev/null; echo synced-{sector}-$((40+2))"
+    );
+    node.type_and_wait(name, &command, &format!("synced-{sector}-42"));
+}
+
+/// Has the guest show what is in a sector of its disk.
+fn read_from_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
+    let command = format!(
+        "echo 3 > /proc/sys/vm/drop_caches; echo sector-$(dd if=/dev/vda bs=512 skip={sector} count=1 2>/dev/null | tr -d '\\0')-end"
+    );
+    node.type_and_wait(name, &command, &format!("sector-{text}-end"));
+}
+
+#[test]
+fn a_supervisor_that_dies_is_replaced_and_a_node_that_dies_after_it_loses_nothing() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    boot_with_a_disk(&node);
+    let pid = node.client().machine("web").unwrap().pid;
+    for round in 0..3u32 {
+        let before = supervisor_of(&node).unwrap();
+        let mut holds = held(&node);
+        assert!(!holds.is_empty());
+        kill(before);
+        eventually("another supervisor holds the same", || {
+            let mut now = held(&node);
+            now.sort();
+            holds.sort();
+            supervisor_of(&node).is_some_and(|pid| pid != before) && now == holds
+        });
+        write_to_disk(&node, "web", 2048 + round, &format!("round-{round}"));
+        node.end(Signal::KILL);
+        node.start_again();
+        assert!(node.client().node().unwrap().took_over);
+        eventually("the machine is taken over", || {
+            node.client().machine("web").unwrap().status == MachineStatus::Running
+        });
+        assert_eq!(node.client().machine("web").unwrap().pid, pid);
+        for past in 0..=round {
+            read_from_disk(&node, "web", 2048 + past, &format!("round-{past}"));
+        }
+    }
+    assert_eq!(mounts_of(&node), 1);
+    node.client()
+        .shutdown(&ShutdownRequest {
+            stop_machines: true,
+        })
+        .unwrap();
+    eventually("the mount is gone", || mounts_of(&node) == 0);
+    eventually("the supervisor has ended", || {
+        supervisor_of(&node).is_none()
+    });
+}
+
+#[test]
+fn a_node_that_died_with_its_supervisor_says_so_and_its_machines_start_from_their_disks() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    boot_with_a_disk(&node);
+    for round in 0..2u32 {
+        write_to_disk(&node, "web", 2048 + round, &format!("round-{round}"));
+        let supervisor = supervisor_of(&node).unwrap();
+        node.signal(Signal::STOP); // so that it starts no other
+        kill(supervisor);
+        node.end(Signal::KILL);
+        node.start_again();
+        assert_eq!(mounts_of(&node), 1, "the dead mount is gone");
+        assert!(node.log().contains("a mount was dead"), "{}", node.log());
+        eventually("the machine's end is told", || {
+            let machine = node.client().machine("web").unwrap();
+            machine.status == MachineStatus::Failed && machine.detail.contains("floe start web")
+        });
+        let start = node.client().start("web", &StartRequest::default());
+        finish(start.unwrap());
+        eventually("it boots", || {
+            let console = node.console("web");
+            console.matches("floe-guest ready").count() > round as usize + 1
+        });
+        for past in 0..=round {
+            read_from_disk(&node, "web", 2048 + past, &format!("round-{past}"));
+        }
+    }
+    node.client()
+        .shutdown(&ShutdownRequest {
+            stop_machines: true,
+        })
+        .unwrap();
+    eventually("the mount is gone", || mounts_of(&node) == 0);
+}
