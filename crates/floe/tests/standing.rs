@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
     path::Path,
-    time::Duration,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// A second QMP connection to a machine's QEMU, which tells what the guest does while its node does not.
@@ -181,12 +181,21 @@ fn write_to_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
     node.type_and_wait(name, &command, &format!("synced-{sector}-42"));
 }
 
-/// Has the guest show what is in a sector of its disk.
+/// A number that no earlier command of this test program's had: what is waited for must not be on the console already.
+fn unique() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Asserts what is in a sector of the guest's disk.
 fn read_from_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
+    let number = unique();
     let command = format!(
-        "echo 3 > /proc/sys/vm/drop_caches; echo sector-$(dd if=/dev/vda bs=512 skip={sector} count=1 2>/dev/null | tr -d '\\0')-end"
+        "echo 3 > /proc/sys/vm/drop_caches; echo sector-$(dd if=/dev/vda bs=512 skip={sector} count=1 2>/dev/null | tr -d '\\0')-$(({number}+1))-end"
     );
-    node.type_and_wait(name, &command, &format!("sector-{text}-end"));
+    node.type_and_wait(name, &command, &format!("-{}-end", number + 1));
+    let console = node.console(name);
+    assert!(console.contains(&format!("sector-{text}-{}-end", number + 1)), "{console}");
 }
 
 #[test]
@@ -268,4 +277,145 @@ fn a_node_that_died_with_its_supervisor_says_so_and_its_machines_start_from_thei
         })
         .unwrap();
     eventually("the mount is gone", || mounts_of(&node) == 0);
+}
+
+fn fork(node: &TestNode, parent: &str, clones: u32) -> ForkReport {
+    let request = ForkRequest {
+        clones,
+        ..Default::default()
+    };
+    let fork = finish(node.client().fork(parent, &request).unwrap()).fork;
+    fork.unwrap()
+}
+
+fn is_settled(node: &TestNode, clone: &str) -> bool {
+    let machine = node.client().machine(clone).unwrap();
+    machine.cloned.unwrap().settled
+}
+
+fn runs(node: &TestNode, name: &str) -> bool {
+    node.client().machine(name).unwrap().status == MachineStatus::Running
+}
+
+/// What a node keeps of forks that are not stored yet: with the supervisor, and in files.
+fn kept_layers(node: &TestNode) -> (usize, usize) {
+    let held = held(node).into_iter();
+    let files = std::fs::read_dir(node.home().join("forks")).unwrap();
+    let names = files.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let is_layer = |name: &String| name.starts_with("layer-");
+    (
+        held.filter(is_layer).count(),
+        names.filter(is_layer).count(),
+    )
+}
+
+/// Has the guest show the sum of what it has in its memory.
+fn sum_of_memory(node: &TestNode, name: &str) -> String {
+    let number = unique();
+    let command = format!("echo sum-$(md5sum < /dev/shm/x | head -c 32)-$(({number}+1))-end");
+    let end = format!("-{}-end", number + 1);
+    node.type_and_wait(name, &command, &end);
+    let console = node.console(name);
+    let before = console[..console.find(&end).unwrap()].rsplit("sum-").next();
+    before.unwrap().to_owned()
+}
+
+#[test]
+fn a_node_killed_before_a_fork_is_stored_costs_no_clone() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    boot_with_a_disk(&node);
+    node.type_and_wait(
+        "web",
+        "dd if=/dev/urandom of=/dev/shm/x bs=1M count=16 2>/dev/null; echo filled-$((1+1))",
+        "filled-2",
+    );
+    let sum = sum_of_memory(&node, "web");
+    assert_eq!(sum.len(), 32);
+    write_to_disk(&node, "web", 2048, "before-the-fork");
+    fork(&node, "web", 2);
+    // a clone of a clone stands on a layer that is itself in memory only
+    fork(&node, "web.1", 1);
+    let clones = ["web.1", "web.2", "web.1.1"];
+    assert!(clones.iter().all(|clone| !is_settled(&node, clone)));
+    // the parent's end takes no file along that its clones' disks need
+    write_to_disk(&node, "web", 2048, "after-the-fork");
+    node.client().remove_machine("web", true).unwrap();
+    for round in 0..2 {
+        assert_eq!(kept_layers(&node).0, 2);
+        node.end(Signal::KILL);
+        node.start_again();
+        for clone in clones {
+            eventually("the clone goes on", || runs(&node, clone));
+            // round 0: nothing of this was touched before the kill
+            if round > 0 || clone != "web.2" {
+                assert_eq!(sum_of_memory(&node, clone), sum, "{clone}");
+                read_from_disk(&node, clone, 2048, "before-the-fork");
+            }
+        }
+        if clones.iter().any(|clone| is_settled(&node, clone)) {
+            break; // a slow host: a fork was stored meanwhile
+        }
+    }
+    assert!(node.log().contains("fork.found"), "{}", node.log());
+    // what was found again is stored like any other fork, and then nothing of it is left
+    eventually("the forks are stored", || {
+        clones.iter().all(|clone| is_settled(&node, clone))
+    });
+    eventually("nothing is kept any more", || kept_layers(&node) == (0, 0));
+    for clone in clones {
+        assert_eq!(sum_of_memory(&node, clone), sum, "{clone}");
+        read_from_disk(&node, clone, 2048, "before-the-fork");
+    }
+}
+
+#[test]
+fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    boot_with_a_disk(&node);
+    fork(&node, "web", 3);
+    // as if the supervisor had not had the memory to hold it
+    node.signal(Signal::STOP);
+    let socket = node.home().join("run/supervisor.sock");
+    let mut supervisor = floe_mount::supervisor::Client::connect(&socket).unwrap();
+    for name in supervisor.list().unwrap() {
+        if name.starts_with("layer-") {
+            supervisor.drop_fd(&name).unwrap();
+        }
+    }
+    // clones that run into what they lack while there is no node stand still there, and answer nobody
+    let typed: Vec<_> = ["web.1", "web.2", "web.3"]
+        .into_iter()
+        .map(|clone| {
+            let socket = node.home().join(format!("machines/{clone}/vm/run/console.sock"));
+            let mut console = UnixStream::connect(socket).unwrap();
+            console.write_all(b"find / -xdev -type f | xargs md5sum\n").unwrap();
+            console
+        })
+        .collect();
+    node.end(Signal::KILL);
+    node.start_again();
+    let client = node.client();
+    eventually("the parent goes on", || runs(&node, "web"));
+    write_to_disk(&node, "web", 2048, "healthy");
+    for clone in ["web.1", "web.2", "web.3"] {
+        let machine = client.machine(clone).unwrap();
+        assert_ne!(machine.status, MachineStatus::Running, "{machine:?}");
+        assert!(machine.detail.contains("memory"), "{machine:?}");
+        assert!(machine.detail.contains("floe kill"), "{machine:?}");
+        let start = client.start(clone, &StartRequest::default()).unwrap();
+        let error = start.finish(|_| ()).unwrap_err().to_api();
+        assert_eq!(error.code, ErrorCode::Refused);
+        assert!(error.message.contains("cannot go on"), "{error}");
+    }
+    drop(typed);
+    let killed = client.kill("web", &KillRequest { all: true }).unwrap();
+    assert_eq!(killed.ended, ["web.1", "web.2", "web.3"]);
+    assert!(runs(&node, "web"));
+    read_from_disk(&node, "web", 2048, "healthy");
 }

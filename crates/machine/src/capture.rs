@@ -19,10 +19,12 @@ use std::time::{Duration, Instant};
 use floe_image::MachineConfig;
 use serde_json::json;
 
+use crate::buffers::Buffers;
 use crate::command::RamBacking;
 use crate::error::MachineError;
+use crate::hurry::Hurry;
 use crate::machine::{Machine, Status, memfd};
-use crate::memory::{Buffers, CopyError, Hurry, Memory, Pages, Rest, Span};
+use crate::memory::{CopyError, Memory, Pages, Rest, Span};
 use crate::process::is_mapping_of;
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
@@ -41,6 +43,8 @@ pub struct CaptureOptions {
     pub stay_paused: bool,
     /// Most bytes of pages to keep; by default what the host has free.
     pub bytes_max: Option<u64>,
+    /// Copy the RAM's pages into a memory file ([`Pages::file`]), which another process can hold when this one ends.
+    pub in_file: bool,
 }
 
 /// Where the time of the pause went.
@@ -139,11 +143,11 @@ impl Machine {
         if expected > limit {
             return Err(failed(COPY, CopyError::TooLarge(limit)));
         }
-        let ram_buffers =
-            Buffers::new(ram.size(), expected, limit).map_err(|e| failed(COPY, e.into()))?;
+        let ram_buffers = Buffers::new(ram.size(), expected, limit, options.in_file)
+            .map_err(|e| failed(COPY, e.into()))?;
         let vram_buffers = vram
             .as_ref()
-            .map(|m| Buffers::new(m.size(), 0, limit))
+            .map(|m| Buffers::new(m.size(), 0, limit, false))
             .transpose();
         let vram_buffers = vram_buffers.map_err(|e| failed(COPY, e.into()))?;
         let state = memfd("floe-device-state")

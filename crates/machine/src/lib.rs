@@ -24,6 +24,7 @@
 //! it. Networks between machines, placement and names are the node's. It has no asynchronous runtime: its calls block.
 
 pub mod accel;
+mod buffers;
 mod capture;
 mod clock;
 mod command;
@@ -31,6 +32,7 @@ mod devices;
 mod error;
 pub mod exec;
 mod host;
+mod hurry;
 mod launch;
 mod machine;
 mod memory;
@@ -43,6 +45,7 @@ mod screen;
 mod spec;
 
 pub use accel::Accel;
+pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
 pub use command::{RamBacking, give_mac, renew_mac};

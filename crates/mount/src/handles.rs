@@ -170,6 +170,20 @@ impl MachineHandle {
             .any(|(disk, frozen)| disk.has_frozen(frozen))
     }
 
+    /// What a freeze under an earlier node left, by the highest layers of the disks in their order; `None` if there is nothing of
+    /// it any more.
+    pub fn frozen(&self, last_layers: &[u32]) -> Option<FrozenLayers> {
+        let disks = &self.machine.disks;
+        if disks.len() != last_layers.len() {
+            return None;
+        }
+        let pairs = disks.iter().zip(last_layers);
+        let disks = pairs.map(|(disk, last)| disk.frozen(*last));
+        Some(FrozenLayers {
+            disks: disks.collect::<Option<_>>()?,
+        })
+    }
+
     /// Layers of the disk that has most of them: each read looks through so many.
     pub fn height(&self) -> usize {
         let heights = self.machine.disks.iter().map(Disk::height);

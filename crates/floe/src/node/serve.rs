@@ -79,7 +79,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (stop, stopped) = watch::channel(None);
     let (wishes, wished) = mpsc::channel();
     let (guests, arrived) = Guests::new();
-    let layers = fork::Layers::default();
+    let layers = fork::Layers::new(fork::Keeping::new(keeper.clone(), home.forks()));
     let node = Arc::new(Node {
         sources: Sources::new(
             repo.clone(),
@@ -116,6 +116,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         home,
         options,
     });
+    let found = node.find_layers_again();
     node.find_lost_forks();
     node.open_groups_again();
     let left = node.attach_machines();
@@ -133,6 +134,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     node.start_watching_tickets()?;
     node.start_tracing()?;
     node.fetch_models_again();
+    node.store_found(found);
     node.take_over_machines(left);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REST_THREADS)

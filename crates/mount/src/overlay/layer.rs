@@ -179,6 +179,11 @@ impl Layer {
         done.map(|()| true)
     }
 
+    /// Gives the data file another name.
+    pub(crate) fn link(&self, to: &Path) -> io::Result<()> {
+        std::fs::hard_link(data_path(&self.dir, self.number), to)
+    }
+
     /// Removes the live map of a layer that is durable.
     pub(crate) fn close(&self) {
         self.map.remove_live();

@@ -430,6 +430,16 @@ impl Disk {
         Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
     }
 
+    /// What an earlier freeze left, by the number of its highest layer; `None` if there is nothing of it any more.
+    pub(crate) fn frozen(&self, last_layer: u32) -> Option<FrozenDisk> {
+        let mut chain = self.chain();
+        if chain.top().number <= last_layer {
+            return None;
+        }
+        chain.layers.retain(|layer| layer.number <= last_layer);
+        (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), self.size, chain))
+    }
+
     /// How many layers there are.
     pub(crate) fn height(&self) -> usize {
         self.chain.read().layers.len()

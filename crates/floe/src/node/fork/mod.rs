@@ -14,8 +14,10 @@ mod clones;
 mod decide;
 mod family;
 mod hosts;
+mod kept;
 mod kin;
 mod layer;
+mod layers;
 mod multicast;
 mod network;
 mod parents;
@@ -27,7 +29,8 @@ mod when;
 
 pub(crate) use family::Forks;
 pub(crate) use hosts::Reserved;
-pub(crate) use layer::{Layers, Local};
+pub(crate) use kept::Keeping;
+pub(crate) use layers::{Layers, Local};
 pub(crate) use parents::{Patient, is_parent};
 pub(crate) use serve::router;
 
@@ -53,7 +56,7 @@ use decide::{Action, CloneId, Event, Fault, Fork, State};
 use floe_image::Hash;
 use floe_machine::{CaptureOptions, Continuing};
 use hosts::no_room;
-use layer::{Base, Layer};
+use layer::{Base, Layer, Making};
 use parking_lot::Mutex;
 use record::ForkRecord;
 use remote::Remote;
@@ -63,6 +66,7 @@ use std::{
     sync::{Arc, mpsc},
     time::Duration,
 };
+use store::Parent;
 
 /// Label of an image that a fork made: it goes when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
@@ -106,7 +110,7 @@ struct Instant {
     found: Found,
     /// `None` of an image: it is stored already.
     layer: Option<Arc<Layer>>,
-    parent: Option<Arc<Entry>>,
+    parent: Option<Parent>,
     pause_ms: Option<f64>,
 }
 
@@ -327,6 +331,7 @@ impl Node {
         let ram = Base {
             id: record.image,
             manifest: &ram_manifest,
+            origin: record.origin.clone(),
             fetcher: self.sources.fetcher(&record.origin)?,
         };
         // what a machine's disks were put on later was stored here
@@ -338,10 +343,15 @@ impl Node {
             id: record.disk_base,
             manifest: &disk_manifest,
             fetcher: self.sources.fetcher(&disk_origin)?,
+            origin: disk_origin,
         };
         operation.end_buffering(false)?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
-        let captured = vm.capture(CaptureOptions::default(), || disks.freeze())?;
+        let options = CaptureOptions {
+            in_file: true,
+            ..Default::default()
+        };
+        let captured = vm.capture(options, || disks.freeze())?;
         let pause_ms = millis(captured.pause.total());
         report.stage("capture")?;
         for disk in captured.frozen.disks() {
@@ -361,9 +371,23 @@ impl Node {
         config
             .labels
             .insert(FORK_LABEL.into(), entry.name.to_string());
-        let layer = std::thread::scope(|scope| {
+        let frozen = captured.frozen.disks().iter();
+        let making = Making {
+            config,
+            ram,
+            disks: under,
+            kept: &KEPT_REGIONS,
+            created_unix_s: unix_now(),
+            parent: kept::Parent {
+                name: entry.name.to_string(),
+                created_unix_s: record.created_unix_s,
+                last_layers: frozen.map(|disk| disk.last_layer()).collect(),
+            },
+            dir: &self.layers.dir(),
+        };
+        let (layer, loads, frozen) = std::thread::scope(|scope| {
             scope.spawn(|| drop(paused)); // the disk is slower than the cores
-            Layer::build(captured, config, ram, under, &KEPT_REGIONS, unix_now())
+            Layer::build(captured, making)
         })?;
         report.stage("hash")?;
         let origin = Origin::default();
@@ -377,10 +401,10 @@ impl Node {
                 manifest: layer.manifest.clone(),
                 fetcher,
                 origin,
-                loads: Arc::new(layer.loads().into()),
+                loads: Arc::new(loads.into()),
             },
             layer: Some(layer),
-            parent: Some(entry),
+            parent: Some(Parent { entry, frozen }),
             pause_ms: Some(pause_ms),
         })
     }

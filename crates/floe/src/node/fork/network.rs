@@ -39,7 +39,7 @@ impl Node {
         hosts: &[Host],
     ) -> Result<Vec<Attachment>, NodeError> {
         let parent = instant.parent.as_ref();
-        let Some(place) = parent.and_then(|parent| parent.record().network) else {
+        let Some(place) = parent.and_then(|parent| parent.entry.record().network) else {
             return Ok(Vec::new());
         };
         let remotes = hosts.iter().filter_map(|host| match host {
