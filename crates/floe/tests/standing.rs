@@ -3,7 +3,7 @@
 mod node;
 
 use floe::api::*;
-use node::{Signal, TestNode, eventually, finish, system};
+use node::{Setup, Signal, TestNode, eventually, finish, system};
 use std::{
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
@@ -195,7 +195,10 @@ fn read_from_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
     );
     node.type_and_wait(name, &command, &format!("-{}-end", number + 1));
     let console = node.console(name);
-    assert!(console.contains(&format!("sector-{text}-{}-end", number + 1)), "{console}");
+    assert!(
+        console.contains(&format!("sector-{text}-{}-end", number + 1)),
+        "{console}"
+    );
 }
 
 #[test]
@@ -255,6 +258,7 @@ fn a_node_that_died_with_its_supervisor_says_so_and_its_machines_start_from_thei
         kill(supervisor);
         node.end(Signal::KILL);
         node.start_again();
+        assert!(!node.client().node().unwrap().took_over);
         assert_eq!(mounts_of(&node), 1, "the dead mount is gone");
         assert!(node.log().contains("a mount was dead"), "{}", node.log());
         eventually("the machine's end is told", || {
@@ -392,9 +396,13 @@ fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
     let typed: Vec<_> = ["web.1", "web.2", "web.3"]
         .into_iter()
         .map(|clone| {
-            let socket = node.home().join(format!("machines/{clone}/vm/run/console.sock"));
+            let socket = node
+                .home()
+                .join(format!("machines/{clone}/vm/run/console.sock"));
             let mut console = UnixStream::connect(socket).unwrap();
-            console.write_all(b"find / -xdev -type f | xargs md5sum\n").unwrap();
+            console
+                .write_all(b"find / -xdev -type f | xargs md5sum\n")
+                .unwrap();
             console
         })
         .collect();
@@ -418,4 +426,140 @@ fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
     assert_eq!(killed.ended, ["web.1", "web.2", "web.3"]);
     assert!(runs(&node, "web"));
     read_from_disk(&node, "web", 2048, "healthy");
+}
+
+#[test]
+fn on_a_full_disk_a_killed_node_comes_back_and_machines_start_once_there_is_room_for_what_they_write()
+ {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::with(Setup {
+        disk_bytes: Some(512 << 20),
+        ..Default::default()
+    });
+    boot_with_a_disk(&node);
+    node.run_named("tiny", "other");
+    node.wait_console("other", "floe-guest ready");
+    write_to_disk(&node, "web", 2048, "before");
+    let stop = StopRequest {
+        now: true,
+        ..Default::default()
+    };
+    node.client().stop("other", &stop).unwrap();
+    let filler = node.fill_disk(0);
+    let number = unique();
+    let _typed = node.type_line(
+        "web",
+        &format!("dd if=/dev/urandom of=/dev/vda bs=1M seek=8 count=4 conv=fsync; echo wrote-$(({number}+1))"),
+    );
+    let is_paused = || {
+        let machine = node.client().machine("web").unwrap();
+        machine.status == MachineStatus::Paused && machine.detail.contains("disk is full")
+    };
+    eventually("the guest that writes is paused", is_paused);
+    for _ in 0..2 {
+        node.end(Signal::KILL);
+        node.start_again();
+        // the same is told by a node that has not seen it happen
+        eventually("the guest is told as paused", || {
+            let machine = node.client().machine("web").unwrap();
+            machine.status == MachineStatus::Paused && machine.detail.contains("disk is full")
+        });
+    }
+    // a machine can be started, stopped and removed: that is how room is made
+    finish(
+        node.client()
+            .start("other", &StartRequest::default())
+            .unwrap(),
+    );
+    eventually("it boots", || {
+        node.console("other").matches("floe-guest ready").count() > 1
+    });
+    node.client().remove_machine("other", true).unwrap();
+    std::fs::remove_file(filler).unwrap();
+    finish(
+        node.client()
+            .start("web", &StartRequest::default())
+            .unwrap(),
+    );
+    node.wait_console("web", &format!("wrote-{}", number + 1));
+    assert!(runs(&node, "web"));
+    read_from_disk(&node, "web", 2048, "before");
+}
+
+/// All small files of a state directory that are a node's own: neither guests' data nor what is checked by its hash in use.
+fn state_files(home: &Path) -> Vec<std::path::PathBuf> {
+    let mut dirs = vec![home.to_owned()];
+    let mut files = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap().flatten() {
+            let (path, kind) = (entry.path(), entry.file_type().unwrap());
+            let name = entry.file_name().into_string().unwrap();
+            if kind.is_dir() && name != "mnt" {
+                dirs.push(path);
+            } else if kind.is_file() && !name.ends_with(".log") && !name.ends_with(".raw") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn a_node_starts_whichever_of_its_files_is_damaged() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::on_the_network();
+    boot_with_a_disk(&node);
+    finish(
+        node.client()
+            .capture("web", &CaptureRequest::default())
+            .unwrap(),
+    );
+    fork(&node, "web", 1);
+    let killed = node.client().kill("web.1", &KillRequest::default());
+    killed.unwrap();
+    let stop = StopRequest {
+        now: true,
+        ..Default::default()
+    };
+    node.client().stop("web", &stop).unwrap();
+    // what only some nodes have
+    let kept = [
+        ("forks/00ff.json", "{}"),
+        ("networks/00ff.json", "{}"),
+        ("tickets/00ff.json", "{}"),
+        ("run/inodes.json", "{}"),
+    ];
+    node.end(Signal::TERM);
+    for (file, text) in kept {
+        let path = node.home().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let files = state_files(node.home());
+    assert!(files.len() > 15, "{files:?}");
+    for file in files {
+        let good = std::fs::read(&file).unwrap();
+        let half = good[..good.len() / 2].to_vec();
+        let garbage: Vec<u8> = (0..200u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
+        for bad in [Vec::new(), half, garbage] {
+            std::fs::write(&file, &bad).unwrap();
+            eprintln!("{} with {} bytes", file.display(), bad.len());
+            node.start_again();
+            node.client().machines().unwrap();
+            node.end(Signal::TERM);
+        }
+        if let Some(dir) = file.parent().filter(|dir| dir.is_dir()) {
+            let _ = std::fs::write(dir.join(file.file_name().unwrap()), &good);
+        }
+    }
+    node.start_again();
+    let start = node.client().start("web", &StartRequest::default());
+    finish(start.unwrap());
 }

@@ -247,10 +247,26 @@ impl Machine {
         Ok(match answer["status"].as_str().unwrap_or_default() {
             "running" => Status::Running,
             "io-error" => {
-                let (disk, no_space) = io_error().unwrap_or_default();
+                // the event may have been an earlier process's
+                let failed = io_error().or_else(|| self.failed_disk());
+                let (disk, no_space) = failed.unwrap_or_default();
                 Status::IoError { disk, no_space }
             }
             _ => Status::Paused,
+        })
+    }
+
+    /// The disk that QEMU says could not be written, and whether for want of room.
+    fn failed_disk(&self) -> Option<(String, bool)> {
+        let disks = self.qmp.execute("query-block", json!({})).ok()?;
+        disks.as_array()?.iter().find_map(|disk| {
+            let no_space = match disk["io-status"].as_str()? {
+                "nospace" => true,
+                "failed" => false,
+                _ => return None,
+            };
+            let name = disk["inserted"]["node-name"].as_str().unwrap_or_default();
+            Some((name.to_owned(), no_space))
         })
     }
 

@@ -1,4 +1,4 @@
-//! The process that holds a mount's descriptors, so that the connection outlives the node.
+//! The process that holds a mount's descriptors, so that the connection outlives the node; and whatever else is to.
 //!
 //! While anybody holds a `/dev/fuse` descriptor the kernel keeps the requests of its queue; when the last copy is closed they
 //! fail and a VMM that waits for memory dies of SIGBUS. So a small process does nothing but hold copies of all of them. It

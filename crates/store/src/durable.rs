@@ -1,13 +1,59 @@
 //! Files that appear whole or not at all: temporary name, fsync, rename, fsync of the directory.
 
 use std::fs::{File, Permissions};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::StoreError;
+
+/// What is left of a replaced file after a power cut. (A process that is killed leaves the old one or the new one in any case.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The old one or the new one; the call waits for the disk.
+    Durable,
+    /// The old one, the new one or a damaged one: for what is worth nothing then.
+    Soon,
+}
+
+/// Replaces a small file all at once, with this mode: a temporary name beside it, fsync, rename, fsync of the directory.
+pub fn replace_file(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    durability: Durability,
+) -> io::Result<()> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mut temporary = name.to_owned();
+    temporary.push(".tmp");
+    let temporary = dir.join(temporary);
+    let write = || {
+        let mut file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        if durability == Durability::Durable {
+            file.sync_all()?;
+        }
+        std::fs::rename(&temporary, path)
+    };
+    if let Err(error) = write() {
+        // on a full disk half a file would take the room that others need
+        let _ = std::fs::remove_file(&temporary);
+        return Err(error);
+    }
+    match durability {
+        Durability::Durable => File::open(dir)?.sync_all(),
+        Durability::Soon => Ok(()),
+    }
+}
 
 /// Published files are for any web server to read.
 const FILE_MODE: u32 = 0o644;

@@ -19,6 +19,7 @@ mod ingest;
 mod repository;
 
 pub use cache::{Cache, CacheReport, CacheStats, Pin};
+pub use durable::{Durability, replace_file};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
 pub use repository::{

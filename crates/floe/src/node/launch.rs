@@ -200,6 +200,7 @@ impl Node {
             };
             self.spec(&record, disks, Some(image))?
         };
+        self.reserve.make_room();
         let machine = Arc::new(Machine::start(spec)?);
         self.started(entry, machine.clone(), |_| ())?;
         Ok(machine)
@@ -239,7 +240,10 @@ impl Node {
 fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
     let dir = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(dir)?;
-    fs::copy(from, to)?;
+    // what an earlier start has copied needs no room again, which a full disk would not have
+    if !fs::read(to).is_ok_and(|copy| fs::read(from).is_ok_and(|bytes| bytes == copy)) {
+        fs::copy(from, to)?;
+    }
     for (path, mode) in [(to, 0o440), (dir, 0o750)] {
         std::os::unix::fs::chown(path, None, gid)?;
         fs::set_permissions(path, fs::Permissions::from_mode(mode))?;

@@ -13,13 +13,15 @@ use crate::{
 use floe_machine::{End, Machine, Status};
 use std::{
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long QEMU may take to end once it was told to.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
 /// How often the watcher looks whether a QEMU has ended: one poll of a descriptor for each machine.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// How often the disk's reserve is filled again, if there is room.
+const REFILL_EVERY: Duration = Duration::from_secs(5);
 
 impl Node {
     /// All machines, by name.
@@ -395,7 +397,12 @@ impl Node {
 }
 
 fn watch(node: &Weak<Node>) {
+    let mut refilled = Instant::now();
     while let Some(node) = node.upgrade() {
+        if refilled.elapsed() >= REFILL_EVERY {
+            node.reserve.refill();
+            refilled = Instant::now();
+        }
         for entry in node.machines.all() {
             let vm = entry.state.read().vm.clone();
             let Some(vm) = vm.filter(|vm| vm.wait_end(Duration::ZERO)) else {

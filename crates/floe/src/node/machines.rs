@@ -8,6 +8,7 @@ use crate::{
         error::{NodeError, busy, failed, not_found},
         guest::GuestState,
         record::{Record, Wanted},
+        reserve::Reserve,
     },
 };
 use floe_image::Hash;
@@ -35,6 +36,7 @@ const SHORT_LOOK: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub(crate) struct Machines {
     entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
+    reserve: Arc<Reserve>,
 }
 
 /// One machine.
@@ -49,6 +51,8 @@ pub(crate) struct Entry {
     pub pauses: Mutex<Pauses>,
     /// Everything that changes.
     pub state: RwLock<State>,
+    /// Room for its record on a full disk.
+    reserve: Arc<Reserve>,
 }
 
 /// What changes about a machine.
@@ -131,11 +135,11 @@ impl Entry {
         if record == state.record {
             return Ok(());
         }
-        match record.rests_on_this_node() {
+        self.reserve.write(|| match record.rests_on_this_node() {
             // after a power cut there is nothing that its record could tell of
-            true => record.save_soon(&self.dir)?,
-            false => record.save(&self.dir)?,
-        }
+            true => record.save_soon(&self.dir),
+            false => record.save(&self.dir),
+        })?;
         state.record = record;
         Ok(())
     }
@@ -178,6 +182,14 @@ impl Entry {
 }
 
 impl Machines {
+    /// None yet; their records get room from this reserve.
+    pub fn new(reserve: Arc<Reserve>) -> Machines {
+        Machines {
+            entries: RwLock::default(),
+            reserve,
+        }
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.entries.read().len()
@@ -240,6 +252,7 @@ impl Machines {
             operation: Mutex::new(Some(what)),
             pauses: Mutex::default(),
             state: RwLock::new(State::new(record)),
+            reserve: self.reserve.clone(),
         });
         entries.insert(name, entry.clone());
         Ok(Operation { entry })
@@ -253,6 +266,7 @@ impl Machines {
             operation: Mutex::new(None),
             pauses: Mutex::default(),
             state: RwLock::new(State::new(record)),
+            reserve: self.reserve.clone(),
         });
         self.entries.write().insert(name, entry.clone());
         entry

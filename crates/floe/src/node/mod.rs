@@ -35,6 +35,7 @@ mod qemu_img;
 pub mod record;
 mod rehearse;
 pub mod report;
+mod reserve;
 mod rest;
 mod restore;
 mod run;
@@ -102,6 +103,8 @@ pub struct Node {
     /// What outlives this process.
     pub(crate) keeper: Keeper,
     pub(crate) machines: Machines,
+    /// Room on the disk for what must be written when it is full.
+    pub(crate) reserve: Arc<reserve::Reserve>,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
     /// Forks that are not stored yet.

@@ -7,7 +7,9 @@ use crate::node::{
     guest::Guests,
     helpers,
     machines::Machines,
-    network, placement, rest,
+    network, placement,
+    reserve::Reserve,
+    rest,
     sources::Sources,
     standby, starts,
     traces::Traces,
@@ -73,6 +75,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (page_listener, page) = web.unzip();
     let repo = Repository::create(&home.repo())?;
     let cache = Arc::new(Cache::open(&home.cache(), options.cache_budget)?);
+    let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
     let keeper = start_keeper(&options)?;
     let mount = start_mount(&options, &keeper)?;
     let took_over = mount.took_over();
@@ -92,7 +95,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         cache,
         mount: RwLock::new(Some(mount)),
         keeper,
-        machines: Machines::default(),
+        machines: Machines::new(reserve.clone()),
+        reserve,
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
         layers,
@@ -307,9 +311,11 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
 }
 
 fn make_dir(dir: &Path) -> Result<(), NodeError> {
-    // the mountpoint of a node that died answers nobody until it is taken over: don't touch it if it is there
-    if fs::symlink_metadata(dir).is_ok() {
-        return Ok(());
+    // the mountpoint of a node that died answers nobody until it is taken over: don't touch it if it is there, alive or dead
+    match fs::symlink_metadata(dir) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => return Ok(()),
+        Ok(_) => return Ok(()),
+        Err(_) => {}
     }
     fs::DirBuilder::new()
         .recursive(true)

@@ -20,12 +20,13 @@ pub use frozen::FrozenDisk;
 use crate::MountError;
 use crate::image::{Image, Reading};
 use floe_image::{CHUNK_SIZE, Hash};
+use floe_store::Durability;
 use layer::{Layer, map_path, remove_files, sectors};
 use map::{DISK_BYTES_MAX, MapHeader, SECTOR};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -82,15 +83,10 @@ impl BaseRecord {
     }
 
     fn write(&self, dir: &Path) -> Result<(), MountError> {
-        let (path, new) = (dir.join("base.json"), dir.join("base.json.new"));
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            file.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            File::open(dir)?.sync_all()
-        };
-        write().map_err(MountError::io("write", &path))
+        let path = dir.join("base.json");
+        let bytes = serde_json::to_vec(self).expect("a record has only strings and numbers");
+        floe_store::replace_file(&path, &bytes, 0o644, Durability::Durable)
+            .map_err(MountError::io("write", &path))
     }
 
     pub(crate) fn image(&self) -> Option<Hash> {

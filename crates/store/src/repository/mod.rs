@@ -45,6 +45,7 @@ pub use verify::{Damage, VerifyReport};
 
 use crate::{StoreError, durable};
 
+const VERSION_WORDS: &[u8] = b"floe repository ";
 const VERSION_TEXT: &str = "floe repository 1\n";
 /// Scopes kept open: as many images are usually read at the same time.
 const SCOPES_MAX: usize = 16;
@@ -70,7 +71,13 @@ impl Repository {
             durable::make_dir(&dir.join(part))?;
         }
         let version = dir.join("version");
-        if !version.exists() {
+        // every version begins like this; a file that doesn't was damaged, and the images are what they are
+        let is_one = match std::fs::read(&version) {
+            Ok(text) => text.starts_with(VERSION_WORDS),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            Err(_) => true,
+        };
+        if !is_one {
             durable::write_file(&dir.join("tmp"), &version, VERSION_TEXT.as_bytes())?;
         }
         Repository::open(dir)
