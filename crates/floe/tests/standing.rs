@@ -542,22 +542,26 @@ fn a_node_starts_whichever_of_its_files_is_damaged() {
     }
     let files = state_files(node.home());
     assert!(files.len() > 15, "{files:?}");
-    for file in files {
+    // before the node sets the first one aside
+    let files = files.into_iter().map(|file| {
         let good = std::fs::read(&file).unwrap();
+        (file, good)
+    });
+    for (file, good) in files.collect::<Vec<_>>() {
         let half = good[..good.len() / 2].to_vec();
         let garbage: Vec<u8> = (0..200u32)
             .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
         for bad in [Vec::new(), half, garbage] {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(&file, &bad).unwrap();
             eprintln!("{} with {} bytes", file.display(), bad.len());
             node.start_again();
             node.client().machines().unwrap();
             node.end(Signal::TERM);
         }
-        if let Some(dir) = file.parent().filter(|dir| dir.is_dir()) {
-            let _ = std::fs::write(dir.join(file.file_name().unwrap()), &good);
-        }
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, &good).unwrap();
     }
     node.start_again();
     let start = node.client().start("web", &StartRequest::default());

@@ -538,13 +538,13 @@ mod tests {
 
     fn copy(memory: &Memory, limit: u64) -> Result<Pages, CopyError> {
         let expected = memory.count()?;
-        let copy = |in_file| {
+        let copy = |in_file| -> Result<Pages, CopyError> {
             let buffers = Buffers::new(memory.size(), expected, limit, in_file).unwrap();
             let mut pages = memory.copy(buffers)?;
             pages.sort();
             Ok(pages)
         };
-        let (pages, in_file): (Pages, Pages) = (copy(false)?, copy(true)?);
+        let (pages, in_file) = (copy(false)?, copy(true)?);
         // the same, and all of it can be read by whoever has the file
         assert!(pages.iter().eq(in_file.iter()));
         let mut page = [0; CHUNK_SIZE];

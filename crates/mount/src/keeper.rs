@@ -106,7 +106,8 @@ impl Keeper {
                 Err(error)
             }
             Some(Err(error)) => {
-                tracing::warn!(name, %error, "the supervisor's successor gets it");
+                tracing::warn!(name, %error, "it is handed over with the rest");
+                self.0.lost(&mut held);
                 Ok(())
             }
             Some(Ok(())) | None => Ok(()),
@@ -119,6 +120,7 @@ impl Keeper {
         held.descriptors.remove(name);
         if let Some(Err(error)) = held.client.as_mut().map(|client| client.drop_fd(name)) {
             tracing::debug!(name, %error, "was not let go of");
+            self.0.lost(&mut held);
         }
     }
 
@@ -166,12 +168,21 @@ impl Inner {
         &self,
         question: impl FnOnce(&mut Client) -> Result<T, MountError>,
     ) -> Result<T, MountError> {
-        match &mut self.held.lock().client {
-            Some(client) => question(client),
-            None => Err(MountError::Supervisor {
+        let mut held = self.held.lock();
+        let Some(client) = &mut held.client else {
+            return Err(MountError::Supervisor {
                 path: self.socket.clone(),
                 reason: "it has ended and is being started again".into(),
-            }),
+            });
+        };
+        question(client).inspect_err(|_| self.lost(&mut held))
+    }
+
+    /// A supervisor did not answer: whatever it says later is an answer to something else. The thread connects anew.
+    fn lost(&self, held: &mut Held) {
+        held.client = None;
+        if let Some(watched) = &*self.watched.lock() {
+            watched.hang_up();
         }
     }
 }
@@ -194,7 +205,9 @@ fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
                 return None;
             }
             inner.held.lock().client = None;
-            tracing::warn!("the mount's supervisor has ended; another one is started");
+            tracing::warn!(
+                "the mount's supervisor has ended; another one is started if there is none"
+            );
             match inner.connect() {
                 Ok(end) => {
                     tracing::info!("a new supervisor holds the mount");
