@@ -449,7 +449,7 @@ fn on_a_full_disk_a_killed_node_comes_back_and_machines_start_once_there_is_room
     node.client().stop("other", &stop).unwrap();
     let filler = node.fill_disk(0);
     let number = unique();
-    let _typed = node.type_line(
+    let typed = node.type_line(
         "web",
         &format!("dd if=/dev/urandom of=/dev/vda bs=1M seek=8 count=4 conv=fsync; echo wrote-$(({number}+1))"),
     );
@@ -484,6 +484,7 @@ fn on_a_full_disk_a_killed_node_comes_back_and_machines_start_once_there_is_room
             .unwrap(),
     );
     node.wait_console("web", &format!("wrote-{}", number + 1));
+    drop(typed); // a console has one client
     assert!(runs(&node, "web"));
     read_from_disk(&node, "web", 2048, "before");
 }
