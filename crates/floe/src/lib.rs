@@ -16,6 +16,7 @@ pub mod api;
 pub mod cli;
 pub mod client;
 pub mod doctor;
+mod front;
 pub mod hub;
 pub mod node;
 pub mod page;

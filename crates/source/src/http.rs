@@ -44,6 +44,9 @@ const LOOKS_FOR: Duration = Duration::from_micros(250);
 /// A server is near up to this round trip, microseconds.
 const NEAR_RTT_US_MAX: u64 = 500;
 
+/// A server may ask to be left alone for so long at most.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(15);
+
 /// How much of an error answer is quoted.
 const ERROR_TEXT_MAX: usize = 300;
 
@@ -62,6 +65,8 @@ pub(crate) struct Http {
     demand: Lane,
     bulk: Lane,
     meter: LinkMeter,
+    /// The server asked to be left alone until then.
+    not_before: Mutex<Option<Instant>>,
 }
 
 /// Takes an answer's head and a piece of its body; an error ends the call.
@@ -165,6 +170,7 @@ impl Http {
             demand: Lane::new(DEMAND_CONNECTIONS_MAX),
             bulk: Lane::new(BULK_CONNECTIONS_MAX),
             meter: LinkMeter::default(),
+            not_before: Mutex::default(),
         })
     }
 
@@ -195,6 +201,7 @@ impl Http {
             &self.bulk
         };
         let _place = lane.enter(until).ok_or_else(timeout)?;
+        self.wait_as_asked(until);
         loop {
             let idle = lane.idle.lock().pop();
             let reused = idle.is_some();
@@ -231,6 +238,34 @@ impl Http {
                 Err(Fault::NoAnswer(reason)) => return Err(self.unreachable(ask.what, reason)),
                 Err(Fault::Final(error)) => return Err(error),
             }
+        }
+    }
+
+    /// Waits as long as the server asked with its last 429 or 503, but leaves half of the request's time for the answer.
+    fn wait_as_asked(&self, until: Instant) {
+        let Some(not_before) = *self.not_before.lock() else {
+            return;
+        };
+        let now = Instant::now();
+        let half = now + until.saturating_duration_since(now) / 2;
+        std::thread::sleep(not_before.min(half).saturating_duration_since(now));
+        let mut asked = self.not_before.lock();
+        if asked.is_some_and(|at| at <= Instant::now()) {
+            *asked = None;
+        }
+    }
+
+    /// Heeds `Retry-After` (in seconds; a date is not worth a parser).
+    fn heed(&self, parts: &Parts) {
+        let busy = [
+            StatusCode::TOO_MANY_REQUESTS,
+            StatusCode::SERVICE_UNAVAILABLE,
+        ];
+        let after = parts.headers.get("retry-after");
+        let after: Option<u64> = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        if let Some(seconds) = after.filter(|_| busy.contains(&parts.status)) {
+            let wait = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
+            *self.not_before.lock() = Some(Instant::now() + wait);
         }
     }
 
@@ -298,6 +333,7 @@ impl Http {
         if good {
             Ok(parts)
         } else {
+            self.heed(&parts);
             Err(Fault::Final(self.status_error(&parts, ask.what, &text)))
         }
     }

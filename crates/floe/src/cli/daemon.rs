@@ -13,7 +13,7 @@ use super::hub::{Answers, LISTEN_DEFAULT};
 use super::images::acknowledge;
 use super::{Context, args};
 use crate::api::{NodeInfo, PageInfo, ShutdownRequest};
-use crate::hub::{Anonymous, HubOptions};
+use crate::hub::{Anonymous, HubOptions, Quota};
 use crate::node::{self, NodeHandle, NodeOptions, WebOptions};
 use crate::telemetry::{LogOptions, init_logs};
 use crate::up::{self, UpError};
@@ -254,6 +254,8 @@ impl Up {
         let node = self.node.options(cx, Some(node::WEB_LISTEN_DEFAULT))?;
         let mut hub = HubOptions::new(cx.home.hub(), self.listen);
         hub.anonymous = Anonymous::User(LOCAL_USER.into());
+        // the disk is the user's own
+        hub.limits.quota = Quota::UNLIMITED;
         let up = up::serve(hub, node).map_err(|error| match error {
             UpError::Hub(error) => CliError::from(error),
             UpError::Node(error) => CliError(error.to_api()),

@@ -154,6 +154,7 @@ fn listing(list: &api::TraceList) -> String {
         vec![
             short(&t.summary.hash),
             t.uploader.clone().unwrap_or_else(|| "(nobody)".into()),
+            format!("{} %", t.weight_percent),
             age(t.received_unix_ms / 1000),
             t.summary.accesses.to_string(),
             seconds(t.summary.end_us),
@@ -165,6 +166,7 @@ fn listing(list: &api::TraceList) -> String {
     let titles = [
         "TRACE",
         "FROM",
+        ">WEIGHT",
         ">AGE",
         ">ACCESSES",
         ">LENGTH",
@@ -243,6 +245,7 @@ mod tests {
             },
             uploader: None,
             received_unix_ms: 0,
+            weight_percent: 100,
         }
     }
 

@@ -156,11 +156,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(at("cannot listen for browsers"))?
         };
-        runtime.spawn(async move {
-            if let Err(error) = axum::serve(listener, app).await {
-                tracing::error!(%error, "the page ended");
-            }
-        });
+        runtime.spawn(web::serve(listener, app));
     }
     tracing::info!(socket = %node.options.socket.display(), took_over, "node answers");
     Ok(NodeHandle {

@@ -438,6 +438,7 @@ mod tests {
             summary,
             uploader: None,
             received_unix_ms: 0,
+            weight_percent: 100,
         };
         let shown = detail(entry, &bytes, &manifest);
         let regions: Vec<_> = shown

@@ -1,5 +1,6 @@
 //! The node's page: a TCP port for browsers, with the interface of the socket behind the page's guard.
 
+use crate::front::{Bounds, pace::Pace};
 use crate::{
     api::PageInfo,
     node::{
@@ -19,6 +20,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 /// Binds the page's port.
@@ -54,6 +56,31 @@ pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guar
     });
     let (listener, address) = bound.map_err(at(what))?;
     Ok((listener, Guard::new(address, token)))
+}
+
+/// Connections in all: browsers, and the nodes that read what this one forked.
+const CONNECTIONS_MAX: usize = 1024;
+/// Connections of one address: a node that reads has some twenty.
+const CONNECTIONS_EACH_MAX: usize = 256;
+/// How slow a browser or a node may be, see [`Pace`].
+const PACE: Pace = Pace {
+    bytes_per_s_min: 256,
+    stretch: Duration::from_secs(30),
+};
+
+/// Serves the port until the runtime ends.
+pub(crate) async fn serve(listener: tokio::net::TcpListener, app: Router) {
+    let bounds = Bounds {
+        connections_max: CONNECTIONS_MAX,
+        connections_each_max: CONNECTIONS_EACH_MAX,
+        handshake: Duration::from_secs(10),
+        head: Duration::from_secs(15),
+        idle: Duration::from_secs(120),
+        pace: PACE,
+        drain: Duration::from_secs(1),
+    };
+    let (_goes_on, stop) = tokio::sync::watch::channel(false);
+    crate::front::run(listener, None, app, bounds, stop).await;
 }
 
 /// Everything that the port answers.

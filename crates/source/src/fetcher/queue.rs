@@ -30,6 +30,9 @@ const RETRY: RetryOptions = RetryOptions {
     longest_pause: Duration::from_secs(2),
 };
 
+/// When something that was missing or refused is asked for once more.
+const ONCE_MORE_AFTER: Duration = Duration::from_millis(500);
+
 /// Items that a thread is to read from one image.
 pub(super) struct Batch {
     /// Tells this read's items from those that were asked for again meanwhile.
@@ -409,9 +412,8 @@ impl Queue {
         at_once: bool,
         calls: &mut Calls,
     ) {
-        // No descriptors or memory is as passing a trouble as no network.
-        let passes = error.is_retryable() || matches!(error, SourceError::Local { .. });
         let mut prefetch_again = Vec::new();
+        let mut passing = false;
         for (_, hash) in &batch.wants {
             let Some(item) = self
                 .items
@@ -423,6 +425,20 @@ impl Queue {
             self.in_flight -= std::mem::take(&mut item.charge);
             item.failures += 1;
             item.last_error = Some(error.clone());
+            // No descriptors or memory is as passing a trouble as no network. That something is not there, or not to be had,
+            // is believed at the second time: a cache or a proxy between may be wrong for a moment.
+            let lasting = error.is_retryable() || matches!(error, SourceError::Local { .. });
+            let denied = matches!(
+                error,
+                SourceError::Missing { .. } | SourceError::Denied { .. }
+            );
+            let once_more = denied && item.failures == 1;
+            let passes = lasting || once_more;
+            passing |= passes;
+            let later = match once_more {
+                true => ONCE_MORE_AFTER,
+                false => pause(&RETRY, item.failures),
+            };
             if !passes {
                 let (gone, stay) = item
                     .waiters
@@ -451,7 +467,7 @@ impl Queue {
             if let Some(waiter) = item.waiters.first() {
                 item.image = waiter.image;
                 item.state = State::Demand;
-                item.not_before = (passes && !at_once).then(|| now + pause(&RETRY, item.failures));
+                item.not_before = (passes && !at_once).then(|| now + later);
                 self.demand.push_back(*hash);
             } else if !give_up || !item.listeners.is_empty() {
                 item.image = item
@@ -465,7 +481,7 @@ impl Queue {
             }
         }
         if let Some(failures) = prefetch_again.iter().map(|(_, failures)| *failures).max()
-            && passes
+            && passing
         {
             self.hold_prefetch(now + pause(&RETRY, failures));
         }
