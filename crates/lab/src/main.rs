@@ -38,6 +38,8 @@ enum Command {
     #[command(hide = true)]
     ServeNode(experiments::live::NodeArguments),
     #[command(hide = true)]
+    HubStrangers(experiments::hub_hostile::strangers::Arguments),
+    #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
     #[command(hide = true)]
     ServeHub(experiments::live::HubArguments),
@@ -106,6 +108,7 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
         Command::Collect(arguments) => collect(arguments),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
+        Command::HubStrangers(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }

@@ -98,7 +98,7 @@ fn set_aside_unreadable(folder: &Path, cert: &Path, key: &Path) {
     if whole || !key.exists() {
         return;
     }
-    let aside = folder.with_extension(format!("damaged-{}", super::catalogue::now_unix_s()));
+    let aside = folder.with_extension(format!("damaged-{}", super::catalogue::now_unix_ms()));
     match std::fs::rename(folder, &aside) {
         Ok(()) => tracing::error!(
             aside = %aside.display(),

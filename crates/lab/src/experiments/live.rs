@@ -101,14 +101,14 @@ fn wait_for_end_of_input() -> anyhow::Result<()> {
 }
 
 /// A process of this program that serves until it is dropped.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     input: Option<ChildStdin>,
 }
 
 impl Server {
     /// Starts it, inside `namespace` if there is one, and returns the rest of its first line.
-    fn start(
+    pub(crate) fn start(
         namespace: Option<&Namespace>,
         arguments: &[&std::ffi::OsStr],
     ) -> anyhow::Result<(Server, String)> {

@@ -11,6 +11,7 @@ pub mod disk;
 pub mod emulator;
 pub mod fault;
 pub mod fork;
+pub mod hub_hostile;
 pub mod import;
 pub mod live;
 pub mod local;
@@ -126,6 +127,11 @@ pub const ALL: &[Experiment] = &[
         name: "stream-real",
         about: "a desktop from a hub behind 7.2 Mbit/s and 120 ms: when is it usable, and does the simulator tell the truth?",
         run: stream_real::run,
+    },
+    Experiment {
+        name: "hub-hostile",
+        about: "honest reads and uploads at a hub beside 200 slow and 200 greedy strangers, against the same alone",
+        run: hub_hostile::run,
     },
     Experiment {
         name: "optimize",
