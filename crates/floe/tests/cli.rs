@@ -74,6 +74,7 @@ fn every_command_teaches_with_an_example() {
         "hub token create",
         "hub token ls",
         "hub token revoke",
+        "hub quota",
         "image import",
         "image ls",
         "image inspect",
@@ -305,6 +306,32 @@ fn a_hubs_tokens_are_made_listed_and_revoked() {
     );
     let out = floe(home.path(), &["hub", "token", "create", "../x"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_hubs_quotas_are_set_and_shown_beside_what_is_used() {
+    let home = home();
+    let out = floe(home.path(), &["hub", "quota", "alice"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    let set = [
+        "hub", "quota", "alice", "--bytes", "100G", "--images", "5", "--json",
+    ];
+    let out = floe(home.path(), &set);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let shown: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let alice = &shown["users"][0];
+    assert_eq!(
+        (&alice["bytes"]["quota"], &alice["images"]["quota"]),
+        (&(100u64 << 30).into(), &5.into())
+    );
+    assert_eq!(
+        (&alice["images"]["used"], &alice["traces"]["set"]),
+        (&0.into(), &false.into())
+    );
+    let table = text(&floe(home.path(), &["hub", "quota"]).stdout);
+    assert!(table.contains("0 of 5"), "{table}");
+    let out = floe(home.path(), &["hub", "quota", "--bytes", "1G"]);
+    assert_eq!(out.status.code(), Some(2), "a user is needed");
 }
 
 #[test]

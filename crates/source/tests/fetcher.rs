@@ -296,7 +296,7 @@ fn a_demand_ends_with_its_deadline_and_tells_the_last_trouble() {
 }
 
 #[test]
-fn missing_and_denied_items_fail_at_once() {
+fn missing_and_denied_items_are_asked_for_once_more_and_then_fail() {
     let bench = bench(&[], FetchOptions::default());
     let absent = items(0, 1)[0].0;
     let error = bench
@@ -304,13 +304,40 @@ fn missing_and_denied_items_fail_at_once() {
         .demand_wait(&IMAGE, Kind::Chunk, &absent)
         .unwrap_err();
     assert!(matches!(error, SourceError::Missing { .. }), "{error}");
-    bench.script.play(&[Act::Deny]);
+    assert_eq!(bench.script.reads(), 2);
+    bench.script.play(&[Act::Deny, Act::Deny]);
     let error = bench
         .fetcher
         .demand_wait(&IMAGE, Kind::Chunk, &absent)
         .unwrap_err();
     assert!(matches!(error, SourceError::Denied { .. }), "{error}");
-    assert_eq!(bench.script.reads(), 2);
+    assert_eq!(bench.script.reads(), 4);
+}
+
+#[test]
+fn one_refusal_on_the_way_is_survived() {
+    let all = items(0, 1);
+    let bench = bench(&all, FetchOptions::default());
+    bench.script.play(&[Act::Deny]);
+    let got = bench
+        .fetcher
+        .demand_wait(&IMAGE, Kind::Chunk, &all[0].0)
+        .unwrap();
+    assert_eq!(got, all[0].1);
+    // and one who says that it has nothing, but gets it
+    let late = items(7, 1);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| bench.fetcher.demand_wait(&IMAGE, Kind::Chunk, &late[0].0));
+        while bench.script.reads() < 3 {
+            std::thread::yield_now();
+        }
+        bench
+            .script
+            .items
+            .lock()
+            .insert(late[0].0, late[0].1.clone());
+        assert_eq!(asked.join().unwrap().unwrap(), late[0].1);
+    });
 }
 
 #[test]

@@ -115,6 +115,8 @@ pub(crate) struct UploadPack {
 pub(crate) struct Catalogue {
     pub(super) db: Mutex<Connection>,
     holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
+    /// Bytes of each owner's images, as they were counted since the last change.
+    pub(super) stored: Mutex<HashMap<String, u64>>,
 }
 
 pub(super) type Rows<T> = rusqlite::Result<T>;
@@ -154,6 +156,7 @@ impl Catalogue {
         let catalogue = Catalogue {
             db: Mutex::new(db),
             holdings: RwLock::default(),
+            stored: Mutex::default(),
         };
         catalogue.reload_holdings()?;
         Ok(catalogue)
@@ -181,6 +184,7 @@ impl Catalogue {
         }
         metrics::gauge!(crate::telemetry::HUB_IMAGES).set(held.len() as f64);
         *self.holdings.write() = held;
+        self.stored.lock().clear();
         Ok(())
     }
 
@@ -231,40 +235,6 @@ impl Catalogue {
     /// Ends all tokens of `user`; tells how many there were.
     pub fn revoke_tokens(&self, user: &str) -> Result<usize, HubError> {
         Ok(self.change(|db| db.execute("DELETE FROM tokens WHERE user = ?1", [user]))?)
-    }
-
-    /// Copies the whole catalogue to a file, which is there whole or as it was before.
-    pub fn copy_to(&self, path: &Path) -> Result<(), HubError> {
-        let failed = |what| HubError::file(what, path);
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let work = tempfile::TempDir::new_in(folder).map_err(failed("cannot copy to"))?;
-        let copy = work.path().join("copy");
-        let name = copy.to_string_lossy();
-        self.db.lock().execute("VACUUM INTO ?1", [&*name])?;
-        let moved = || {
-            std::fs::File::open(&copy)?.sync_all()?;
-            std::fs::rename(&copy, path)?;
-            std::fs::File::open(folder)?.sync_all()
-        };
-        moved().map_err(failed("cannot copy to"))
-    }
-
-    /// Notes that a pack is damaged, or no more.
-    pub fn note_damaged(&self, pack: &Hash, damaged: bool) -> Rows<()> {
-        let change = match damaged {
-            true => "INSERT OR IGNORE INTO damaged VALUES (?1)",
-            false => "DELETE FROM damaged WHERE pack = ?1",
-        };
-        self.change(|db| db.execute(change, [pack.as_bytes()]))?;
-        Ok(())
-    }
-
-    /// Packs that were found damaged and not replaced.
-    pub fn damaged_packs(&self) -> Rows<Vec<Hash>> {
-        let db = self.db.lock();
-        let mut rows = db.prepare("SELECT pack FROM damaged")?;
-        let rows = rows.query_map([], |row| hash(row, 0))?;
-        rows.collect()
     }
 
     /// Users with the number of their tokens.

@@ -23,6 +23,7 @@ mod state;
 mod thumbnail;
 mod tls;
 mod traces;
+mod upkeep;
 mod uploads;
 mod wire;
 

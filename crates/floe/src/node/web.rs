@@ -129,6 +129,42 @@ mod tests {
     }
 
     #[test]
+    fn a_head_that_comes_byte_by_byte_holds_no_connection_of_the_page() {
+        use std::io::{Read, Write};
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime
+            .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
+            .unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/", axum::routing::get(async || "page"));
+        runtime.spawn(serve(listener, app));
+        let mut drip = std::net::TcpStream::connect(address).unwrap();
+        // more connections than one address may have
+        let held: Vec<_> = (0..CONNECTIONS_EACH_MAX + 10)
+            .map(|_| std::net::TcpStream::connect(address).unwrap())
+            .collect();
+        let mut other = std::net::TcpStream::connect(address).unwrap();
+        other
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        other.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with("page"), "{answer}");
+        // the oldest made room
+        while drip.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut newest = held.last().unwrap();
+        while newest.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    #[test]
     fn a_taken_port_is_an_error_only_if_it_was_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path());
