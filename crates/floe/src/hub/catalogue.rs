@@ -111,6 +111,9 @@ pub(crate) struct UploadPack {
     pub staged: bool,
 }
 
+/// Whose each token is, by the token's hash.
+pub(crate) type TokenUsers = HashMap<Hash, Arc<str>>;
+
 /// See the module.
 pub(crate) struct Catalogue {
     pub(super) db: Mutex<Connection>,
@@ -248,10 +251,7 @@ impl Catalogue {
     }
 
     /// All tokens, by hash, if another connection has changed anything since `version`; and the version now.
-    pub fn tokens_since(
-        &self,
-        version: Option<i64>,
-    ) -> Rows<(i64, Option<HashMap<Hash, Arc<str>>>)> {
+    pub fn tokens_since(&self, version: Option<i64>) -> Rows<(i64, Option<TokenUsers>)> {
         let db = self.db.lock();
         let now = db.query_row("PRAGMA data_version", [], |row| row.get(0))?;
         if version == Some(now) {

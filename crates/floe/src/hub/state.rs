@@ -404,7 +404,11 @@ pub(crate) async fn housekeeping(hub: Arc<Hub>) {
         }
         if copied.elapsed() >= BACKUP_INTERVAL {
             copied = std::time::Instant::now();
-            drop(apart(&hub, |hub| Ok(hub.back_up())).await);
+            let copying = apart(&hub, |hub| {
+                hub.back_up();
+                Ok(())
+            });
+            drop(copying.await);
         }
     }
 }
