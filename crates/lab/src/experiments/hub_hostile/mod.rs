@@ -284,18 +284,21 @@ impl Bench {
     }
 }
 
+/// The times of one kind of request.
+type Times = fn(&Phase) -> &Samples;
+
 fn tell(report: &mut Report, alone: &[Phase], beside: &[Phase]) {
-    let p99 = |phases: &[Phase], of: fn(&Phase) -> &Samples| -> Samples {
+    let p99 = |phases: &[Phase], of: Times| -> Samples {
         phases
             .iter()
             .map(|phase| of(phase).quantile(0.99))
             .collect()
     };
-    let p50 = |phases: &[Phase], of: fn(&Phase) -> &Samples| -> Samples {
+    let p50 = |phases: &[Phase], of: Times| -> Samples {
         phases.iter().map(|phase| of(phase).median()).collect()
     };
     let mut worse: Vec<f64> = vec![0.0; alone.len()];
-    let kinds: [(&str, fn(&Phase) -> &Samples); 2] = [
+    let kinds: [(&str, Times); 2] = [
         ("read", |phase| &phase.reads),
         ("upload", |phase| &phase.uploads),
     ];
