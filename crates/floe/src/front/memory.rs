@@ -27,6 +27,9 @@ impl Shares {
     }
 
     fn take(&mut self, party: &Party, bytes: u64) -> bool {
+        if bytes == 0 {
+            return true; // nothing to remember, and nothing that would be given back
+        }
         let own = self.parties.get(party).copied().unwrap_or(0);
         let strange = !party.is_user();
         let fits = own + bytes <= self.max / 4
