@@ -46,6 +46,8 @@ mod api {
 #[allow(dead_code)]
 #[path = "../../crates/floe/src/node"]
 mod node {
+    #[path = "disk_format.rs"]
+    pub mod disk_format;
     #[path = "fork/record.rs"]
     pub mod fork;
     #[path = "placement/listed.rs"]
@@ -93,7 +95,13 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("hosts_file", hosts_file),
     ("slurm_output", slurm_output),
     ("mpi_frame", mpi_frame),
+    ("disk_header", disk_header),
 ];
+
+/// A stranger's disk image: its format, or the file that it reaches for.
+pub fn disk_header(data: &[u8]) {
+    let _ = node::disk_format::examine_bytes(data);
+}
 
 /// What floe-mpirun, its launcher and its clones say to each other.
 pub fn mpi_frame(data: &[u8]) {

@@ -23,8 +23,10 @@ pub mod files {
     pub const QMP_SPARE: &str = "qmp-spare.sock";
     /// The serial console.
     pub const CONSOLE: &str = "console.sock";
-    /// All that the serial console ever said.
+    /// What the serial console said last.
     pub const CONSOLE_LOG: &str = "console.log";
+    /// What it said before that: the guard in QEMU puts a log that is full aside.
+    pub const CONSOLE_LOG_BEFORE: &str = "console.log.1";
     /// The guest agent.
     pub const AGENT: &str = "qga.sock";
     /// The port on which programs in the guest speak with the node.

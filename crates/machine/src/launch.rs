@@ -15,6 +15,7 @@ use rustix::fs::inotify;
 use crate::command::{self, RamBacking, files};
 use crate::error::MachineError;
 use crate::exec::{ExecPlan, User};
+use crate::guard;
 use crate::machine::{EventLog, Machine};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
@@ -62,6 +63,10 @@ pub(crate) fn launch(
         dir: run.clone(),
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
+        guard: guard::Role::Machine {
+            access: spec.host_access.clone(),
+            log_bytes: spec.console_log_bytes,
+        },
         program: spec.programs.qemu.clone(),
         args: command::arguments(spec, &config, &ram, incoming),
     };
@@ -105,6 +110,7 @@ pub(crate) fn launch(
     let finish = || -> Result<Machine, MachineError> {
         let events = Arc::new(EventLog::default());
         let qmp = connect(spec, &run, &process, &events)?;
+        check_guard(spec, &process)?;
         let record = Record::new(spec, config, ram, process.id());
         record.save(&spec.dir)?;
         let held = Process::find(process.id())
@@ -129,6 +135,24 @@ pub(crate) fn launch(
             e => e,
         }
     })
+}
+
+/// Refuses a QEMU that has no guard in it: its guest could reach what it must not. One that was just started is still in its
+/// firmware.
+fn check_guard(spec: &Spec, process: &Process) -> Result<(), MachineError> {
+    let mappings = process
+        .mappings()
+        .map_err(MachineError::io("read QEMU's mappings"))?;
+    match guard::is_in(&mappings) {
+        true => Ok(()),
+        false => Err(MachineError::Start {
+            name: spec.name.clone(),
+            reason: "it did not load floe's guard (a QEMU that is linked statically, or that has file capabilities, ignores \
+                     LD_PRELOAD); install your distribution's package qemu-system-x86"
+                .into(),
+            log: String::new(),
+        }),
+    }
 }
 
 fn connect(
@@ -204,9 +228,11 @@ fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
         }
         if let Some(User { uid, gid }) = spec.user {
             std::os::unix::fs::lchown(&run, Some(uid), Some(gid))?;
-            match std::os::unix::fs::lchown(run.join(files::CONSOLE_LOG), Some(uid), Some(gid)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
+            for log in [files::CONSOLE_LOG, files::CONSOLE_LOG_BEFORE] {
+                match std::os::unix::fs::lchown(run.join(log), Some(uid), Some(gid)) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                    _ => {}
+                }
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::clock::PendingClock;
 use crate::command::{self, NETDEV, RamBacking, files};
+use crate::console::ConsoleLog;
 use crate::devices;
 use crate::error::MachineError;
 use crate::exec::User;
@@ -378,22 +379,11 @@ impl Machine {
         self.run_file(files::QMP_SPARE)
     }
 
-    /// The last bytes, at most `bytes_max`, that the serial console ever said.
+    /// The last bytes, at most `bytes_max`, that the serial console said, of those that are kept.
     pub fn console_history(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
-        // The directory belongs to the machine's user: a link there could lead the reader anywhere.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(self.run_file(files::CONSOLE_LOG));
-        let mut file = match file {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(e),
-        };
-        let len = file.metadata()?.len();
-        file.seek(SeekFrom::Start(len.saturating_sub(bytes_max)))?;
+        let mut log = ConsoleLog::open(&self.dir.join(RUN_DIR), Some(bytes_max));
         let mut bytes = Vec::new();
-        file.take(bytes_max).read_to_end(&mut bytes)?;
+        log.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 

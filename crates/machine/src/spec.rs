@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::accel::Accel;
 use crate::error::MachineError;
 use crate::exec::User;
+use crate::guard::{CONSOLE_LOG_BYTES, HostAccess};
 
 /// RAM of a machine whose configuration names no size: 1 GiB.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
@@ -148,6 +149,10 @@ pub struct Spec {
     pub boot: Option<Boot>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<PortForward>,
+    /// What its guest reaches of the host by QEMU's user network.
+    pub host_access: HostAccess,
+    /// Most bytes of the console's log in use; the one before it has as many.
+    pub console_log_bytes: u64,
     /// Its network leads nowhere: neither to the host nor beyond. For a copy that must not be noticed.
     pub isolated: bool,
     /// Its network card has no cable until [`Machine::set_network`](crate::Machine::set_network) plugs one in.
@@ -180,6 +185,8 @@ impl Spec {
             disks: Vec::new(),
             boot: None,
             forwards: Vec::new(),
+            host_access: HostAccess::None,
+            console_log_bytes: CONSOLE_LOG_BYTES,
             isolated: false,
             network_down: false,
             tap: None,

@@ -11,6 +11,7 @@
 mod adopt;
 mod buffering;
 mod capture;
+mod disk_format;
 pub mod doctor;
 pub mod error;
 mod files;
