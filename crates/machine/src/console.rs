@@ -32,10 +32,11 @@ impl ConsoleLog {
         }
     }
 
-    /// Where a console's log is at: a value that changes when the guest says something.
+    /// Where a console's log is at: a value that changes when the guest says something, and two zeros before it says anything.
     pub fn position(dir: &Path) -> (u64, u64) {
         let at = |file: File| file.metadata().map(|m| (m.ino(), m.len())).ok();
-        open(&dir.join(CONSOLE_LOG)).and_then(at).unwrap_or_default()
+        let at = open(&dir.join(CONSOLE_LOG)).and_then(at);
+        at.filter(|(_, len)| *len > 0).unwrap_or_default()
     }
 
     /// The file after this one, if there is one by now.

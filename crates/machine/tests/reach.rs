@@ -322,6 +322,7 @@ fn a_console_that_writes_without_end_keeps_within_its_bound() {
     let run = dir.path().join("noisy/run");
     // nobody looks after it but QEMU itself
     console.send("i=0; while :; do i=$((i+1)); echo line $i of a guest that has much to say; done");
+    console.expect("line 9 of");
     drop(console);
     let lines = |text: &str| -> Vec<u64> {
         let numbers = text.lines().filter_map(|line| {

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use super::error::CliError;
 use super::images::{acknowledge, stored};
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, console, progress, stream};
+use super::{Context, args, console, progress, stream, visible};
 use crate::api::{self, PortForward};
 
 /// How long a run whose user said nothing about waiting gives the guest to write its first byte, seconds. A booting guest
@@ -25,6 +25,8 @@ Example: from a hub, fetching only what the machine touches
   floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
 Example: with a network for itself and its clones, from which they reach one web server
   floe run debian-booted --name web --network --allow 192.0.2.7:443
+Example: a guest that may use a database on this host, which it finds at 10.0.2.2
+  floe run debian --name web --allow-host=5432
 Example: and see what that was
   floe run https://hub.example/debian-booted --link-report
 
@@ -70,6 +72,18 @@ pub struct Run {
     /// At most so many bytes a second to and from there, such as 10M
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
     allow_rate: Option<u64>,
+    /// Let its guest reach this host's loopback (10.0.2.2 and fec0::2 in the guest), link-local addresses and the cloud's
+    /// metadata service: all ports, or those named, such as --allow-host=5432,8080
+    #[arg(
+        long,
+        num_args = 0..,
+        require_equals = true,
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        value_name = "PORT",
+        conflicts_with = "network"
+    )]
+    allow_host: Option<Vec<u16>>,
     #[command(flatten)]
     access: super::transfer::Access,
 }
@@ -130,6 +144,11 @@ impl Run {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,
             }),
+            allow_host: match self.allow_host {
+                None => api::HostAccess::None,
+                Some(ports) if ports.is_empty() => api::HostAccess::All,
+                Some(ports) => api::HostAccess::Ports(ports),
+            },
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {
@@ -273,6 +292,7 @@ fn describe(m: &api::MachineInfo) -> String {
             "ports",
             m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
         ),
+        ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),
         (
             "reads",
@@ -284,6 +304,19 @@ fn describe(m: &api::MachineInfo) -> String {
         ("fetched", bytes(s.wire_bytes)),
         ("written", bytes(s.overlay_bytes)),
     ])
+}
+
+/// What a guest reaches of its host, in words.
+fn reaches(access: &api::HostAccess) -> String {
+    let what = "of this host's loopback and links";
+    match access {
+        api::HostAccess::None => String::new(),
+        api::HostAccess::All => format!("all ports {what}"),
+        api::HostAccess::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            format!("ports {} {what}", ports.join(", "))
+        }
+    }
 }
 
 fn cloned(cloned: &api::Cloned) -> String {
@@ -356,7 +389,14 @@ impl Screenshot {
 
 /// Print what a machine wrote on its console
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe logs web\n  floe logs web --follow --tail 4K")]
+#[command(after_help = "\
+Example:
+  floe logs web
+  floe logs web --follow --tail 4K
+Example: colours and all, of a guest that you trust
+  floe logs web --raw | less -R
+
+The last 4 to 8 MiB are kept. What would steer the terminal is shown by its number, such as \\x1b.")]
 pub struct Logs {
     /// The machine
     machine: String,
@@ -366,6 +406,9 @@ pub struct Logs {
     /// Only the last so many bytes, such as 4K
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     tail: Option<u64>,
+    /// The guest's bytes as they are: escape sequences in them steer your terminal
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
 }
 
 impl Logs {
@@ -376,9 +419,10 @@ impl Logs {
         };
         let mut log = cx.client()?.logs(&self.machine, &query)?;
         let mut buffer = vec![0; 64 * 1024];
+        let mut shown = visible::Filter::default();
         loop {
             match log.read(&mut buffer) {
-                Ok(0) => return Ok(()),
+                Ok(0) => return cx.out.bytes(shown.finish().as_bytes()),
                 Ok(n) if cx.out.json => {
                     let text = String::from_utf8_lossy(&buffer[..n]);
                     cx.out
@@ -386,7 +430,8 @@ impl Logs {
                             String::new()
                         })?;
                 }
-                Ok(n) => cx.out.bytes(&buffer[..n])?,
+                Ok(n) if self.raw => cx.out.bytes(&buffer[..n])?,
+                Ok(n) => cx.out.bytes(shown.feed(&buffer[..n]).as_bytes())?,
                 Err(e) => return Err(CliError::failed("the log broke off", e)),
             }
         }

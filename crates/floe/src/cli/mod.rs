@@ -22,6 +22,7 @@ mod terminal;
 mod top;
 mod traces;
 mod transfer;
+mod visible;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

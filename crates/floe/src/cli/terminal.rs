@@ -1,5 +1,6 @@
 //! The terminal's raw mode, in which every key goes to the guest or the dashboard, and a screen of its own for the latter.
 
+use super::visible;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
@@ -55,7 +56,7 @@ impl Screen {
     /// Shows these lines in place of what is there; longer ones are cut at `width`.
     pub fn show(&self, text: &str, width: usize, height: usize) -> std::io::Result<()> {
         let mut out = String::from("\x1b[H");
-        for line in text.lines().take(height.saturating_sub(1)) {
+        for line in visible::text(text).lines().take(height.saturating_sub(1)) {
             out.extend(line.chars().take(width));
             out += "\x1b[K\r\n";
         }

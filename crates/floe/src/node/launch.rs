@@ -14,7 +14,7 @@ use crate::{
     },
 };
 use floe_image::{Hash, MachineConfig, Manifest};
-use floe_machine::{Boot, Machine, PortForward, Protocol, Spec, User};
+use floe_machine::{Boot, HostAccess, Machine, PortForward, Protocol, Spec, User};
 use floe_mount::{DiskSpec, ImageHandle, MachineHandle, MachineSpec, Mount};
 use std::{
     fs, io,
@@ -27,7 +27,9 @@ use std::{
 
 /// Disks come in sectors of this many bytes.
 const SECTOR: u64 = 512;
-/// What the guest wrote on its console, in QEMU's directory: floe-machine's name for it.
+/// QEMU's own directory in the machine's: floe-machine's name for it.
+pub(crate) const RUN_DIR: &str = "run";
+/// What the guest wrote on its console last.
 pub(crate) const CONSOLE_LOG: &str = "run/console.log";
 /// The console's socket there.
 pub(crate) const CONSOLE_SOCKET: &str = "run/console.sock";
@@ -152,6 +154,7 @@ impl Node {
         spec.user = user_of(record);
         spec.network_down = guest::is_pending(record);
         spec.tap = self.tap_of(record)?;
+        spec.host_access = machine_access(&record.host_access)?;
         for forward in &record.forwards {
             match spec.tap {
                 None => spec.forwards.push(machine_forward(forward)?),
@@ -298,6 +301,19 @@ pub(crate) fn choose_ports(
             Ok(forward)
         })
         .collect()
+}
+
+/// What a guest reaches of the host, in the words of the machine.
+pub(crate) fn machine_access(access: &api::HostAccess) -> Result<HostAccess, NodeError> {
+    let text = match access {
+        api::HostAccess::None => return Ok(HostAccess::None),
+        api::HostAccess::All => return Ok(HostAccess::All),
+        api::HostAccess::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            ports.join(",")
+        }
+    };
+    text.parse().map_err(|why: String| usage(why, ""))
 }
 
 /// A forward in the words of the machine.

@@ -5,12 +5,12 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, busy, failed, not_found},
-        launch::{CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
+        launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
         machines::{Entry, Operation, status},
         record::Wanted,
     },
 };
-use floe_machine::{End, Machine, Status};
+use floe_machine::{End, Machine, Status, console::ConsoleLog};
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -132,6 +132,7 @@ impl Node {
             sources,
             stats,
             network: record.network.map(|place| self.networks.info(&place)),
+            allow_host: record.host_access,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,
@@ -245,9 +246,19 @@ impl Node {
         let vm = self.vm_dir(&record);
         Ok(ConsoleInfo {
             socket: vm.join(CONSOLE_SOCKET).display().to_string(),
-            log: self.console_log(&record).display().to_string(),
+            log: vm.join(CONSOLE_LOG).display().to_string(),
             vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
         })
+    }
+
+    /// What a machine's guest wrote on its console: all that is kept, or the last so many bytes.
+    pub fn console_history(
+        &self,
+        name: &str,
+        tail_bytes: Option<u64>,
+    ) -> Result<ConsoleLog, NodeError> {
+        let record = self.machines.get(name)?.record();
+        Ok(ConsoleLog::open(&self.console_dir(&record), tail_bytes))
     }
 
     /// Where QEMU shows the screen of a running machine, and what tells whether it is paused to buffer.

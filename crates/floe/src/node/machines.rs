@@ -348,6 +348,7 @@ mod tests {
             buffering: false,
             family: None,
             network: None,
+            host_access: Default::default(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use crate::{
-    api::{Identity, MulticastGroup, PortForward},
+    api::{HostAccess, Identity, MulticastGroup, PortForward},
     node::MachineName,
 };
 use floe_image::{Hash, MachineConfig};
@@ -61,6 +61,9 @@ pub struct Record {
     /// Its place in its family's network; `None` is QEMU's user network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Attachment>,
+    /// What its guest reaches of this host.
+    #[serde(default, skip_serializing_if = "HostAccess::is_none")]
+    pub host_access: HostAccess,
 }
 
 /// A place in a family's network.
@@ -196,6 +199,7 @@ pub(super) mod tests {
             buffering: false,
             family: None,
             network: None,
+            host_access: HostAccess::None,
         }
     }
 

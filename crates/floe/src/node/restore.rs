@@ -62,16 +62,16 @@ impl Node {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a QEMU that waits is on its user network
+        // a QEMU that waits is on its user network, and its guest reaches nothing of the host
         let record = entry.record();
         let waiting = match record.network {
-            None => {
+            None if record.host_access.is_none() => {
                 let forwards = record.forwards.iter().map(machine_forward);
                 let forwards = forwards.collect::<Result<_, _>>()?;
                 let waiting = self.take_standby(&found.id, !is_pending(&record));
                 waiting.map(|waiting| (waiting, forwards))
             }
-            Some(_) => None,
+            _ => None,
         };
         if let Some((waiting, forwards)) = waiting {
             let (standby, attached, place) = waiting.into_parts();

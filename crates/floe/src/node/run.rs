@@ -6,7 +6,7 @@ use crate::{
         MachineName, Node,
         error::{NodeError, at, busy, failed, usage},
         files::save_manifest,
-        launch::{CONSOLE_LOG, choose_ports, cold_config},
+        launch::{RUN_DIR, choose_ports, cold_config, machine_access},
         machines::{Entry, Operation},
         models::Coming,
         plan::{self, Kind, Plan},
@@ -18,7 +18,7 @@ use crate::{
         wait::{Waited, wait},
     },
 };
-use floe_machine::Status;
+use floe_machine::{Status, console::ConsoleLog};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 impl Node {
@@ -34,6 +34,7 @@ impl Node {
             .map(str::parse::<MachineName>)
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
+        check_host_access(request)?;
         self.check_passable()?;
         let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
         let found = self
@@ -99,6 +100,7 @@ impl Node {
                 buffering: false,
                 family: None,
                 network: None,
+                host_access: request.allow_host.clone(),
             };
             (self.home.machine(name.as_str()), record)
         };
@@ -175,7 +177,7 @@ impl Node {
     ) -> Result<(), NodeError> {
         report.stage("record")?;
         let vm = entry.vm()?;
-        let log = self.console_log(&entry.record());
+        let console = self.console_dir(&entry.record());
         let timeout = Duration::from_secs(timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let alive = || {
             // a restored guest that resets is started anew by the watcher; only a QEMU that stays away is an end
@@ -189,8 +191,8 @@ impl Node {
         };
         match wait(
             what,
-            &log,
-            0,
+            &console,
+            (0, 0),
             &entry.record().forwards,
             timeout,
             &report.cancel(),
@@ -209,9 +211,9 @@ impl Node {
         Ok(())
     }
 
-    /// File of all that the guest wrote on its console.
-    pub(crate) fn console_log(&self, record: &Record) -> PathBuf {
-        self.vm_dir(record).join(CONSOLE_LOG)
+    /// Directory of what the guest wrote on its console.
+    pub(crate) fn console_dir(&self, record: &Record) -> PathBuf {
+        self.vm_dir(record).join(RUN_DIR)
     }
 
     /// Starts a stopped machine from its disks, or lets a paused one go on.
@@ -239,8 +241,7 @@ impl Node {
                 ..Default::default()
             });
         }
-        let before =
-            std::fs::metadata(self.console_log(&operation.record())).map_or(0, |log| log.len());
+        let before = ConsoleLog::position(&self.console_dir(&operation.record()));
         self.attach(&operation)?;
         report.stage("mount")?;
         let booted = self
@@ -258,10 +259,9 @@ impl Node {
         self.tell("machine.started", name, "from its disks");
         let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let record = operation.record();
-        let log = self.console_log(&record);
         let waited = wait(
             request.wait,
-            &log,
+            &self.console_dir(&record),
             before,
             &record.forwards,
             timeout,
@@ -276,6 +276,18 @@ impl Node {
             ..Default::default()
         })
     }
+}
+
+/// Refuses a wish that can't be carried out.
+fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
+    machine_access(&request.allow_host)?;
+    if request.network.is_some() && !request.allow_host.is_none() {
+        return Err(usage(
+            "a family network does not lead to the host's loopback",
+            "name link-local addresses with --allow, such as --allow 169.254.169.254:80, or leave --network out",
+        ));
+    }
+    Ok(())
 }
 
 pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {

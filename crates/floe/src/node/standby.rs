@@ -301,6 +301,7 @@ impl Node {
             buffering: false,
             family: None,
             network: None,
+            host_access: Default::default(),
         };
         let attached = self.attach_record(
             &record,

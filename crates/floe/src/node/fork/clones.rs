@@ -6,7 +6,7 @@ use super::{
     decide::{CloneId, Event, Fault, HostId},
 };
 use crate::{
-    api::{CloneRequest, ErrorCode, Identity, MachineInfo, Room},
+    api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room},
     node::{
         Node, STANDBY_BYTES,
         error::{NodeError, refused, usage},
@@ -108,7 +108,10 @@ impl Node {
         }
         let family = Node::family_of(record, clone, instant.layer.is_none());
         let network = start.network_of(clone);
-        match self.load_clone(&instant.found, &place.name, &record.parent, family, network) {
+        let parent = instant.parent.as_ref();
+        let access = parent.map_or(HostAccess::None, |entry| entry.record().host_access);
+        let found = &instant.found;
+        match self.load_clone(found, &place.name, &record.parent, family, network, access) {
             Ok(loaded) => {
                 start.loaded.lock().insert(clone, loaded);
                 Event::Loaded(clone)
@@ -187,7 +190,9 @@ impl Node {
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
         let (name, parent) = (&request.name, &request.parent);
-        let loaded = self.load_clone(&found, name, parent, family, network.clone());
+        // what its parent's guest reaches of that host is no matter of this one's
+        let access = HostAccess::None;
+        let loaded = self.load_clone(&found, name, parent, family, network.clone(), access);
         let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
             if let Some(place) = &network {
@@ -208,6 +213,7 @@ impl Node {
         image_name: &str,
         family: Family,
         network: Option<Attachment>,
+        host_access: HostAccess,
     ) -> Result<LoadedClone, NodeError> {
         let name = name
             .parse()
@@ -245,6 +251,7 @@ impl Node {
                 buffering: false,
                 family: Some(family),
                 network,
+                host_access,
             };
             (self.home.machine(name.as_str()), record)
         };

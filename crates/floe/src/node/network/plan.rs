@@ -38,6 +38,16 @@ pub(crate) const VXLAN_PORT: u16 = 4789;
 /// Connections a second that a family may begin beyond its network: a scan needs more.
 const NEW_PER_S: u32 = 200;
 
+/// Refuses link-local addresses, the host's loopback, and a metadata service that is at neither (Alibaba's).
+const GUARDED_DROP: &str =
+    "        ip daddr { 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop\n";
+
+/// Whether all of a destination is what [`GUARDED_DROP`] refuses: whoever writes that knows what it is.
+fn is_guarded(allow: &Allow) -> bool {
+    let link = allow.address.is_link_local() && allow.bits >= 16;
+    link || allow.address == Ipv4Addr::new(100, 100, 100, 200) && allow.bits == 32
+}
+
 /// A family's network on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -175,8 +185,14 @@ impl Network {
                 Network::port(number)
             );
         }
+        // what leads to the host's links and its cloud's metadata is let through where it is named, not by a wide destination
+        let (named, wide): (Vec<&Allow>, Vec<&Allow>) =
+            self.allow.iter().partition(|allow| is_guarded(allow));
         let mut allowed = String::new();
-        for allow in &self.allow {
+        for (at, allow) in named.iter().chain(&wide).enumerate() {
+            if at == named.len() {
+                allowed += GUARDED_DROP;
+            }
             let out = "        iifname \"br0\" oifname \"up0\" ip daddr";
             let to = format!("{}/{}", allow.address, allow.bits);
             let _ = match allow.port {
@@ -363,6 +379,15 @@ mod tests {
         assert!(rules.contains("ip daddr 192.0.2.0/24 tcp dport 443 accept"));
         assert!(rules.contains("ip daddr 10.0.0.1/32 accept"));
         assert!(rules.contains("limit rate over 1000000 bytes/second"));
+        network.allow = vec![
+            "0.0.0.0/0".parse().unwrap(),
+            "169.254.169.254:80".parse().unwrap(),
+        ];
+        let rules = network.rules();
+        let place = |text: &str| rules.find(text).unwrap_or_else(|| panic!("{text}: {rules}"));
+        let refused = place("169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop");
+        assert!(place("ip daddr 169.254.169.254/32 tcp dport 80 accept") < refused);
+        assert!(refused < place("ip daddr 0.0.0.0/0 accept"));
         network.allow.clear();
         assert!(!network.rules().contains("ip daddr 1"));
         let overlay = Overlay {
