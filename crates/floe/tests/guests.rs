@@ -63,6 +63,7 @@ fn booted_of(guest: &str, node: &TestNode, cpus: u32) {
         image: guest.into(),
         name: Some("web".into()),
         cpus: Some(cpus),
+        allow_host: HostAccess::All, // to report there
         ..Default::default()
     });
     node.wait_console("web", "floe-guest ready");

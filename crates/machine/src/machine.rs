@@ -19,6 +19,7 @@ use crate::console::ConsoleLog;
 use crate::devices;
 use crate::error::MachineError;
 use crate::exec::User;
+use crate::guard;
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
@@ -184,6 +185,13 @@ impl Machine {
             _ => not(e.to_string()),
         };
         let process = Process::find(record.process).map_err(ended)?;
+        if !process.mappings().is_ok_and(|all| guard::is_in(&all)) {
+            tracing::warn!(
+                machine = record.name,
+                "an older floe started this machine: its guest reaches the host's loopback, and its console's log grows without \
+                 bound, until it is stopped and started again"
+            );
+        }
         let events = Arc::new(EventLog::default());
         let shared = events.clone();
         let socket = dir.join(RUN_DIR).join(files::QMP);

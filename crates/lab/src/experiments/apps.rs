@@ -125,6 +125,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             image: "warm".into(),
             name: Some(name.into()),
             network: network.then(NetworkRequest::default),
+            // on the user network it reports to this host
+            allow_host: match network {
+                true => HostAccess::None,
+                false => HostAccess::All,
+            },
             ..RunRequest::default()
         };
         node.run(&request, |_| {})?;
