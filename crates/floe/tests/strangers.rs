@@ -9,12 +9,7 @@ use hosts::Hosts;
 use node::{Setup, Signal, TestNode, eventually, finish, system};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::{
-    fs,
-    io::Write,
-    net::TcpListener,
-    os::fd::AsFd,
-    os::unix::fs::PermissionsExt,
-    path::Path,
+    fs, io::Write, net::TcpListener, os::fd::AsFd, os::unix::fs::PermissionsExt, path::Path,
     process::Command,
 };
 
@@ -195,10 +190,21 @@ fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_
         node.client().import(&request).unwrap().finish(|_| ())
     };
     for format in ["qcow2", "vmdk", "vdi"] {
-        qemu_img(&["convert", "-f", "raw", "-O", format, &path("raw"), &path(format)]);
+        qemu_img(&[
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            format,
+            &path("raw"),
+            &path(format),
+        ]);
         fs::set_permissions(path(format), fs::Permissions::from_mode(0o600)).unwrap();
         import(format).unwrap_or_else(|error| panic!("{format}: {error}"));
-        for (to, name) in [(ExportFormat::Raw, "out.raw"), (ExportFormat::Qcow2, "out.qcow2")] {
+        for (to, name) in [
+            (ExportFormat::Raw, "out.raw"),
+            (ExportFormat::Qcow2, "out.qcow2"),
+        ] {
             let request = ExportRequest {
                 image: format.into(),
                 region: "disk0".into(),
@@ -209,14 +215,24 @@ fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_
             finish(node.client().export(&request).unwrap());
         }
         assert_eq!(fs::read(path("out.raw")).unwrap(), content, "{format}");
-        qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &path("out.qcow2"), &path("back")]);
+        qemu_img(&[
+            "convert",
+            "-f",
+            "qcow2",
+            "-O",
+            "raw",
+            &path("out.qcow2"),
+            &path("back"),
+        ]);
         assert_eq!(fs::read(path("back")).unwrap(), content, "{format}");
     }
 
     fs::write(path("secret"), vec![b's'; 1 << 20]).unwrap();
     let secret = path("secret");
     let backed = path("backed.qcow2");
-    qemu_img(&["create", "-q", "-f", "qcow2", "-b", &secret, "-F", "raw", &backed]);
+    qemu_img(&[
+        "create", "-q", "-f", "qcow2", "-b", &secret, "-F", "raw", &backed,
+    ]);
     let option = format!("data_file={},data_file_raw=on", path("data"));
     let image = path("data.qcow2");
     qemu_img(&["create", "-q", "-f", "qcow2", "-o", &option, &image, "1M"]);
@@ -224,7 +240,10 @@ fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_
     fs::write(path("extent.vmdk"), text).unwrap();
     for (file, what) in [
         ("backed.qcow2", format!("needs the backing file {secret}")),
-        ("data.qcow2", format!("needs the data file {}", path("data"))),
+        (
+            "data.qcow2",
+            format!("needs the data file {}", path("data")),
+        ),
         ("extent.vmdk", format!("needs the extent {secret}")),
     ] {
         let error = import(file).unwrap_err().to_string();
@@ -255,7 +274,8 @@ fn floe(home: &Path, args: &[&str]) -> (String, String) {
 
 fn assert_harmless(shown: &str) {
     let bad = |c: &char| {
-        c.is_control() && *c != '\n' && *c != '\t' || matches!(*c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        c.is_control() && *c != '\n' && *c != '\t'
+            || matches!(*c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     let found: Vec<char> = shown.chars().filter(bad).collect();
     assert!(found.is_empty(), "{found:?} in {shown}");
@@ -286,7 +306,10 @@ fn what_guests_and_images_say_does_not_steer_a_terminal() {
 
     let (shown, _) = floe(node.home(), &["logs", "web"]);
     assert_harmless(&shown);
-    for seen in [r"\x1b]0;owned\x07 \x1b[31mred \x1b[6n", r"\x9b2J \x9b2J a\u{202e}b\u{2066}c said-42"] {
+    for seen in [
+        r"\x1b]0;owned\x07 \x1b[31mred \x1b[6n",
+        r"\x9b2J \x9b2J a\u{202e}b\u{2066}c said-42",
+    ] {
         assert!(shown.contains(seen), "{seen}: {shown}");
     }
     let (json, _) = floe(node.home(), &["logs", "web", "--json"]);
@@ -318,5 +341,8 @@ fn what_guests_and_images_say_does_not_steer_a_terminal() {
         assert_harmless(&err);
     }
     let (inspected, _) = floe(node.home(), &["image", "inspect", "tiny"]);
-    assert!(inspected.contains(r"\x1b]0;owned\x07\x9b2J\u{202e}gnp.exe"), "{inspected}");
+    assert!(
+        inspected.contains(r"\x1b]0;owned\x07\x9b2J\u{202e}gnp.exe"),
+        "{inspected}"
+    );
 }

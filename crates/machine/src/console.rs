@@ -110,7 +110,11 @@ mod tests {
     fn append(dir: &Path, text: &str) {
         use std::io::Write;
         let path = dir.join(CONSOLE_LOG);
-        let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
         file.write_all(text.as_bytes()).unwrap();
     }
 

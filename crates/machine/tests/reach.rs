@@ -49,7 +49,10 @@ fn alone(test: impl FnOnce() + Send + 'static) {
         let dir = scratch();
         let resolv = dir.path().join("resolv.conf");
         fs::write(&resolv, "nameserver 127.0.0.53\n").unwrap();
-        sh(&format!("mount --bind {} /etc/resolv.conf", resolv.display()));
+        sh(&format!(
+            "mount --bind {} /etc/resolv.conf",
+            resolv.display()
+        ));
         test();
     });
     if let Err(panic) = thread.join() {
@@ -136,8 +139,12 @@ fn dress(console: &mut Console) {
 
 /// What the guest gets of an address by TCP and by UDP.
 fn ask(console: &mut Console, address: &str) -> [bool; 2] {
-    let tcp = console.run(&format!("timeout 5 nc -w 5 {address} {PORT} </dev/null 2>&1"));
-    let udp = console.run(&format!("timeout 5 tftp -g -l /dev/null -r x {address} {PORT} 2>&1"));
+    let tcp = console.run(&format!(
+        "timeout 5 nc -w 5 {address} {PORT} </dev/null 2>&1"
+    ));
+    let udp = console.run(&format!(
+        "timeout 5 tftp -g -l /dev/null -r x {address} {PORT} 2>&1"
+    ));
     [tcp.contains(BANNER), udp.contains(BANNER)]
 }
 
@@ -311,6 +318,53 @@ unix, other = socket.socketpair(); attempt('unix', lambda: unix.send(b'x'))
 }
 
 #[test]
+fn a_guest_behind_a_forwarded_udp_port_answers_and_calls_nobody() {
+    let Some(guest) = guest() else { return };
+    let guest = guest.parent().unwrap().join("mpi"); // has Python, which speaks UDP
+    if !guest.exists() {
+        eprintln!("skipped: needs the guest mpi; build it with `make guest-mpi`");
+        return;
+    }
+    alone(move || {
+        let stranger = Visits::default();
+        stranger.udp(&format!("127.0.0.1:{PORT}"));
+        let dir = scratch();
+        let mut spec = spec(&guest, dir.path(), "udp", 27);
+        spec.config.memory_bytes = Some(512 << 20);
+        spec.forwards = vec![PortForward {
+            protocol: floe_machine::Protocol::Udp,
+            ..PortForward::tcp(9009, 9)
+        }];
+        let (machine, mut console) = boot(spec);
+        let _machine = Guard(&machine);
+        console.send(&format!(
+            "python3 -uc \"import socket as S; s=S.socket(S.AF_INET,S.SOCK_DGRAM); s.bind(('',9)); d,a=s.recvfrom(99); \
+             [s.sendto(b'x',('10.0.2.2',{PORT})) for i in range(9)]; s.sendto(b'answer',a); print('se'+'nt')\""
+        ));
+        let caller = UdpSocket::bind("127.0.0.1:0").unwrap();
+        caller
+            .set_read_timeout(Some(Duration::from_secs(1)))
+            .unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let mut answer = [0; 64];
+        let len = loop {
+            caller.send_to(b"question", "127.0.0.1:9009").unwrap();
+            match caller.recv_from(&mut answer) {
+                Ok((len, _)) => break len,
+                Err(_) => assert!(Instant::now() < deadline, "no answer"),
+            }
+        };
+        assert_eq!(&answer[..len], b"answer");
+        console.expect("sent");
+        assert_eq!(
+            stranger.count(),
+            0,
+            "the guest called from its forwarded port"
+        );
+    });
+}
+
+#[test]
 fn a_console_that_writes_without_end_keeps_within_its_bound() {
     let Some(guest) = guest() else { return };
     const BYTES: u64 = 128 << 10;
@@ -327,7 +381,10 @@ fn a_console_that_writes_without_end_keeps_within_its_bound() {
     let lines = |text: &str| -> Vec<u64> {
         let numbers = text.lines().filter_map(|line| {
             let rest = line.strip_prefix("line ")?;
-            rest.split_once(" of a guest that has much to say")?.0.parse().ok()
+            rest.split_once(" of a guest that has much to say")?
+                .0
+                .parse()
+                .ok()
         });
         numbers.collect()
     };

@@ -107,9 +107,8 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
         qemu_img(&args);
     };
     create("backed.qcow2", &["-b", &secret, "-F", "raw"]);
-    let json = format!(
-        r#"json:{{"driver":"raw","file":{{"driver":"file","filename":"{secret}"}}}}"#
-    );
+    let json =
+        format!(r#"json:{{"driver":"raw","file":{{"driver":"file","filename":"{secret}"}}}}"#);
     create("json.qcow2", &["-b", &json, "-F", "raw"]);
     create("nbd.qcow2", &["-b", "nbd://127.0.0.1:1/x", "-F", "raw"]);
     let other = format!("data_file={},data_file_raw=on", path("data"));
@@ -124,8 +123,7 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
         ("data.qcow2", "qcow2"),
         ("descriptor.vmdk", "vmdk"),
     ] {
-        let (status, said, written) =
-            run(&tool, &convert(format, "raw"), Path::new(&path(name)));
+        let (status, said, written) = run(&tool, &convert(format, "raw"), Path::new(&path(name)));
         assert!(!status.success(), "{name} was read: {said}");
         let leaked = written.windows(SECRET.len()).any(|at| at == SECRET);
         assert!(!leaked, "{name}: {said}");

@@ -124,7 +124,17 @@ impl WaitArgs {
 }
 
 impl Run {
+    /// What the guest is to reach of this host.
+    pub(super) fn host_access(&self) -> api::HostAccess {
+        match self.allow_host.clone() {
+            None => api::HostAccess::None,
+            Some(ports) if ports.is_empty() => api::HostAccess::All,
+            Some(ports) => api::HostAccess::Ports(ports),
+        }
+    }
+
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let allow_host = self.host_access();
         let (wait, wait_timeout_s) = self.wait.request();
         let request = api::RunRequest {
             image: args::image(&self.image)?,
@@ -144,11 +154,7 @@ impl Run {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,
             }),
-            allow_host: match self.allow_host {
-                None => api::HostAccess::None,
-                Some(ports) if ports.is_empty() => api::HostAccess::All,
-                Some(ports) => api::HostAccess::Ports(ports),
-            },
+            allow_host,
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {

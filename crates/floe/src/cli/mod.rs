@@ -242,6 +242,32 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    #[test]
+    fn what_a_guest_reaches_is_said_without_eating_the_image() {
+        let parse = |args: &[&str]| {
+            let args = ["floe", "run"].iter().chain(args);
+            match Cli::try_parse_from(args).map(|cli| cli.command) {
+                Ok(Command::Run(run)) => run.host_access(),
+                other => panic!("{other:?}"),
+            }
+        };
+        use crate::api::HostAccess;
+        assert_eq!(parse(&["debian"]), HostAccess::None);
+        assert_eq!(parse(&["--allow-host", "debian"]), HostAccess::All);
+        let ports = HostAccess::Ports(vec![80, 5432]);
+        assert_eq!(parse(&["--allow-host=80,5432", "debian"]), ports);
+        assert_eq!(
+            parse(&["--allow-host=80", "debian", "--allow-host=5432"]),
+            ports
+        );
+        for bad in ["--allow-host=0", "--allow-host=x", "--allow-host=65536"] {
+            assert!(Cli::try_parse_from(["floe", "run", bad, "debian"]).is_err());
+        }
+        assert!(
+            Cli::try_parse_from(["floe", "run", "--network", "--allow-host", "debian"]).is_err()
+        );
+    }
+
     fn each(command: &clap::Command, path: &str, check: &mut dyn FnMut(&str, &clap::Command)) {
         check(path, command);
         for sub in command.get_subcommands().filter(|s| s.get_name() != "help") {

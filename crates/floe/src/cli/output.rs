@@ -146,7 +146,7 @@ mod tests {
         let shown = table(&["NAME", "P"], &[row]);
         assert_eq!(
             shown,
-            "NAME                        P\na\\x1b[2K\\x0afake  1 GiB  x\n"
+            "NAME                     P\na\\x1b[2K\\x0afake  1 GiB  x\n"
         );
         let shown = fields(&[("id", "1\nname  other".into())]);
         assert_eq!(shown, "id  1\\x0aname  other\n");

@@ -158,9 +158,18 @@ mod tests {
     fn what_would_steer_a_terminal_is_shown_by_its_number() {
         let shown = text(HOSTILE);
         assert!(is_safe(&shown), "{shown:?}");
-        assert!(shown.starts_with(r"\x1b]0;owned\x07 \x1b[31mred\x1b[0m"), "{shown}");
-        assert!(shown.contains(r"\x9b2J \x90x\x9c a\u{202e}b\u{2066}c"), "{shown}");
-        assert!(shown.ends_with(r"\x08\x7f\x00 overwritten\x0dnew"), "{shown}");
+        assert!(
+            shown.starts_with(r"\x1b]0;owned\x07 \x1b[31mred\x1b[0m"),
+            "{shown}"
+        );
+        assert!(
+            shown.contains(r"\x9b2J \x90x\x9c a\u{202e}b\u{2066}c"),
+            "{shown}"
+        );
+        assert!(
+            shown.ends_with(r"\x08\x7f\x00 overwritten\x0dnew"),
+            "{shown}"
+        );
     }
 
     #[test]
@@ -174,10 +183,19 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_are_shown_wherever_they_are_cut() {
-        let bytes = [HOSTILE.as_bytes(), b"\x9b2J\xff \xe2\x82", "€\r\n".as_bytes(), b"\xe2\x82"].concat();
+        let bytes = [
+            HOSTILE.as_bytes(),
+            b"\x9b2J\xff \xe2\x82",
+            "€\r\n".as_bytes(),
+            b"\xe2\x82",
+        ]
+        .concat();
         let mut whole = Filter::default();
         let shown = whole.feed(&bytes) + &whole.finish();
-        assert!(shown.ends_with("\\x9b2J\\xff \\xe2\\x82€\n\\xe2\\x82"), "{shown}");
+        assert!(
+            shown.ends_with("\\x9b2J\\xff \\xe2\\x82€\n\\xe2\\x82"),
+            "{shown}"
+        );
         for size in 1..8 {
             let mut filter = Filter::default();
             let pieces = bytes.chunks(size).map(|piece| filter.feed(piece));
@@ -191,7 +209,10 @@ mod tests {
         let value = serde_json::json!({"text": HOSTILE, HOSTILE: [1, "\u{1f600}\u{e0041}"]});
         let shown = json(&value.to_string());
         assert!(is_safe(&shown), "{shown}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&shown).unwrap(),
+            value
+        );
     }
 
     proptest! {

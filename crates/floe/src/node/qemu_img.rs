@@ -108,9 +108,7 @@ pub fn convert(
         input: file,
         output: to.try_clone().map_err(at("cannot share a file"))?,
     };
-    let child = tool
-        .start(programs)
-        .map_err(at("cannot start qemu-img"))?;
+    let child = tool.start(programs).map_err(at("cannot start qemu-img"))?;
     let result = watch(child, &shown, limit, progress);
     if result.is_err() {
         empty()?;
@@ -218,7 +216,10 @@ fn program() -> Result<PathBuf, NodeError> {
 fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {
-        let Some(at) = offset.checked_add(len as u64).filter(|at| *at < i64::MAX as u64) else {
+        let Some(at) = offset
+            .checked_add(len as u64)
+            .filter(|at| *at < i64::MAX as u64)
+        else {
             break;
         };
         match file.read_at(&mut buffer[len..], at)? {

@@ -7,9 +7,12 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// One pair for a process of tests.
+    /// A pair that no other test has.
     pub fn new() -> Hosts {
-        let of = |host| format!("flt{}{host}", std::process::id());
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static PAIRS: AtomicU32 = AtomicU32::new(0);
+        let pair = PAIRS.fetch_add(1, Ordering::Relaxed);
+        let of = |host| format!("flt{}-{pair}{host}", std::process::id());
         let hosts = Hosts {
             names: [of("a"), of("b")],
         };

@@ -130,7 +130,8 @@ unsafe fn may_reach(socket: c_int, address: *const c_void, len: c_uint) -> bool 
         return true;
     }
     // SAFETY: the caller vouches for it.
-    let bytes = unsafe { core::slice::from_raw_parts(address.cast::<u8>(), (len as usize).min(28)) };
+    let bytes =
+        unsafe { core::slice::from_raw_parts(address.cast::<u8>(), (len as usize).min(28)) };
     let Some((to, port)) = rules::target(bytes) else {
         return true;
     };
@@ -523,7 +524,8 @@ fn open_nothing_more() -> bool {
     const SET_MODE_FILTER: c_int = 1;
     const ALL_THREADS: c_int = 1;
     // SAFETY: the kernel copies the program during the call.
-    let done = unsafe { syscall(sys::SECCOMP, SET_MODE_FILTER, ALL_THREADS, &raw const whole) } == 0;
+    let done =
+        unsafe { syscall(sys::SECCOMP, SET_MODE_FILTER, ALL_THREADS, &raw const whole) } == 0;
     DONE.store(done, Ordering::Release);
     done
 }

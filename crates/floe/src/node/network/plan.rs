@@ -384,7 +384,11 @@ mod tests {
             "169.254.169.254:80".parse().unwrap(),
         ];
         let rules = network.rules();
-        let place = |text: &str| rules.find(text).unwrap_or_else(|| panic!("{text}: {rules}"));
+        let place = |text: &str| {
+            rules
+                .find(text)
+                .unwrap_or_else(|| panic!("{text}: {rules}"))
+        };
         let refused = place("169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop");
         assert!(place("ip daddr 169.254.169.254/32 tcp dport 80 accept") < refused);
         assert!(refused < place("ip daddr 0.0.0.0/0 accept"));
