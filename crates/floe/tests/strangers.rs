@@ -291,7 +291,7 @@ fn what_guests_and_images_say_does_not_steer_a_terminal() {
     let request = ImportRequest {
         kernel: Some(node::guest("tiny/vmlinuz")),
         initrd: Some(node::guest("tiny/initrd")),
-        cmdline: Some(format!("console=ttyS0 init_on_free=1 \x1b]0;x\x07\u{202e}")),
+        cmdline: Some("console=ttyS0 init_on_free=1 \x1b]0;x\x07\u{202e}".into()),
         name: Some("tiny".into()),
         memory_bytes: Some(256 << 20),
         labels: [("note".to_owned(), hostile.to_owned())].into(),
