@@ -186,13 +186,12 @@ impl Network {
             );
         }
         // what leads to the host's links and its cloud's metadata is let through where it is named, not by a wide destination
-        let (named, wide): (Vec<&Allow>, Vec<&Allow>) =
-            self.allow.iter().partition(|allow| is_guarded(allow));
-        let mut allowed = String::new();
-        for (at, allow) in named.iter().chain(&wide).enumerate() {
-            if at == named.len() {
-                allowed += GUARDED_DROP;
-            }
+        let (mut named, mut wide) = (String::new(), String::new());
+        for allow in &self.allow {
+            let allowed = match is_guarded(allow) {
+                true => &mut named,
+                false => &mut wide,
+            };
             let out = "        iifname \"br0\" oifname \"up0\" ip daddr";
             let to = format!("{}/{}", allow.address, allow.bits);
             let _ = match allow.port {
@@ -254,7 +253,7 @@ table ip floe {{
         limit rate over {rate} bytes/second burst {burst} bytes counter drop
         ct state established,related accept
         ct state new limit rate over {NEW_PER_S}/second burst {NEW_PER_S} packets drop
-{allowed}    }}
+{named}{GUARDED_DROP}{wide}    }}
     chain post {{
         type nat hook postrouting priority 100;
         oifname \"up0\" masquerade
