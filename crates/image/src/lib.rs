@@ -23,8 +23,10 @@ mod manifest;
 mod name;
 mod over;
 mod pack;
+mod seal;
 mod segment;
 pub mod trace;
+pub mod tunnel;
 pub mod wire;
 
 pub use batch::{

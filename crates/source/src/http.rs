@@ -149,7 +149,11 @@ impl Http {
         let tls = if https {
             let name = ServerName::try_from(host.clone())
                 .map_err(|e| bad(format!("bad host name: {e}")))?;
-            Some((tls_config(options.ca.as_deref()).map_err(bad)?, name))
+            let config = match &options.tls {
+                Some(config) => config.clone(),
+                None => tls_config(options.ca.as_deref()).map_err(bad)?,
+            };
+            Some((config, name))
         } else {
             None
         };
