@@ -7,6 +7,7 @@
 //!   machines/   NAME/{machine.json, lock, disks/, run/, console.log, qemu.log}
 //!   forks/      what forks there were, with their clones
 //!   networks/   networks of families that have members here
+//!   cluster/    keys, certificates and members of the cluster that this node is in
 //!   hosts       nodes that are known by name, the operator's
 //!   placement/  programs that share hosts out, the operator's
 //!   tickets/    what they granted and has to be given back
@@ -85,6 +86,10 @@ impl Home {
     /// Images shown in directories of users.
     pub fn views(&self) -> PathBuf {
         self.root.join("views")
+    }
+    /// The cluster that this node is in.
+    pub fn cluster(&self) -> PathBuf {
+        self.root.join("cluster")
     }
     /// Nodes that are known by name.
     pub fn hosts(&self) -> PathBuf {

@@ -4,7 +4,7 @@
 mod node;
 
 use floe::api::*;
-use node::{Setup, TestNode, eventually, system};
+use node::{Setup, TestNode, cluster, eventually, system};
 use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
@@ -295,6 +295,7 @@ fn a_program_waits_for_and_ends_its_clones_on_another_host_also_when_that_dies_m
         args: vec!["--guest-hosts".into(), there.url()],
         ..Setup::on_the_network()
     });
+    cluster(&[&here, &there]);
     booted(&here, 1);
     // clones that end by themselves
     let fork = |n: u32, then: &str| {

@@ -59,9 +59,13 @@ struct NodeArgs {
     /// Most clones that a family of machines may have at a time by calls from inside of its guests; 0 forbids such calls
     #[arg(long, default_value_t = node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
-    /// Nodes on which those clones run: http://ADDRESS:PORT of their pages (with this page's token), or here
-    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    /// Nodes on which those clones run: members of this node's cluster by name or address, or here
+    #[arg(long, value_delimiter = ',', value_name = "HOST")]
     guest_hosts: Vec<String>,
+    /// Let those nodes, and the known hosts (floe hosts), be addresses of pages, which are asked in clear text and with this page's
+    /// token: only on a network that nobody else is in
+    #[arg(long)]
+    insecure_hosts: bool,
     /// Who grants them when a guest requests a ticket, as with floe fork: simple, slurm or a program of yours; all known hosts are
     /// meant, unless --guest-hosts names some
     #[arg(long, value_name = "PLUG-IN")]
@@ -108,6 +112,7 @@ impl NodeArgs {
         options.traces = !self.no_traces;
         options.guest_clones = self.guest_clones;
         options.guest_hosts = self.guest_hosts;
+        options.insecure_hosts = self.insecure_hosts;
         options.guest_placement = self.guest_placement;
         options.io_timeout = self.io_timeout.map(Duration::from_secs);
         if let Some(mountpoint) = self.mountpoint {

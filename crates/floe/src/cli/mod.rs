@@ -5,6 +5,7 @@
 //! decided here: a command that does more than ask and show belongs into the node.
 
 mod args;
+mod cluster;
 mod console;
 mod daemon;
 mod doctor;
@@ -84,6 +85,8 @@ enum Command {
     Screenshot(machines::Screenshot),
     Logs(machines::Logs),
     Capture(machines::Capture),
+    #[command(subcommand)]
+    Cluster(cluster::Cluster),
     Fork(forks::Fork),
     Family(forks::Family),
     Hosts(forks::Hosts),
@@ -201,6 +204,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Forward(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
+        Command::Cluster(c) => c.run(cx)?,
         Command::Fork(c) => c.run(cx)?,
         Command::Family(c) => c.run(cx)?,
         Command::Hosts(c) => c.run(cx)?,

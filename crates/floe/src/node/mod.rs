@@ -11,6 +11,7 @@
 mod adopt;
 mod buffering;
 mod capture;
+mod cluster;
 pub mod doctor;
 pub mod error;
 mod files;
@@ -106,6 +107,8 @@ pub struct Node {
     /// Forks that have clones.
     pub(crate) forks: fork::Forks,
     pub(crate) guests: guest::Guests,
+    /// The cluster that it is in, if it is in one.
+    pub(crate) cluster: Arc<cluster::Cluster>,
     /// Networks of families.
     pub(crate) networks: network::Networks,
     /// What forks were granted by placement.

@@ -37,6 +37,8 @@ pub struct NodeOptions {
     pub guest_clones: u32,
     /// Where those run, as in [`ForkRequest::hosts`](crate::api::ForkRequest::hosts); empty is here.
     pub guest_hosts: Vec<String>,
+    /// Let those hosts and the ones that are known by name be asked in clear text, by their pages' addresses and this page's token.
+    pub insecure_hosts: bool,
     /// The plug-in that grants them, as in [`ForkRequest::placement`](crate::api::ForkRequest::placement).
     pub guest_placement: Option<String>,
     /// Keep what machines touch, and send it to the hub that their image came from.
@@ -115,6 +117,7 @@ impl NodeOptions {
             traces: true,
             guest_clones: GUEST_CLONES_DEFAULT,
             guest_hosts: Vec::new(),
+            insecure_hosts: false,
             guest_placement: None,
             home,
         })

@@ -1,7 +1,7 @@
 //! The node's life: open everything, take over what an earlier node left, answer, and end without hurting machines.
 
 use crate::node::{
-    Node, NodeOptions, Stop,
+    Node, NodeOptions, Stop, cluster,
     error::{NodeError, at, busy},
     fork,
     guest::Guests,
@@ -79,6 +79,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (wishes, wished) = mpsc::channel();
     let (guests, arrived) = Guests::new();
     let layers = fork::Layers::default();
+    let cluster = Arc::new(cluster::Cluster::open(&home)?);
     let node = Arc::new(Node {
         sources: Sources::new(
             repo.clone(),
@@ -86,6 +87,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             cache.clone(),
             options.io_timeout,
             home.run().join("index"),
+            cluster.clone(),
         ),
         repo,
         cache,
@@ -96,7 +98,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         layers,
         forks: fork::Forks::open(&home)?,
         tickets: placement::Tickets::open(&home)?,
-        networks: network::Networks::open(&home)?,
+        networks: network::Networks::open(&home, cluster.clone())?,
+        cluster,
         traces: Arc::new(Traces::open(&home)?),
         image_bytes: Mutex::default(),
         wishes,
@@ -129,6 +132,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     node.start_watching_parents()?;
     node.start_watching_hosts()?;
     node.start_watching_tickets()?;
+    node.start_keeping_cluster()?;
     node.start_tracing()?;
     node.fetch_models_again();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -162,6 +166,10 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             }
         });
     }
+    let members =
+        rest::members_router(node.clone()).merge(fork::router(node.clone(), fork::Way::Sealed));
+    let members = cluster::router(node.clone(), members);
+    node.cluster.serve(runtime.handle().clone(), members);
     tracing::info!(socket = %node.options.socket.display(), took_over, "node answers");
     Ok(NodeHandle {
         node: Some(node),

@@ -9,6 +9,7 @@
 //! ```
 
 use crate::node::{
+    cluster::Cluster,
     error::{NodeError, usage},
     fork::{Layers, Local, Patient, is_parent},
     record::Origin,
@@ -163,6 +164,7 @@ pub struct Sources {
     cache: Arc<Cache>,
     io_timeout: Option<Duration>,
     index_dir: PathBuf,
+    cluster: Arc<Cluster>,
     fetchers: Mutex<HashMap<Place, Weak<Fetcher>>>,
 }
 
@@ -174,6 +176,7 @@ impl Sources {
         cache: Arc<Cache>,
         io_timeout: Option<Duration>,
         index_dir: PathBuf,
+        cluster: Arc<Cluster>,
     ) -> Sources {
         Sources {
             repo,
@@ -181,6 +184,7 @@ impl Sources {
             cache,
             io_timeout,
             index_dir,
+            cluster,
             fetchers: Mutex::default(),
         }
     }
@@ -282,6 +286,8 @@ impl Sources {
             token: origin.token.clone(),
             ca: origin.ca.as_ref().map(PathBuf::from),
             index_dir: Some(self.index_dir.clone()),
+            // another member shows a certificate of the cluster, and asks for ours
+            tls: is_parent(base).then(|| self.cluster.tls_of_parents()),
             ..Default::default()
         };
         Ok(floe_source::open(base, &options)?)

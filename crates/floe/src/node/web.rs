@@ -58,8 +58,8 @@ pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guar
 
 /// Everything that the port answers.
 pub(crate) fn router(node: Arc<Node>, guard: Arc<Guard>) -> Router {
-    // what clones on other hosts read has a token of its own
-    let forks = fork::router(node.clone());
+    // what clones on other hosts read has a token of its own, and is here only for forks that were to go in clear text
+    let forks = fork::router(node.clone(), fork::Way::Clear);
     guarded(guard, assets::router(Page::Node), rest::router(node)).merge(forks)
 }
 

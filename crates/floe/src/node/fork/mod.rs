@@ -29,7 +29,7 @@ pub(crate) use family::Forks;
 pub(crate) use hosts::Reserved;
 pub(crate) use layer::{Layers, Local};
 pub(crate) use parents::{Patient, is_parent};
-pub(crate) use serve::router;
+pub(crate) use serve::{Way, router};
 
 use crate::{
     api::{
@@ -66,6 +66,9 @@ use std::{
 
 /// Label of an image that a fork made: it goes when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
+/// What is said of a fork with such a host.
+const IN_CLEAR_TEXT: &str = "memory of the machine and the page's token cross the network in clear text: whoever can listen there \
+    has both; floe cluster init makes it safe";
 /// How often a fork that waits for its clones looks whether its caller is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.
@@ -83,6 +86,11 @@ enum Host {
 }
 
 impl Host {
+    /// Whether what it is told and what it reads can be read on the way.
+    fn is_in_clear_text(&self) -> bool {
+        matches!(self, Host::There(remote, _) if !remote.is_member())
+    }
+
     fn url(&self) -> Option<&str> {
         match self {
             Host::Here => None,
@@ -139,6 +147,9 @@ impl Node {
         }
         self.check_passable()?;
         let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(request)?.into_iter().unzip();
+        if hosts.iter().any(Host::is_in_clear_text) {
+            report.note(IN_CLEAR_TEXT);
+        }
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before anything is stopped: a fork for which nobody has room costs its parent nothing
         let reserved = match reserved {
@@ -243,7 +254,8 @@ impl Node {
             held.of_fork(&record.id)?;
         }
         if hosts.iter().any(|host| host.url().is_some()) {
-            record.hosts_token = self.hosts_token(request);
+            let in_clear_text = hosts.iter().any(Host::is_in_clear_text);
+            record.hosts_token = self.hosts_token(request).filter(|_| in_clear_text);
             record.multicast = self.open_multicast(request.multicast, hosts, record);
             // after a crash in the middle of this their token must still open their parent's state
             self.forks.save(record.clone())?;

@@ -108,9 +108,11 @@ impl Silence {
             return None;
         }
         let url = origin.urls.first().map_or("", String::as_str);
-        let url = url
-            .trim_start_matches("floe+")
-            .trim_end_matches(super::serve::PATH);
+        let url = url.trim_end_matches(super::serve::PATH);
+        let url = match url.split_once("://") {
+            Some(("floe", address)) => format!("https://{address}"),
+            _ => url.trim_start_matches("floe+").to_owned(),
+        };
         Some(match self.denied {
             true => format!(
                 "its parent's node {url} no longer has what it needs; what it has not touched is lost: floe kill ends it"
@@ -152,6 +154,7 @@ impl Node {
         let options = floe_source::Options {
             token: origin.token.clone(),
             ca: origin.ca.as_ref().map(Into::into),
+            tls: Some(self.cluster.tls_of_parents()),
             timeout: Some(ANSWER_TIMEOUT),
             ..Default::default()
         };
@@ -258,6 +261,12 @@ impl Node {
             }
         }
         parents
+    }
+
+    /// Whether machines here, or clones elsewhere, stand still if the other members of the cluster are not reached any more.
+    pub(crate) fn needs_members(&self) -> bool {
+        let mut forks = self.forks.all().into_iter();
+        !self.dependants().is_empty() || forks.any(|fork| fork.has_clones_away())
     }
 
     /// Refuses an address that is no other node's.
