@@ -307,8 +307,13 @@ impl Machine {
             })
         };
         let png = shoot("png");
-        let mut out =
-            File::create(path).map_err(MachineError::io(format!("write {}", path.display())))?;
+        let mut out = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(MachineError::io(format!("write {}", path.display())))?;
         match png {
             Ok(_) => {
                 let copied = (&picture)

@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::device::{self, Device};
 use crate::image::Image;
 use crate::machine::{self, Machine};
-use crate::overlay::{Base, BaseRecord, Disk};
+use crate::overlay::{Base, BaseRecord, Disk, remove_earlier_boots};
 use crate::owner::Message;
 use crate::supervisor::Client;
 use crate::trace::Trace;
@@ -108,17 +108,24 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
     })
 }
 
-/// Where live maps are: memory that outlives the process.
-fn live_dir(runtime_dir: &Path) -> Result<PathBuf, MountError> {
-    let shm = Path::new("/dev/shm");
+/// Where live maps are: what outlives the process. For root that is memory, which a full disk does not concern. A logout
+/// takes other users' files out of `/dev/shm`, while their node and machines may go on: they have the runtime directory.
+fn live_dir(runtime_dir: &Path, shm: &Path, root: bool) -> Result<PathBuf, MountError> {
     let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|s| s.f_type == TMPFS_MAGIC);
-    let dir = if is_tmpfs {
-        shm.join(format!("floe-{}", rustix::process::geteuid().as_raw()))
-    } else {
-        runtime_dir.join("live")
-    };
-    make_private(&dir)?;
-    Ok(dir)
+    let on_disk = runtime_dir.join("live");
+    // maps that are there already are looked for there
+    let used = std::fs::read_dir(&on_disk).is_ok_and(|mut maps| maps.next().is_some());
+    if root && is_tmpfs && !used {
+        let dir = shm.join("floe-0");
+        match make_private(&dir) {
+            Ok(()) => return Ok(dir),
+            // anybody may be first there
+            Err(error) => tracing::warn!(%error, "live maps are kept on the disk"),
+        }
+    }
+    make_private(&on_disk)?;
+    remove_earlier_boots(&on_disk).map_err(MountError::io("clear", &on_disk))?;
+    Ok(on_disk)
 }
 
 fn make_private(dir: &Path) -> Result<(), MountError> {
@@ -129,7 +136,8 @@ fn make_private(dir: &Path) -> Result<(), MountError> {
     made.map_err(MountError::io("make", dir))?;
     // In /dev/shm somebody else may have been first.
     let meta = std::fs::symlink_metadata(dir).map_err(MountError::io("look at", dir))?;
-    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+    let closed = meta.mode() & 0o022 == 0;
+    if !meta.is_dir() || !closed || meta.uid() != rustix::process::geteuid().as_raw() {
         let reason = "it belongs to somebody else; remove it".to_owned();
         return Err(MountError::Overlay {
             path: dir.to_owned(),
@@ -151,7 +159,8 @@ impl Mount {
     /// requests for images and machines that weren't added yet wait: add them all, then call [`Mount::takeover_done`].
     pub fn start(mountpoint: &Path, options: MountOptions) -> Result<Self, MountError> {
         make_private(&options.runtime_dir)?;
-        let live_dir = live_dir(&options.runtime_dir)?;
+        let root = rustix::process::geteuid().is_root();
+        let live_dir = live_dir(&options.runtime_dir, Path::new("/dev/shm"), root)?;
         let (connection, took_over) = match take_over(mountpoint, &options)? {
             Some(connection) => (connection, true),
             None => (connect(mountpoint, &options)?, false),
@@ -338,7 +347,7 @@ impl Mount {
                 reason: "there is one of that name; remove it first",
             });
         }
-        std::fs::create_dir_all(&spec.dir).map_err(MountError::io("make", &spec.dir))?;
+        floe_store::private::make_dirs(&spec.dir).map_err(MountError::io("make", &spec.dir))?;
         let image = spec.image.image.clone();
         let (mut disks, mut traced) = (Vec::new(), Vec::new());
         for disk in &spec.disks {
@@ -593,4 +602,21 @@ fn check_machine_name(name: &str) -> Result<(), MountError> {
         name: name.to_owned(),
         reason,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_logout_takes_no_live_map_along_and_nobody_can_be_first_in_its_place() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (run, shm) = (dir.path().join("run"), dir.path());
+        // of a user, the system removes all of /dev/shm when the last session ends
+        assert_eq!(live_dir(&run, shm, false).unwrap(), run.join("live"));
+        assert_eq!(live_dir(&run, shm, true).unwrap(), shm.join("floe-0"));
+        std::fs::remove_dir(shm.join("floe-0")).unwrap();
+        std::os::unix::fs::symlink("/etc", shm.join("floe-0")).unwrap();
+        assert_eq!(live_dir(&run, shm, true).unwrap(), run.join("live"));
+    }
 }

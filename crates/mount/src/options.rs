@@ -16,7 +16,7 @@ pub struct MountOptions {
     /// Socket of the [`crate::supervisor`]; without one a killed node takes its machines along.
     pub supervisor: Option<PathBuf>,
     /// Where the mount keeps what a takeover needs (inode numbers, the protocol's negotiated limits) and the disks' live
-    /// maps where there is no `/dev/shm`. Survives the node, needn't survive the host.
+    /// maps, unless root has them in `/dev/shm`. Survives the node, needn't survive the host.
     pub runtime_dir: PathBuf,
     /// Whether other users (a machine's own) may use the mount. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,

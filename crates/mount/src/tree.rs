@@ -126,11 +126,12 @@ impl Tree {
             gid,
             mode,
         };
-        // Who knows an image's name may not read its memory for that: machines' directories are what their users get.
+        // Who knows an image's name may not read its memory for that: machines' directories are what their users get. Nobody
+        // but the owner may see which there are.
         let nodes = [
-            (ROOT, dir("", 0o755)),
+            (ROOT, dir("", 0o711)),
             (IMAGES, dir("images", 0o700)),
-            (MACHINES, dir("machines", 0o755)),
+            (MACHINES, dir("machines", 0o711)),
         ];
         let table = table.unwrap_or_else(fresh);
         let state = State {
@@ -150,7 +151,7 @@ impl Tree {
     fn save(&self, table: &Table) -> Result<(), MountError> {
         let new = self.file.with_extension("new");
         let save = || {
-            std::fs::write(&new, serde_json::to_vec(table)?)?;
+            floe_store::private::write(&new, &serde_json::to_vec(table)?)?;
             std::fs::rename(&new, &self.file)
         };
         save().map_err(MountError::io("write", &self.file))

@@ -9,16 +9,16 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::StoreError;
 
-/// Published files are for any web server to read.
-const FILE_MODE: u32 = 0o644;
-
-/// A temporary file in `tmp`; removed when dropped.
-pub(crate) fn temporary(tmp: &Path) -> Result<NamedTempFile, StoreError> {
-    tempfile::Builder::new()
-        .prefix("new-")
-        .permissions(Permissions::from_mode(FILE_MODE))
-        .tempfile_in(tmp)
-        .map_err(|e| StoreError::io("create a file in", tmp, e))
+/// A temporary file in `tmp`, which the caller keeps closed to others; it has the mode with which it will be seen. Removed
+/// when dropped.
+pub(crate) fn temporary(tmp: &Path, mode: u32) -> Result<NamedTempFile, StoreError> {
+    let make = || {
+        let file = tempfile::Builder::new().prefix("new-").tempfile_in(tmp)?;
+        file.as_file()
+            .set_permissions(Permissions::from_mode(mode))?;
+        Ok(file)
+    };
+    make().map_err(|e| StoreError::io("create a file in", tmp, e))
 }
 
 /// Give a synced temporary file its name, replacing what had it. The directory is not synced yet.
@@ -28,8 +28,8 @@ pub(crate) fn rename(file: TempPath, to: &Path) -> Result<(), StoreError> {
 }
 
 /// Write a whole file durably.
-pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let mut file = temporary(tmp)?;
+pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
+    let mut file = temporary(tmp, mode)?;
     file.write_all(bytes)
         .and_then(|()| file.as_file().sync_all())
         .map_err(|e| StoreError::io("write", to, e))?;
@@ -48,11 +48,13 @@ pub(crate) fn sync_parent(path: &Path) -> Result<(), StoreError> {
     sync_dir(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Make a directory and its name durable; true when it is new.
-pub(crate) fn make_dir(dir: &Path) -> Result<bool, StoreError> {
+/// Make a directory with this mode, and its name durable. One that is there keeps its mode.
+pub(crate) fn make_dir(dir: &Path, mode: u32) -> Result<(), StoreError> {
     match std::fs::create_dir(dir) {
-        Ok(()) => sync_parent(dir).map(|()| true),
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        Ok(()) => std::fs::set_permissions(dir, Permissions::from_mode(mode))
+            .map_err(|e| StoreError::io("set the mode of", dir, e))
+            .and_then(|()| sync_parent(dir)),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(StoreError::io("create", dir, e)),
     }
 }

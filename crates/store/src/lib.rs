@@ -16,6 +16,7 @@ mod cache;
 mod durable;
 mod error;
 mod ingest;
+pub mod private;
 mod repository;
 
 pub use cache::{Cache, CacheReport, CacheStats, Pin};

@@ -101,6 +101,7 @@ impl NodeArgs {
             json: self.log_json,
             verbosity: cx.verbose,
         });
+        floe_store::private::set_umask();
         let mut options = NodeOptions::new(cx.home.clone())
             .map_err(|e| CliError::failed("cannot find this program's own file", e))?;
         options.socket = cx.socket.clone();

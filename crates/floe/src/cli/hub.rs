@@ -205,6 +205,7 @@ impl Serve {
             options.anonymous = Anonymous::Denied;
         }
         let open = options.tls == Tls::Off && !options.listen.ip().is_loopback();
+        floe_store::private::set_umask();
         let hub = hub::serve(options)?;
         cx.out.value(&Answers::of(&hub), Answers::text)?;
         if open {

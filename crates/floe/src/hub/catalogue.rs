@@ -113,6 +113,11 @@ type Rows<T> = rusqlite::Result<T>;
 impl Catalogue {
     /// Opens `hub.db`, making it where it is missing.
     pub fn open(path: &Path) -> Result<Self, HubError> {
+        // SQLite gives what it puts beside the file the file's mode
+        floe_store::private::options()
+            .write(true)
+            .open(path)
+            .map_err(HubError::file("cannot open", path))?;
         let db = Connection::open(path)?;
         db.busy_timeout(BUSY_TIMEOUT)?;
         db.pragma_update(None, "journal_mode", "WAL")?;

@@ -191,7 +191,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
 }
 
 fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {
-    std::fs::create_dir_all(dir).map_err(HubError::file("cannot create", dir))?;
+    floe_store::private::make_dirs(dir).map_err(HubError::file("cannot create", dir))?;
     Catalogue::open(&catalogue_path(dir))
 }
 

@@ -182,7 +182,7 @@ fn assemble(
         let kept = if !public || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
             pack.reference
         } else {
-            std::fs::create_dir_all(folder)?;
+            floe_store::private::make_dirs(folder)?;
             strip(hub, pack, masks, folder)?
         };
         if !packs.contains(&kept) {
@@ -285,7 +285,7 @@ pub(crate) fn publish(
 fn move_in(from: &Path, to: &Path) -> io::Result<()> {
     let folder: PathBuf = to.parent().map(Path::to_owned).unwrap_or_default();
     if !folder.exists() {
-        std::fs::create_dir_all(&folder)?;
+        floe_store::private::make_dirs(&folder)?;
         if let Some(above) = folder.parent() {
             sync_folder(above)?;
         }

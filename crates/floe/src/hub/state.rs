@@ -60,7 +60,13 @@ impl Hub {
             dir.join("repo/images"),
             dir.join("repo/packs"),
         ] {
-            std::fs::create_dir_all(&folder).map_err(HubError::file("cannot create", &folder))?;
+            floe_store::private::make_dirs(&folder)
+                .map_err(HubError::file("cannot create", &folder))?;
+        }
+        let closed = floe_store::private::close_to_others(&dir, &[], &[])
+            .map_err(HubError::file("cannot close to others", &dir))?;
+        if closed.changed > 0 {
+            tracing::info!(changed = closed.changed, dir = %dir.display(), "files and directories were open to other users; they are closed now");
         }
         let catalogue = Catalogue::open(&super::catalogue_path(&dir))?;
         let limits = options.limits.clone();

@@ -114,7 +114,7 @@ fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
 fn make(folder: &Path, names: &[String]) -> Result<(), HubError> {
     let failed =
         |e: rcgen::Error| HubError::Tls(format!("cannot make a certificate for {names:?}: {e}"));
-    std::fs::create_dir_all(folder).map_err(HubError::file("cannot create", folder))?;
+    floe_store::private::make_dirs(folder).map_err(HubError::file("cannot create", folder))?;
 
     let ca_key = KeyPair::generate().map_err(failed)?;
     let mut ca = CertificateParams::default();

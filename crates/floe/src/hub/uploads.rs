@@ -119,7 +119,7 @@ pub(crate) async fn open(
                 )
             })?;
         let folder = hub.staging(&upload.key);
-        std::fs::create_dir_all(&folder)?;
+        floe_store::private::make_dirs(&folder)?;
         write_durably(&folder.join("manifest"), &bytes)?;
         Ok(Json(UploadOpened {
             id: upload.key,

@@ -11,11 +11,13 @@ use crate::{
         network::Networks,
         plan,
         record::{Origin, Record},
+        serve::PASSABLE_MODE,
     },
 };
 use floe_image::{Hash, MachineConfig, Manifest};
 use floe_machine::{Boot, Machine, PortForward, Protocol, Spec, User};
 use floe_mount::{DiskSpec, ImageHandle, MachineHandle, MachineSpec, Mount};
+use floe_store::private;
 use std::{
     fs, io,
     net::TcpListener,
@@ -96,7 +98,7 @@ impl Node {
             )?);
         }
         let dir = self.disk_dir(record);
-        std::fs::create_dir_all(&dir).map_err(crate::node::error::at(format!(
+        private::make_dirs(&dir).map_err(crate::node::error::at(format!(
             "cannot make {}",
             dir.display()
         )))?;
@@ -175,6 +177,7 @@ impl Node {
             };
             let to = dir.join(region);
             copy_for(&from, &to, record.uid)
+                .and_then(|()| let_pass(&dir, self.home.root(), record.uid))
                 .map_err(at(format!("cannot copy {region} to {}", to.display())))?;
             Ok(Some(to))
         };
@@ -237,14 +240,34 @@ impl Node {
 
 /// Copies a file so that only this user's group can read the copy.
 fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
-    let dir = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(dir)?;
-    fs::copy(from, to)?;
-    for (path, mode) in [(to, 0o440), (dir, 0o750)] {
-        std::os::unix::fs::chown(path, None, gid)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    private::make_dirs(to.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    // what is there may be read-only; and a copy must not be readable by others for a moment
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
-    Ok(())
+    let mut copy = private::options().write(true).open(to)?;
+    io::copy(&mut fs::File::open(from)?, &mut copy)?;
+    std::os::unix::fs::fchown(&copy, None, gid)?;
+    copy.set_permissions(fs::Permissions::from_mode(0o440))
+}
+
+/// Lets a machine's own user pass to a directory of its machine, `root/KIND/NAME/...`, and nobody else to more than the names
+/// KIND: they may pass that one and the state directory, but not list them.
+fn let_pass(dir: &Path, root: &Path, gid: Option<u32>) -> io::Result<()> {
+    let Some(gid) = gid else {
+        return Ok(()); // QEMU runs as the node's own user
+    };
+    let mut dir = dir.to_owned();
+    while let Some(above) = dir.parent().map(Path::to_owned) {
+        if above == *root {
+            return fs::set_permissions(&dir, fs::Permissions::from_mode(PASSABLE_MODE));
+        }
+        std::os::unix::fs::chown(&dir, None, Some(gid))?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o710))?;
+        dir = above;
+    }
+    Err(io::ErrorKind::InvalidInput.into())
 }
 
 /// The user that a machine's QEMU runs as.

@@ -209,7 +209,7 @@ impl Node {
         match asked {
             Ok(same) if same.is_empty() => Ok(known),
             Ok(bytes) => {
-                let kept = std::fs::create_dir_all(self.home.models());
+                let kept = floe_store::private::make_dirs(&self.home.models());
                 if kept.is_err() || replace_file(&file, &bytes).is_err() {
                     tracing::debug!("a fetched model was not kept");
                 }

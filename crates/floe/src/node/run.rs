@@ -19,6 +19,7 @@ use crate::{
     },
 };
 use floe_machine::Status;
+use floe_store::private;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 impl Node {
@@ -280,7 +281,10 @@ impl Node {
 
 pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
     use std::os::unix::fs::DirBuilderExt;
-    match std::fs::DirBuilder::new().mode(0o711).create(dir) {
+    match std::fs::DirBuilder::new()
+        .mode(private::DIR_MODE)
+        .create(dir)
+    {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(busy(
             format!(
                 "{} exists, although no machine of this name is known",

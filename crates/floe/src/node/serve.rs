@@ -14,11 +14,11 @@ use crate::node::{
     web,
 };
 use floe_mount::{Mount, MountOptions};
-use floe_store::{Cache, Repository};
+use floe_store::{Cache, Repository, private};
 use parking_lot::{Mutex, RwLock};
 use std::{
     fs,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicU64, mpsc},
     time::{Duration, Instant},
@@ -37,8 +37,8 @@ const STORING_END: Duration = Duration::from_secs(60);
 const CONNECTIONS_END: Duration = Duration::from_secs(1);
 /// Threads of the interface: they only translate.
 const REST_THREADS: usize = 2;
-/// Others may pass through on the way to a socket or disk that is theirs, but not look around.
-const DIR_MODE: u32 = 0o711;
+/// Mode of a directory that others, such as the machines' own users, may pass on the way to what is theirs, but not list.
+pub(crate) const PASSABLE_MODE: u32 = 0o711;
 
 /// A running node. Dropping it ends the node; machines go on.
 pub struct NodeHandle {
@@ -50,17 +50,7 @@ pub struct NodeHandle {
 /// Starts a node on threads of its own and returns once it answers. Callable with or without a tokio runtime around it.
 pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let home = options.home.clone();
-    for dir in [
-        home.root().to_owned(),
-        home.machines(),
-        home.run(),
-        home.tmp(),
-        options.mountpoint.clone(),
-    ] {
-        make_dir(&dir)?;
-    }
-    fs::set_permissions(home.tmp(), fs::Permissions::from_mode(0o700))
-        .map_err(at("cannot protect tmp/"))?;
+    make_dirs(&options)?;
     let _ = crate::telemetry::metrics();
     // a name that is wrong is said now, not to the first guest that asks
     placement::plug_in(options.guest_placement.as_deref(), &home)?;
@@ -297,23 +287,50 @@ fn start_mount(options: &NodeOptions) -> Result<Mount, NodeError> {
     Ok(Mount::start(&options.mountpoint, mount)?)
 }
 
-fn make_dir(dir: &Path) -> Result<(), NodeError> {
-    // the mountpoint of a node that died answers nobody until it is taken over: don't touch it if it is there
-    if fs::symlink_metadata(dir).is_ok() {
-        return Ok(());
+/// The state directory and what has to be in it, closed to other users.
+fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
+    let home = &options.home;
+    let cannot = |dir: &Path| at(format!("cannot make {}", dir.display()));
+    for dir in [
+        home.root().to_owned(),
+        home.machines(),
+        home.run(),
+        home.tmp(),
+    ] {
+        private::make_dirs(&dir).map_err(cannot(&dir))?;
     }
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(DIR_MODE)
-        .create(dir)
-        .map_err(at(format!("cannot make {}", dir.display())))
+    // the mountpoint of a node that died answers nobody until it is taken over: don't touch it if it is there
+    let mountpoint = &options.mountpoint;
+    if fs::symlink_metadata(mountpoint).is_err() {
+        private::make_dirs_with(mountpoint, PASSABLE_MODE).map_err(cannot(mountpoint))?;
+    }
+    // a machine's own user, and whoever may use the socket, must get to what is theirs
+    let mut passable = Vec::new();
+    if rustix::process::geteuid().is_root() {
+        passable.push(home.machines());
+        passable.push(home.root().join(standby::DIR));
+    }
+    if !passable.is_empty() || options.socket_group.is_some() {
+        passable.push(home.root().to_owned());
+    }
+    let skip = [mountpoint.clone()];
+    let closed = private::close_to_others(home.root(), &passable, &skip).map_err(at(format!(
+        "cannot close {} to others",
+        home.root().display()
+    )))?;
+    if closed.changed > 0 {
+        let (changed, dir) = (closed.changed, home.root().display());
+        tracing::info!(changed, %dir, "files and directories were open to other users; they are closed now");
+    }
+    Ok(())
 }
 
 /// Binds the socket; one that a dead node left is replaced, a live node's is not.
 fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixListener, NodeError> {
     let shown = socket.display();
     if let Some(dir) = socket.parent() {
-        fs::create_dir_all(dir).map_err(at(format!("cannot make {}", dir.display())))?;
+        private::make_dirs_with(dir, PASSABLE_MODE)
+            .map_err(at(format!("cannot make {}", dir.display())))?;
     }
     if std::os::unix::net::UnixStream::connect(socket).is_ok() {
         return Err(busy(

@@ -52,7 +52,7 @@ impl Starts {
         // no fsync: a run waits for this, and after a power failure an empty list is as good
         let temporary = self.file.with_extension("tmp");
         let bytes = serde_json::to_vec(&*times).unwrap_or_default();
-        let written = std::fs::write(&temporary, bytes);
+        let written = floe_store::private::write(&temporary, &bytes);
         if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &self.file)) {
             tracing::warn!(%error, "start times are not kept");
         }

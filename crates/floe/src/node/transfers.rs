@@ -58,7 +58,7 @@ impl Node {
             line.at(progress.done_bytes, progress.total_bytes);
         };
         if let Some(dir) = directory(&request.to) {
-            let there = Repository::create(&dir)?;
+            let there = Repository::create_public(&dir)?;
             if there.contains(id) && there.layout(id)? != self.repo.layout(id)? {
                 let path = dir.join(id.to_string());
                 report.note(format!(

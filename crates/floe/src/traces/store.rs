@@ -14,6 +14,7 @@
 
 use super::{STRANGER_TRACES_MAX, TRACES_MAX};
 use floe_image::Hash;
+use floe_store::private;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -78,7 +79,7 @@ impl TraceStore {
     /// Opens the store in a folder, and clears away what an earlier process did not finish.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<TraceStore> {
         let root = root.into();
-        fs::create_dir_all(&root)?;
+        private::make_dirs(&root)?;
         for image in folders(&root)? {
             for owner in folders(&image)? {
                 for (name, path) in files(&owner)? {
@@ -153,7 +154,7 @@ impl TraceStore {
             bytes: bytes.len() as u64,
         };
         if !folder.exists() {
-            fs::create_dir_all(&folder)?;
+            private::make_dirs(&folder)?;
             sync(&self.root.join(image.to_string()))?;
             sync(&self.root)?;
         }

@@ -463,9 +463,9 @@ impl<'a> Unfinished<'a> {
         let partial = self.journal.with_extension("partial");
         let note = || -> io::Result<()> {
             if let Some(folder) = self.journal.parent() {
-                std::fs::create_dir_all(folder)?;
+                floe_store::private::make_dirs(folder)?;
             }
-            std::fs::write(&partial, layout.encode())?;
+            floe_store::private::write(&partial, &layout.encode())?;
             std::fs::rename(&partial, &self.journal)
         };
         if let Err(error) = note() {

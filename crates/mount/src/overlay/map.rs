@@ -1,7 +1,7 @@
 //! Which 512-byte sectors a layer has: one byte a chunk, one bit a sector.
 //!
-//! There are two copies. The *live* map lies in memory that outlives the process (tmpfs) and is set right after the data was
-//! written, so a killed node loses no completed write. The *durable* map lies beside the data and is only written after the
+//! There are two copies. The *live* map is mapped memory that outlives the process (a file on tmpfs, or in the page cache) and
+//! is set right after the data was written, so a killed node loses no completed write. The *durable* map lies beside the data and is only written after the
 //! data was made durable (`fdatasync` of the data, then the map, then `fdatasync` of the map). Bits are only ever set, and a
 //! byte stands for itself, so a map that was torn by a power cut is a mixture of two right ones: nothing is checksummed,
 //! nothing can be half true. What the durable map doesn't have reads as the layer below, as it was before.
@@ -14,7 +14,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -215,14 +215,23 @@ impl Map {
             && MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(wanted);
         if !valid {
             file.set_len(0).map_err(io)?;
-            // All of it is allocated now: a full tmpfs must be an error here, not a SIGBUS later.
+            keep_in_place(&file);
+            // All of it is allocated now: a full tmpfs or disk must be an error here, not a SIGBUS later.
             rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
                 .map_err(|e| io(e.into()))?;
-            if existing {
-                copy(&durable, &file, chunks).map_err(io)?;
+            let earlier = Some(live_path_before(&header.id)).filter(|path| *path != live_path);
+            let earlier = earlier.filter(|_| existing);
+            let left = earlier.as_ref().and_then(|path| open_live(path, &wanted));
+            match &left {
+                Some(left) => copy(left, &file, chunks).map_err(io)?,
+                None if existing => copy(&durable, &file, chunks).map_err(io)?,
+                None => {}
             }
             file.write_all_at(&wanted.encode(LIVE_MAGIC), 0)
                 .map_err(io)?;
+            if let (Some(_), Some(path)) = (left, earlier) {
+                let _ = std::fs::remove_file(path);
+            }
         }
         let live = MmapOptions::new()
             .len(len as usize)
@@ -342,6 +351,50 @@ impl Map {
     }
 }
 
+/// Where versions before this one kept the live map of every node, whoever ran it.
+fn live_path_before(id: &[u8; 16]) -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    Path::new(&format!("/dev/shm/floe-{uid}")).join(hex(id))
+}
+
+/// A live map, if it is this user's own, whole, and says what is wanted.
+fn open_live(path: &Path, wanted: &MapHeader) -> Option<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path).ok()?;
+    let meta = file.metadata().ok()?;
+    let whole = meta.len() == HEADER_BYTES as u64 + wanted.disk_bytes.div_ceil(4096);
+    let ours = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw();
+    let mut head = [0; HEADER_BYTES];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let right = MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(*wanted);
+    (whole && ours && right).then_some(file)
+}
+
+/// On a file system that writes each change to a new place (btrfs) a full disk would be a SIGBUS at any change. An empty file
+/// can be excepted from that; other file systems know no such flag and need none.
+fn keep_in_place(file: &File) {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    if let Ok(flags) = ioctl_getflags(file) {
+        let _ = ioctl_setflags(file, flags | IFlags::NOCOW);
+    }
+}
+
+/// Removes what earlier boots of the host left in a directory of live maps: nothing believes it any more.
+pub(crate) fn remove_earlier_boots(live_dir: &Path) -> io::Result<()> {
+    let boot = boot_id()?;
+    for entry in std::fs::read_dir(live_dir)? {
+        let path = entry?.path();
+        let mut head = [0; HEADER_BYTES];
+        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0));
+        let header = MapHeader::decode_as(LIVE_MAGIC, &head);
+        if read.is_ok() && header.is_ok_and(|header| header.boot != boot) {
+            std::fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
 fn copy(durable: &File, live: &File, chunks: u64) -> io::Result<()> {
     let mut buf = vec![0; 1 << 20];
     let mut at = 0;
@@ -373,6 +426,36 @@ mod tests {
         file.write_all_at(&[0xAA; 16], 36).unwrap();
         let map = Map::open(&path, &live, 1 << 20).unwrap();
         assert_eq!((map.get(3), map.present()), (0, 0));
+    }
+
+    #[test]
+    fn a_live_map_where_earlier_versions_kept_it_is_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, live) = (dir.path().join("map"), dir.path().join("live"));
+        let before = live_path_before(&[0; 16]).parent().unwrap().to_owned();
+        std::fs::create_dir(&live).unwrap();
+        floe_store::private::make_dirs(&before).unwrap();
+        let map = Map::create(&path, &before, 1 << 20).unwrap();
+        map.set(3, 0xF0);
+        let old = map.live_path.clone();
+        drop(map);
+        let map = Map::open(&path, &live, 1 << 20).unwrap();
+        assert_eq!(map.get(3), 0xF0);
+        assert!(map.live_path.starts_with(&live) && !old.exists());
+    }
+
+    #[test]
+    fn what_an_earlier_boot_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, live) = (dir.path().join("map"), dir.path().join("live"));
+        std::fs::create_dir(&live).unwrap();
+        let map = Map::create(&path, &live, 1 << 20).unwrap();
+        remove_earlier_boots(&live).unwrap();
+        assert!(map.live_path.exists(), "this boot's stays");
+        let file = OpenOptions::new().write(true).open(&map.live_path).unwrap();
+        file.write_all_at(&[0xAA; 16], 36).unwrap();
+        remove_earlier_boots(&live).unwrap();
+        assert!(!map.live_path.exists());
     }
 
     #[test]

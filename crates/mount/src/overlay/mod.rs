@@ -20,7 +20,9 @@ pub use frozen::FrozenDisk;
 use crate::MountError;
 use crate::image::{Image, Reading};
 use floe_image::{CHUNK_SIZE, Hash};
+use floe_store::private;
 use layer::{Layer, map_path, remove_files, sectors};
+pub(crate) use map::remove_earlier_boots;
 use map::{DISK_BYTES_MAX, MapHeader, SECTOR};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -84,7 +86,7 @@ impl BaseRecord {
     fn write(&self, dir: &Path) -> Result<(), MountError> {
         let (path, new) = (dir.join("base.json"), dir.join("base.json.new"));
         let write = || {
-            let mut file = File::create(&new)?;
+            let mut file = private::options().write(true).truncate(true).open(&new)?;
             file.write_all(&serde_json::to_vec(self)?)?;
             file.sync_all()?;
             std::fs::rename(&new, &path)?;
@@ -277,7 +279,7 @@ impl Disk {
                 "{size} bytes are no size of a disk; give a multiple of 512, at most {DISK_BYTES_MAX}"
             )));
         }
-        std::fs::create_dir_all(dir).map_err(MountError::io("make", dir))?;
+        private::make_dirs(dir).map_err(MountError::io("make", dir))?;
         let (record, base) = match BaseRecord::read(dir)? {
             Some(record) => {
                 let base =
