@@ -15,6 +15,8 @@
 //!   outbox/     traces on their way to hubs
 //!   mnt/        the mount
 //!   hub/        hub.db, repo/            (floe hub, floe up)
+//!   hub.token   of the hub of floe up: its address, and the token of the directory's owner
+//!   page.token  of the page
 //! $FLOE_SOCKET (root: /run/floe/node.sock, others: $XDG_RUNTIME_DIR/floe/node.sock; with FLOE_HOME: $FLOE_HOME/node.sock)
 //! ```
 
@@ -113,6 +115,10 @@ impl Home {
     /// Traces on their way to hubs.
     pub fn outbox(&self) -> PathBuf {
         self.root.join("outbox")
+    }
+    /// Address and token of the hub of `floe up`.
+    pub fn hub_token(&self) -> PathBuf {
+        self.root.join("hub.token")
     }
     /// The hub's part.
     pub fn hub(&self) -> PathBuf {

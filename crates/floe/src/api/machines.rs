@@ -48,9 +48,12 @@ pub struct RunRequest {
     /// Boot from the disks although the image has a running state.
     #[serde(default)]
     pub cold: bool,
-    /// Token for the sources.
+    /// Token for the first of image and sources that is on a hub; no other server gets it.
     #[serde(default)]
     pub token: Option<String>,
+    /// Tokens for hubs among them, by address (`https://hub.example`).
+    #[serde(default)]
+    pub tokens: BTreeMap<String, String>,
     /// File with the certificate authority of the sources.
     #[serde(default)]
     pub ca: Option<String>,

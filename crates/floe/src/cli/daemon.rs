@@ -12,14 +12,12 @@ use super::error::CliError;
 use super::hub::{Answers, LISTEN_DEFAULT};
 use super::images::acknowledge;
 use super::{Context, args};
-use crate::api::{NodeInfo, PageInfo, ShutdownRequest};
+use crate::api::{ErrorCode, NodeInfo, PageInfo, ShutdownRequest};
+use crate::credentials::OwnHub;
 use crate::hub::{Anonymous, HubOptions};
 use crate::node::{self, NodeHandle, NodeOptions, WebOptions};
 use crate::telemetry::{LogOptions, init_logs};
 use crate::up::{self, UpError};
-
-/// Who publishes on the hub of `floe up`, which needs no token because it listens on this host only.
-const LOCAL_USER: &str = "local";
 
 /// What a node can be told.
 #[derive(Debug, Args)]
@@ -152,11 +150,17 @@ Example:
   floe run debian --name web
   floe push debian http://127.0.0.1:4500
 
+The node knows the hub's token and sends it along, so that its user needs none; other users of this host see what was pushed
+with --public. floe open --hub shows the hub in a browser.
+
 Machines outlive it: the next floe up takes them over. floe down --machines ends them too.")]
 pub struct Up {
-    /// Address and port of the hub, on this host
+    /// Address and port of the hub
     #[arg(long, default_value = LISTEN_DEFAULT)]
     listen: SocketAddr,
+    /// Let the hub refuse everything without a token, public images too
+    #[arg(long)]
+    private: bool,
     #[command(flatten)]
     node: NodeArgs,
 }
@@ -202,6 +206,9 @@ pub struct Open {
     /// Print the address instead
     #[arg(long)]
     print: bool,
+    /// The page of floe up's hub, which shows what is on it
+    #[arg(long)]
+    hub: bool,
 }
 
 /// What `up` and `node` say once they answer.
@@ -254,7 +261,9 @@ impl Up {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let node = self.node.options(cx, Some(node::WEB_LISTEN_DEFAULT))?;
         let mut hub = HubOptions::new(cx.home.hub(), self.listen);
-        hub.anonymous = Anonymous::User(LOCAL_USER.into());
+        if self.private {
+            hub.anonymous = Anonymous::Denied;
+        }
         let up = up::serve(hub, node).map_err(|error| match error {
             UpError::Hub(error) => CliError::from(error),
             UpError::Node(error) => CliError(error.to_api()),
@@ -282,9 +291,28 @@ impl Down {
     }
 }
 
+/// The page of the hub in the node's process. Its token is in the state directory, for who can read that.
+fn hub_page(cx: &Context) -> Result<PageInfo, CliError> {
+    let file = cx.home.hub_token();
+    let own = OwnHub::load(&file).ok_or_else(|| {
+        CliError::new(
+            ErrorCode::NotFound,
+            format!("{} tells of no hub", file.display()),
+            "start one with `floe up`, and ask as the user who did",
+        )
+    })?;
+    Ok(PageInfo {
+        url: format!("{}/", own.hub),
+        login_url: own.login_url(),
+    })
+}
+
 impl Open {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let page = cx.client()?.page()?;
+        let page = match self.hub {
+            false => cx.client()?.page()?,
+            true => hub_page(cx)?,
+        };
         if self.print || cx.out.json {
             return cx
                 .out

@@ -76,8 +76,10 @@ enum TlsMode {
 pub enum Token {
     /// Make a token for a user (a new user if need be) and print it, once
     #[command(after_help = "\
-Example: keep it where push and pull look for it
-  export FLOE_TOKEN=$(floe hub token create alice)")]
+Example: the user keeps it for this hub
+  floe login https://hub.example
+Example: a script has it for this hub
+  export FLOE_HUB=https://hub.example FLOE_TOKEN=$(floe hub token create ci)")]
     Create {
         /// The user
         user: String,

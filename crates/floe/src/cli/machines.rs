@@ -71,7 +71,7 @@ pub struct Run {
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
     allow_rate: Option<u64>,
     #[command(flatten)]
-    access: super::transfer::Access,
+    access: super::login::Access,
 }
 
 #[derive(Debug, Args)]
@@ -112,8 +112,13 @@ impl WaitArgs {
 impl Run {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let (wait, wait_timeout_s) = self.wait.request();
+        let image = args::image(&self.image)?;
+        let more = self.source.iter().map(String::as_str);
+        let tokens = self
+            .access
+            .tokens_for(std::iter::once(&*image).chain(more))?;
         let request = api::RunRequest {
-            image: args::image(&self.image)?,
+            image,
             sources: self.source,
             name: self.name,
             memory_bytes: self.memory,
@@ -123,8 +128,9 @@ impl Run {
             wait_timeout_s,
             cmdline: self.cmdline,
             cold: self.cold,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            token: None,
+            tokens,
+            ca: self.access.ca()?,
             no_trace: self.no_trace,
             network: self.network.then_some(api::NetworkRequest {
                 allow: self.allow,

@@ -13,6 +13,7 @@ mod forks;
 mod hub;
 mod images;
 mod interrupt;
+mod login;
 mod machines;
 pub(crate) mod output;
 mod progress;
@@ -95,6 +96,8 @@ enum Command {
     Top(top::Top),
     #[command(subcommand)]
     Trace(traces::Trace),
+    Login(login::Login),
+    Logout(login::Logout),
     Push(transfer::Push),
     Pull(transfer::Pull),
     Mount(storage::Mount),
@@ -205,6 +208,8 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Family(c) => c.run(cx)?,
         Command::Hosts(c) => c.run(cx)?,
         Command::Kill(c) => c.run(cx)?,
+        Command::Login(c) => c.run(cx)?,
+        Command::Logout(c) => c.run(cx)?,
         Command::Push(c) => c.run(cx)?,
         Command::Pull(c) => c.run(cx)?,
         Command::Mount(c) => c.run(cx)?,

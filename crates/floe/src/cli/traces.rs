@@ -34,15 +34,16 @@ struct Whose {
     /// A local image, the id of one that was run here, or the address of one of yours on a hub
     image: String,
     #[command(flatten)]
-    access: super::transfer::Access,
+    access: super::login::Access,
 }
 
 impl Whose {
     fn request(self) -> Result<api::TracesRequest, CliError> {
+        let image = args::image(&self.image)?;
         Ok(api::TracesRequest {
-            image: args::image(&self.image)?,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            token: self.access.token_for(&image)?,
+            image,
+            ca: self.access.ca()?,
         })
     }
 }

@@ -3,10 +3,11 @@
 use super::Anonymous;
 use super::error::{ApiError, ApiResult};
 use super::listener::Peer;
+use super::login;
 use super::state::{Hub, blocking};
 use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use floe_image::Hash;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -18,8 +19,6 @@ use std::time::{Duration, Instant};
 const TOKEN_BELIEVED: Duration = Duration::from_secs(5);
 /// Tokens and addresses that are remembered at most; beyond it, all are forgotten.
 const REMEMBERED_MAX: usize = 16 * 1024;
-/// Longest token: ours have 69 characters.
-const TOKEN_CHARACTERS_MAX: usize = 256;
 /// The window in which wrong tokens are counted.
 const WRONG_TOKEN_WINDOW: Duration = Duration::from_secs(60);
 
@@ -87,27 +86,14 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, hub: &Arc<Hub>) -> ApiResult<Viewer> {
-        let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
-            return match &hub.anonymous {
+        let Some(token) = login::token_of(parts)? else {
+            return match hub.anonymous {
                 Anonymous::Denied => {
                     Err(ApiError::unauthorized("this hub answers only with a token"))
                 }
                 Anonymous::ReadPublic => Ok(Viewer(None)),
-                Anonymous::User(user) => {
-                    refuse_foreign_pages(parts)?;
-                    Ok(Viewer(Some(user.as_str().into())))
-                }
             };
         };
-        let token = value.to_str().ok().and_then(|value| {
-            let (scheme, token) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
-        let token = token
-            .filter(|token| (1..=TOKEN_CHARACTERS_MAX).contains(&token.len()))
-            .ok_or_else(|| {
-                ApiError::unauthorized("the Authorization header is not `Bearer TOKEN`")
-            })?;
         let hashed = Hash::of(token.as_bytes());
         if let Some(user) = hub.tokens.known(&hashed) {
             return Ok(Viewer(Some(user)));
@@ -139,75 +125,6 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
                     "the token is unknown or was revoked",
                 ))
             }
-        }
-    }
-}
-
-/// A hub that needs no token trusts every program of this host, but not every web page that a browser of this host
-/// shows: one whose name was rebound to loopback has a foreign `Host`, a cross-site request a foreign `Origin`.
-fn refuse_foreign_pages(parts: &Parts) -> ApiResult<()> {
-    let header = |name| {
-        parts
-            .headers
-            .get(name)
-            .and_then(|value: &axum::http::HeaderValue| value.to_str().ok())
-    };
-    let host =
-        header(header::HOST).or_else(|| parts.uri.authority().map(|authority| authority.as_str()));
-    // An origin that can't be read is a foreign one.
-    let origin = parts.headers.get(header::ORIGIN).map(|_| {
-        header(header::ORIGIN)
-            .and_then(|origin| origin.split_once("://"))
-            .map_or("", |(_, host)| host)
-    });
-    if host.is_none_or(is_loopback_name) && origin.is_none_or(is_loopback_name) {
-        return Ok(());
-    }
-    Err(ApiError::new(
-        StatusCode::FORBIDDEN,
-        "foreign-page",
-        "this hub is for programs on its own host; the request names another host",
-        "use http://127.0.0.1 with the hub's port, or a token",
-    ))
-}
-
-fn is_loopback_name(authority: &str) -> bool {
-    let host = match authority.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => authority.split(':').next().unwrap_or_default(),
-    };
-    host.eq_ignore_ascii_case("localhost")
-        || host
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_loopback_names_pass_for_this_host() {
-        for good in [
-            "localhost",
-            "localhost:80",
-            "127.0.0.1:4500",
-            "127.1.2.3",
-            "[::1]:4500",
-            "LOCALHOST",
-        ] {
-            assert!(is_loopback_name(good), "{good}");
-        }
-        for bad in [
-            "evil.example",
-            "evil.example:4500",
-            "localhost.evil.example",
-            "10.0.0.1",
-            "[fe80::1]",
-            "",
-            "127.0.0.1.evil",
-        ] {
-            assert!(!is_loopback_name(bad), "{bad}");
         }
     }
 }

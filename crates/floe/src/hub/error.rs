@@ -148,7 +148,7 @@ impl ApiError {
             StatusCode::UNAUTHORIZED,
             "unauthorized",
             message,
-            "give a token with --token or FLOE_TOKEN; the hub's operator makes one with `floe hub token create NAME`",
+            "keep a token for this hub with `floe login`; the hub's operator makes one with `floe hub token create NAME`",
         )
     }
 

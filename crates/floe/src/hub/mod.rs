@@ -14,6 +14,7 @@ mod catalogue;
 mod error;
 mod files;
 mod listener;
+mod login;
 mod options;
 mod publish;
 mod routes;
@@ -36,6 +37,7 @@ pub use uploads::{
 };
 
 use catalogue::Catalogue;
+use floe_image::Hash;
 use state::Hub;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -127,14 +129,6 @@ fn catalogue_path(dir: &Path) -> PathBuf {
 /// Starts a hub on threads of its own and returns once it accepts connections. Callable from any thread, with or
 /// without a tokio runtime.
 pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
-    if let Anonymous::User(user) = &options.anonymous
-        && !options.listen.ip().is_loopback()
-    {
-        return Err(HubError::Options(format!(
-            "a hub where everybody is {user} must listen on loopback, not on {}; listen on 127.0.0.1, or use tokens",
-            options.listen
-        )));
-    }
     crate::telemetry::metrics();
     let hub = Arc::new(Hub::open(&options)?);
     let tls = tls::prepare(&options.tls, &options.dir, options.listen)?;
@@ -199,6 +193,17 @@ fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {
 /// The token is returned once; only its hash is stored.
 pub fn create_token(dir: &Path, user: &str) -> Result<String, HubError> {
     open_catalogue(dir)?.create_token(user)
+}
+
+/// `kept` if it is a token of this user, else a new one.
+pub fn ensure_token(dir: &Path, user: &str, kept: Option<String>) -> Result<String, HubError> {
+    let catalogue = open_catalogue(dir)?;
+    if let Some(kept) = kept
+        && catalogue.token_user(&Hash::of(kept.as_bytes()))?.as_deref() == Some(user)
+    {
+        return Ok(kept);
+    }
+    catalogue.create_token(user)
 }
 
 /// Ends all tokens of a user of the hub in `dir`; tells how many there were. A running hub believes a token for up to

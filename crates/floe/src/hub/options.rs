@@ -60,8 +60,6 @@ pub enum Anonymous {
     Denied,
     /// Read public images.
     ReadPublic,
-    /// Act as this user. Refused unless the hub listens on loopback: it is how `floe up` needs no token.
-    User(String),
 }
 
 /// What the hub refuses, and when it gives up. The defaults suit a hub for a few hundred hosts on one machine.

@@ -4,7 +4,7 @@ use super::access::Viewer;
 use super::error::{ApiError, ApiResult, ErrorBody};
 use super::state::{Hub, blocking};
 use super::wire::{json, parse_id, parse_name};
-use super::{batch, files, publish, thumbnail, traces, uploads};
+use super::{batch, files, login, publish, thumbnail, traces, uploads};
 use crate::page::assets;
 use crate::telemetry;
 use axum::body::Body;
@@ -332,6 +332,7 @@ pub fn openapi_json() -> String {
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
     Router::new()
         .merge(assets::router(assets::Page::Hub))
+        .route("/login", get(login::login))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .route("/v1/openapi.json", get(openapi))

@@ -102,9 +102,6 @@ impl Hub {
             remembered: Mutex::default(),
             dir,
         };
-        if let super::Anonymous::User(user) = &hub.anonymous {
-            hub.catalogue.ensure_user(user)?;
-        }
         hub.clear_litter()?;
         hub.trainer.schedule_outdated().map_err(no_traces)?;
         Ok(hub)

@@ -77,7 +77,7 @@ impl Node {
     ) -> Coming {
         let coming = Coming::default();
         let (node, to) = (self.clone(), coming.clone());
-        let hub = Destination::of(image, origin);
+        let hub = Destination::of(image, origin, self.options.own_hub.as_ref());
         let fetch = move || {
             let found = match node.find_model(&image, hub.as_ref()) {
                 Ok(None) => node.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),

@@ -1,6 +1,6 @@
 //! What a node can be told, and its limits: one place, each with its unit and its reason.
 
-use crate::paths::Home;
+use crate::{credentials::OwnHub, paths::Home};
 use floe_machine::Programs;
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -39,6 +39,8 @@ pub struct NodeOptions {
     pub guest_hosts: Vec<String>,
     /// The plug-in that grants them, as in [`ForkRequest::placement`](crate::api::ForkRequest::placement).
     pub guest_placement: Option<String>,
+    /// The hub in the same process, if there is one: its user is the node's.
+    pub own_hub: Option<OwnHub>,
     /// Keep what machines touch, and send it to the hub that their image came from.
     pub traces: bool,
 }
@@ -116,6 +118,7 @@ impl NodeOptions {
             guest_clones: GUEST_CLONES_DEFAULT,
             guest_hosts: Vec::new(),
             guest_placement: None,
+            own_hub: None,
             home,
         })
     }

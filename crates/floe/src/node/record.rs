@@ -5,6 +5,7 @@
 
 use crate::{
     api::{Identity, MulticastGroup, PortForward},
+    credentials::{HubAddress, Tokens},
     node::MachineName,
 };
 use floe_image::{Hash, MachineConfig};
@@ -114,13 +115,28 @@ pub enum Wanted {
 pub struct Origin {
     /// Base addresses of sources, the preferred first. Empty: the node's own repository.
     pub urls: Vec<String>,
-    /// Token for them. The file is readable by the node's user only.
+    /// Token for the first of them, and for no other server. The file is readable by the node's user only.
     pub token: Option<String>,
+    /// Tokens for hubs, each sent to that hub only.
+    #[serde(default, skip_serializing_if = "Tokens::is_empty")]
+    pub tokens: Tokens,
     /// File with their certificate authority.
     pub ca: Option<String>,
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
+}
+
+impl Origin {
+    /// The token that may be sent to one of its addresses.
+    pub fn token_for(&self, url: &str) -> Option<&str> {
+        let hub = HubAddress::of(url)?;
+        if let Some(token) = self.tokens.get(&hub) {
+            return Some(token);
+        }
+        let first = HubAddress::of(self.urls.first().map_or(url, String::as_str));
+        self.token.as_deref().filter(|_| first == Some(hub))
+    }
 }
 
 impl Record {
@@ -177,6 +193,7 @@ pub(super) mod tests {
             origin: Origin {
                 urls: vec!["https://hub".into()],
                 token: Some("t".into()),
+                tokens: Tokens::default(),
                 ca: None,
                 multicast: None,
             },

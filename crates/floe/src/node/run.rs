@@ -2,6 +2,7 @@
 
 use crate::{
     api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait},
+    credentials::{HubAddress, Tokens},
     node::{
         MachineName, Node,
         error::{NodeError, at, busy, failed, usage},
@@ -12,7 +13,7 @@ use crate::{
         plan::{self, Kind, Plan},
         record::{RECORD_VERSION, Record, Wanted},
         report::Report,
-        sources::Found,
+        sources::{Found, bind_token},
         traces::TOUCHED_BEFORE_MAX,
         unix_now,
         wait::{Waited, wait},
@@ -36,12 +37,12 @@ impl Node {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         self.check_passable()?;
-        let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
-        let found = self
-            .sources
-            .find(&request.image, &request.sources, token, ca, |name| {
-                report.stage(name)
-            })?;
+        let (more, ca) = (&request.sources, request.ca.as_deref());
+        let found =
+            self.sources
+                .find_in(&request.image, more, tokens_of(request)?, ca, |name| {
+                    report.stage(name)
+                })?;
         let plan = plan::plan(request, &found.manifest)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self.fetch_model(found.id, manifest, &found.origin, fetcher);
@@ -277,6 +278,19 @@ impl Node {
             ..Default::default()
         })
     }
+}
+
+/// The tokens of a request, each for one hub.
+fn tokens_of(request: &RunRequest) -> Result<Tokens, NodeError> {
+    let more = request.sources.iter().map(String::as_str);
+    let addresses = std::iter::once(&*request.image).chain(more);
+    let mut tokens = bind_token(request.token.as_deref(), addresses)?;
+    for (address, token) in &request.tokens {
+        let hub = HubAddress::of(address)
+            .ok_or_else(|| usage(format!("{address:?} is no hub's address"), ""))?;
+        tokens.extend(bind_token(Some(token), [hub.as_str()])?);
+    }
+    Ok(tokens)
 }
 
 pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {

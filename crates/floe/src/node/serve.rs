@@ -76,6 +76,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             cache.clone(),
             options.io_timeout,
             home.run().join("index"),
+            options.own_hub.clone(),
         ),
         repo,
         cache,

@@ -45,6 +45,8 @@ pub fn guest(file: &str) -> String {
 pub struct Setup {
     /// Where its page is, if it has one.
     pub web: Option<String>,
+    /// Whether it has a hub in its process, as `floe up` has.
+    pub hub: bool,
     /// What else is in its environment.
     pub env: Vec<(String, String)>,
     /// More arguments.
@@ -78,7 +80,7 @@ pub struct TestNode {
 }
 
 /// Token of the pages of tests' nodes.
-const WEB_TOKEN: &str = "0123456789abcdef";
+pub const WEB_TOKEN: &str = "0123456789abcdef";
 
 impl TestNode {
     #[allow(
@@ -144,9 +146,11 @@ impl TestNode {
 
     /// Starts the process.
     pub fn start_again(&mut self) {
+        use std::os::unix::fs::OpenOptionsExt;
         let log = fs::File::options()
             .create(true)
             .append(true)
+            .mode(0o600)
             .open(self.home().join("node.log"))
             .unwrap();
         let program = env!("CARGO_BIN_EXE_floe");
@@ -160,7 +164,10 @@ impl TestNode {
             }
         };
         let child = command
-            .arg("node")
+            .args(match self.setup.hub {
+                false => &["node"][..],
+                true => &["up", "--listen", "127.0.0.1:0"],
+            })
             .args(self.setup.web.iter().flat_map(|web| ["--web", web]))
             .args(&self.setup.args)
             .env("FLOE_WEB_TOKEN", WEB_TOKEN)
