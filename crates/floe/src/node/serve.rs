@@ -314,13 +314,31 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     if !passable.is_empty() || options.socket_group.is_some() {
         passable.push(home.root().to_owned());
     }
-    let skip = [mountpoint.clone()];
-    let closed = private::close_to_others(home.root(), &passable, &skip).map_err(at(format!(
-        "cannot close {} to others",
-        home.root().display()
-    )))?;
+    close_to_others(home.root(), &passable, mountpoint)?;
+    // of what an operator has put on another disk
+    for dir in [home.repo(), home.cache(), home.machines(), home.traces()] {
+        if dir.is_symlink() {
+            close_to_others(&dir, &passable, mountpoint)?;
+        }
+    }
+    Ok(())
+}
+
+/// `dir` may be a link; the other paths begin with its name.
+fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), NodeError> {
+    let close = || {
+        let real = dir.canonicalize()?;
+        let there = |path: &Path| match path.strip_prefix(dir) {
+            Ok(rest) if rest.as_os_str().is_empty() => real.clone(),
+            Ok(rest) => real.join(rest),
+            Err(_) => path.to_owned(),
+        };
+        let passable: Vec<PathBuf> = passable.iter().map(|path| there(path)).collect();
+        private::close_to_others(&real, &passable, &[there(skip)])
+    };
+    let closed = close().map_err(at(format!("cannot close {} to others", dir.display())))?;
     if closed.changed > 0 {
-        let (changed, dir) = (closed.changed, home.root().display());
+        let (changed, dir) = (closed.changed, dir.display());
         tracing::info!(changed, %dir, "files and directories were open to other users; they are closed now");
     }
     Ok(())
@@ -357,6 +375,38 @@ fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixLis
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_directory_behind_a_link_and_a_cache_on_another_disk_are_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, disk) = (dir.path().join("real"), dir.path().join("disk"));
+        for open in [real.join("repo"), disk.clone(), real.join("mnt/inside")] {
+            private::make_dirs_with(&open, 0o755).unwrap();
+        }
+        std::os::unix::fs::symlink(&real, dir.path().join("home")).unwrap();
+        std::os::unix::fs::symlink(&disk, real.join("cache")).unwrap();
+        fs::write(disk.join("chunks"), b"memory").unwrap();
+        fs::set_permissions(disk.join("chunks"), fs::Permissions::from_mode(0o644)).unwrap();
+        let home = crate::paths::Home::at(dir.path().join("home"));
+        make_dirs(&NodeOptions::new(home).unwrap()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&real.join("repo")), 0o700);
+        assert_eq!((mode(&disk), mode(&disk.join("chunks"))), (0o700, 0o600));
+        assert_eq!(
+            mode(&real.join("mnt/inside")),
+            0o755,
+            "a mount may not answer"
+        );
+        let passable = if rustix::process::geteuid().is_root() {
+            0o711
+        } else {
+            0o700
+        };
+        assert_eq!(
+            (mode(&real), mode(&real.join("machines"))),
+            (passable, passable)
+        );
+    }
 
     #[test]
     fn only_the_owner_can_connect_and_a_dead_nodes_socket_is_replaced() {
