@@ -264,7 +264,7 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
     // on the hub everybody else is a stranger
     let (code, list) = status(&url, "GET", "/v1/images");
     assert!(code == 200 && list.contains("\"images\":[]"), "{list}");
-    let id = node.client().image("live").unwrap().id;
+    let id = node.client().image("live").unwrap().summary.id;
     assert_eq!(status(&url, "DELETE", &format!("/v1/images/{id}")).0, 401);
     assert_eq!(
         status(&url, "GET", &format!("/v1/images/{id}/manifest")).0,

@@ -300,11 +300,8 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     ] {
         private::make_dirs(&dir).map_err(cannot(&dir))?;
     }
-    // the mountpoint of a node that died answers nobody until it is taken over: don't touch it if it is there
     let mountpoint = &options.mountpoint;
-    if fs::symlink_metadata(mountpoint).is_err() {
-        private::make_dirs_with(mountpoint, PASSABLE_MODE).map_err(cannot(mountpoint))?;
-    }
+    make_mountpoint(mountpoint).map_err(cannot(mountpoint))?;
     // a machine's own user, and whoever may use the socket, must get to what is theirs
     let mut passable = Vec::new();
     if rustix::process::geteuid().is_root() {
@@ -322,6 +319,19 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
         }
     }
     Ok(())
+}
+
+/// The mountpoint of a node that died answers nobody until it is taken over. So it is not looked at, not even by lstat: that
+/// waits for an answer if anybody has listed the directory before.
+fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
+    if let Some(above) = dir.parent() {
+        private::make_dirs_with(above, PASSABLE_MODE)?;
+    }
+    match fs::create_dir(dir) {
+        Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(PASSABLE_MODE)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// `dir` may be a link; the other paths begin with its name.

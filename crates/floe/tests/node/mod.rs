@@ -401,6 +401,7 @@ pub fn finish(events: Events) -> Outcome {
     events.finish(|_| ()).unwrap()
 }
 
+#[allow(dead_code, reason = "not every file of tests waits for something")]
 /// Waits until something is so.
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
