@@ -52,7 +52,7 @@ pub struct RunRequest {
     #[serde(default)]
     pub token: Option<String>,
     /// Tokens for hubs among them, by address (`https://hub.example`).
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tokens: BTreeMap<String, String>,
     /// File with the certificate authority of the sources.
     #[serde(default)]
