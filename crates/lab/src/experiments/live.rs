@@ -84,12 +84,25 @@ impl NodeArguments {
 impl HubArguments {
     /// Serves.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let token = floe::hub::create_token(&self.dir, "lab")?;
+        let token = self.token()?;
         let hub = floe::hub::serve(floe::hub::HubOptions::new(&self.dir, self.listen))?;
         println!("ready {token}");
         wait_for_end_of_input()?;
         hub.shutdown();
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl HubArguments {
+    /// The token of an earlier hub in this folder, or a new one.
+    fn token(&self) -> anyhow::Result<String> {
+        let kept = self.dir.join("lab.token");
+        if let Ok(token) = std::fs::read_to_string(&kept) {
+            return Ok(token);
+        }
+        let token = floe::hub::create_token(&self.dir, "lab")?;
+        std::fs::write(&kept, &token)?;
+        Ok(token)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The experiments, one file each. Every one drives the real crates and measures its alternative in the same run.
+//! The experiments, one file each ([`hammer`] is a folder). Every one drives the real crates and measures its alternative in the same run.
 //!
 //! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
 //! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
@@ -11,6 +11,8 @@ pub mod disk;
 pub mod emulator;
 pub mod fault;
 pub mod fork;
+pub mod fuzz;
+pub mod hammer;
 pub mod import;
 pub mod live;
 pub mod local;
@@ -40,7 +42,7 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All of them, the cheap ones first.
+/// All of them but [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",

@@ -1,0 +1,562 @@
+//! All of it together: carries out what the storm says, and keeps what came of it.
+use super::console::{Shared, follow};
+use super::leaks::{self, Count};
+use super::model::Guest;
+use super::schedule::{Blow, Moment, Schedule, Victim};
+use super::storm::{Action, Event, Limits, Storm};
+use super::work::{Done, Places, Worker, remove_images};
+use super::world::{World, kill, make_initrd};
+use super::Options;
+use crate::guest::Guest as Files;
+use crate::harness::Context;
+use anyhow::{Context as _, bail, ensure};
+use floe::api::{ImportRequest, KillRequest, MachineInfo, MachineStatus, RunRequest, StartRequest};
+use floe::client::Client;
+use parking_lot::Mutex;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// The two machines.
+const MACHINES: [&str; 2] = ["one", "two"];
+/// The image that they are started from.
+const IMAGE: &str = "guest";
+/// Memory of each.
+const MEMORY_BYTES: u64 = 96 << 20;
+/// Disk of each.
+const DISK_BYTES: u64 = 8 << 20;
+/// How often the storm hears that time passes.
+const TICK: Duration = Duration::from_millis(20);
+/// How long a guest may take from its start to its first step, and at the end to verify everything.
+const STEP_MAX: Duration = Duration::from_secs(300);
+/// How long a machine whose QEMU was killed may refuse to be started, because something else is under way with it.
+const START_MAX: Duration = Duration::from_secs(120);
+/// How often a machine that stands still for a full disk is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// What a blow did.
+#[derive(Clone, Debug)]
+pub struct Fallen {
+    /// What was hit.
+    pub victims: Vec<Victim>,
+    /// When.
+    pub moment: Moment,
+    /// Longest that a guest made no progress from then on, in seconds, without those whose QEMU was killed.
+    pub stall_s: f64,
+    /// Whether one was hung.
+    pub hung: bool,
+}
+
+/// What came of a run.
+#[derive(Default)]
+pub struct Record {
+    /// Processes, links and disks that were hit.
+    pub kills: u64,
+    /// Each blow.
+    pub blows: Vec<Fallen>,
+    /// The machines.
+    pub guests: Vec<Guest>,
+    /// What they told of wrong things.
+    pub bad: Vec<String>,
+    /// Guests that stood still.
+    pub hung: Vec<String>,
+    /// What did not come back as it should.
+    pub not_up: Vec<String>,
+    /// What was left behind.
+    pub leaks: Vec<(String, u64)>,
+    /// What captures, forks and transfers came to.
+    pub done: Done,
+}
+
+/// A run.
+pub struct Driver {
+    world: World,
+    options: Options,
+    seed: u64,
+    shared: Arc<Shared>,
+    events: Receiver<Event>,
+    /// Processes of the two QEMUs, as last seen.
+    pids: [Option<u32>; 2],
+    before: Count,
+    record: Record,
+    done: Arc<Mutex<Done>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    /// A guest that was given up once.
+    given_up: Option<usize>,
+    /// Set while machines may stand still for a disk that was full.
+    look_at_paused: Option<Instant>,
+}
+
+impl Driver {
+    /// Starts everything, and goes once through all that a run does, so that what is there once and for all is there.
+    pub fn start(context: &Context, options: &Options, seed: u64) -> anyhow::Result<Driver> {
+        let guest = Files::tiny()?;
+        let initrd = make_initrd(&guest, &context.scratch)?;
+        let world = World::start(&context.scratch)?;
+        let (sender, events) = channel();
+        let shared = Shared {
+            start: Instant::now(),
+            guests: Mutex::new(vec![Guest::new(1), Guest::new(2)]),
+            events: Mutex::new(sender),
+            over: AtomicBool::new(false),
+            blows: AtomicU64::new(0),
+        };
+        let mut driver = Driver {
+            world,
+            options: options.clone(),
+            seed,
+            shared: Arc::new(shared),
+            events,
+            pids: [None; 2],
+            before: Count::new(),
+            record: Record::default(),
+            done: Arc::default(),
+            threads: Vec::new(),
+            given_up: None,
+            look_at_paused: None,
+        };
+        driver.import(&guest, &initrd)?;
+        driver.boot_all()?;
+        driver.work_once()?;
+        driver.tear_down()?;
+        driver.before = leaks::count(&driver.world);
+        driver.world.start_all()?;
+        Ok(driver)
+    }
+
+    /// The run.
+    pub fn run(&mut self) -> anyhow::Result<Record> {
+        *self.shared.guests.lock() = vec![Guest::new(1), Guest::new(2)];
+        self.boot_all()?;
+        self.start_working();
+        let schedule = Schedule::new(self.seed, self.options.victims());
+        let now = self.shared.now();
+        let limits = Limits {
+            until: now + Duration::from_secs_f64(self.options.minutes * 60.0),
+            kills: self.options.kills,
+            hung_after: Duration::from_secs(self.options.hung_s),
+        };
+        let mut storm = Storm::new(schedule, limits, MACHINES.len(), now);
+        let rage = self.rage(&mut storm);
+        self.record.kills = storm.kills;
+        self.shared.over.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.record.done = self.done.lock().clone();
+        rage?;
+        self.last_look()?;
+        self.record.guests = std::mem::take(&mut *self.shared.guests.lock());
+        self.tear_down()?;
+        let after = leaks::count(&self.world);
+        self.record.leaks = leaks::compare(&self.before, &after);
+        Ok(std::mem::take(&mut self.record))
+    }
+
+    /// Blow after blow, until there were enough.
+    fn rage(&mut self, storm: &mut Storm) -> anyhow::Result<()> {
+        loop {
+            let event = match self.events.recv_timeout(TICK) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => Event::Tick,
+                Err(RecvTimeoutError::Disconnected) => bail!("nobody reads the consoles any more"),
+            };
+            self.hear_bad();
+            self.continue_paused();
+            let mut actions = storm.handle(self.shared.now(), event);
+            while let Some(action) = actions.pop() {
+                match action {
+                    Action::Finish => return Ok(()),
+                    Action::Strike(blow) => {
+                        let kills = self.strike(&blow, storm)?;
+                        actions.extend(storm.handle(self.shared.now(), Event::Up { kills }));
+                    }
+                    Action::Hung(guest) => self.hung(guest, storm),
+                    Action::GiveUp(guest) => self.give_up(guest, storm)?,
+                }
+            }
+            self.note_stall();
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------- blows
+
+    /// Hits, and starts everything again at once. Returns how many kills that was.
+    fn strike(&mut self, blow: &Blow, storm: &mut Storm) -> anyhow::Result<u64> {
+        self.shared.blows.fetch_add(1, Relaxed);
+        let (kills, seconds) = (storm.kills, self.shared.now().as_secs());
+        eprintln!("{seconds:>5} s, {kills:>4} kills: blow {}: {blow}", blow.number);
+        self.record.blows.push(Fallen {
+            victims: blow.victims.clone(),
+            moment: blow.moment,
+            stall_s: 0.0,
+            hung: false,
+        });
+        let hit = |victim| blow.victims.contains(&victim);
+        let victim = blow.choice % MACHINES.len();
+        let mut kills = blow.victims.len() as u64;
+        if hit(Victim::Disk) {
+            self.world.fill()?;
+        }
+        if hit(Victim::Network) {
+            self.world.cut()?;
+        }
+        let at = Instant::now();
+        if hit(Victim::Qemu) {
+            self.kill_qemu(victim);
+        }
+        if hit(Victim::Supervisor) && !self.world.kill_supervisor() {
+            self.record.not_up.push(format!("blow {}: there is no supervisor", blow.number));
+        }
+        if hit(Victim::Hub) {
+            self.world.kill_hub();
+        }
+        if hit(Victim::Node) {
+            self.world.kill_node();
+            if blow.moment == Moment::Start {
+                self.world.spawn_node()?;
+                std::thread::sleep(blow.delay);
+                self.world.kill_node();
+                kills += 1;
+            }
+        }
+        self.raise(blow, at)?;
+        if hit(Victim::Qemu) {
+            self.start_from_disk(victim)?;
+            storm.handle(self.shared.now(), Event::Booting(victim));
+        }
+        if hit(Victim::Disk) {
+            self.look_at_paused = Some(Instant::now());
+            let now = self.shared.now();
+            self.shared.guests.lock().iter_mut().for_each(|guest| guest.excused(now));
+        }
+        self.find_pids();
+        self.shared.blows.fetch_add(1, Relaxed);
+        Ok(kills)
+    }
+
+    /// Starts what was killed, and undoes the rest once it has been held for long enough.
+    fn raise(&mut self, blow: &Blow, at: Instant) -> anyhow::Result<()> {
+        let hit = |victim| blow.victims.contains(&victim);
+        self.world.spawn_node()?;
+        self.world.spawn_hub()?;
+        let first = self.world.node_ready();
+        std::thread::sleep(blow.hold.saturating_sub(match hit(Victim::Network) || hit(Victim::Disk) {
+            true => at.elapsed(),
+            false => blow.hold,
+        }));
+        if hit(Victim::Network) {
+            self.world.mend()?;
+        }
+        if hit(Victim::Disk) {
+            self.world.free()?;
+        }
+        if let Err(error) = first {
+            self.record.not_up.push(format!("blow {} ({blow}): {error:#}", blow.number));
+            self.world.spawn_node()?;
+            self.world.node_ready()?;
+        }
+        if self.world.hub_ready().is_err() {
+            // a hub may refuse to start on a full disk of its own; this one's is not
+            self.world.spawn_hub()?;
+            self.world.hub_ready()?;
+        }
+        Ok(())
+    }
+
+    /// Machines that stand still because their disk was full go on when somebody says so.
+    fn continue_paused(&mut self) {
+        let Some(since) = self.look_at_paused else { return };
+        if since.elapsed() < LOOK_EVERY {
+            return;
+        }
+        self.look_at_paused = Some(Instant::now());
+        let mut paused = false;
+        for name in MACHINES {
+            let Ok(info) = self.machine(name) else { continue };
+            if info.status == MachineStatus::Paused && info.detail.contains("is full") {
+                paused = true;
+                let _ = self.start_machine(name);
+            }
+        }
+        let stalled = self.stalled();
+        if !paused && stalled.iter().flatten().all(|stall| *stall < Duration::from_secs(2)) {
+            self.look_at_paused = None;
+        }
+    }
+
+    /// A guest does not get on: what is told of it, and whether `floe start` helps.
+    fn hung(&mut self, guest: usize, storm: &mut Storm) {
+        let name = MACHINES[guest];
+        let seen = match self.machine(name) {
+            Ok(info) => format!("{:?}, {:?}", info.status, info.detail),
+            Err(error) => format!("nothing is known of it: {error:#}"),
+        };
+        let blow = self.record.blows.len();
+        if let Some(last) = self.record.blows.last_mut() {
+            last.hung = true;
+        }
+        let started = match self.start_machine(name) {
+            Ok(()) => "floe start was accepted".to_owned(),
+            Err(error) => format!("floe start: {error:#}"),
+        };
+        let last = self.record.blows.last().map(|blow| format!("{:?} {}", blow.victims, blow.moment));
+        let text = format!("{name} after blow {blow} ({}): {seen}; {started}", last.unwrap_or_default());
+        eprintln!("  hung: {text}");
+        self.record.hung.push(text);
+        // if it boots now, its hello is answered; it has longer
+        if self.machine(name).is_ok_and(|info| !info.restored && info.pid != self.pids[guest]) {
+            self.shared.guests.lock()[guest].ends();
+            storm.handle(self.shared.now(), Event::Booting(guest));
+        }
+        self.find_pids();
+    }
+
+    /// It still does not: its QEMU is killed and it is started from its disk.
+    fn give_up(&mut self, guest: usize, storm: &mut Storm) -> anyhow::Result<()> {
+        let name = MACHINES[guest];
+        ensure!(
+            self.given_up.replace(guest) != Some(guest),
+            "{name} does not get on, whatever is done; the node's log ends with:\n{}",
+            self.world.log_tail("node.log", 40)
+        );
+        self.find_pids();
+        self.kill_qemu(guest);
+        self.start_from_disk(guest)?;
+        storm.handle(self.shared.now(), Event::Booting(guest));
+        Ok(())
+    }
+
+    /// The longest stall since the last blow.
+    fn note_stall(&mut self) {
+        let stalled = self.stalled();
+        if let Some(last) = self.record.blows.last_mut() {
+            let now = stalled.iter().flatten().map(Duration::as_secs_f64).fold(0.0, f64::max);
+            last.stall_s = last.stall_s.max(now);
+        }
+    }
+
+    fn stalled(&self) -> Vec<Option<Duration>> {
+        let now = self.shared.now();
+        self.shared.guests.lock().iter().map(|guest| guest.stalled(now)).collect()
+    }
+
+    fn hear_bad(&mut self) {
+        let blow = self.record.blows.len();
+        for (name, guest) in MACHINES.iter().zip(self.shared.guests.lock().iter_mut()) {
+            for bad in guest.take_bad() {
+                eprintln!("  {name}: {bad}");
+                self.record.bad.push(format!("{name} after blow {blow}: {bad}"));
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------ machines
+
+    fn client(&self) -> anyhow::Result<Client> {
+        self.world.client()
+    }
+
+    fn machine(&self, name: &str) -> anyhow::Result<MachineInfo> {
+        Ok(self.client()?.machine(name)?)
+    }
+
+    fn start_machine(&self, name: &str) -> anyhow::Result<()> {
+        self.client()?.start(name, &StartRequest::default())?.finish(|_| {})?;
+        Ok(())
+    }
+
+    /// Its guest loses what was not flushed, and no time of its own counts until it gets on again.
+    fn kill_qemu(&mut self, index: usize) {
+        self.shared.guests.lock()[index].ends();
+        if let Some(pid) = self.pids[index].take() {
+            kill(pid);
+        }
+    }
+
+    fn find_pids(&mut self) {
+        for (pid, name) in self.pids.iter_mut().zip(MACHINES) {
+            if let Ok(info) = self.world.client().and_then(|client| Ok(client.machine(name)?)) {
+                *pid = info.pid;
+            }
+        }
+    }
+
+    /// Starts a machine whose QEMU was killed. A capture or fork of it may still be under way.
+    fn start_from_disk(&mut self, index: usize) -> anyhow::Result<()> {
+        let name = MACHINES[index];
+        let until = Instant::now() + START_MAX;
+        loop {
+            let error = match self.start_machine(name) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            // started by an earlier call of which the answer was lost
+            if self.machine(name).is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some()) {
+                let pid = self.machine(name)?.pid;
+                if pid.is_some_and(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+                    return Ok(());
+                }
+            }
+            if Instant::now() > until {
+                return Err(error.context(format!("{name} cannot be started from its disk")));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn import(&self, guest: &Files, initrd: &std::path::Path) -> anyhow::Result<()> {
+        let disk = initrd.with_file_name("disk.raw");
+        std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
+        let text = |path: PathBuf| path.display().to_string();
+        let request = ImportRequest {
+            disks: vec![text(disk)],
+            kernel: Some(text(guest.kernel())),
+            initrd: Some(text(initrd.to_owned())),
+            cmdline: Some(format!("{} mitigations=off nokaslr tsc=unstable", guest.cmdline()?)),
+            name: Some(IMAGE.into()),
+            memory_bytes: Some(MEMORY_BYTES),
+            cpus: Some(1),
+            ..ImportRequest::default()
+        };
+        self.client()?.import(&request)?.finish(|_| {})?;
+        Ok(())
+    }
+
+    /// Boots both machines, follows their consoles, and waits until both get on.
+    fn boot_all(&mut self) -> anyhow::Result<()> {
+        for (index, name) in MACHINES.into_iter().enumerate() {
+            let client = self.client()?;
+            let request = RunRequest {
+                image: IMAGE.into(),
+                name: Some(name.into()),
+                cold: true,
+                ..RunRequest::default()
+            };
+            client.run(&request)?.finish(|_| {})?;
+            if self.threads.len() < MACHINES.len() {
+                let (shared, socket) = (self.shared.clone(), client.console(name)?.socket);
+                let read = move || follow(shared, index, socket.into());
+                self.threads.push(std::thread::spawn(read));
+            }
+        }
+        let steps = vec![0; MACHINES.len()];
+        self.wait_steps(&steps, 3).context("after booting")?;
+        self.find_pids();
+        Ok(())
+    }
+
+    fn steps(&self) -> Vec<u64> {
+        self.shared.guests.lock().iter().map(|guest| guest.steps).collect()
+    }
+
+    /// Waits until each guest is so many steps further than `from`.
+    fn wait_steps(&mut self, from: &[u64], steps: u64) -> anyhow::Result<()> {
+        let until = Instant::now() + STEP_MAX;
+        while self.steps().iter().zip(from).any(|(now, from)| *now < from + steps) {
+            self.hear_bad();
+            ensure!(
+                Instant::now() < until,
+                "the guests got to step {:?} from {from:?} within {STEP_MAX:?}",
+                self.steps()
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// After the last blow each guest reads everything once; then both are killed and verify their disks anew.
+    fn last_look(&mut self) -> anyhow::Result<()> {
+        const STEPS_FOR_ALL: u64 = 17;
+        // consoles are read again: the threads ended with the work
+        self.shared.over.store(false, Relaxed);
+        for (index, name) in MACHINES.into_iter().enumerate() {
+            let (shared, socket) = (self.shared.clone(), self.client()?.console(name)?.socket);
+            let read = move || follow(shared, index, socket.into());
+            self.threads.push(std::thread::spawn(read));
+        }
+        let steps = self.steps();
+        self.wait_steps(&steps, STEPS_FOR_ALL).context("after the last blow")?;
+        self.find_pids();
+        for index in 0..MACHINES.len() {
+            self.kill_qemu(index);
+            self.start_from_disk(index)?;
+        }
+        let steps = self.steps();
+        self.wait_steps(&steps, STEPS_FOR_ALL).context("after both QEMUs were killed")?;
+        self.hear_bad();
+        Ok(())
+    }
+
+    // ---------------------------------------------------------------------------------------------- around it
+
+    fn worker(&self) -> Worker {
+        Worker {
+            shared: self.shared.clone(),
+            places: Places {
+                node: self.world.home.join("node.sock"),
+                far: self.world.far_home.join("node.sock"),
+                hub: self.world.hub_url(),
+                token: self.world.token.clone(),
+                machines: MACHINES.map(String::from).to_vec(),
+            },
+            done: self.done.clone(),
+        }
+    }
+
+    fn start_working(&mut self) {
+        let works: [fn(&Worker); 2] = [Worker::capture_without_end, Worker::fork_without_end];
+        for work in works {
+            let (worker, near) = (self.worker(), self.world.near.clone());
+            let run = move || {
+                let _ = near.run(|| work(&worker));
+            };
+            self.threads.push(std::thread::spawn(run));
+        }
+    }
+
+    /// Every kind of work once, with nothing hit: it must succeed.
+    fn work_once(&mut self) -> anyhow::Result<()> {
+        let worker = self.worker();
+        self.world.near.run(|| worker.once())??;
+        let done = std::mem::take(&mut *self.done.lock());
+        ensure!(done.wrong.is_empty(), "before the first blow: {:?}", done.wrong);
+        ensure!(done.lost_clones.is_empty(), "before the first blow: {:?}", done.lost_clones);
+        Ok(())
+    }
+
+    /// Removes all machines, captures and what the hub has, and ends everything.
+    fn tear_down(&mut self) -> anyhow::Result<()> {
+        self.shared.over.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let worker = self.worker();
+        for name in MACHINES {
+            let client = self.client()?;
+            let _ = client.kill(name, &KillRequest { all: true });
+        }
+        for machine in self.client()?.machines()?.machines {
+            let removed = self.client()?.remove_machine(&machine.name, true);
+            removed.with_context(|| format!("{} cannot be removed", machine.name))?;
+        }
+        self.world.near.run(|| worker.tidy())??;
+        remove_images(&self.client()?)?;
+        self.client()?.cache_gc()?;
+        Client::connect(self.world.far_home.join("node.sock"))?.cache_gc()?;
+        self.world.end_all();
+        self.shared.over.store(false, Relaxed);
+        Ok(())
+    }
+
+    /// Copies the logs to where the user wants them.
+    pub fn keep_logs(&self) {
+        let Some(dir) = &self.options.keep else { return };
+        let _ = std::fs::create_dir_all(dir);
+        for entry in std::fs::read_dir(self.world.logs()).into_iter().flatten().flatten() {
+            let _ = std::fs::copy(entry.path(), dir.join(entry.file_name()));
+        }
+    }
+}
