@@ -89,6 +89,21 @@ pub struct Driver {
     look_at_paused: Option<Instant>,
 }
 
+/// What the threads of a QEMU wait for in the kernel, but for other threads and for events: a request that nobody answers shows as
+/// `request_wait_answer`, with the system call's number and arguments (17 is pread64: descriptor, memory, bytes, offset).
+fn waits_of(pid: u32) -> Vec<String> {
+    let mut waits = Vec::new();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    for task in tasks.into_iter().flatten().flatten() {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let place = read("wchan");
+        if !place.contains("futex") && !place.contains("poll") {
+            waits.push(format!("{} {place} {}", read("comm").trim(), read("syscall").trim()));
+        }
+    }
+    waits
+}
+
 impl Driver {
     /// Starts everything, and goes once through all that a run does, so that what is there once and for all is there.
     pub fn start(context: &Context, options: &Options, seed: u64) -> anyhow::Result<Driver> {
@@ -294,6 +309,7 @@ impl Driver {
             Ok(info) => format!("{:?}, {:?}", info.status, info.detail),
             Err(error) => format!("nothing is known of it: {error:#}"),
         };
+        let waits = self.pids[guest].map(waits_of).unwrap_or_default();
         let blow = self.record.blows.len();
         if let Some(last) = self.record.blows.last_mut() {
             last.hung = true;
@@ -303,7 +319,7 @@ impl Driver {
             Err(error) => format!("floe start: {error:#}"),
         };
         let last = self.record.blows.last().map(|blow| format!("{:?} {}", blow.victims, blow.moment));
-        let text = format!("{name} after blow {blow} ({}): {seen}; {started}", last.unwrap_or_default());
+        let text = format!("{name} after blow {blow} ({}): {seen}; its QEMU waits: {waits:?}; {started}", last.unwrap_or_default());
         eprintln!("  hung: {text}");
         self.record.hung.push(text);
         // if it boots now, its hello is answered; it has longer
