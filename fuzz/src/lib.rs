@@ -1,7 +1,8 @@
 //! What each fuzz target checks. A target takes bytes from anywhere and may do anything but panic.
 //!
-//! `cargo +nightly fuzz run manifest` searches; `cargo test --manifest-path fuzz/Cargo.toml` (stable, part of `make test`)
-//! replays the corpus of every target, each entry also damaged in a few thousand ways.
+//! `make fuzz` searches, guided by coverage, with a stable compiler (see `crates/lab/src/experiments/fuzz.rs`); so does
+//! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test --manifest-path fuzz/Cargo.toml` (part of
+//! `make test`) replays the corpus of every target, each entry also damaged in a few thousand ways.
 //!
 //! To add a parser: a function here, its line in [`TARGETS`], a file in `fuzz_targets/`, its `[[bin]]` in `Cargo.toml`, and
 //! at least one valid input in `corpus/<name>/`. The tests of this crate fail if one of them is forgotten.

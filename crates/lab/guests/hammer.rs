@@ -78,7 +78,10 @@ fn fill(sector: &mut [u8], disk: u64, write: u64, place: u64) {
     let head = [MAGIC, write, place, disk];
     let seed = mix(write) ^ mix(place) ^ mix(disk);
     for (index, bytes) in sector.chunks_exact_mut(8).enumerate() {
-        let word = head.get(index).copied().unwrap_or_else(|| seed.wrapping_mul(2 * index as u64 + 1));
+        let word = head
+            .get(index)
+            .copied()
+            .unwrap_or_else(|| seed.wrapping_mul(2 * index as u64 + 1));
         bytes.copy_from_slice(&word.to_le_bytes());
     }
 }
@@ -109,7 +112,9 @@ struct Found {
 
 /// One line with its checksum. A console that nobody reads takes it all the same.
 fn say(text: &str) {
-    let sum = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let sum = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(format!("\n@{text} *{:08x}\n", sum as u32).as_bytes());
     let _ = out.flush();
@@ -120,7 +125,10 @@ fn greet() -> (u64, u64) {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            let mut words = line.split_ascii_whitespace().skip_while(|word| *word != "F").skip(1);
+            let mut words = line
+                .split_ascii_whitespace()
+                .skip_while(|word| *word != "F")
+                .skip(1);
             let mut number = || words.next()?.parse::<u64>().ok();
             if let (Some(acked), Some(disk)) = (number(), number()) {
                 let _ = sender.send((acked, disk));
@@ -146,10 +154,23 @@ struct Disk {
 
 impl Disk {
     fn open(id: u64) -> Disk {
-        let open = || OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open("/dev/vda");
+        let open = || {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(O_DIRECT)
+                .open("/dev/vda")
+        };
         loop {
             match open() {
-                Ok(file) => return Disk { file, id, holds: vec![0; BLOCKS as usize * SECTORS], found: Found::default() },
+                Ok(file) => {
+                    return Disk {
+                        file,
+                        id,
+                        holds: vec![0; BLOCKS as usize * SECTORS],
+                        found: Found::default(),
+                    };
+                }
                 Err(error) => say(&format!("B cannot open the disk: {error}")),
             }
             std::thread::sleep(Duration::from_millis(200));
@@ -187,7 +208,10 @@ impl Disk {
                     Some(write) => {
                         if write < least[place] {
                             self.found.lost += 1;
-                            say(&format!("B sector {place} holds write {write}; {} was acknowledged, of {acked}", least[place]));
+                            say(&format!(
+                                "B sector {place} holds write {write}; {} was acknowledged, of {acked}",
+                                least[place]
+                            ));
                         }
                         self.holds[place] = write;
                     }
@@ -199,8 +223,14 @@ impl Disk {
 
     fn wrong(&mut self, place: usize, sector: &[u8]) {
         self.found.wrong_disk += SECTOR as u64;
-        let words: Vec<String> = (0..5).map(|index| format!("{:x}", word_of(sector, index))).collect();
-        say(&format!("B sector {place} should hold write {}; it begins with {}", self.holds[place], words.join(" ")));
+        let words: Vec<String> = (0..5)
+            .map(|index| format!("{:x}", word_of(sector, index)))
+            .collect();
+        say(&format!(
+            "B sector {place} should hold write {}; it begins with {}",
+            self.holds[place],
+            words.join(" ")
+        ));
     }
 
     fn write(&mut self, write: u64, buffer: &mut Block) {
@@ -241,7 +271,10 @@ impl Disk {
                 Some(write) if write == self.holds[place] => {}
                 Some(write) => {
                     self.found.lost += 1;
-                    say(&format!("B sector {place} holds write {write} instead of {}", self.holds[place]));
+                    say(&format!(
+                        "B sector {place} holds write {write} instead of {}",
+                        self.holds[place]
+                    ));
                 }
                 None => self.wrong(place, sector),
             }
@@ -259,7 +292,10 @@ const WORDS: usize = BLOCK / 8;
 
 impl Memory {
     fn new() -> Memory {
-        let mut memory = Memory { words: vec![0; PAGES * WORDS], changes: vec![0; PAGES] };
+        let mut memory = Memory {
+            words: vec![0; PAGES * WORDS],
+            changes: vec![0; PAGES],
+        };
         (0..PAGES).for_each(|page| memory.change(page));
         memory
     }
@@ -280,7 +316,9 @@ impl Memory {
     fn verify(&self, page: usize) -> u64 {
         let seed = self.seed(page);
         let words = self.words[page * WORDS..][..WORDS].iter().enumerate();
-        8 * words.filter(|(index, word)| **word != seed.wrapping_mul(2 * *index as u64 + 1)).count() as u64
+        8 * words
+            .filter(|(index, word)| **word != seed.wrapping_mul(2 * *index as u64 + 1))
+            .count() as u64
     }
 }
 
@@ -318,8 +356,15 @@ fn main() {
         for change in 0..PAGES_CHANGED as u64 {
             memory.change(mix(write ^ change) as usize % PAGES);
         }
-        let Found { lost, wrong_disk, wrong_ram, errors } = disk.found;
-        say(&format!("A {write} {passes} {ram_passes} {lost} {wrong_disk} {wrong_ram} {errors}"));
+        let Found {
+            lost,
+            wrong_disk,
+            wrong_ram,
+            errors,
+        } = disk.found;
+        say(&format!(
+            "A {write} {passes} {ram_passes} {lost} {wrong_disk} {wrong_ram} {errors}"
+        ));
         std::thread::sleep(REST);
     }
 }

@@ -128,11 +128,17 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
         Command::Hammer {
             run: arguments,
             options,
-        } => run(|context| experiments::hammer::run(context, &options), &arguments),
+        } => run(
+            |context| experiments::hammer::run(context, &options),
+            &arguments,
+        ),
         Command::Fuzz {
             run: arguments,
             options,
-        } => run(|context| experiments::fuzz::run(context, &options), &arguments),
+        } => run(
+            |context| experiments::fuzz::run(context, &options),
+            &arguments,
+        ),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),

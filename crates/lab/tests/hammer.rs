@@ -8,7 +8,9 @@ const SEED: &str = "15";
 #[test]
 fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
     if !std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1") {
-        println!("skipped: needs root, FUSE, QEMU, the tiny guest and rustc; set FLOE_TEST_SYSTEM=1 to run it");
+        println!(
+            "skipped: needs root, FUSE, QEMU, the tiny guest and rustc; set FLOE_TEST_SYSTEM=1 to run it"
+        );
         return;
     }
     let dir = tempfile::Builder::new()
@@ -18,7 +20,16 @@ fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
     let json = dir.path().join("hammer.json");
     // no time is asserted: a guest counts as hung only if it makes no progress for two minutes
     let output = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
-        .args(["hammer", "--minutes", "3", "--hung-s", "120", "--seed", SEED, "--scratch"])
+        .args([
+            "hammer",
+            "--minutes",
+            "3",
+            "--hung-s",
+            "120",
+            "--seed",
+            SEED,
+            "--scratch",
+        ])
         .arg(dir.path())
         .arg("--json")
         .arg(&json)
@@ -31,9 +42,18 @@ fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
     );
     assert!(output.status.success(), "{said}");
     let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
-    for name in ["lost_writes", "wrong_bytes", "hung_guests", "leaks", "lost_clones"] {
+    for name in [
+        "lost_writes",
+        "wrong_bytes",
+        "hung_guests",
+        "leaks",
+        "lost_clones",
+    ] {
         assert_eq!(report.figures[name].value, 0.0, "{name}\n{said}");
     }
-    assert!(report.figures["kills"].value >= 1.0, "nothing was hit\n{said}");
+    assert!(
+        report.figures["kills"].value >= 1.0,
+        "nothing was hit\n{said}"
+    );
     assert!(report.figures["acknowledged_writes"].value > 0.0, "{said}");
 }

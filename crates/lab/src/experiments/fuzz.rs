@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// What makes the compiler count edges and comparisons as libFuzzer wants them.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks --cfg fuzzing";
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing";
 /// Rounds over all targets, at most, until the executions that were asked for are reached.
 const ROUNDS_MAX: usize = 50;
 /// Crashes of a target after which it is given up for the round: they are the same one, as a rule.
@@ -76,7 +76,8 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
         if round > 0 && sum(&all) >= goal {
             break;
         }
-        let one = |target: &String| Target::new(&fuzz, &binaries, &context.scratch, target).run(seconds);
+        let one =
+            |target: &String| Target::new(&fuzz, &binaries, &context.scratch, target).run(seconds);
         for (total, one) in all.iter_mut().zip(in_parallel(jobs, &targets, one)) {
             let one = one?;
             total.executions += one.executions;
@@ -100,10 +101,17 @@ fn tell(context: &Context, targets: &[String], all: &[Outcome]) -> Report {
     for (target, one) in targets.iter().zip(all) {
         executions += one.executions;
         crashes += one.crashes;
-        report.add_value(&format!("{target}.executions"), "count", one.executions as f64);
+        report.add_value(
+            &format!("{target}.executions"),
+            "count",
+            one.executions as f64,
+        );
         report.add_value(&format!("{target}.features"), "count", one.features as f64);
         if one.crashes > 0 {
-            report.fail(format!("{target}: {} crashes, in fuzz/artifacts/{target}/", one.crashes));
+            report.fail(format!(
+                "{target}: {} crashes, in fuzz/artifacts/{target}/",
+                one.crashes
+            ));
         }
     }
     report.add_value("executions", "count", executions as f64);
@@ -119,7 +127,11 @@ fn tell(context: &Context, targets: &[String], all: &[Outcome]) -> Report {
 }
 
 /// Does `work` for each, so many at a time, and returns what came of it in the order of `items`.
-fn in_parallel<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+fn in_parallel<T: Sync, R: Send>(
+    jobs: usize,
+    items: &[T],
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..jobs.clamp(1, items.len().max(1)) {
@@ -130,7 +142,9 @@ fn in_parallel<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> 
                         break;
                     };
                     let result = work(item);
-                    done.lock().expect("nobody panics with it").push((index, result));
+                    done.lock()
+                        .expect("nobody panics with it")
+                        .push((index, result));
                 }
             });
         }
@@ -151,13 +165,25 @@ fn build(fuzz: &Path) -> anyhow::Result<PathBuf> {
         .context("rustc -vV tells no host")?;
     // Told a target, cargo builds what runs during the build without these flags.
     let status = Command::new("cargo")
-        .args(["build", "--quiet", "--locked", "--release", "--bins", "--target", host])
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--release",
+            "--bins",
+            "--target",
+            host,
+        ])
         .current_dir(fuzz)
         .env("RUSTFLAGS", COVERAGE)
         .env_remove("CARGO_TARGET_DIR")
         .status()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "the targets in {} were not built", fuzz.display());
+    ensure!(
+        status.success(),
+        "the targets in {} were not built",
+        fuzz.display()
+    );
     Ok(fuzz.join("target").join(host).join("release"))
 }
 
@@ -243,11 +269,17 @@ impl<'a> Target<'a> {
         }
         for (path, bytes) in files(&self.found)? {
             if bytes <= KEPT_ENTRY_BYTES_MAX {
-                std::fs::copy(&path, short.join(path.file_name().context("a file has a name")?))?;
+                std::fs::copy(
+                    &path,
+                    short.join(path.file_name().context("a file has a name")?),
+                )?;
             }
         }
         for (path, _) in files(&self.corpus)? {
-            std::fs::copy(&path, more.join(path.file_name().context("a file has a name")?))?;
+            std::fs::copy(
+                &path,
+                more.join(path.file_name().context("a file has a name")?),
+            )?;
         }
         let before = files(&more)?;
         let merged = Command::new(&self.program)
@@ -255,7 +287,11 @@ impl<'a> Target<'a> {
             .args([&more, &short])
             .output()?;
         if !merged.status.success() {
-            bail!("{}: {}", self.name, tail(&String::from_utf8_lossy(&merged.stderr)));
+            bail!(
+                "{}: {}",
+                self.name,
+                tail(&String::from_utf8_lossy(&merged.stderr))
+            );
         }
         let mut new = files(&more)?;
         new.retain(|entry| !before.contains(entry));
@@ -266,7 +302,11 @@ impl<'a> Target<'a> {
             if kept > KEPT_BYTES_MAX {
                 break;
             }
-            std::fs::copy(&path, self.corpus.join(path.file_name().context("a file has a name")?))?;
+            std::fs::copy(
+                &path,
+                self.corpus
+                    .join(path.file_name().context("a file has a name")?),
+            )?;
         }
         Ok(())
     }

@@ -53,6 +53,9 @@ pub struct NodeArguments {
 pub struct HubArguments {
     dir: PathBuf,
     listen: SocketAddr,
+    /// Seconds after which an upload that nobody goes on with is dropped
+    #[arg(long)]
+    upload_expiry: Option<u64>,
 }
 
 /// Each node has a socket of its own, beside the one that a node of this host may have.
@@ -85,7 +88,11 @@ impl HubArguments {
     /// Serves.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let token = self.token()?;
-        let hub = floe::hub::serve(floe::hub::HubOptions::new(&self.dir, self.listen))?;
+        let mut options = floe::hub::HubOptions::new(&self.dir, self.listen);
+        if let Some(seconds) = self.upload_expiry {
+            options.limits.upload_expiry = Duration::from_secs(seconds);
+        }
+        let hub = floe::hub::serve(options)?;
         println!("ready {token}");
         wait_for_end_of_input()?;
         hub.shutdown();

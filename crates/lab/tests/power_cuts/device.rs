@@ -4,27 +4,26 @@
 //! comes here (data, journal, mmap'ed pages that were written back), which is what dm-log-writes would record where a kernel has it. So no
 //! model of a file system is needed: what a rename or a truncation leaves is decided by the real one, when it mounts what is left.
 //! Recording the calls of the processes instead (a passthrough file system, strace) would have to guess that.
-use fuser::{
-    BackgroundSession, FileAttr, FileType, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request,
-};
+use super::abi::{self, Attr, FATTR_SIZE, IN_HEADER_BYTES, init, op};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::thread::JoinHandle;
 
 /// What a disk writes in one go: a write that was not flushed may be there in parts of this size.
 const SECTOR: usize = 512;
-const FILE: &str = "disk";
-const FILE_INODE: u64 = 2;
-/// How long the kernel may keep what it knows of the file: it never changes.
-const TTL: Duration = Duration::from_secs(3600);
+/// The one file of the file system is its root.
+const ROOT: u64 = 1;
+/// Longest write that the kernel may send at once.
+const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// One thing that came.
 #[derive(Clone)]
@@ -44,121 +43,100 @@ pub struct Log {
 }
 
 struct Disk {
+    /// What it holds now.
     file: File,
     bytes: u64,
     log: Arc<Mutex<Log>>,
 }
 
 impl Disk {
-    fn attributes(&self, inode: u64) -> FileAttr {
-        let (kind, perm, size) = match inode {
-            FILE_INODE => (FileType::RegularFile, 0o600, self.bytes),
-            _ => (FileType::Directory, 0o700, 0),
-        };
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size / SECTOR as u64,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
+    /// Answers the kernel until it is unmounted. One request after the other: the log's order is the disk's.
+    fn serve(&self, mut device: File) {
+        let mut request = vec![0; WRITE_BYTES_MAX + 4096];
+        loop {
+            let length = match device.read(&mut request) {
+                Ok(length) => length,
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
+                Err(_) => continue, // taken back, or interrupted
+            };
+            let Some((header, body)) = abi::parse(&request[..length]) else {
+                panic!("{length} bytes are no request of {IN_HEADER_BYTES} bytes and more");
+            };
+            let answer = match header.opcode {
+                op::FORGET | op::BATCH_FORGET | op::INTERRUPT => continue,
+                opcode => self.answer(opcode, body),
+            };
+            let (error, body) = match answer {
+                Ok(body) => (0, body),
+                Err(error) => (-error, Vec::new()),
+            };
+            let mut bytes = abi::out_header(body.len(), error, header.unique).to_vec();
+            bytes.extend(body);
+            let _ = device.write(&bytes);
+        }
+    }
+
+    fn answer(&self, opcode: u32, body: &[u8]) -> Result<Vec<u8>, i32> {
+        let attributes = abi::attr_out(&Attr {
+            ino: ROOT,
+            size: self.bytes,
+            mode: libc::S_IFREG | 0o600,
+            links: 1,
             uid: 0,
             gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
-    }
-}
-
-impl Filesystem for Disk {
-    fn lookup(&mut self, _: &Request<'_>, _: u64, name: &OsStr, reply: ReplyEntry) {
-        match name == FILE {
-            true => reply.entry(&TTL, &self.attributes(FILE_INODE), 0),
-            false => reply.error(libc::ENOENT),
-        }
-    }
-
-    fn getattr(&mut self, _: &Request<'_>, inode: u64, _: Option<u64>, reply: ReplyAttr) {
-        reply.attr(&TTL, &self.attributes(inode));
-    }
-
-    fn open(&mut self, _: &Request<'_>, _: u64, _: i32, reply: ReplyOpen) {
-        reply.opened(0, 0);
-    }
-
-    fn read(
-        &mut self,
-        _: &Request<'_>,
-        _: u64,
-        _: u64,
-        offset: i64,
-        size: u32,
-        _: i32,
-        _: Option<u64>,
-        reply: ReplyData,
-    ) {
-        let left = self.bytes.saturating_sub(offset as u64);
-        let mut data = vec![0; u64::from(size).min(left) as usize];
-        match self.file.read_exact_at(&mut data, offset as u64) {
-            Ok(()) => reply.data(&data),
-            Err(_) => reply.error(libc::EIO),
-        }
-    }
-
-    fn write(
-        &mut self,
-        _: &Request<'_>,
-        _: u64,
-        _: u64,
-        offset: i64,
-        data: &[u8],
-        _: u32,
-        _: i32,
-        _: Option<u64>,
-        reply: ReplyWrite,
-    ) {
-        if self.file.write_all_at(data, offset as u64).is_err() {
-            return reply.error(libc::EIO);
-        }
-        self.log.lock().ops.push(Op::Write(offset as u64, data.into()));
-        reply.written(data.len() as u32);
-    }
-
-    fn fallocate(
-        &mut self,
-        _: &Request<'_>,
-        _: u64,
-        _: u64,
-        offset: i64,
-        length: i64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        // What a loop device makes of a discard or of zeroes to be written.
-        if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
-            return reply.error(libc::EOPNOTSUPP);
-        }
-        match zero(&self.file, offset as u64, length as u64) {
-            Ok(()) => {
-                self.log.lock().ops.push(Op::Zero(offset as u64, length as u64));
-                reply.ok();
+        });
+        let eio = |_| libc::EIO;
+        match opcode {
+            op::INIT => {
+                let (_, _, offered) = abi::parse_init(body).ok_or(libc::EPROTO)?;
+                let wanted = init::BIG_WRITES | init::MAX_PAGES | init::INIT_EXT;
+                let pages = (WRITE_BYTES_MAX / 4096) as u16;
+                Ok(abi::init_out(
+                    offered & wanted,
+                    4096,
+                    16,
+                    WRITE_BYTES_MAX as u32,
+                    pages,
+                ))
             }
-            Err(_) => reply.error(libc::EIO),
+            op::GETATTR => Ok(attributes),
+            op::SETATTR => match abi::parse_setattr(body) {
+                Some((what, size)) if what & FATTR_SIZE != 0 && size != self.bytes => {
+                    Err(libc::EPERM)
+                }
+                _ => Ok(attributes),
+            },
+            op::OPEN => Ok(abi::open_out(0)),
+            op::READ => {
+                let (at, size) = abi::parse_read(body).ok_or(libc::EPROTO)?;
+                let mut data = vec![0; u64::from(size).min(self.bytes.saturating_sub(at)) as usize];
+                self.file.read_exact_at(&mut data, at).map_err(eio)?;
+                Ok(data)
+            }
+            op::WRITE => {
+                let (at, _, data) = abi::parse_write(body).ok_or(libc::EPROTO)?;
+                self.file.write_all_at(data, at).map_err(eio)?;
+                self.log.lock().ops.push(Op::Write(at, data.into()));
+                Ok(abi::Out::default().u32(data.len() as u32).u32(0).0)
+            }
+            // what a loop device makes of a discard or of zeroes to be written
+            op::FALLOCATE => {
+                let (at, bytes, mode) = abi::parse_fallocate(body).ok_or(libc::EPROTO)?;
+                if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) as u32 == 0 {
+                    return Err(libc::EOPNOTSUPP);
+                }
+                zero(&self.file, at, bytes).map_err(eio)?;
+                self.log.lock().ops.push(Op::Zero(at, bytes));
+                Ok(Vec::new())
+            }
+            op::FSYNC => {
+                self.log.lock().ops.push(Op::Flush);
+                Ok(Vec::new())
+            }
+            op::STATFS => Ok(abi::statfs_out()),
+            op::RELEASE | op::DESTROY => Ok(Vec::new()),
+            _ => Err(libc::ENOSYS),
         }
-    }
-
-    fn fsync(&mut self, _: &Request<'_>, _: u64, _: u64, _: bool, reply: ReplyEmpty) {
-        self.log.lock().ops.push(Op::Flush);
-        reply.ok();
-    }
-
-    fn flush(&mut self, _: &Request<'_>, _: u64, _: u64, _: u64, reply: ReplyEmpty) {
-        reply.ok();
     }
 }
 
@@ -171,7 +149,8 @@ fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
 /// Runs a tool of the host; its output.
 pub fn tool(program: &str, arguments: &[&OsStr]) -> String {
     let output = Command::new(program).args(arguments).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}; `make deps` installs what is needed"));
+    let output = output
+        .unwrap_or_else(|error| panic!("{program}: {error}; `make deps` installs what is needed"));
     assert!(
         output.status.success(),
         "{program} {arguments:?}: {}",
@@ -180,77 +159,118 @@ pub fn tool(program: &str, arguments: &[&OsStr]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// A file system on a loop device on a file, mounted until this is dropped.
+/// A loop device on a file, until this is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn new(file: &Path) -> Loop {
+        Loop(tool(
+            "losetup",
+            &["--find".as_ref(), "--show".as_ref(), file.as_ref()],
+        ))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// A file system on a loop device, mounted until this is dropped.
 pub struct Mounted {
-    device: String,
     pub dir: PathBuf,
+    _device: Loop,
 }
 
 impl Mounted {
+    /// The one that is in a file.
     pub fn new(file: &Path, dir: &Path) -> Mounted {
-        let device = tool("losetup", &["--find".as_ref(), "--show".as_ref(), file.as_ref()]);
-        let mounted = Mounted {
-            device,
+        Mounted::of(Loop::new(file), dir)
+    }
+
+    fn of(device: Loop, dir: &Path) -> Mounted {
+        std::fs::create_dir_all(dir).unwrap();
+        tool("mount", &[device.0.as_ref(), dir.as_ref()]);
+        Mounted {
             dir: dir.to_owned(),
-        };
-        tool("mount", &[mounted.device.as_ref(), dir.as_ref()]);
-        mounted
+            _device: device,
+        }
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        for program in [
-            vec!["umount".as_ref(), self.dir.as_os_str()],
-            vec!["losetup".as_ref(), "--detach".as_ref(), self.device.as_ref()],
-        ] {
-            let _ = Command::new(program[0]).args(&program[1..]).status();
-        }
+        let _ = Command::new("umount").arg(&self.dir).status();
     }
 }
 
 /// The recording device with a fresh file system on it.
 pub struct Recorder {
-    pub log: Arc<Mutex<Log>>,
-    pub mounted: Option<Mounted>,
-    session: Option<BackgroundSession>,
+    log: Arc<Mutex<Log>>,
     bytes: u64,
+    /// Where it shows as a file.
+    shown: PathBuf,
+    mounted: Option<Mounted>,
+    server: Option<JoinHandle<()>>,
 }
 
 impl Recorder {
     /// `kind` is `ext4` or `xfs`.
     pub fn new(scratch: &Path, kind: &str, bytes: u64) -> Recorder {
-        let (backing, shown, dir) = (scratch.join("backing"), scratch.join("shown"), scratch.join("state"));
-        for dir in [&shown, &dir] {
-            std::fs::create_dir_all(dir).unwrap();
-        }
-        let file = File::options().create(true).read(true).write(true).truncate(true).open(&backing).unwrap();
+        let (backing, shown) = (scratch.join("backing"), scratch.join("shown"));
+        File::create(&shown).unwrap();
+        let file = File::options()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(true)
+            .open(&backing)
+            .unwrap();
         file.set_len(bytes).unwrap();
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .unwrap();
+        let options = format!(
+            "fd={},rootmode=100600,user_id=0,group_id=0",
+            device.as_raw_fd()
+        );
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("floe-recorder", &shown, "fuse", flags, options.as_c_str()).unwrap();
         let log = Arc::<Mutex<Log>>::default();
         let disk = Disk {
             file,
             bytes,
             log: log.clone(),
         };
-        let options = [MountOption::FSName("floe-recorder".into()), MountOption::RW];
-        let session = fuser::spawn_mount2(disk, &shown, &options).unwrap();
-        let disk = shown.join(FILE);
-        let quiet: &[&OsStr] = match kind {
-            "ext4" => &["-q".as_ref(), "-F".as_ref()],
-            _ => &["-q".as_ref(), "-f".as_ref()],
-        };
-        tool(&format!("mkfs.{kind}"), &[quiet, &[disk.as_os_str()]].concat());
-        Recorder {
+        let server = std::thread::spawn(move || disk.serve(device));
+        let mut recorder = Recorder {
             log,
-            mounted: Some(Mounted::new(&disk, &dir)),
-            session: Some(session),
             bytes,
-        }
+            shown: shown.clone(),
+            mounted: None,
+            server: Some(server),
+        };
+        let device = Loop::new(&shown);
+        let force = if kind == "ext4" { "-F" } else { "-f" };
+        tool(
+            &format!("mkfs.{kind}"),
+            &["-q".as_ref(), force.as_ref(), device.0.as_ref()],
+        );
+        recorder.mounted = Some(Mounted::of(device, &scratch.join("state")));
+        recorder
     }
 
     /// Where the file system is mounted.
     pub fn dir(&self) -> &Path {
-        &self.mounted.as_ref().expect("it is mounted until the end").dir
+        &self
+            .mounted
+            .as_ref()
+            .expect("it is mounted until the end")
+            .dir
     }
 
     /// How much has come so far: a place in the log.
@@ -260,12 +280,25 @@ impl Recorder {
 
     /// Ends it; what was recorded.
     pub fn end(mut self) -> Replay {
-        drop(self.mounted.take());
-        drop(self.session.take());
+        self.stop();
         Replay {
             ops: std::mem::take(&mut self.log.lock().ops),
             bytes: self.bytes,
         }
+    }
+
+    fn stop(&mut self) {
+        drop(self.mounted.take());
+        if let Some(server) = self.server.take() {
+            let _ = rustix::mount::unmount(&self.shown, rustix::mount::UnmountFlags::DETACH);
+            let _ = server.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -289,9 +322,18 @@ pub struct Replay {
 impl Replay {
     /// What the disk holds after a cut behind the first `cut` operations.
     pub fn cut(&self, cut: usize, kept: Kept, to: &Path) {
-        let file = File::options().create(true).read(true).write(true).truncate(true).open(to).unwrap();
+        let file = File::options()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(true)
+            .open(to)
+            .unwrap();
         file.set_len(self.bytes).unwrap();
-        let flushed = self.ops[..cut].iter().rposition(|op| matches!(op, Op::Flush)).unwrap_or(0);
+        let flushed = self.ops[..cut]
+            .iter()
+            .rposition(|op| matches!(op, Op::Flush))
+            .unwrap_or(0);
         for op in &self.ops[..flushed] {
             match op {
                 Op::Write(at, data) => file.write_all_at(data, *at).unwrap(),
@@ -315,7 +357,11 @@ impl Replay {
 
     /// Places right behind a flush.
     pub fn flushes(&self) -> Vec<usize> {
-        let flushes = self.ops.iter().enumerate().filter(|(_, op)| matches!(op, Op::Flush));
+        let flushes = self
+            .ops
+            .iter()
+            .enumerate()
+            .filter(|(_, op)| matches!(op, Op::Flush));
         flushes.map(|(at, _)| at + 1).collect()
     }
 }
@@ -325,7 +371,8 @@ fn apply_in_part(file: &File, op: &Op, mut keep: impl FnMut() -> bool) {
         Op::Write(at, data) => {
             for (index, sector) in data.chunks(SECTOR).enumerate() {
                 if keep() {
-                    file.write_all_at(sector, at + (index * SECTOR) as u64).unwrap();
+                    file.write_all_at(sector, at + (index * SECTOR) as u64)
+                        .unwrap();
                 }
             }
         }

@@ -10,7 +10,11 @@ struct Served(Child);
 
 impl Served {
     fn start(arguments: &[&std::ffi::OsStr], log: &Path) -> Result<(Served, String), String> {
-        let log_file = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        let log_file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
             .args(arguments)
             .env("RUST_LOG", "info")
@@ -25,7 +29,10 @@ impl Served {
         BufReader::new(output).read_line(&mut line).unwrap();
         match line.trim().strip_prefix("ready") {
             Some(rest) => Ok((served, rest.trim().to_owned())),
-            None => Err(format!("it did not start:\n{}", std::fs::read_to_string(log).unwrap_or_default())),
+            None => Err(format!(
+                "it did not start:\n{}",
+                std::fs::read_to_string(log).unwrap_or_default()
+            )),
         }
     }
 }
@@ -60,9 +67,11 @@ impl Hosts {
         let listen = free.local_addr().unwrap().to_string();
         drop(free);
         let arguments = ["serve-hub".as_ref(), hub_dir.as_os_str(), listen.as_ref()];
-        let (hub, token) = Served::start(&arguments, &logs.join("hub.log")).map_err(|why| format!("hub: {why}"))?;
+        let (hub, token) = Served::start(&arguments, &logs.join("hub.log"))
+            .map_err(|why| format!("hub: {why}"))?;
         let arguments = ["serve-node".as_ref(), home.as_os_str()];
-        let (node, _) = Served::start(&arguments, &logs.join("node.log")).map_err(|why| format!("node: {why}"))?;
+        let (node, _) = Served::start(&arguments, &logs.join("node.log"))
+            .map_err(|why| format!("node: {why}"))?;
         Ok(Hosts {
             home,
             hub_dir,
@@ -81,7 +90,11 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         if let Ok(client) = Client::connect(self.home.join("node.sock")) {
-            for machine in client.machines().map(|list| list.machines).unwrap_or_default() {
+            for machine in client
+                .machines()
+                .map(|list| list.machines)
+                .unwrap_or_default()
+            {
                 let _ = client.remove_machine(&machine.name, true);
             }
         }

@@ -4,6 +4,10 @@
 //! What a cut keeps of the writes that were not flushed is nothing, everything, or some sectors of them, by chance. Each promise is cut at
 //! right where it was acknowledged, with nothing kept; further cuts are sampled: `FLOE_POWER_CUTS` says how many (default 12 for each file
 //! system), `FLOE_POWER_CUTS_SEED` which.
+// The kernel's protocol, as the mount speaks it.
+#[allow(dead_code)]
+#[path = "../../../mount/src/abi.rs"]
+mod abi;
 mod device;
 mod hosts;
 mod work;
@@ -24,15 +28,25 @@ fn number(variable: &str, default: u64) -> u64 {
 
 /// Where it is cut, and what is kept: at each promise, then wherever chance says.
 fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usize, Kept)> {
-    let mut cuts: Vec<(usize, Kept)> = promises.iter().map(|promise| (promise.from, Kept::Nothing)).collect();
+    let mut cuts: Vec<(usize, Kept)> = promises
+        .iter()
+        .map(|promise| (promise.from, Kept::Nothing))
+        .collect();
     let mut random = StdRng::seed_from_u64(seed);
-    let first = promises.first().map_or(1, |promise| promise.from.min(replay.ops.len() - 1));
+    let first = promises
+        .first()
+        .map_or(1, |promise| promise.from.min(replay.ops.len() - 1));
     let flushes = replay.flushes();
     for _ in 0..more {
         // half of them right before or behind a flush, where one write more or less decides
         let anywhere = random.random_range(first / 2..=replay.ops.len());
-        let near = flushes[random.random_range(0..flushes.len())].saturating_sub(random.random_range(0..2));
-        let cut = if random.random_bool(0.5) { anywhere } else { near.max(first / 2) };
+        let near = flushes[random.random_range(0..flushes.len())]
+            .saturating_sub(random.random_range(0..2));
+        let cut = if random.random_bool(0.5) {
+            anywhere
+        } else {
+            near.max(first / 2)
+        };
         let kept = match random.random_range(0..3) {
             0 => Kept::Nothing,
             1 => Kept::Everything,
@@ -47,7 +61,9 @@ fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usi
 
 fn record_and_cut(kind: &str) {
     if !std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1") {
-        println!("skipped: needs root, FUSE, loop devices, QEMU and mkfs.{kind}; set FLOE_TEST_SYSTEM=1 to run it");
+        println!(
+            "skipped: needs root, FUSE, loop devices, QEMU and mkfs.{kind}; set FLOE_TEST_SYSTEM=1 to run it"
+        );
         return;
     }
     let scratch = tempfile::Builder::new()
@@ -60,7 +76,12 @@ fn record_and_cut(kind: &str) {
     let replay = recorder.end();
     let seed = number("FLOE_POWER_CUTS_SEED", 1);
     let cuts = cuts(&replay, &promises, seed, number("FLOE_POWER_CUTS", 12));
-    println!("{kind}: {} writes and flushes, {} flushes, {} cuts", replay.ops.len(), replay.flushes().len(), cuts.len());
+    println!(
+        "{kind}: {} writes and flushes, {} flushes, {} cuts",
+        replay.ops.len(),
+        replay.flushes().len(),
+        cuts.len()
+    );
     let mut failures = Vec::new();
     for (cut, kept) in cuts {
         for what in look_at(&replay, &promises, cut, kept, scratch.path()) {
@@ -72,10 +93,15 @@ fn record_and_cut(kind: &str) {
 }
 
 /// Cuts, mounts what is left, and starts everything on it.
-fn look_at(replay: &Replay, promises: &[Promise], cut: usize, kept: Kept, scratch: &Path) -> Vec<String> {
+fn look_at(
+    replay: &Replay,
+    promises: &[Promise],
+    cut: usize,
+    kept: Kept,
+    scratch: &Path,
+) -> Vec<String> {
     let (image, dir) = (scratch.join("cut"), scratch.join("left"));
     replay.cut(cut, kept, &image);
-    std::fs::create_dir_all(&dir).unwrap();
     let mounted = Mounted::new(&image, &dir);
     let facts: Vec<&Fact> = promises
         .iter()

@@ -52,7 +52,10 @@ impl Promises<'_> {
     /// A call that ends it is about to be made.
     fn ends(&mut self, fact: &Fact) {
         let now = self.recorder.at();
-        let promise = self.all.iter_mut().find(|promise| promise.fact == *fact && promise.until == usize::MAX);
+        let promise = self
+            .all
+            .iter_mut()
+            .find(|promise| promise.fact == *fact && promise.until == usize::MAX);
         promise.expect("only what was promised ends").until = now;
     }
 }
@@ -66,7 +69,12 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 fn import(hosts: &Hosts, request: &ImportRequest) -> String {
-    let outcome = hosts.client().import(request).unwrap().finish(|_| {}).unwrap();
+    let outcome = hosts
+        .client()
+        .import(request)
+        .unwrap()
+        .finish(|_| {})
+        .unwrap();
     outcome.image.unwrap().id
 }
 
@@ -79,7 +87,12 @@ fn push(hosts: &Hosts, image: &str) {
         ca: None,
         public: true,
     };
-    hosts.client().push(&request).unwrap().finish(|_| {}).unwrap();
+    hosts
+        .client()
+        .push(&request)
+        .unwrap()
+        .finish(|_| {})
+        .unwrap();
 }
 
 /// What the hub calls a local image.
@@ -129,7 +142,12 @@ pub fn run(recorder: &Recorder, scratch: &Path) -> Vec<Promise> {
         cold: true,
         ..RunRequest::default()
     };
-    hosts.client().run(&request).unwrap().finish(|_| {}).unwrap();
+    hosts
+        .client()
+        .run(&request)
+        .unwrap()
+        .finish(|_| {})
+        .unwrap();
     let machine = Fact::Machine("one".into());
     promises.holds(machine.clone());
     let capture = CaptureRequest {
@@ -137,7 +155,12 @@ pub fn run(recorder: &Recorder, scratch: &Path) -> Vec<Promise> {
         rehearse_s: Some(0),
         ..CaptureRequest::default()
     };
-    let captured = hosts.client().capture("one", &capture).unwrap().finish(|_| {}).unwrap();
+    let captured = hosts
+        .client()
+        .capture("one", &capture)
+        .unwrap()
+        .finish(|_| {})
+        .unwrap();
     let live_id = captured.image.unwrap().id;
     promises.holds(Fact::Image("live".into(), live_id.clone()));
     hosts.client().tag("live", "again").unwrap();
@@ -176,15 +199,20 @@ pub fn check(dir: &Path, logs: &Path, facts: &[&Fact]) -> Vec<String> {
     let published = hub.images().unwrap();
     let here = |name: &str| {
         let full = full(name);
-        images.iter().find(|image| image.names.iter().any(|other| *other == full || other == name))
+        images.iter().find(|image| {
+            image
+                .names
+                .iter()
+                .any(|other| *other == full || other == name)
+        })
     };
     for fact in facts {
         let holds = match fact {
             Fact::Image(name, id) => here(name).is_some_and(|image| image.id == *id),
             Fact::NoImage(name) => here(name).is_none(),
-            Fact::Published(name, id) => {
-                published.iter().any(|image| image.id == *id && image.names.contains(&full(name)))
-            }
+            Fact::Published(name, id) => published
+                .iter()
+                .any(|image| image.id == *id && image.names.contains(&full(name))),
             Fact::Unpublished(name) => !published.iter().any(|image| image.names.contains(name)),
             Fact::Machine(name) => machines.iter().any(|machine| machine.name == *name),
             Fact::NoMachine(name) => !machines.iter().any(|machine| machine.name == *name),
@@ -195,17 +223,32 @@ pub fn check(dir: &Path, logs: &Path, facts: &[&Fact]) -> Vec<String> {
     }
     // nothing half written is to be seen: what is listed is whole
     for image in &images {
-        match node.verify_image(&image.id).and_then(|events| events.finish(|_| {})) {
+        match node
+            .verify_image(&image.id)
+            .and_then(|events| events.finish(|_| {}))
+        {
             Ok(outcome) => {
-                let problems = outcome.verify.map(|report| report.problems).unwrap_or_default();
-                wrong.extend(problems.into_iter().map(|problem| format!("image {:?}: {problem}", image.names)));
+                let problems = outcome
+                    .verify
+                    .map(|report| report.problems)
+                    .unwrap_or_default();
+                wrong.extend(
+                    problems
+                        .into_iter()
+                        .map(|problem| format!("image {:?}: {problem}", image.names)),
+                );
             }
-            Err(error) => wrong.push(format!("image {:?} cannot be verified: {error}", image.names)),
+            Err(error) => wrong.push(format!(
+                "image {:?} cannot be verified: {error}",
+                image.names
+            )),
         }
     }
     let repository = floe_store::Repository::open(&hosts.hub_dir.join("repo"));
     for image in &published {
-        let verified = repository.as_ref().map(|repository| repository.verify(&image.id.parse().unwrap(), &|_, _| true));
+        let verified = repository
+            .as_ref()
+            .map(|repository| repository.verify(&image.id.parse().unwrap(), &|_, _| true));
         match verified {
             Ok(Ok(report)) if report.damage.is_empty() => {}
             other => wrong.push(format!("the hub's {:?}: {other:?}", image.names)),

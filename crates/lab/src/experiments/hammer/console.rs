@@ -29,6 +29,8 @@ pub struct Shared {
     pub over: AtomicBool,
     /// Odd from a blow until everything is up again.
     pub blows: std::sync::atomic::AtomicU64,
+    /// Held while a machine is captured or forked: a machine refuses a second operation.
+    pub busy: [Mutex<()>; 2],
 }
 
 impl Shared {
@@ -161,7 +163,9 @@ pub fn verify_copy(
                 Some(Line::Progress(now)) => {
                     let first = *first.get_or_insert(now.acked);
                     if first < at_least {
-                        wrong.push(format!("it is at write {first}, but {at_least} was acknowledged before"));
+                        wrong.push(format!(
+                            "it is at write {first}, but {at_least} was acknowledged before"
+                        ));
                         return Ok(wrong);
                     }
                     if now.acked >= first + STEPS_FOR_ALL * WRITES_PER_STEP {

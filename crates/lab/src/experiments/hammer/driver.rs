@@ -1,12 +1,12 @@
 //! All of it together: carries out what the storm says, and keeps what came of it.
+use super::Options;
 use super::console::{Shared, follow};
 use super::leaks::{self, Count};
 use super::model::Guest;
 use super::schedule::{Blow, Moment, Schedule, Victim};
 use super::storm::{Action, Event, Limits, Storm};
 use super::work::{Done, Places, Worker, remove_images};
-use super::world::{World, kill, make_initrd};
-use super::Options;
+use super::world::{UPLOAD_EXPIRY, World, kill, make_initrd};
 use crate::guest::Guest as Files;
 use crate::harness::Context;
 use anyhow::{Context as _, bail, ensure};
@@ -33,6 +33,8 @@ const TICK: Duration = Duration::from_millis(20);
 const STEP_MAX: Duration = Duration::from_secs(300);
 /// How long a machine whose QEMU was killed may refuse to be started, because something else is under way with it.
 const START_MAX: Duration = Duration::from_secs(120);
+/// How long a copy may take to verify everything, beside three other emulated guests; or five times what makes a guest hung.
+const VERIFY_MAX: Duration = Duration::from_secs(120);
 /// How often a machine that stands still for a full disk is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -98,7 +100,11 @@ fn waits_of(pid: u32) -> Vec<String> {
         let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
         let place = read("wchan");
         if !place.contains("futex") && !place.contains("poll") {
-            waits.push(format!("{} {place} {}", read("comm").trim(), read("syscall").trim()));
+            waits.push(format!(
+                "{} {place} {}",
+                read("comm").trim(),
+                read("syscall").trim()
+            ));
         }
     }
     waits
@@ -117,6 +123,7 @@ impl Driver {
             events: Mutex::new(sender),
             over: AtomicBool::new(false),
             blows: AtomicU64::new(0),
+            busy: Default::default(),
         };
         let mut driver = Driver {
             world,
@@ -135,7 +142,7 @@ impl Driver {
         driver.import(&guest, &initrd)?;
         driver.boot_all()?;
         driver.work_once()?;
-        driver.tear_down()?;
+        driver.tear_down(false)?;
         driver.before = leaks::count(&driver.world);
         driver.world.start_all()?;
         Ok(driver)
@@ -164,7 +171,7 @@ impl Driver {
         rage?;
         self.last_look()?;
         self.record.guests = std::mem::take(&mut *self.shared.guests.lock());
-        self.tear_down()?;
+        self.tear_down(true)?;
         let after = leaks::count(&self.world);
         self.record.leaks = leaks::compare(&self.before, &after);
         Ok(std::mem::take(&mut self.record))
@@ -202,7 +209,10 @@ impl Driver {
     fn strike(&mut self, blow: &Blow, storm: &mut Storm) -> anyhow::Result<u64> {
         self.shared.blows.fetch_add(1, Relaxed);
         let (kills, seconds) = (storm.kills, self.shared.now().as_secs());
-        eprintln!("{seconds:>5} s, {kills:>4} kills: blow {}: {blow}", blow.number);
+        eprintln!(
+            "{seconds:>5} s, {kills:>4} kills: blow {}: {blow}",
+            blow.number
+        );
         self.record.blows.push(Fallen {
             victims: blow.victims.clone(),
             moment: blow.moment,
@@ -223,7 +233,9 @@ impl Driver {
             self.kill_qemu(victim);
         }
         if hit(Victim::Supervisor) && !self.world.kill_supervisor() {
-            self.record.not_up.push(format!("blow {}: there is no supervisor", blow.number));
+            self.record
+                .not_up
+                .push(format!("blow {}: there is no supervisor", blow.number));
         }
         if hit(Victim::Hub) {
             self.world.kill_hub();
@@ -245,9 +257,15 @@ impl Driver {
         if hit(Victim::Disk) {
             self.look_at_paused = Some(Instant::now());
             let now = self.shared.now();
-            self.shared.guests.lock().iter_mut().for_each(|guest| guest.excused(now));
+            self.shared
+                .guests
+                .lock()
+                .iter_mut()
+                .for_each(|guest| guest.excused(now));
         }
         self.find_pids();
+        // what happened before everything was up again tells nothing of how it is now
+        while self.events.try_recv().is_ok() {}
         self.shared.blows.fetch_add(1, Relaxed);
         Ok(kills)
     }
@@ -258,10 +276,12 @@ impl Driver {
         self.world.spawn_node()?;
         self.world.spawn_hub()?;
         let first = self.world.node_ready();
-        std::thread::sleep(blow.hold.saturating_sub(match hit(Victim::Network) || hit(Victim::Disk) {
-            true => at.elapsed(),
-            false => blow.hold,
-        }));
+        std::thread::sleep(blow.hold.saturating_sub(
+            match hit(Victim::Network) || hit(Victim::Disk) {
+                true => at.elapsed(),
+                false => blow.hold,
+            },
+        ));
         if hit(Victim::Network) {
             self.world.mend()?;
         }
@@ -269,7 +289,9 @@ impl Driver {
             self.world.free()?;
         }
         if let Err(error) = first {
-            self.record.not_up.push(format!("blow {} ({blow}): {error:#}", blow.number));
+            self.record
+                .not_up
+                .push(format!("blow {} ({blow}): {error:#}", blow.number));
             self.world.spawn_node()?;
             self.world.node_ready()?;
         }
@@ -283,21 +305,30 @@ impl Driver {
 
     /// Machines that stand still because their disk was full go on when somebody says so.
     fn continue_paused(&mut self) {
-        let Some(since) = self.look_at_paused else { return };
+        let Some(since) = self.look_at_paused else {
+            return;
+        };
         if since.elapsed() < LOOK_EVERY {
             return;
         }
         self.look_at_paused = Some(Instant::now());
         let mut paused = false;
         for name in MACHINES {
-            let Ok(info) = self.machine(name) else { continue };
+            let Ok(info) = self.machine(name) else {
+                continue;
+            };
             if info.status == MachineStatus::Paused && info.detail.contains("is full") {
                 paused = true;
                 let _ = self.start_machine(name);
             }
         }
         let stalled = self.stalled();
-        if !paused && stalled.iter().flatten().all(|stall| *stall < Duration::from_secs(2)) {
+        if !paused
+            && stalled
+                .iter()
+                .flatten()
+                .all(|stall| *stall < Duration::from_secs(2))
+        {
             self.look_at_paused = None;
         }
     }
@@ -318,12 +349,22 @@ impl Driver {
             Ok(()) => "floe start was accepted".to_owned(),
             Err(error) => format!("floe start: {error:#}"),
         };
-        let last = self.record.blows.last().map(|blow| format!("{:?} {}", blow.victims, blow.moment));
-        let text = format!("{name} after blow {blow} ({}): {seen}; its QEMU waits: {waits:?}; {started}", last.unwrap_or_default());
+        let last = self
+            .record
+            .blows
+            .last()
+            .map(|blow| format!("{:?} {}", blow.victims, blow.moment));
+        let text = format!(
+            "{name} after blow {blow} ({}): {seen}; its QEMU waits: {waits:?}; {started}",
+            last.unwrap_or_default()
+        );
         eprintln!("  hung: {text}");
         self.record.hung.push(text);
         // if it boots now, its hello is answered; it has longer
-        if self.machine(name).is_ok_and(|info| !info.restored && info.pid != self.pids[guest]) {
+        if self
+            .machine(name)
+            .is_ok_and(|info| !info.restored && info.pid != self.pids[guest])
+        {
             self.shared.guests.lock()[guest].ends();
             storm.handle(self.shared.now(), Event::Booting(guest));
         }
@@ -349,14 +390,23 @@ impl Driver {
     fn note_stall(&mut self) {
         let stalled = self.stalled();
         if let Some(last) = self.record.blows.last_mut() {
-            let now = stalled.iter().flatten().map(Duration::as_secs_f64).fold(0.0, f64::max);
+            let now = stalled
+                .iter()
+                .flatten()
+                .map(Duration::as_secs_f64)
+                .fold(0.0, f64::max);
             last.stall_s = last.stall_s.max(now);
         }
     }
 
     fn stalled(&self) -> Vec<Option<Duration>> {
         let now = self.shared.now();
-        self.shared.guests.lock().iter().map(|guest| guest.stalled(now)).collect()
+        self.shared
+            .guests
+            .lock()
+            .iter()
+            .map(|guest| guest.stalled(now))
+            .collect()
     }
 
     fn hear_bad(&mut self) {
@@ -364,7 +414,9 @@ impl Driver {
         for (name, guest) in MACHINES.iter().zip(self.shared.guests.lock().iter_mut()) {
             for bad in guest.take_bad() {
                 eprintln!("  {name}: {bad}");
-                self.record.bad.push(format!("{name} after blow {blow}: {bad}"));
+                self.record
+                    .bad
+                    .push(format!("{name} after blow {blow}: {bad}"));
             }
         }
     }
@@ -380,7 +432,9 @@ impl Driver {
     }
 
     fn start_machine(&self, name: &str) -> anyhow::Result<()> {
-        self.client()?.start(name, &StartRequest::default())?.finish(|_| {})?;
+        self.client()?
+            .start(name, &StartRequest::default())?
+            .finish(|_| {})?;
         Ok(())
     }
 
@@ -394,7 +448,11 @@ impl Driver {
 
     fn find_pids(&mut self) {
         for (pid, name) in self.pids.iter_mut().zip(MACHINES) {
-            if let Ok(info) = self.world.client().and_then(|client| Ok(client.machine(name)?)) {
+            if let Ok(info) = self
+                .world
+                .client()
+                .and_then(|client| Ok(client.machine(name)?))
+            {
                 *pid = info.pid;
             }
         }
@@ -410,7 +468,10 @@ impl Driver {
                 Err(error) => error,
             };
             // started by an earlier call of which the answer was lost
-            if self.machine(name).is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some()) {
+            if self
+                .machine(name)
+                .is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some())
+            {
                 let pid = self.machine(name)?.pid;
                 if pid.is_some_and(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()) {
                     return Ok(());
@@ -431,7 +492,10 @@ impl Driver {
             disks: vec![text(disk)],
             kernel: Some(text(guest.kernel())),
             initrd: Some(text(initrd.to_owned())),
-            cmdline: Some(format!("{} mitigations=off nokaslr tsc=unstable", guest.cmdline()?)),
+            cmdline: Some(format!(
+                "{} mitigations=off nokaslr tsc=unstable",
+                guest.cmdline()?
+            )),
             name: Some(IMAGE.into()),
             memory_bytes: Some(MEMORY_BYTES),
             cpus: Some(1),
@@ -465,13 +529,23 @@ impl Driver {
     }
 
     fn steps(&self) -> Vec<u64> {
-        self.shared.guests.lock().iter().map(|guest| guest.steps).collect()
+        self.shared
+            .guests
+            .lock()
+            .iter()
+            .map(|guest| guest.steps)
+            .collect()
     }
 
     /// Waits until each guest is so many steps further than `from`.
     fn wait_steps(&mut self, from: &[u64], steps: u64) -> anyhow::Result<()> {
         let until = Instant::now() + STEP_MAX;
-        while self.steps().iter().zip(from).any(|(now, from)| *now < from + steps) {
+        while self
+            .steps()
+            .iter()
+            .zip(from)
+            .any(|(now, from)| *now < from + steps)
+        {
             self.hear_bad();
             ensure!(
                 Instant::now() < until,
@@ -494,14 +568,16 @@ impl Driver {
             self.threads.push(std::thread::spawn(read));
         }
         let steps = self.steps();
-        self.wait_steps(&steps, STEPS_FOR_ALL).context("after the last blow")?;
+        self.wait_steps(&steps, STEPS_FOR_ALL)
+            .context("after the last blow")?;
         self.find_pids();
         for index in 0..MACHINES.len() {
             self.kill_qemu(index);
             self.start_from_disk(index)?;
         }
         let steps = self.steps();
-        self.wait_steps(&steps, STEPS_FOR_ALL).context("after both QEMUs were killed")?;
+        self.wait_steps(&steps, STEPS_FOR_ALL)
+            .context("after both QEMUs were killed")?;
         self.hear_bad();
         Ok(())
     }
@@ -517,6 +593,7 @@ impl Driver {
                 hub: self.world.hub_url(),
                 token: self.world.token.clone(),
                 machines: MACHINES.map(String::from).to_vec(),
+                verify_max: VERIFY_MAX.max(5 * Duration::from_secs(self.options.hung_s)),
             },
             done: self.done.clone(),
         }
@@ -538,13 +615,21 @@ impl Driver {
         let worker = self.worker();
         self.world.near.run(|| worker.once())??;
         let done = std::mem::take(&mut *self.done.lock());
-        ensure!(done.wrong.is_empty(), "before the first blow: {:?}", done.wrong);
-        ensure!(done.lost_clones.is_empty(), "before the first blow: {:?}", done.lost_clones);
+        ensure!(
+            done.wrong.is_empty(),
+            "before the first blow: {:?}",
+            done.wrong
+        );
+        ensure!(
+            done.lost_clones.is_empty(),
+            "before the first blow: {:?}",
+            done.lost_clones
+        );
         Ok(())
     }
 
     /// Removes all machines, captures and what the hub has, and ends everything.
-    fn tear_down(&mut self) -> anyhow::Result<()> {
+    fn tear_down(&mut self, after_blows: bool) -> anyhow::Result<()> {
         self.shared.over.store(true, Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -559,6 +644,10 @@ impl Driver {
             removed.with_context(|| format!("{} cannot be removed", machine.name))?;
         }
         self.world.near.run(|| worker.tidy())??;
+        if after_blows {
+            // a hub looks for uploads that nobody goes on with as often as they may be old
+            std::thread::sleep(2 * UPLOAD_EXPIRY + Duration::from_secs(5));
+        }
         remove_images(&self.client()?)?;
         self.client()?.cache_gc()?;
         Client::connect(self.world.far_home.join("node.sock"))?.cache_gc()?;
@@ -569,9 +658,15 @@ impl Driver {
 
     /// Copies the logs to where the user wants them.
     pub fn keep_logs(&self) {
-        let Some(dir) = &self.options.keep else { return };
+        let Some(dir) = &self.options.keep else {
+            return;
+        };
         let _ = std::fs::create_dir_all(dir);
-        for entry in std::fs::read_dir(self.world.logs()).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.world.logs())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let _ = std::fs::copy(entry.path(), dir.join(entry.file_name()));
         }
     }

@@ -1,6 +1,6 @@
 //! What could stay behind, counted when all machines are removed and everything is down.
 use super::world::{World, mounts_under, processes_with};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -9,15 +9,48 @@ const BYTES_SLACK: u64 = 4 << 20;
 /// Bytes that count as one leak.
 const BYTES_UNIT: u64 = 1 << 20;
 
-/// By name, how many there are.
-pub type Count = BTreeMap<String, u64>;
+/// What there is of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// How many.
+    pub count: u64,
+    /// Their names, where they have some.
+    pub names: BTreeSet<String>,
+}
+
+impl From<u64> for Kind {
+    fn from(count: u64) -> Kind {
+        Kind {
+            count,
+            names: BTreeSet::new(),
+        }
+    }
+}
+
+/// By kind, what there is.
+pub type Count = BTreeMap<String, Kind>;
 
 /// Counts.
 pub fn count(world: &World) -> Count {
     let mut count = Count::new();
-    for (name, dir) in [("node", &world.home), ("far node", &world.far_home), ("hub", &world.hub_dir)] {
-        count.insert(format!("processes of the {name}"), processes_with(dir).len() as u64);
-        count.insert(format!("mounts of the {name}"), mounts_under(dir).len() as u64);
+    for (name, dir) in [
+        ("node", &world.home),
+        ("far node", &world.far_home),
+        ("hub", &world.hub_dir),
+    ] {
+        let processes = processes_with(dir)
+            .into_iter()
+            .map(|(pid, line)| format!("{pid} {}", line.replace('\0', " ")));
+        let names: BTreeSet<String> = processes.collect();
+        let processes = Kind {
+            count: names.len() as u64,
+            names,
+        };
+        count.insert(format!("processes of the {name}"), processes);
+        count.insert(
+            format!("mounts of the {name}"),
+            (mounts_under(dir).len() as u64).into(),
+        );
         let mut bytes = 0;
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
             let part = entry.file_name().to_string_lossy().into_owned();
@@ -25,44 +58,56 @@ pub fn count(world: &World) -> Count {
             if part == "cache" {
                 continue;
             }
-            let (files, size) = walk(&entry.path());
-            bytes += size;
-            // names of what is there once; the rest is what machines, images and forks have
-            count.insert(format!("files in {part}/ of the {name}"), files);
+            let mut files = Kind::default();
+            bytes += walk(&entry.path(), &entry.path(), &mut files);
+            count.insert(format!("files in {part} of the {name}"), files);
         }
-        count.insert(format!("bytes of the {name}"), bytes);
+        count.insert(format!("bytes of the {name}"), bytes.into());
     }
     let named = std::fs::read_dir("/run/netns").map_or(0, |dir| dir.flatten().count());
-    count.insert("named network namespaces".into(), named as u64);
+    count.insert("named network namespaces".into(), (named as u64).into());
     count
 }
 
-/// Files and directories below a path, and the bytes that they take.
-fn walk(path: &Path) -> (u64, u64) {
+/// Enters the files and directories below a path; returns the bytes that they take.
+fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
     let Ok(metadata) = std::fs::symlink_metadata(path) else {
-        return (0, 0);
+        return 0;
     };
-    let mut total = (1, metadata.blocks() * 512);
+    files.count += 1;
+    let relative = path.strip_prefix(root).unwrap_or(path);
+    files.names.insert(relative.display().to_string());
+    let mut bytes = metadata.blocks() * 512;
     if metadata.is_dir() {
         for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
-            let (files, bytes) = walk(&entry.path());
-            total = (total.0 + files, total.1 + bytes);
+            bytes += walk(root, &entry.path(), files);
         }
     }
-    total
+    bytes
 }
+
+/// Names of what is new that are told.
+const NAMES_MAX: usize = 8;
 
 /// What there is more of than before: each with how many, bytes as MiB.
 pub fn compare(before: &Count, after: &Count) -> Vec<(String, u64)> {
     let mut leaks = Vec::new();
+    let none = Kind::default();
     for (what, now) in after {
-        let more = now.saturating_sub(before.get(what).copied().unwrap_or(0));
+        let before = before.get(what).unwrap_or(&none);
+        let more = now.count.saturating_sub(before.count);
         if what.starts_with("bytes") {
             if more > BYTES_SLACK {
                 leaks.push((format!("MiB ({what})"), more / BYTES_UNIT));
             }
         } else if more > 0 {
-            leaks.push((what.clone(), more));
+            let new: Vec<&str> = now
+                .names
+                .difference(&before.names)
+                .take(NAMES_MAX)
+                .map(String::as_str)
+                .collect();
+            leaks.push((format!("{what}: {}", new.join(", ")), more));
         }
     }
     leaks
@@ -74,14 +119,26 @@ mod tests {
 
     #[test]
     fn what_is_more_than_before_is_a_leak_and_a_few_bytes_are_none() {
-        let count = |files, bytes| -> Count {
-            [("files in tmp/ of the node".to_owned(), files), ("bytes of the hub".to_owned(), bytes)].into()
+        let count = |files: &[&str], bytes: u64| -> Count {
+            let names: BTreeSet<String> = files.iter().map(|name| name.to_string()).collect();
+            let files = Kind {
+                count: names.len() as u64,
+                names,
+            };
+            [
+                ("files in tmp".to_owned(), files),
+                ("bytes".to_owned(), bytes.into()),
+            ]
+            .into()
         };
-        assert_eq!(compare(&count(3, 0), &count(2, 1 << 20)), []);
+        let before = count(&["a", "b"], 0);
+        assert_eq!(compare(&before, &count(&["c"], 1 << 20)), []);
         assert_eq!(
-            compare(&count(3, 0), &count(5, 9 << 20)),
-            [("MiB (bytes of the hub)".to_owned(), 9), ("files in tmp/ of the node".to_owned(), 2)]
+            compare(&before, &count(&["a", "c", "d"], 9 << 20)),
+            [
+                ("MiB (bytes)".to_owned(), 9),
+                ("files in tmp: c, d".to_owned(), 1)
+            ]
         );
-        assert_eq!(compare(&Count::new(), &count(1, 0)), [("files in tmp/ of the node".to_owned(), 1)]);
     }
 }

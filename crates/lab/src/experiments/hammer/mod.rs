@@ -87,14 +87,21 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
     report.add_value("io_errors", "count", errors as f64);
     report.add_value("lost_clones", "count", done.lost_clones.len() as f64);
     report.add_value("errors", "count", done.errors.len() as f64);
-    let stall = record.guests.iter().map(|guest| guest.stall_max.as_secs_f64());
+    let stall = record
+        .guests
+        .iter()
+        .map(|guest| guest.stall_max.as_secs_f64());
     report.add_value("stall_s_max", "s", stall.fold(0.0, f64::max));
     let stalls: Samples = record.blows.iter().map(|blow| blow.stall_s).collect();
     if !stalls.is_empty() {
         report.add("stall_s_p50", "s", &stalls);
         report.add_quantile("stall_s_p99", "s", &stalls, 0.99);
     }
-    report.add_value("acknowledged_writes", "count", record.guests.iter().map(|guest| guest.acked as f64).sum());
+    report.add_value(
+        "acknowledged_writes",
+        "count",
+        record.guests.iter().map(|guest| guest.acked as f64).sum(),
+    );
     report.add_value("copies_verified", "count", done.verified as f64);
     violations(&mut report, record);
     for error in done.errors.iter().take(NOTES_MAX) {
@@ -104,7 +111,15 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
         "seed {seed}; {} captures, {} forks, {} pushes, {} pulls, {} copies verified; {} jobs failed because something was hit",
         done.captures, done.forks, done.pushes, done.pulls, done.verified, done.disturbed
     ));
-    report.note(format!("hit: {}", options.victims().iter().map(Victim::to_string).collect::<Vec<_>>().join(", ")));
+    report.note(format!(
+        "hit: {}",
+        options
+            .victims()
+            .iter()
+            .map(Victim::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    ));
     for line in table(record) {
         report.note(line);
     }
@@ -145,9 +160,14 @@ fn table(record: &Record) -> Vec<String> {
         row.1 = row.1.max(blow.stall_s);
         row.2 += u64::from(blow.hung);
     }
-    let head = format!("{:<24} {:<12} {:>6} {:>12} {:>5}", "hit", "moment", "times", "stall max, s", "hung");
-    let lines = rows.into_iter().map(|((victims, moment), (times, stall, hung))| {
-        format!("{victims:<24} {moment:<12} {times:>6} {stall:>12.1} {hung:>5}")
-    });
+    let head = format!(
+        "{:<24} {:<12} {:>6} {:>12} {:>5}",
+        "hit", "moment", "times", "stall max, s", "hung"
+    );
+    let lines = rows
+        .into_iter()
+        .map(|((victims, moment), (times, stall, hung))| {
+            format!("{victims:<24} {moment:<12} {times:>6} {stall:>12.1} {hung:>5}")
+        });
     std::iter::once(head).chain(lines).collect()
 }

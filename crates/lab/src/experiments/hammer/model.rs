@@ -45,10 +45,27 @@ impl Line {
             "B" => Some(Line::Bad(text[2..].to_owned())),
             "A" => {
                 let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
-                let [acked, passes, ram_passes, lost, wrong_disk, wrong_ram, errors] = numbers?[..] else {
+                let [
+                    acked,
+                    passes,
+                    ram_passes,
+                    lost,
+                    wrong_disk,
+                    wrong_ram,
+                    errors,
+                ] = numbers?[..]
+                else {
                     return None;
                 };
-                Some(Line::Progress(Progress { acked, passes, ram_passes, lost, wrong_disk, wrong_ram, errors }))
+                Some(Line::Progress(Progress {
+                    acked,
+                    passes,
+                    ram_passes,
+                    lost,
+                    wrong_disk,
+                    wrong_ram,
+                    errors,
+                }))
             }
             _ => None,
         }
@@ -176,9 +193,14 @@ mod tests {
     #[test]
     fn a_cut_or_mixed_line_is_nothing() {
         let whole = progress(160);
-        assert!(matches!(Line::parse(&whole), Some(Line::Progress(p)) if p.acked == 160 && p.passes == 2));
+        assert!(
+            matches!(Line::parse(&whole), Some(Line::Progress(p)) if p.acked == 160 && p.passes == 2)
+        );
         assert_eq!(Line::parse(&line("H")), Some(Line::Hello));
-        assert_eq!(Line::parse(&line("B sector 1 is bad")), Some(Line::Bad("sector 1 is bad".into())));
+        assert_eq!(
+            Line::parse(&line("B sector 1 is bad")),
+            Some(Line::Bad("sector 1 is bad".into()))
+        );
         for cut in 0..whole.len() {
             assert_eq!(Line::parse(&whole[..cut]), None, "{}", &whole[..cut]);
         }
@@ -218,6 +240,9 @@ mod tests {
         guest.hear(s(1), &line("A 16 0 0 2 512 8 1"));
         guest.ends();
         guest.hear(s(2), &line("A 32 0 0 1 0 0 0"));
-        assert_eq!((guest.lost_writes(), guest.wrong_bytes(), guest.errors()), (3, 520, 1));
+        assert_eq!(
+            (guest.lost_writes(), guest.wrong_bytes(), guest.errors()),
+            (3, 520, 1)
+        );
     }
 }

@@ -147,7 +147,9 @@ impl Schedule {
     }
 
     fn victim(&mut self) -> Victim {
-        let chosen = self.victims.choose_weighted(&mut self.random, |victim| victim.weight());
+        let chosen = self
+            .victims
+            .choose_weighted(&mut self.random, |victim| victim.weight());
         *chosen.expect("there is one, and no weight is zero")
     }
 
@@ -176,11 +178,9 @@ impl Schedule {
                 (Moment::Fork, 20),
                 (Moment::Pull, 5),
             ],
-            Victim::Hub | Victim::Network => &[
-                (Moment::Any, 50),
-                (Moment::Push, 30),
-                (Moment::Pull, 20),
-            ],
+            Victim::Hub | Victim::Network => {
+                &[(Moment::Any, 50), (Moment::Push, 30), (Moment::Pull, 20)]
+            }
             _ => &[(Moment::Any, 60), (Moment::Capture, 20), (Moment::Fork, 20)],
         };
         let chosen = moments.choose_weighted(&mut self.random, |(_, weight)| *weight);
@@ -227,11 +227,18 @@ mod tests {
                 *seen.entry((*victim, blow.moment)).or_default() += 1;
             }
             assert!(blow.victims.len() <= 2);
-            assert!(!(blow.victims.contains(&Victim::Node) && blow.victims.contains(&Victim::Supervisor)));
+            assert!(
+                !(blow.victims.contains(&Victim::Node)
+                    && blow.victims.contains(&Victim::Supervisor))
+            );
         }
         for victim in VICTIMS {
             assert!(seen[&(victim, Moment::Any)] > 20, "{victim}");
-            let count: u32 = seen.iter().filter(|((v, _), _)| *v == victim).map(|(_, n)| n).sum();
+            let count: u32 = seen
+                .iter()
+                .filter(|((v, _), _)| *v == victim)
+                .map(|(_, n)| n)
+                .sum();
             assert!(count > 100, "{victim} is hit {count} times in 2000");
         }
         for moment in [Moment::Start, Moment::Capture, Moment::Fork] {

@@ -70,7 +70,9 @@ enum State {
     /// The driver hits.
     Struck,
     /// Everything is up; the guests have still so many steps to make.
-    Recovering { steps: Vec<u32> },
+    Recovering {
+        steps: Vec<u32>,
+    },
     Over,
 }
 
@@ -239,7 +241,10 @@ mod tests {
             let victims = [Victim::Hub];
             let blow = Schedule::new(seed, &victims).next_blow();
             if blow.moment == moment {
-                return (Storm::new(Schedule::new(seed, &victims), LIMITS, 1, s(0.0)), blow);
+                return (
+                    Storm::new(Schedule::new(seed, &victims), LIMITS, 1, s(0.0)),
+                    blow,
+                );
             }
         }
         unreachable!("some seed has it")
@@ -252,12 +257,20 @@ mod tests {
         assert_eq!(storm.handle(s(1.0), Event::Progress(0)), []);
         assert_eq!(storm.handle(s(1.1), Event::Progress(0)), []);
         assert_eq!(storm.handle(s(1.2), Event::Began(Moment::Pull)), []);
-        assert_eq!(storm.handle(s(2.0), Event::Tick), [], "the push that it waits for has not begun");
+        assert_eq!(
+            storm.handle(s(2.0), Event::Tick),
+            [],
+            "the push that it waits for has not begun"
+        );
         storm.handle(s(3.0), Event::Began(Moment::Push));
         let at = s(3.0) + blow.delay;
         assert_eq!(storm.handle(at - s(0.001), Event::Tick), []);
         assert_eq!(storm.handle(at, Event::Tick), [Action::Strike(blow)]);
-        assert_eq!(storm.handle(at + s(60.0), Event::Tick), [], "the driver is at work");
+        assert_eq!(
+            storm.handle(at + s(60.0), Event::Tick),
+            [],
+            "the driver is at work"
+        );
     }
 
     #[test]
@@ -299,6 +312,9 @@ mod tests {
         assert_eq!(storm.handle(s(3.0), Event::Progress(0)), [Action::Finish]);
         let (mut storm, _) = waiting_for(Moment::Any);
         storm.handle(s(1000.0), Event::Progress(0));
-        assert_eq!(storm.handle(s(1001.0), Event::Progress(0)), [Action::Finish]);
+        assert_eq!(
+            storm.handle(s(1001.0), Event::Progress(0)),
+            [Action::Finish]
+        );
     }
 }

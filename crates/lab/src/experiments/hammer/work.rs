@@ -6,7 +6,8 @@ use super::model::Progress;
 use super::schedule::Moment;
 use anyhow::Context as _;
 use floe::api::{
-    CaptureRequest, ForkRequest, KillRequest, PullRequest, PushRequest, RemoveImageRequest, RunRequest,
+    CaptureRequest, ForkRequest, KillRequest, PullRequest, PushRequest, RemoveImageRequest,
+    RunRequest,
 };
 use floe::client::Client;
 use floe::transfer::{Cancel, HubClient};
@@ -16,8 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How long a copy may take to verify everything, beside three other emulated guests.
-const VERIFY_MAX: Duration = Duration::from_secs(120);
 /// How long a short call of the hub may take.
 const HUB_MAX: Duration = Duration::from_secs(10);
 /// Rest between two jobs of a thread.
@@ -65,6 +64,8 @@ pub struct Places {
     pub token: String,
     /// The two machines.
     pub machines: Vec<String>,
+    /// How long a copy may take to verify everything.
+    pub verify_max: Duration,
 }
 
 /// One of the threads.
@@ -135,7 +136,9 @@ impl Worker {
             });
             if captured && number.is_multiple_of(PUSH_EVERY) {
                 self.job(&format!("push {number}"), || self.push(&image));
-                self.job(&format!("pull {number}"), || self.pull(&image, at_least, &found));
+                self.job(&format!("pull {number}"), || {
+                    self.pull(&image, at_least, &found)
+                });
             }
             self.job(&format!("tidy after capture {number}"), || self.tidy());
             std::thread::sleep(REST);
@@ -149,8 +152,10 @@ impl Worker {
             rehearse_s: Some(0),
             ..CaptureRequest::default()
         };
+        let _busy = self.shared.busy[machine].lock();
         self.shared.began(Moment::Capture);
-        node.capture(&self.places.machines[machine], &request)?.finish(|_| {})?;
+        node.capture(&self.places.machines[machine], &request)?
+            .finish(|_| {})?;
         self.done.lock().captures += 1;
         Ok(())
     }
@@ -184,7 +189,11 @@ impl Worker {
         far.pull(&request)?.finish(|_| {})?;
         let problems = far.verify_image(image)?.finish(|_| {})?.verify;
         let problems = problems.map(|report| report.problems).unwrap_or_default();
-        self.done.lock().wrong.extend(problems.iter().map(|problem| format!("pulled {image}: {problem}")));
+        self.done.lock().wrong.extend(
+            problems
+                .iter()
+                .map(|problem| format!("pulled {image}: {problem}")),
+        );
         let run = RunRequest {
             image: image.into(),
             name: Some(COPY.into()),
@@ -192,7 +201,13 @@ impl Worker {
         };
         far.run(&run)?.finish(|_| {})?;
         let console = far.console(COPY)?.socket;
-        let verified = verify_copy(console.as_ref(), at_least, found, VERIFY_MAX, || self.goes_on());
+        let verified = verify_copy(
+            console.as_ref(),
+            at_least,
+            found,
+            self.places.verify_max,
+            || self.goes_on(),
+        );
         let removed = far.remove_machine(COPY, true);
         self.judge(&format!("the pulled {image}"), verified?);
         self.done.lock().pulls += 1;
@@ -203,7 +218,9 @@ impl Worker {
         let mut done = self.done.lock();
         match wrong.is_empty() {
             true => done.verified += 1,
-            false => done.wrong.extend(wrong.into_iter().map(|what| format!("{who}: {what}"))),
+            false => done
+                .wrong
+                .extend(wrong.into_iter().map(|what| format!("{who}: {what}"))),
         }
     }
 
@@ -248,13 +265,21 @@ impl Worker {
             clones: 1,
             ..ForkRequest::default()
         };
+        let busy = self.shared.busy[machine].lock();
         self.shared.began(Moment::Fork);
         let fork = node.fork(parent, &request)?.finish(|_| {})?.fork;
+        drop(busy);
         let fork = fork.context("a fork tells its clones")?;
         self.done.lock().forks += 1;
         for clone in &fork.clones {
             let console = node.console(&clone.name)?.socket;
-            let verified = verify_copy(console.as_ref(), at_least, &found, VERIFY_MAX, || self.goes_on());
+            let verified = verify_copy(
+                console.as_ref(),
+                at_least,
+                &found,
+                self.places.verify_max,
+                || self.goes_on(),
+            );
             match verified {
                 Ok(wrong) => self.judge(&format!("clone {} of {parent}", clone.name), wrong),
                 Err(error) if self.goes_on() => {
@@ -263,7 +288,10 @@ impl Worker {
                         Ok(info) => format!("{:?}, {}", info.status, info.detail),
                         Err(error) => format!("{error:#}"),
                     };
-                    self.done.lock().lost_clones.push(format!("clone {}: {error:#}; {said}", clone.name));
+                    self.done
+                        .lock()
+                        .lost_clones
+                        .push(format!("clone {}: {error:#}; {said}", clone.name));
                 }
                 Err(_) => {}
             }

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const DISK_BYTES: u64 = 1536 << 20;
 /// How long a node or hub may take to answer: a debug build on a busy host.
 const START_MAX: Duration = Duration::from_secs(120);
+/// What a push that was cut has sent already is kept for so long: it goes before what is left behind is counted.
+pub const UPLOAD_EXPIRY: Duration = Duration::from_secs(30);
 /// The two ends of the link.
 const NODE_ADDRESS: &str = "10.79.0.1/30";
 const HUB_ADDRESS: &str = "10.79.0.2/30";
@@ -154,7 +156,11 @@ impl World {
         self.spawn_node()?;
         if self.far_node.is_none() {
             let arguments = ["serve-node".as_ref(), self.far_home.as_os_str()];
-            self.far_node = Some(Served::start(&self.near, &arguments, &self.logs.join("far.log"))?);
+            self.far_node = Some(Served::start(
+                &self.near,
+                &arguments,
+                &self.logs.join("far.log"),
+            )?);
         }
         self.node_ready()?;
         self.hub_ready()?;
@@ -169,7 +175,11 @@ impl World {
     pub fn spawn_node(&mut self) -> anyhow::Result<()> {
         if self.node.is_none() {
             let arguments = ["serve-node".as_ref(), self.home.as_os_str()];
-            self.node = Some(Served::start(&self.near, &arguments, &self.logs.join("node.log"))?);
+            self.node = Some(Served::start(
+                &self.near,
+                &arguments,
+                &self.logs.join("node.log"),
+            )?);
         }
         Ok(())
     }
@@ -184,13 +194,25 @@ impl World {
         if ready.is_err() {
             self.node = None;
         }
-        ready.map(drop).with_context(|| format!("the node; its log ends with:\n{}", self.log_tail("node.log", 15)))
+        ready.map(drop).with_context(|| {
+            format!(
+                "the node; its log ends with:\n{}",
+                self.log_tail("node.log", 15)
+            )
+        })
     }
 
     /// Starts the hub if it is not there; does not wait.
     pub fn spawn_hub(&mut self) -> anyhow::Result<()> {
         if self.hub.is_none() {
-            let arguments = ["serve-hub".as_ref(), self.hub_dir.as_os_str(), HUB_LISTEN.as_ref()];
+            let expiry = UPLOAD_EXPIRY.as_secs().to_string();
+            let arguments = [
+                "serve-hub".as_ref(),
+                self.hub_dir.as_os_str(),
+                HUB_LISTEN.as_ref(),
+                "--upload-expiry".as_ref(),
+                expiry.as_ref(),
+            ];
             let log = self.logs.join("hub.log");
             self.hub = Some(Served::start(&self.far, &arguments, &log)?);
         }
@@ -203,10 +225,17 @@ impl World {
         match hub.ready() {
             Ok(token) => self.token = token,
             // it has said so before
-            Err(_) if !self.token.is_empty() && self.far.run(|| std::net::TcpStream::connect(HUB_LISTEN).is_ok())? => {}
+            Err(_)
+                if !self.token.is_empty()
+                    && self
+                        .far
+                        .run(|| std::net::TcpStream::connect(HUB_LISTEN).is_ok())? => {}
             Err(error) => {
                 self.hub = None;
-                return Err(error.context(format!("the hub; its log ends with:\n{}", self.log_tail("hub.log", 15))));
+                return Err(error.context(format!(
+                    "the hub; its log ends with:\n{}",
+                    self.log_tail("hub.log", 15)
+                )));
             }
         }
         Ok(())
@@ -234,7 +263,9 @@ impl World {
     /// SIGKILL for the supervisor; whether there was one.
     pub fn kill_supervisor(&self) -> bool {
         let socket = self.home.join("run/supervisor.sock");
-        let found = processes_with(&socket).into_iter().find(|(_, line)| line.contains("supervisor\0"));
+        let found = processes_with(&socket)
+            .into_iter()
+            .find(|(_, line)| line.contains("supervisor\0"));
         found.is_some_and(|(pid, _)| kill(pid))
     }
 
@@ -308,7 +339,11 @@ impl Drop for World {
         let _ = self.free();
         for home in [&self.home, &self.far_home] {
             if let Ok(client) = Client::connect(home.join("node.sock")) {
-                for machine in client.machines().map(|list| list.machines).unwrap_or_default() {
+                for machine in client
+                    .machines()
+                    .map(|list| list.machines)
+                    .unwrap_or_default()
+                {
                     let _ = client.remove_machine(&machine.name, true);
                 }
             }
@@ -332,7 +367,11 @@ pub fn processes_with(path: &Path) -> Vec<(u32, String)> {
     let wanted = path.display().to_string();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
             continue;
         };
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -348,7 +387,10 @@ pub fn processes_with(path: &Path) -> Vec<(u32, String)> {
 pub fn mounts_under(dir: &Path) -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-    points.map(PathBuf::from).filter(|point| point.starts_with(dir)).collect()
+    points
+        .map(PathBuf::from)
+        .filter(|point| point.starts_with(dir))
+        .collect()
 }
 
 /// SIGKILL for a process; whether there was one.
@@ -366,12 +408,22 @@ pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Resul
     fs::write(&source, PROGRAM)?;
     let program = root.join("bin/floe-hammer");
     let compiled = Command::new("rustc")
-        .args(["--edition", "2024", "-O", "-C", "target-feature=+crt-static"])
+        .args([
+            "--edition",
+            "2024",
+            "-O",
+            "-C",
+            "target-feature=+crt-static",
+        ])
         .args(["-C", "strip=symbols", "-C", "panic=abort", "-o"])
         .args([&program, &source])
         .output()
         .context("cannot run rustc, which compiles what the guests run")?;
-    ensure!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    ensure!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
     fs::write(root.join("init"), INIT)?;
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
     let archive = Command::new("sh")
@@ -379,7 +431,10 @@ pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Resul
         .current_dir(&root)
         .output()
         .context("cannot run sh")?;
-    ensure!(archive.status.success(), "cpio is missing; install the Debian package cpio");
+    ensure!(
+        archive.status.success(),
+        "cpio is missing; install the Debian package cpio"
+    );
     // The kernel unpacks archives one after the other; a later file replaces an earlier one.
     let mut initrd = fs::read(guest.initrd())?;
     initrd.resize(initrd.len().next_multiple_of(4), 0);
