@@ -104,11 +104,16 @@ impl HubArguments {
     /// The token of an earlier hub in this folder, or a new one.
     fn token(&self) -> anyhow::Result<String> {
         let kept = self.dir.join("lab.token");
-        if let Ok(token) = std::fs::read_to_string(&kept) {
-            return Ok(token);
+        match std::fs::read_to_string(&kept) {
+            Ok(token) if !token.is_empty() => return Ok(token),
+            _ => {}
         }
         let token = floe::hub::create_token(&self.dir, "lab")?;
-        std::fs::write(&kept, &token)?;
+        // the hub knows it for good, so it is kept for good
+        let mut file = std::fs::File::create(&kept)?;
+        file.write_all(token.as_bytes())?;
+        file.sync_all()?;
+        std::fs::File::open(&self.dir)?.sync_all()?;
         Ok(token)
     }
 }

@@ -1,15 +1,19 @@
 //! A node and a hub as processes, with all their state in one directory.
 use floe::client::Client;
+use floe_lab::experiments::hammer::world;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A process of floe-lab that serves until its input ends.
 struct Served(Child);
 
 impl Served {
+    /// Starts it with a log of its own; returns the rest of the line that says that it is ready.
     fn start(arguments: &[&std::ffi::OsStr], log: &Path) -> Result<(Served, String), String> {
+        let _ = std::fs::remove_file(log);
         let log_file = std::fs::File::options()
             .create(true)
             .append(true)
@@ -90,15 +94,26 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         if let Ok(client) = Client::connect(self.home.join("node.sock")) {
-            for machine in client
-                .machines()
-                .map(|list| list.machines)
-                .unwrap_or_default()
-            {
+            let machines = client.machines().map(|list| list.machines);
+            for machine in machines.unwrap_or_default() {
                 let _ = client.remove_machine(&machine.name, true);
             }
         }
         drop(self.node.take());
         drop(self.hub.take());
+    }
+}
+
+/// Ends what a node that did not start has left: its supervisor. The disk below it is to be unmounted.
+pub fn end_leftovers(home: &Path) {
+    for (pid, _) in world::processes_with(home) {
+        world::kill(pid);
+    }
+    let until = Instant::now() + Duration::from_secs(20);
+    while !world::processes_with(home).is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for mount in world::mounts_under(home) {
+        let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
     }
 }

@@ -109,6 +109,7 @@ fn look_at(
         .map(|promise| &promise.fact)
         .collect();
     let wrong = work::check(&mounted.dir, scratch, &facts);
+    hosts::end_leftovers(&mounted.dir);
     drop(mounted);
     std::fs::remove_file(&image).unwrap();
     wrong

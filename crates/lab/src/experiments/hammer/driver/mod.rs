@@ -1,19 +1,20 @@
 //! All of it together: carries out what the storm says, and keeps what came of it.
+mod machines;
+
 use super::Options;
-use super::console::{Shared, follow};
+use super::console::Shared;
 use super::leaks::{self, Count};
 use super::model::Guest;
 use super::schedule::{Blow, Moment, Schedule, Victim};
 use super::storm::{Action, Event, Limits, Storm};
 use super::work::{Done, Places, Worker, remove_images};
-use super::world::{UPLOAD_EXPIRY, World, kill, make_initrd};
+use super::world::{UPLOAD_EXPIRY, World, make_initrd};
 use crate::guest::Guest as Files;
 use crate::harness::Context;
 use anyhow::{Context as _, bail, ensure};
-use floe::api::{ImportRequest, KillRequest, MachineInfo, MachineStatus, RunRequest, StartRequest};
+use floe::api::{KillRequest, MachineStatus};
 use floe::client::Client;
 use parking_lot::Mutex;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -421,168 +422,7 @@ impl Driver {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------ machines
-
-    fn client(&self) -> anyhow::Result<Client> {
-        self.world.client()
-    }
-
-    fn machine(&self, name: &str) -> anyhow::Result<MachineInfo> {
-        Ok(self.client()?.machine(name)?)
-    }
-
-    fn start_machine(&self, name: &str) -> anyhow::Result<()> {
-        self.client()?
-            .start(name, &StartRequest::default())?
-            .finish(|_| {})?;
-        Ok(())
-    }
-
-    /// Its guest loses what was not flushed, and no time of its own counts until it gets on again.
-    fn kill_qemu(&mut self, index: usize) {
-        self.shared.guests.lock()[index].ends();
-        if let Some(pid) = self.pids[index].take() {
-            kill(pid);
-        }
-    }
-
-    fn find_pids(&mut self) {
-        for (pid, name) in self.pids.iter_mut().zip(MACHINES) {
-            if let Ok(info) = self
-                .world
-                .client()
-                .and_then(|client| Ok(client.machine(name)?))
-            {
-                *pid = info.pid;
-            }
-        }
-    }
-
-    /// Starts a machine whose QEMU was killed. A capture or fork of it may still be under way.
-    fn start_from_disk(&mut self, index: usize) -> anyhow::Result<()> {
-        let name = MACHINES[index];
-        let until = Instant::now() + START_MAX;
-        loop {
-            let error = match self.start_machine(name) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            // started by an earlier call of which the answer was lost
-            if self
-                .machine(name)
-                .is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some())
-            {
-                let pid = self.machine(name)?.pid;
-                if pid.is_some_and(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()) {
-                    return Ok(());
-                }
-            }
-            if Instant::now() > until {
-                return Err(error.context(format!("{name} cannot be started from its disk")));
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-
-    fn import(&self, guest: &Files, initrd: &std::path::Path) -> anyhow::Result<()> {
-        let disk = initrd.with_file_name("disk.raw");
-        std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
-        let text = |path: PathBuf| path.display().to_string();
-        let request = ImportRequest {
-            disks: vec![text(disk)],
-            kernel: Some(text(guest.kernel())),
-            initrd: Some(text(initrd.to_owned())),
-            cmdline: Some(format!(
-                "{} mitigations=off nokaslr tsc=unstable",
-                guest.cmdline()?
-            )),
-            name: Some(IMAGE.into()),
-            memory_bytes: Some(MEMORY_BYTES),
-            cpus: Some(1),
-            ..ImportRequest::default()
-        };
-        self.client()?.import(&request)?.finish(|_| {})?;
-        Ok(())
-    }
-
-    /// Boots both machines, follows their consoles, and waits until both get on.
-    fn boot_all(&mut self) -> anyhow::Result<()> {
-        for (index, name) in MACHINES.into_iter().enumerate() {
-            let client = self.client()?;
-            let request = RunRequest {
-                image: IMAGE.into(),
-                name: Some(name.into()),
-                cold: true,
-                ..RunRequest::default()
-            };
-            client.run(&request)?.finish(|_| {})?;
-            if self.threads.len() < MACHINES.len() {
-                let (shared, socket) = (self.shared.clone(), client.console(name)?.socket);
-                let read = move || follow(shared, index, socket.into());
-                self.threads.push(std::thread::spawn(read));
-            }
-        }
-        let steps = vec![0; MACHINES.len()];
-        self.wait_steps(&steps, 3).context("after booting")?;
-        self.find_pids();
-        Ok(())
-    }
-
-    fn steps(&self) -> Vec<u64> {
-        self.shared
-            .guests
-            .lock()
-            .iter()
-            .map(|guest| guest.steps)
-            .collect()
-    }
-
-    /// Waits until each guest is so many steps further than `from`.
-    fn wait_steps(&mut self, from: &[u64], steps: u64) -> anyhow::Result<()> {
-        let until = Instant::now() + STEP_MAX;
-        while self
-            .steps()
-            .iter()
-            .zip(from)
-            .any(|(now, from)| *now < from + steps)
-        {
-            self.hear_bad();
-            ensure!(
-                Instant::now() < until,
-                "the guests got to step {:?} from {from:?} within {STEP_MAX:?}",
-                self.steps()
-            );
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(())
-    }
-
-    /// After the last blow each guest reads everything once; then both are killed and verify their disks anew.
-    fn last_look(&mut self) -> anyhow::Result<()> {
-        const STEPS_FOR_ALL: u64 = 17;
-        // consoles are read again: the threads ended with the work
-        self.shared.over.store(false, Relaxed);
-        for (index, name) in MACHINES.into_iter().enumerate() {
-            let (shared, socket) = (self.shared.clone(), self.client()?.console(name)?.socket);
-            let read = move || follow(shared, index, socket.into());
-            self.threads.push(std::thread::spawn(read));
-        }
-        let steps = self.steps();
-        self.wait_steps(&steps, STEPS_FOR_ALL)
-            .context("after the last blow")?;
-        self.find_pids();
-        for index in 0..MACHINES.len() {
-            self.kill_qemu(index);
-            self.start_from_disk(index)?;
-        }
-        let steps = self.steps();
-        self.wait_steps(&steps, STEPS_FOR_ALL)
-            .context("after both QEMUs were killed")?;
-        self.hear_bad();
-        Ok(())
-    }
-
-    // ---------------------------------------------------------------------------------------------- around it
+    // ----------------------------------------------------------------------------------------------- around it
 
     fn worker(&self) -> Worker {
         Worker {
