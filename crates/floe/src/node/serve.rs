@@ -114,6 +114,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         home,
         options,
     });
+    node.tidy_tmp();
     node.find_lost_forks();
     node.open_groups_again();
     node.adopt_machines();

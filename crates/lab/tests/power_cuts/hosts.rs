@@ -114,6 +114,9 @@ pub fn end_leftovers(home: &Path) {
         std::thread::sleep(Duration::from_millis(20));
     }
     for mount in world::mounts_under(home) {
+        if mount == home {
+            continue;
+        }
         let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
     }
 }

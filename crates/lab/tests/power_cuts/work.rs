@@ -2,7 +2,7 @@
 use super::device::Recorder;
 use super::hosts::Hosts;
 use floe::api::*;
-use floe::transfer::{Cancel, HubClient};
+use floe::transfer::{Cancel, Destination, HubClient, PullOptions, pull};
 use floe_lab::guest::Guest;
 use std::path::Path;
 
@@ -244,14 +244,22 @@ pub fn check(dir: &Path, logs: &Path, facts: &[&Fact]) -> Vec<String> {
             )),
         }
     }
-    let repository = floe_store::Repository::open(&hosts.hub_dir.join("repo"));
+    let options = floe_source::Options {
+        token: Some(hosts.token.clone()),
+        ..Default::default()
+    };
+    let source = floe_source::open(&hosts.hub_url, &options).unwrap();
+    let pulled = tempfile::tempdir_in(logs).unwrap();
+    let repository = floe_store::Repository::create(pulled.path()).unwrap();
     for image in &published {
-        let verified = repository
-            .as_ref()
-            .map(|repository| repository.verify(&image.id.parse().unwrap(), &|_, _| true));
-        match verified {
-            Ok(Ok(report)) if report.damage.is_empty() => {}
-            other => wrong.push(format!("the hub's {:?}: {other:?}", image.names)),
+        let id = image.id.parse().unwrap();
+        let to = Destination::Repository(&repository, None);
+        // each chunk is checked against the image's id on its way
+        if let Err(error) = pull(source.as_ref(), &id, to, &PullOptions::default(), &|_| ()) {
+            wrong.push(format!(
+                "the hub's {:?} cannot be pulled: {error}",
+                image.names
+            ));
         }
     }
     wrong

@@ -74,6 +74,9 @@ fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
     let Ok(metadata) = std::fs::symlink_metadata(path) else {
         return 0;
     };
+    if is_empty_shelf(path) {
+        return 0;
+    }
     files.count += 1;
     let relative = path.strip_prefix(root).unwrap_or(path);
     files.names.insert(relative.display().to_string());
@@ -84,6 +87,16 @@ fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
         }
     }
     bytes
+}
+
+/// Whether it is an empty directory that is named by the first byte of what it holds: those of a repository stay, 256 at most.
+fn is_empty_shelf(path: &Path) -> bool {
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let hexadecimal = name.len() == 2 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hexadecimal && std::fs::read_dir(path).is_ok_and(|mut dir| dir.next().is_none())
 }
 
 /// Names of what is new that are told.

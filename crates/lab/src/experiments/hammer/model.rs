@@ -94,6 +94,8 @@ pub struct Guest {
     pub stall_max: Duration,
     /// How often it got on.
     pub steps: u64,
+    /// How often its QEMU was ended on purpose.
+    pub lives: u64,
     /// Whether it has told anything wrong since this was last asked.
     bad: Vec<String>,
 }
@@ -129,6 +131,7 @@ impl Guest {
     /// Its QEMU is gone on purpose: until it gets on again no time counts.
     pub fn ends(&mut self) {
         self.since = None;
+        self.lives += 1;
         for (before, now) in [
             (&mut self.before.lost, self.now.lost),
             (&mut self.before.wrong_disk, self.now.wrong_disk),
@@ -141,6 +144,11 @@ impl Guest {
             acked: self.acked,
             ..Progress::default()
         };
+    }
+
+    /// Whether it has got on since it was started: before that it boots, and a copy of it would boot as well.
+    pub fn is_up(&self) -> bool {
+        self.since.is_some()
     }
 
     /// It stood still for a reason that is over now: time counts from here.
@@ -227,7 +235,7 @@ mod tests {
         }
         assert_eq!((guest.stall_max, guest.stalled(s(17))), (s(4), Some(s(2))));
         guest.ends();
-        assert_eq!(guest.stalled(s(30)), None);
+        assert!(guest.stalled(s(30)).is_none() && !guest.is_up());
         guest.hear(s(40), &progress(64));
         guest.excused(s(48));
         guest.hear(s(50), &progress(80));

@@ -91,6 +91,25 @@ impl Worker {
         !self.shared.over.load(Relaxed)
     }
 
+    /// How often a machine's QEMU was ended.
+    fn lives(&self, machine: usize) -> u64 {
+        self.shared.guests.lock()[machine].lives
+    }
+
+    /// Waits until a machine is not booting; how often its QEMU was ended by then.
+    fn wait_up(&self, machine: usize) -> u64 {
+        loop {
+            let (up, lives) = {
+                let guest = &self.shared.guests.lock()[machine];
+                (guest.is_up(), guest.lives)
+            };
+            if up || !self.goes_on() {
+                return lives;
+            }
+            std::thread::sleep(REST);
+        }
+    }
+
     /// What a machine has acknowledged, and found wrong, so far.
     fn known(&self, machine: usize) -> (u64, Progress) {
         let guest = &self.shared.guests.lock()[machine];
@@ -126,6 +145,7 @@ impl Worker {
         while self.goes_on() {
             number += 1;
             let machine = number as usize % self.places.machines.len();
+            let lives = self.wait_up(machine);
             let (at_least, found) = self.known(machine);
             let image = format!("{IMAGE}-{number}");
             let mut captured = false;
@@ -134,6 +154,8 @@ impl Worker {
                 captured = true;
                 Ok(())
             });
+            // the image of a machine that was killed before its capture is that of one that boots
+            captured &= lives == self.lives(machine);
             if captured && number.is_multiple_of(PUSH_EVERY) {
                 self.job(&format!("push {number}"), || self.push(&image));
                 self.job(&format!("pull {number}"), || {
@@ -228,8 +250,8 @@ impl Worker {
     pub fn tidy(&self) -> anyhow::Result<()> {
         let far = self.far()?;
         let _ = far.remove_machine(COPY, true);
-        remove_images(&far)?;
-        remove_images(&self.node()?)?;
+        remove_images(&far, true)?;
+        remove_images(&self.node()?, false)?;
         let client = HubClient::impatient(
             &self.places.hub,
             Some(&self.places.token),
@@ -260,6 +282,7 @@ impl Worker {
         let parent = &self.places.machines[machine];
         // what an earlier job could not end
         node.kill(parent, &KillRequest { all: true })?;
+        let lives = self.wait_up(machine);
         let (at_least, found) = self.known(machine);
         let request = ForkRequest {
             clones: 1,
@@ -282,7 +305,7 @@ impl Worker {
             );
             match verified {
                 Ok(wrong) => self.judge(&format!("clone {} of {parent}", clone.name), wrong),
-                Err(error) if self.goes_on() => {
+                Err(error) if self.goes_on() && lives == self.lives(machine) => {
                     let said = self.node().and_then(|node| Ok(node.machine(&clone.name)?));
                     let said = match said {
                         Ok(info) => format!("{:?}, {}", info.status, info.detail),
@@ -301,10 +324,11 @@ impl Worker {
     }
 }
 
-/// Removes all captures; those that are in use stay.
-pub fn remove_images(node: &Client) -> anyhow::Result<()> {
+/// Removes all captures, or whatever there is; what is in use stays.
+pub fn remove_images(node: &Client, all: bool) -> anyhow::Result<()> {
     for image in node.images()?.images {
-        if image.names.iter().any(|name| name.starts_with(IMAGE)) || image.names.is_empty() {
+        let capture = image.names.iter().any(|name| name.starts_with(IMAGE));
+        if all || capture || image.names.is_empty() {
             let request = RemoveImageRequest {
                 image: image.id,
                 force: true,

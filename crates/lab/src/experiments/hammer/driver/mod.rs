@@ -146,6 +146,7 @@ impl Driver {
         driver.tear_down(false)?;
         driver.before = leaks::count(&driver.world);
         driver.world.start_all()?;
+        driver.import(&guest, &initrd)?;
         Ok(driver)
     }
 
@@ -488,7 +489,8 @@ impl Driver {
             // a hub looks for uploads that nobody goes on with as often as they may be old
             std::thread::sleep(2 * UPLOAD_EXPIRY + Duration::from_secs(5));
         }
-        remove_images(&self.client()?)?;
+        // with the image that the machines are started from go its traces
+        remove_images(&self.client()?, true)?;
         self.client()?.cache_gc()?;
         Client::connect(self.world.far_home.join("node.sock"))?.cache_gc()?;
         self.world.end_all();
