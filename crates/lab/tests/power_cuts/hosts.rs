@@ -51,7 +51,6 @@ impl Drop for Served {
 /// Both, until dropped.
 pub struct Hosts {
     pub home: PathBuf,
-    pub hub_dir: PathBuf,
     pub hub_url: String,
     pub token: String,
     node: Option<Served>,
@@ -78,7 +77,6 @@ impl Hosts {
             .map_err(|why| format!("node: {why}"))?;
         Ok(Hosts {
             home,
-            hub_dir,
             hub_url: format!("http://{listen}"),
             token,
             node: Some(node),
