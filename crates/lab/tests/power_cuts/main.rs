@@ -60,7 +60,7 @@ fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usi
 }
 
 fn record_and_cut(kind: &str) {
-    if !std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1") {
+    if std::env::var_os("FLOE_TEST_SYSTEM").is_none_or(|value| value != "1") {
         println!(
             "skipped: needs root, FUSE, loop devices, QEMU and mkfs.{kind}; set FLOE_TEST_SYSTEM=1 to run it"
         );
