@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::grow::GrowError;
 use crate::qga::QgaError;
 use crate::qmp::QmpError;
 
@@ -117,6 +118,9 @@ pub enum MachineError {
         /// How long.
         limit: Duration,
     },
+    /// Something can't be added to the machine, or taken away from it.
+    #[error(transparent)]
+    Grow(#[from] GrowError),
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),

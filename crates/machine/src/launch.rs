@@ -47,6 +47,7 @@ pub(crate) fn launch(
     spec: &Spec,
     config: MachineConfig,
     ram: RamBacking,
+    blocks: Vec<RamBacking>,
     incoming: bool,
 ) -> Result<Machine, MachineError> {
     let run = make_dirs(spec)?;
@@ -63,7 +64,7 @@ pub(crate) fn launch(
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
         program: spec.programs.qemu.clone(),
-        args: command::arguments(spec, &config, &ram, incoming),
+        args: command::arguments(spec, &config, &ram, &blocks, incoming),
     };
     let wrapper = spec.programs.wrapper.first();
     let wrapper = wrapper.ok_or_else(|| MachineError::Spec {
@@ -105,7 +106,7 @@ pub(crate) fn launch(
     let finish = || -> Result<Machine, MachineError> {
         let events = Arc::new(EventLog::default());
         let qmp = connect(spec, &run, &process, &events)?;
-        let record = Record::new(spec, config, ram, process.id());
+        let record = Record::new(spec, config, ram, blocks, process.id());
         record.save(&spec.dir)?;
         let held = Process::find(process.id())
             .map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;

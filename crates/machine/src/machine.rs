@@ -11,11 +11,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use floe_image::MachineConfig;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
 use crate::clock::PendingClock;
-use crate::command::{self, NETDEV, RamBacking, files};
+use crate::command::{self, RamBacking, files};
 use crate::devices;
 use crate::error::MachineError;
 use crate::exec::User;
@@ -66,12 +66,18 @@ pub enum End {
 #[derive(Default)]
 pub(crate) struct EventLog {
     state: Mutex<Events>,
+    /// Notified of events about devices that the guest was given or asked to let go.
+    devices: Condvar,
 }
 
 #[derive(Default, Clone)]
 struct Events {
     end: Option<End>,
     io_error: Option<(String, bool)>,
+    /// How many events about devices there were.
+    device_events: u64,
+    /// The last device that the guest refused to let go.
+    kept: Option<String>,
 }
 
 impl EventLog {
@@ -99,8 +105,37 @@ impl EventLog {
                 );
             }
             "RESUME" => state.io_error = None,
-            _ => {}
+            "DEVICE_DELETED" | "ACPI_DEVICE_OST" => state.device_event(),
+            "DEVICE_UNPLUG_GUEST_ERROR" => {
+                state.kept = event.data["device"].as_str().map(str::to_owned);
+                state.device_event();
+            }
+            _ => return,
         }
+        self.devices.notify_all();
+    }
+
+    /// The number of events about devices so far, to be given to [`EventLog::wait_device`].
+    pub(crate) fn device_events(&self) -> u64 {
+        self.state.lock().device_events
+    }
+
+    /// Wait until there was another one, or `until`.
+    pub(crate) fn wait_device(&self, seen: u64, until: Instant) {
+        let mut state = self.state.lock();
+        self.devices
+            .wait_while_until(&mut state, |state| state.device_events == seen, until);
+    }
+
+    /// Whether the guest has refused to let this device go; asked once.
+    pub(crate) fn take_kept(&self, id: &str) -> bool {
+        self.state.lock().kept.take_if(|kept| kept == id).is_some()
+    }
+}
+
+impl Events {
+    fn device_event(&mut self) {
+        self.device_events += 1;
     }
 }
 
@@ -110,8 +145,10 @@ pub struct Machine {
     pub(crate) record: Mutex<Record>,
     process: Process,
     pub(crate) qmp: Qmp,
-    events: Arc<EventLog>,
+    pub(crate) events: Arc<EventLog>,
     pub(crate) capturing: AtomicBool,
+    /// Held while its hardware is changed, or captured.
+    pub(crate) hardware: Mutex<()>,
     /// Conversations with the agent, one at a time.
     agent: Mutex<()>,
 }
@@ -142,6 +179,7 @@ impl Machine {
             qmp,
             events,
             capturing: AtomicBool::new(false),
+            hardware: Mutex::new(()),
             agent: Mutex::new(()),
         }
     }
@@ -157,8 +195,9 @@ impl Machine {
             .unwrap_or(CPU_MODEL_DEFAULT);
         let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
         host.check_start(&spec.config)?;
-        let config = command::complete(&spec.config, &host)?;
-        let machine = launch(&spec, config, RamBacking::Anonymous, false)?;
+        let config =
+            command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
+        let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
         if spec.network_down {
             // its firmware looks for no network, and its kernel is not there yet
             machine
@@ -189,7 +228,10 @@ impl Machine {
         let socket = dir.join(RUN_DIR).join(files::QMP);
         let qmp = Qmp::connect(&socket, Some(record.process.pid), move |e| shared.take(e));
         let qmp = qmp.map_err(|e| not(format!("{e}; is another floe node using it?")))?;
-        Ok(Machine::assemble(dir, record, process, qmp, events))
+        let machine = Machine::assemble(dir, record, process, qmp, events);
+        // the earlier process may have ended in the middle of a change
+        machine.settle_hardware()?;
+        Ok(machine)
     }
 
     /// Its name.
@@ -364,10 +406,10 @@ impl Machine {
         devices::has(&self.config().devices, "virtio-net-pci")
     }
 
-    /// Plugs the network cable in or pulls it out, at both ends: what the guest sends on a card without it goes nowhere.
+    /// Plugs the cables of all network cards in or pulls them out, at both ends: what the guest sends on a card without it goes nowhere.
     pub fn set_network(&self, up: bool) -> Result<(), MachineError> {
-        if self.has_network() {
-            let arguments = json!({"name": NETDEV, "up": up});
+        for netdev in command::netdevs(&self.config()) {
+            let arguments = json!({"name": netdev, "up": up});
             self.qmp.execute("set_link", arguments)?;
         }
         Ok(())

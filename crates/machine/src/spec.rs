@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::accel::Accel;
 use crate::error::MachineError;
 use crate::exec::User;
+use crate::hardware::Profile;
 
 /// RAM of a machine whose configuration names no size: 1 GiB.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
@@ -142,6 +143,8 @@ pub struct Spec {
     pub dir: PathBuf,
     /// What the guest sees. Empty fields get defaults at a cold start; at a restore it is the image's.
     pub config: MachineConfig,
+    /// The hardware profile of a cold start; a restore has the image's.
+    pub profile: Profile,
     /// One file for each of `config.disks`, read and written with O_DIRECT by the machine's user.
     pub disks: Vec<PathBuf>,
     /// For a direct boot. Not used at a restore: QEMU would read both files whole.
@@ -177,6 +180,7 @@ impl Spec {
             name: name.into(),
             dir: dir.into(),
             config: MachineConfig::default(),
+            profile: Profile::Growable,
             disks: Vec::new(),
             boot: None,
             forwards: Vec::new(),
