@@ -301,7 +301,7 @@ impl Mount {
                 .regions
                 .write()
                 .insert(state.id, (Arc::downgrade(&image), region));
-            let urgency = if state.name == "ram" {
+            let urgency = if floe_image::memory_block(&state.name).is_some() {
                 Urgency::Memory
             } else {
                 Urgency::Storage
@@ -343,10 +343,10 @@ impl Mount {
         let (mut disks, mut traced) = (Vec::new(), Vec::new());
         for disk in &spec.disks {
             if !floe_image::region_name_is_valid(&disk.name)
-                || ["ram", "vram"].contains(&disk.name.as_str())
+                || is_shown(&disk.name)
             {
                 let reason =
-                    "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram nor vram";
+                    "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
                 return Err(MountError::Name {
                     what: "disk",
                     name: disk.name.clone(),
@@ -389,10 +389,10 @@ impl Mount {
         });
         let dir = format!("machines/{}", machine.name);
         let mut entries = vec![(dir.clone(), None)];
-        for name in ["ram", "vram"] {
-            if let Some(region) = image.region(name) {
+        for (region, shown) in image.regions.iter().enumerate() {
+            if is_shown(&shown.name) {
                 entries.push((
-                    format!("{dir}/{name}"),
+                    format!("{dir}/{}", shown.name),
                     Some(Node::Region {
                         image: image.clone(),
                         region,
@@ -576,6 +576,11 @@ impl Drop for Mount {
             tracing::error!(%error, "unmounting failed");
         }
     }
+}
+
+/// Whether a region of a machine's image is in the machine's own directory, besides its disks: its memory.
+fn is_shown(region: &str) -> bool {
+    region == "vram" || floe_image::memory_block(region).is_some()
 }
 
 fn check_machine_name(name: &str) -> Result<(), MountError> {

@@ -118,6 +118,16 @@ impl MachineHandle {
             .map(|_| self.dir.join("ram"))
     }
 
+    /// The files of all of the machine's memory: `ram`, and then each block that was added to the captured machine. Empty if
+    /// the image has no memory.
+    pub fn memory_paths(&self) -> Vec<PathBuf> {
+        let names = (0..).map(floe_image::memory_region);
+        names
+            .take_while(|name| self.machine.image.region(name).is_some())
+            .map(|name| self.dir.join(name))
+            .collect()
+    }
+
     /// The video memory's file, if the image has one.
     pub fn vram_path(&self) -> Option<PathBuf> {
         self.machine

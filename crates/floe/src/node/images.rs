@@ -86,8 +86,8 @@ impl Node {
             accel: config.accel.clone(),
             cpu_model: config.cpu_model.clone(),
             cpu_flags: config.cpu_flags.clone(),
-            cpus: config.cpus,
-            memory_bytes: config.memory_bytes,
+            cpus: config.cpus_now(),
+            memory_bytes: config.memory_bytes_now(),
             cmdline: config.cmdline.clone(),
             devices: config.devices.clone(),
         })

@@ -121,8 +121,8 @@ impl Node {
             image_name: record.image_name,
             restored: record.restored,
             pid: vm.map(|vm| vm.pid()),
-            memory_bytes: record.config.memory_bytes.unwrap_or_default(),
-            cpus: record.config.cpus.unwrap_or(1),
+            memory_bytes: record.config.memory_bytes_now().unwrap_or_default(),
+            cpus: record.config.cpus_now().unwrap_or(1),
             accel: record
                 .config
                 .accel
@@ -327,6 +327,8 @@ impl Node {
         let record = operation.record();
         if end == End::GuestReset && record.restored {
             operation.state.write().vm = None;
+            // with what it was given while it ran
+            let _ = operation.update(|record| record.config = vm.config());
             self.networks.close_inbound(&record.name, None);
             match self.boot(operation) {
                 Ok(_) => {

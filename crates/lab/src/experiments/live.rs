@@ -395,7 +395,8 @@ pub fn ask_console(socket: &Path, patience: Duration) -> anyhow::Result<Duration
     tell_console(socket, "", patience)
 }
 
-fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Result<Duration> {
+/// The same after a command that must succeed.
+pub fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let mut console = UnixStream::connect(socket)
         .with_context(|| format!("no console at {}", socket.display()))?;

@@ -11,6 +11,7 @@ pub mod disk;
 pub mod emulator;
 pub mod fault;
 pub mod fork;
+pub mod hardware;
 pub mod import;
 pub mod live;
 pub mod local;
@@ -106,6 +107,11 @@ pub const ALL: &[Experiment] = &[
         name: "restore",
         about: "a running guest from the local store, against QEMU's migration file",
         run: restore::run,
+    },
+    Experiment {
+        name: "hardware",
+        about: "what room to grow costs: device state, start time and memory, against machines that can't grow",
+        run: hardware::run,
     },
     Experiment {
         name: "density",

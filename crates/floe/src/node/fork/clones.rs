@@ -65,8 +65,8 @@ impl Node {
             let state = entry.state.read();
             if state.vm.is_some() {
                 let config = &state.record.config;
-                cpus += config.cpus.unwrap_or(1);
-                memory += config.memory_bytes.unwrap_or_default() + STANDBY_BYTES;
+                cpus += config.cpus_now().unwrap_or(1);
+                memory += config.memory_bytes_now().unwrap_or_default() + STANDBY_BYTES;
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);

@@ -8,7 +8,7 @@
 use crate::node::{error::NodeError, sources::Loads};
 use floe_image::{
     CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, Layout, MachineConfig, Manifest, Over, Region,
-    Segment, chunk_hash, compress_frame, is_zero,
+    Segment, chunk_hash, compress_frame, is_zero, memory_region,
 };
 use floe_machine::{Capture, Pages, Rest};
 use floe_mount::{FrozenDisk, FrozenLayers, MountError};
@@ -36,8 +36,8 @@ type Chunk = [u8; CHUNK_SIZE];
 /// Where a chunk's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Page of the memory, by its place in the list.
-    Ram(u32),
+    /// Page of a memory block (0 is the memory of the machine's start), by its place in the list.
+    Ram(u8, u32),
     /// The same of the video memory.
     Vram(u32),
     /// In the frozen layers of a disk, whole.
@@ -68,7 +68,8 @@ pub(crate) struct Layer {
     tables: HashMap<Hash, Arc<Segment>>,
     chunks: HashMap<Hash, Place>,
     own: Vec<Box<Chunk>>,
-    ram: Pages,
+    /// The memory of the machine's start, and the blocks that were added to it.
+    memory: Vec<Pages>,
     vram: Pages,
     /// Where everything else is.
     bases: Vec<(Hash, Arc<Fetcher>)>,
@@ -86,14 +87,18 @@ impl Layer {
     ) -> Result<Layer, NodeError> {
         let mut building = Building::default();
         let mut regions = vec![building.bytes("device", &captured.device)?];
-        let ram_base = match captured.ram.rest() {
-            Rest::Zero => None,
-            Rest::Base => Some(&ram),
-        };
-        let hashes = hash_pages(&captured.ram);
-        let size = captured.ram.size();
-        regions.push(building.region("ram", size, ram_base, "ram", &hashes)?);
-        building.places(&hashes, Place::Ram);
+        let mut memory = vec![captured.ram];
+        memory.extend(captured.blocks);
+        for (block, pages) in (0..).zip(&memory) {
+            let base = match pages.rest() {
+                Rest::Zero => None,
+                Rest::Base => Some(&ram),
+            };
+            let hashes = hash_pages(pages);
+            let name = memory_region(block.into());
+            regions.push(building.region(&name, pages.size(), base, &name, &hashes)?);
+            building.places(&hashes, |at| Place::Ram(block, at));
+        }
         if captured.vram.size() > 0 {
             let hashes = hash_pages(&captured.vram);
             regions.push(building.region("vram", captured.vram.size(), None, "vram", &hashes)?);
@@ -125,13 +130,13 @@ impl Layer {
         Ok(Layer {
             id: Hash::of(&encoded),
             device: captured.device,
-            ram_chunks: captured.ram.len() as u64,
+            ram_chunks: memory.iter().map(|pages| pages.len() as u64).sum(),
             manifest,
             frozen: captured.frozen,
             tables: building.tables,
             chunks: building.chunks,
             own: building.own,
-            ram: captured.ram,
+            memory,
             vram: captured.vram,
             bases,
         })
@@ -180,7 +185,10 @@ impl Layer {
             }
             Kind::Chunk => match self.chunks.get(hash) {
                 None => return Ok(false),
-                Some(Place::Ram(at)) => sink(kind, *hash, self.ram.nth(*at as usize).1),
+                Some(Place::Ram(block, at)) => {
+                    let pages = &self.memory[usize::from(*block)];
+                    sink(kind, *hash, pages.nth(*at as usize).1);
+                }
                 Some(Place::Vram(at)) => sink(kind, *hash, self.vram.nth(*at as usize).1),
                 Some(Place::Own(at)) => sink(kind, *hash, &self.own[*at as usize][..]),
                 Some(Place::Disk(disk, chunk)) => {
