@@ -7,7 +7,7 @@
 mod node;
 
 use floe::api::*;
-use floe_machine::{MEMORY_STEP_BYTES, Machine, Reception};
+use floe_machine::{MEMORY_STEP_BYTES, Machine, qmp::Qmp};
 use node::{PATIENCE, Signal, TestNode, eventually, finish, system};
 use std::time::Instant;
 
@@ -16,26 +16,36 @@ const AT_THE_START: u64 = 256 << 20;
 const ONLINE: &str = "for c in /sys/devices/system/cpu/cpu[1-9]*/online; do echo 1 >$c; done; \
     for m in /sys/devices/system/memory/memory*/state; do grep -q off $m && echo online_movable >$m; done 2>/dev/null";
 
-/// Gives a machine one more CPU, memory block and network card while no node is there.
-fn grow(node: &mut TestNode, name: &str) {
-    node.end(Signal::KILL);
+/// Gives a machine one more CPU, memory block and network card while no node is there; it has `now` CPUs and cards then.
+fn grow(node: &mut TestNode, name: &str, now: u32) {
     let record = node.home().join("machines").join(name).join("machine.json");
     let record: serde_json::Value =
         serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
-    let place = record["place"].as_str().unwrap();
-    let machine = Machine::adopt(node.home().join(place).join("vm")).unwrap();
-    let mut ids = machine.add_cpus(1).unwrap();
-    ids.push(machine.add_memory(MEMORY_STEP_BYTES).unwrap());
-    ids.push(machine.add_card(None).unwrap());
-    for id in ids {
-        // its disk and memory wait for the next node if they are needed, which is not the device's fault
-        let reception = machine.reception(&id, PATIENCE).unwrap();
-        assert_eq!(reception, Reception::Taken, "{id}");
-    }
+    let vm = node
+        .home()
+        .join(record["place"].as_str().unwrap())
+        .join("vm");
+    let qmp = |command: &str| {
+        let spare = Qmp::connect(&vm.join("run/qmp-spare.sock"), None, |_| {}).unwrap();
+        spare.execute(command, serde_json::json!({})).unwrap();
+    };
+    // a restored guest that runs needs its memory's file, and so a node; without, its QEMU may not even answer
+    qmp("stop");
+    node.end(Signal::KILL);
+    let machine = Machine::adopt(&vm).unwrap();
+    machine.add_cpus(1).unwrap();
+    machine.add_memory(MEMORY_STEP_BYTES).unwrap();
+    machine.add_card(None).unwrap();
     drop(machine);
     node.start_again();
-    let line = format!("{ONLINE}; echo cpus=$(nproc) on-$((20+2))");
-    node.type_and_wait(name, &line, "on-22");
+    qmp("cont");
+    let has = "$(nproc)-$(ls /sys/class/net|grep -c eth)-$(cat /sys/devices/system/memory/memory*/state|grep -c online)";
+    // the memory of the start is two blocks of the guest's
+    let line = format!(
+        "until {ONLINE}; [ {has} = {now}-{now}-{} ]; do sleep 1; done; echo has-{now}-$((20+2))",
+        now + 1
+    );
+    node.type_and_wait(name, &line, &format!("has-{now}-22"));
 }
 
 /// What a shell in the guest answers: the text behind the mark that only its output has.
@@ -51,7 +61,10 @@ fn ask(node: &TestNode, name: &str, mark: &str, command: &str) -> String {
         if let Some((answer, _)) = answer {
             return answer.to_owned();
         }
-        assert!(Instant::now() < until, "{name} never answered {command}:\n{console}");
+        assert!(
+            Instant::now() < until,
+            "{name} never answered {command}:\n{console}"
+        );
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
 }
@@ -66,7 +79,12 @@ fn fill(node: &TestNode, name: &str, file: &str, mib: u32) -> String {
 }
 
 fn sum(node: &TestNode, name: &str, file: &str, mark: &str) -> String {
-    let sum = ask(node, name, mark, &format!("md5sum </dev/shm/{file}|head -c32"));
+    let sum = ask(
+        node,
+        name,
+        mark,
+        &format!("md5sum </dev/shm/{file}|head -c32"),
+    );
     assert_eq!(sum.len(), 32, "{sum}");
     sum
 }
@@ -87,7 +105,7 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
     }
     let mut node = TestNode::start();
     node.boot_tiny("one");
-    grow(&mut node, "one");
+    grow(&mut node, "one", 2);
     assert_eq!(ask(&node, "one", "cpus", "nproc"), "2");
     // more than there is without the added block
     let first = fill(&node, "one", "first", 230);
@@ -95,7 +113,10 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
     assert_eq!(image.cpus, Some(2));
     assert_eq!(image.memory_bytes, Some(AT_THE_START + MEMORY_STEP_BYTES));
     let info = node.client().machine("one").unwrap();
-    assert_eq!((info.cpus, info.memory_bytes), (2, AT_THE_START + MEMORY_STEP_BYTES));
+    assert_eq!(
+        (info.cpus, info.memory_bytes),
+        (2, AT_THE_START + MEMORY_STEP_BYTES)
+    );
 
     // The next capture of the same machine stands on the first, and memory that was given back is zeros in it.
     node.type_and_wait("one", "rm /dev/shm/first; echo gone-$((40+4))", "gone-44");
@@ -105,8 +126,11 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
     // A restored machine has it all, and can be given more.
     node.run_named("grown", "two");
     assert_eq!(sum(&node, "two", "first", "restored"), first);
-    assert_eq!(ask(&node, "two", "cards", "ls /sys/class/net|grep -c eth"), "2");
-    grow(&mut node, "two");
+    assert_eq!(
+        ask(&node, "two", "cards", "ls /sys/class/net|grep -c eth"),
+        "2"
+    );
+    grow(&mut node, "two", 3);
     assert_eq!(ask(&node, "two", "cpus", "nproc"), "3");
     let second = fill(&node, "two", "second", 100);
     capture(&node, "two", "more");
@@ -134,7 +158,7 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
         clone.cloned.is_some_and(|cloned| cloned.settled)
     };
     eventually("the clones settle", settled);
-    grow(&mut node, "two.2");
+    grow(&mut node, "two.2", 4);
     check(&node, "two.2");
     let all = capture(&node, "two.2", "all");
     assert_eq!(all.cpus, Some(4));

@@ -377,7 +377,9 @@ impl Manifest {
         if version != right {
             let why = match (version, right) {
                 (_, VERSION_PROFILED) => {
-                    format!("it has version {version} and a hardware profile, which needs version 3")
+                    format!(
+                        "it has version {version} and a hardware profile, which needs version 3"
+                    )
                 }
                 (VERSION_PROFILED, _) => "it has version 3 and no hardware profile".into(),
                 _ => "it has the version of patched manifests and no patch".into(),
@@ -465,7 +467,10 @@ impl Manifest {
         }
         for (index, bytes) in self.config.memory_blocks.iter().enumerate() {
             let name = memory_region(index + 1);
-            if self.region(&name).is_none_or(|region| region.size != *bytes) {
+            if self
+                .region(&name)
+                .is_none_or(|region| region.size != *bytes)
+            {
                 let why = format!(
                     "the machine has a memory block of {bytes} bytes, and no region {name:?} of that size"
                 );

@@ -54,7 +54,9 @@ fn how_a_machine_can_grow_is_told_in_one_way() {
     let later = with(&|c| c.profile = Some(77));
     assert_eq!(Manifest::decode(&later.encode()).unwrap(), later);
     let one = with(&|c| c.profile = Some(1));
-    assert!(error(Manifest::decode(&one.encode())).contains("profile 1 is written by leaving it out"));
+    assert!(
+        error(Manifest::decode(&one.encode())).contains("profile 1 is written by leaving it out")
+    );
     let unnamed = with(&|c| c.cpus_max = Some(8));
     assert!(error(Manifest::decode(&unnamed.encode())).contains("names no hardware profile"));
     // The version tells whether there is a profile, and the other way round.

@@ -191,7 +191,9 @@ impl Machine {
             reason: e.to_string(),
         })?;
         pause.freeze = lap();
-        let copied = prepared.into_iter().map(|(memory, buffers)| memory.copy(buffers));
+        let copied = prepared
+            .into_iter()
+            .map(|(memory, buffers)| memory.copy(buffers));
         let mut blocks = copied
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| failed(COPY, e))?;

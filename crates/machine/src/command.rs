@@ -186,9 +186,7 @@ pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
 
 /// Whether a text is a network address as QEMU takes it.
 pub(crate) fn is_mac(mac: &str) -> bool {
-    let is_byte = |part: &str| {
-        part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit())
-    };
+    let is_byte = |part: &str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
     mac.split(':').count() == 6 && mac.split(':').all(is_byte)
 }
 

@@ -68,14 +68,15 @@ pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
 
 /// A vCPU that is added to a machine of this CPU model. The machine has one socket with a core for each vCPU that it can have.
 pub(crate) fn cpu(model: &str, number: u32) -> String {
-    format!(
-        "{model}{CPU_DRIVER_SUFFIX},id=cpu{number},socket-id=0,core-id={number},thread-id=0"
-    )
+    format!("{model}{CPU_DRIVER_SUFFIX},id=cpu{number},socket-id=0,core-id={number},thread-id=0")
 }
 
 /// A memory block that is added; QEMU chooses where, which is spelled out later ([`placed_memory`]).
 pub(crate) fn memory(number: usize) -> String {
-    format!("pc-dimm,id=dimm{number},memdev=ram{number},slot={}", number - 1)
+    format!(
+        "pc-dimm,id=dimm{number},memdev=ram{number},slot={}",
+        number - 1
+    )
 }
 
 /// The same once its address is known.
@@ -107,12 +108,13 @@ pub(crate) fn arguments(device: &str) -> Value {
         let number = match key {
             "socket-id" | "core-id" | "thread-id" | "slot" => value.parse::<u64>().ok(),
             // a device's address on its bus is text, a memory block's is a number
-            "addr" if is_memory => {
-                u64::from_str_radix(value.trim_start_matches("0x"), 16).ok()
-            }
+            "addr" if is_memory => u64::from_str_radix(value.trim_start_matches("0x"), 16).ok(),
             _ => None,
         };
-        map.insert(key.into(), number.map_or_else(|| value.into(), |n| json!(n)));
+        map.insert(
+            key.into(),
+            number.map_or_else(|| value.into(), |n| json!(n)),
+        );
     }
     Value::Object(map)
 }

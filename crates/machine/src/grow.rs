@@ -60,7 +60,9 @@ pub enum GrowError {
         what: &'static str,
     },
     /// More than the machine's limit, which was set at its cold start.
-    #[error("machine {name} has {has} {unit} and can have {most} in all: {asked} more are too many")]
+    #[error(
+        "machine {name} has {has} {unit} and can have {most} in all: {asked} more are too many"
+    )]
     Limit {
         /// The machine's name.
         name: String,
@@ -74,9 +76,7 @@ pub enum GrowError {
         asked: u64,
     },
     /// All memory slots or all places of the bus are taken.
-    #[error(
-        "machine {name} has no free {what} ({most} are taken); {way_out}"
-    )]
+    #[error("machine {name} has no free {what} ({most} are taken); {way_out}")]
     NoSlot {
         /// The machine's name.
         name: String,
@@ -102,7 +102,9 @@ pub enum GrowError {
         id: String,
     },
     /// The guest keeps a device.
-    #[error("the guest of machine {name} does not let {id} go: it is in use; unmount or close it in the guest first")]
+    #[error(
+        "the guest of machine {name} does not let {id} go: it is in use; unmount or close it in the guest first"
+    )]
     Kept {
         /// The machine's name.
         name: String,
@@ -250,7 +252,10 @@ impl Machine {
         let subnet = command::added_subnet(&netdev);
         // what an earlier attempt left
         let _ = self.qmp.execute("netdev_del", json!({"id": netdev}));
-        self.ask("netdev_add", json!({"type": "user", "id": netdev, "net": subnet}))?;
+        self.ask(
+            "netdev_add",
+            json!({"type": "user", "id": netdev, "net": subnet}),
+        )?;
         let device = devices::card(number, &mac, place);
         let plugged = self.plug(&device, |record| record.config.devices.push(device.clone()));
         plugged.inspect_err(|_| {
@@ -305,9 +310,7 @@ impl Machine {
             "filename": file});
         let node = json!({"driver": "raw", "node-name": name, "discard": "unmap", "detect-zeroes": "off",
             "cache": direct, "file": file_node});
-        let _ = self
-            .qmp
-            .execute("blockdev-del", json!({"node-name": name}));
+        let _ = self.qmp.execute("blockdev-del", json!({"node-name": name}));
         self.ask("blockdev-add", node)?;
         let device = devices::disk(number, place);
         let plugged = self.plug(&device, |record| {
@@ -316,9 +319,7 @@ impl Machine {
             record.disks.push(file.to_owned());
         });
         plugged.map(drop).inspect_err(|_| {
-            let _ = self
-                .qmp
-                .execute("blockdev-del", json!({"node-name": name}));
+            let _ = self.qmp.execute("blockdev-del", json!({"node-name": name}));
         })
     }
 
@@ -390,7 +391,9 @@ impl Machine {
         let before = self.record();
         self.change(write)?;
         match self.ask("device_add", devices::arguments(device)) {
-            Ok(_) => Ok(devices::property(device, "id").unwrap_or_default().to_owned()),
+            Ok(_) => Ok(devices::property(device, "id")
+                .unwrap_or_default()
+                .to_owned()),
             Err(error) => {
                 self.change(|record| {
                     record.config = before.config;
@@ -443,7 +446,12 @@ impl Machine {
 
     pub(crate) fn settle_alone(&self) -> Result<(), MachineError> {
         let record = self.record();
-        let added: Vec<&String> = record.config.devices.iter().filter(|d| is_added(d)).collect();
+        let added: Vec<&String> = record
+            .config
+            .devices
+            .iter()
+            .filter(|d| is_added(d))
+            .collect();
         if added.is_empty() {
             return Ok(());
         }
@@ -565,7 +573,14 @@ impl Machine {
             return Err(self.fixed(unit));
         }
         let name = self.name();
-        Err(GrowError::Limit { name, unit, has, most, asked }.into())
+        Err(GrowError::Limit {
+            name,
+            unit,
+            has,
+            most,
+            asked,
+        }
+        .into())
     }
 
     fn fixed(&self, what: &'static str) -> MachineError {

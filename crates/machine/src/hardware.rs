@@ -112,7 +112,10 @@ pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: b
     }
     config.profile = Some(Profile::NEWEST);
     let cpus = config.cpus.unwrap_or(1);
-    config.cpus_max = Some(cpus.saturating_mul(2).clamp(CPUS_MAX_LEAST, CPUS_MAX.max(cpus)));
+    config.cpus_max = Some(
+        cpus.saturating_mul(2)
+            .clamp(CPUS_MAX_LEAST, CPUS_MAX.max(cpus)),
+    );
     let memory = config.memory_bytes.unwrap_or_default();
     let most = memory
         .saturating_mul(8)
@@ -157,7 +160,10 @@ pub(crate) fn check(config: &MachineConfig) -> Result<(), String> {
     }
     let blocks = &config.memory_blocks;
     if blocks.len() > MEMORY_SLOTS {
-        return Err(format!("{} memory blocks: at most {MEMORY_SLOTS}", blocks.len()));
+        return Err(format!(
+            "{} memory blocks: at most {MEMORY_SLOTS}",
+            blocks.len()
+        ));
     }
     let odd = |bytes: &&u64| **bytes == 0 || !bytes.is_multiple_of(MEMORY_STEP_BYTES);
     if let Some(bytes) = blocks.iter().find(odd) {
@@ -199,7 +205,10 @@ mod tests {
         assert_eq!(limits(&settled(1, 128, true)), (8, Some(16)));
         assert_eq!(limits(&settled(6, 4096, true)), (12, Some(32)));
         assert_eq!(limits(&settled(200, 900 << 10, true)), (CPUS_MAX, None));
-        assert_eq!(limits(&settled(CPUS_MAX, 1024, false)), (CPUS_MAX, Some(16)));
+        assert_eq!(
+            limits(&settled(CPUS_MAX, 1024, false)),
+            (CPUS_MAX, Some(16))
+        );
         // a small guest that boots from its disk would lose half of its memory to a buffer
         assert_eq!(limits(&settled(1, 512, false)), (8, None));
     }
@@ -215,7 +224,10 @@ mod tests {
         assert_eq!((room.cpus, room.memory_bytes >> 20), (2, 384));
         assert_eq!((room.memory_slots_free, room.places_free), (7, 0));
         settle(&mut config, Profile::Fixed, true);
-        assert_eq!((config.cpus, config.memory_bytes), (Some(2), Some(384 << 20)));
+        assert_eq!(
+            (config.cpus, config.memory_bytes),
+            (Some(2), Some(384 << 20))
+        );
         assert!(config.memory_blocks.is_empty() && config.profile.is_none());
     }
 
@@ -227,7 +239,10 @@ mod tests {
         assert_eq!(Profile::of(&config), Ok(Profile::Growable));
         config.profile = Some(3);
         let error = Profile::of(&config).unwrap_err().to_string();
-        assert!(error.contains("profile 3") && error.contains("update floe"), "{error}");
+        assert!(
+            error.contains("profile 3") && error.contains("update floe"),
+            "{error}"
+        );
     }
 
     #[test]

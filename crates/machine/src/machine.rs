@@ -195,8 +195,7 @@ impl Machine {
             .unwrap_or(CPU_MODEL_DEFAULT);
         let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
         host.check_start(&spec.config)?;
-        let config =
-            command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
+        let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
         let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
         if spec.network_down {
             // its firmware looks for no network, and its kernel is not there yet

@@ -180,13 +180,13 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
     first.quit(PATIENCE).unwrap();
 
     // A restored guest: all of it is there, and more can be added.
-    let (second, mut console, ram) =
-        restore(&original, &one, None, dir.path(), ("second", 61));
+    let (second, mut console, ram) = restore(&original, &one, None, dir.path(), ("second", 61));
     let _second = Guard(&second);
     assert_eq!(look(&mut console), seen);
     assert_eq!(sum(&mut console, "one"), kept);
     assert!(read_disk(&mut console, &disk).contains("written-before"));
-    let ping = console.run("ip link set eth1 up; ip addr add 10.0.3.15/24 dev eth1; ping -c 1 -W 20 10.0.3.2");
+    let ping = console
+        .run("ip link set eth1 up; ip addr add 10.0.3.15/24 dev eth1; ping -c 1 -W 20 10.0.3.2");
     assert!(ping.contains("1 packets received"), "{ping}");
     let another = grow(&second, &mut console, dir.path());
     let also_kept = fill(&mut console, "two", 100);
@@ -203,8 +203,13 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
 
     // Two clones beside the machine that they are of: each has all of it, and can be given more.
     for (name, number) in [("left", 62), ("right", 63)] {
-        let (clone, mut console, _) =
-            restore(&original, &two, Some(&ram_of_one), dir.path(), (name, number));
+        let (clone, mut console, _) = restore(
+            &original,
+            &two,
+            Some(&ram_of_one),
+            dir.path(),
+            (name, number),
+        );
         let _clone = Guard(&clone);
         assert_eq!(look(&mut console), seen, "{name}");
         assert_eq!(sum(&mut console, "one"), kept, "{name}");
@@ -260,7 +265,10 @@ fn what_a_machine_has_no_room_for_is_refused_in_words() {
     let room = machine.room();
     assert_eq!((room.cpus, room.cpus_max), (1, 8));
     let error = machine.add_cpus(8).unwrap_err();
-    assert!(error.to_string().contains("1 CPUs and can have 8"), "{error}");
+    assert!(
+        error.to_string().contains("1 CPUs and can have 8"),
+        "{error}"
+    );
     machine.add_cpus(7).unwrap();
     let error = machine.add_memory(1 << 20).unwrap_err();
     assert!(error.to_string().contains("128 MiB"), "{error}");
@@ -279,11 +287,20 @@ fn what_a_machine_has_no_room_for_is_refused_in_words() {
     let error = machine.add_card(None).unwrap_err();
     assert!(error.to_string().contains("no free place"), "{error}");
     let now = machine.room();
-    assert_eq!((now.cpus, now.memory_slots_free, now.places_free), (8, 0, 0));
+    assert_eq!(
+        (now.cpus, now.memory_slots_free, now.places_free),
+        (8, 0, 0)
+    );
     // Only what was added can be taken away.
     let error = machine.remove_card("nic0", Duration::ZERO).unwrap_err();
-    assert!(matches!(error, MachineError::Grow(GrowError::NotThere { .. })));
-    assert_eq!(machine.reception("cpu1", Duration::ZERO).unwrap(), Reception::Silent);
+    assert!(matches!(
+        error,
+        MachineError::Grow(GrowError::NotThere { .. })
+    ));
+    assert_eq!(
+        machine.reception("cpu1", Duration::ZERO).unwrap(),
+        Reception::Silent
+    );
 }
 
 #[test]

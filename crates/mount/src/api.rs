@@ -342,11 +342,8 @@ impl Mount {
         let image = spec.image.image.clone();
         let (mut disks, mut traced) = (Vec::new(), Vec::new());
         for disk in &spec.disks {
-            if !floe_image::region_name_is_valid(&disk.name)
-                || is_shown(&disk.name)
-            {
-                let reason =
-                    "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
+            if !floe_image::region_name_is_valid(&disk.name) || is_shown(&disk.name) {
+                let reason = "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
                 return Err(MountError::Name {
                     what: "disk",
                     name: disk.name.clone(),

@@ -46,7 +46,9 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     )?;
     let boots = interleave(
         context.pick(7, 1),
-        &mut [&mut || one.boot_again(&guest), &mut || two.boot_again(&guest)],
+        &mut [&mut || one.boot_again(&guest), &mut || {
+            two.boot_again(&guest)
+        }],
     )?;
 
     for (at, (number, _)) in PROFILES.iter().enumerate() {
@@ -144,9 +146,7 @@ impl Side {
             ram: self.dir.join("ram"),
             blocks: Vec::new(),
             device: self.capture.device.clone(),
-            vram: vram
-                .map(|(chunk, page)| (chunk, Box::new(*page)))
-                .collect(),
+            vram: vram.map(|(chunk, page)| (chunk, Box::new(*page))).collect(),
         };
         let start = Instant::now();
         let standby = Standby::prepare(spec, &snapshot)?;

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use floe_image::CHUNK_SIZE;
-use floe_machine::{
-    Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Spec, User, accel,
-};
+use floe_machine::{Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Spec, User, accel};
 
 /// How long anything in the guest may take on a loaded host.
 pub const PATIENCE: Duration = Duration::from_secs(100);
@@ -97,7 +95,10 @@ pub fn snapshot<F>(
 ) -> Snapshot {
     write_region(&capture.ram, base, ram, user);
     let blocks = (1..).zip(&capture.blocks).map(|(number, pages)| {
-        let (base, file) = (base.map(|base| numbered(base, number)), numbered(ram, number));
+        let (base, file) = (
+            base.map(|base| numbered(base, number)),
+            numbered(ram, number),
+        );
         write_region(pages, base.as_deref(), &file, user);
         file
     });
