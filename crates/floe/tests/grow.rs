@@ -107,9 +107,13 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
     node.boot_tiny("one");
     grow(&mut node, "one", 2);
     assert_eq!(ask(&node, "one", "cpus", "nproc"), "2");
-    // more than there is without the added block
-    let first = fill(&node, "one", "first", 230);
+    // what was brought online as movable is what such files get first
+    let first = fill(&node, "one", "first", 60);
     let image = capture(&node, "one", "grown");
+    let block = image.regions.iter().find(|region| region.name == "ram1");
+    let block = block.expect("the block is a region");
+    assert_eq!(block.bytes, MEMORY_STEP_BYTES);
+    assert!(block.segments >= 15, "it holds the content: {block:?}");
     assert_eq!(image.cpus, Some(2));
     assert_eq!(image.memory_bytes, Some(AT_THE_START + MEMORY_STEP_BYTES));
     let info = node.client().machine("one").unwrap();
@@ -132,7 +136,7 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
     );
     grow(&mut node, "two", 3);
     assert_eq!(ask(&node, "two", "cpus", "nproc"), "3");
-    let second = fill(&node, "two", "second", 100);
+    let second = fill(&node, "two", "second", 30);
     capture(&node, "two", "more");
     // One that stands on a capture later than the one that it was restored from.
     let third = fill(&node, "two", "third", 10);
