@@ -71,11 +71,11 @@ fn ask(node: &TestNode, name: &str, mark: &str, command: &str) -> String {
 
 /// Random content in a file of memory; returns its sum.
 fn fill(node: &TestNode, name: &str, file: &str, mib: u32) -> String {
-    let line = format!(
-        "mount -o remount,size=100% /dev/shm; dd if=/dev/urandom of=/dev/shm/{file} bs=1M count={mib}; echo filled-$((30+3))"
-    );
-    node.type_and_wait(name, &line, "filled-33");
-    sum(node, name, file, "written")
+    let done = format!("filled-{file}");
+    let line =
+        format!("dd if=/dev/urandom of=/dev/shm/{file} bs=1M count={mib}; echo {done}-$((30+3))");
+    node.type_and_wait(name, &line, &format!("{done}-33"));
+    sum(node, name, file, &format!("written-{file}"))
 }
 
 fn sum(node: &TestNode, name: &str, file: &str, mark: &str) -> String {

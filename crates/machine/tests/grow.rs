@@ -173,7 +173,7 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
         one.config.memory_bytes_now(),
         Some(MEMORY_BYTES + MEMORY_STEP_BYTES)
     );
-    assert_eq!(one.config.disks, [disk.clone()]);
+    assert_eq!(one.config.disks, [disk.as_str()]);
     let sizes: Vec<u64> = one.blocks.iter().map(|pages| pages.size()).collect();
     assert_eq!(sizes, [MEMORY_STEP_BYTES]);
     assert!(one.blocks[0].len() > 10_000, "the content is in the block");
@@ -195,9 +195,9 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
     second.remove_card("nic1", PATIENCE).unwrap();
     let seen = look(&mut console);
     assert_eq!((seen.cpus, seen.cards), (3, 2));
-    assert_eq!(seen.disks, [another.clone()]);
+    assert_eq!(seen.disks, [another.as_str()]);
     let two = capture(&second, &dir.path().join("two"));
-    assert_eq!(two.config.disks, [another.clone()]);
+    assert_eq!(two.config.disks, [another.as_str()]);
     assert_eq!(two.blocks.len(), 2);
     let ram_of_one = ram;
 
