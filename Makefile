@@ -15,9 +15,9 @@ GUESTS := $(CURDIR)/.cache/guests
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore resume-wan density stream-sim stream-real train page optimize
+EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore hardware resume-wan density stream-sim stream-real train page optimize hub-hostile fuzz
 
-.PHONY: help deps build demo test flaky fmt lint doc fuzz-check unit system lab completions clean
+.PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
 
 help: ## Show this list
@@ -74,6 +74,15 @@ doc: deps web
 
 fuzz-check: deps web
 	$(CARGO) test --locked --quiet --manifest-path fuzz/Cargo.toml
+
+FUZZ_SECONDS ?= 20
+fuzz: deps web ## Give every parser inputs that are guided by what they reach, FUZZ_SECONDS for each in a round, 10^8 in all
+	$(CARGO) build --release --locked -p floe-lab
+	nice -n 19 target/release/floe-lab fuzz --seconds $(FUZZ_SECONDS) --keep --json lab/results/fuzz.json
+
+hammer: build guest-tiny ## Kill everything under two guests that write and verify, 1000 times (an hour and a half)
+	$(CARGO) build --release --locked -p floe-lab
+	target/release/floe-lab hammer --json lab/results/hammer.json
 
 # Unit, property and integration tests; FLOE_TEST_SYSTEM=1 lets the tests use FUSE, QEMU and network namespaces.
 system: deps web guest-tiny guest-mpi

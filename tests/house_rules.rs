@@ -13,7 +13,8 @@ use floe_tests::root;
 const EDGES: &[(&str, &[&str])] = &[
     ("floe-image", &[]),
     ("floe-store", &["floe-image"]),
-    ("floe-source", &["floe-image", "floe-store"]),
+    ("floe-sched", &[]),
+    ("floe-source", &["floe-image", "floe-store", "floe-sched"]),
     ("floe-planner", &["floe-image"]),
     (
         "floe-mount",
@@ -176,7 +177,11 @@ fn decisions_have_no_io_and_no_clock() {
         "libc",
     ];
     for file in tracked(&["rs"]) {
-        let decides = ["crates/planner/src", "crates/source/src/multicast/protocol"];
+        let decides = [
+            "crates/planner/src",
+            "crates/sched/src",
+            "crates/source/src/multicast/protocol",
+        ];
         if !decides.iter().any(|room| file.starts_with(room)) {
             continue;
         }
@@ -303,4 +308,38 @@ fn a_family_of_figures_has_its_members_and_no_others() {
     assert!(!belongs_to("game.7.2.floe.miss_rate", family));
     assert!(belongs_to("mean.floe.wait_s", "mean.<policy>.wait_s"));
     assert!(!belongs_to("mean..wait_s", "mean.<policy>.wait_s"));
+}
+
+/// The threat model names a test for each promise: in backquotes, with underscores, in a table's last column.
+#[test]
+fn every_promise_of_the_threat_model_has_its_test() {
+    let sources: String = tracked(&["rs", "ts"]).iter().map(read).collect();
+    let document = read("docs/security.md");
+    let rows = document.lines().filter(|line| line.starts_with("| "));
+    let last = |row: &str| {
+        row.trim_end_matches('|')
+            .rsplit('|')
+            .next()
+            .map(str::to_owned)
+    };
+    let cells: Vec<String> = rows.filter_map(last).collect();
+    let named: Vec<&str> = cells
+        .iter()
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .filter(|name| {
+            name.matches('_').count() > 2
+                && name
+                    .chars()
+                    .all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit())
+        })
+        .collect();
+    assert!(named.len() > 20, "{} tests", named.len());
+    let missing: Vec<_> = named
+        .iter()
+        .filter(|name| !sources.contains(&format!("fn {name}(")))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/security.md names tests that are not there: {missing:#?}"
+    );
 }

@@ -1,7 +1,8 @@
 //! What each fuzz target checks. A target takes bytes from anywhere and may do anything but panic.
 //!
-//! `cargo +nightly fuzz run manifest` searches; `cargo test --manifest-path fuzz/Cargo.toml` (stable, part of `make test`)
-//! replays the corpus of every target, each entry also damaged in a few thousand ways.
+//! `make fuzz` searches, guided by coverage, with a stable compiler (see `crates/lab/src/experiments/fuzz.rs`); so does
+//! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test --manifest-path fuzz/Cargo.toml` (part of
+//! `make test`) replays the corpus of every target, each entry also damaged in a few thousand ways.
 //!
 //! To add a parser: a function here, its line in [`TARGETS`], a file in `fuzz_targets/`, its `[[bin]]` in `Cargo.toml`, and
 //! at least one valid input in `corpus/<name>/`. The tests of this crate fail if one of them is forgotten.
@@ -44,8 +45,19 @@ mod api {
     pub use network::*;
 }
 #[allow(dead_code)]
+#[path = "../../crates/floe/src/credentials.rs"]
+mod credentials;
+#[allow(dead_code)]
 #[path = "../../crates/floe/src/node"]
 mod node {
+    #[path = "disk_format.rs"]
+    pub mod disk_format;
+    pub mod cluster {
+        #[path = "invitation.rs"]
+        pub mod invitation;
+        #[path = "record.rs"]
+        pub mod record;
+    }
     #[path = "fork/record.rs"]
     pub mod fork;
     #[path = "placement/listed.rs"]
@@ -93,7 +105,16 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("hosts_file", hosts_file),
     ("slurm_output", slurm_output),
     ("mpi_frame", mpi_frame),
+    ("disk_header", disk_header),
+    ("tunnel_datagram", tunnel_datagram),
+    ("cluster_record", cluster_record),
+    ("invitation", invitation),
 ];
+
+/// A stranger's disk image: its format, or the file that it reaches for.
+pub fn disk_header(data: &[u8]) {
+    let _ = node::disk_format::examine_bytes(data);
+}
 
 /// What floe-mpirun, its launcher and its clones say to each other.
 pub fn mpi_frame(data: &[u8]) {
@@ -218,16 +239,67 @@ pub fn batch_response(data: &[u8]) {
     assert_eq!(read(usize::from(piece) + 1), read(bytes.len().max(1)));
 }
 
-/// Accepted datagrams have one encoding, sealed or not. Most damage stops at the seal, so bytes without one are read, too.
+/// Accepted datagrams have one encoding, encrypted or not. Most damage stops at the seal, so bytes without one are read, too, and what
+/// they are comes out of the seal again.
 pub fn datagram(data: &[u8]) {
-    use floe_image::datagram::{Datagram, GroupKey};
+    use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey, GroupSealer};
     let key = GroupKey::of("a group's token");
-    for bytes in [Ok(data), key.open(data)].into_iter().flatten() {
+    let opened = key.open(data);
+    for bytes in [Ok(data), opened.as_deref()].into_iter().flatten() {
         match Datagram::decode(bytes) {
             Ok(Datagram::Ask(ask)) => assert_eq!(ask.encode(), bytes),
             Ok(Datagram::Piece(piece)) => assert_eq!(piece.encode(), bytes),
-            Err(_) => {}
+            Err(_) => continue,
         }
+        if let Some(sealed) = GroupSealer::new(key, [7; 8]).seal(bytes)
+            && sealed.len() <= DATAGRAM_BYTES_MAX
+        {
+            assert_eq!(key.open(&sealed).as_deref(), Ok(bytes));
+        }
+    }
+}
+
+/// What a host sends comes out at the others; what anybody else sends does not.
+pub fn tunnel_datagram(data: &[u8]) {
+    use floe_image::tunnel::{TunnelHeader, TunnelKey, TunnelSealer, Window};
+    let key = TunnelKey::of("a family's secret");
+    if let Ok(header) = TunnelHeader::decode(data) {
+        assert!(key.open(&header, data).is_err(), "nobody has sealed this");
+        let mut window = Window::default();
+        window.takes(header.number);
+        assert!(!window.takes(header.number));
+    }
+    if let Some(sealed) = TunnelSealer::new(&key, 7, [7; 16]).seal(data) {
+        let header = TunnelHeader::decode(&sealed).expect("it was just sealed");
+        assert_eq!(key.open(&header, &sealed).as_deref(), Ok(data));
+    }
+}
+
+/// What a node keeps of its cluster, and is told of it.
+pub fn cluster_record(data: &[u8]) {
+    use node::cluster::record::{Authority, Member, Membership, Roster};
+    let plain = |member: &Member| member.id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if let Some(roster) = same_again(data, Roster::parse) {
+        assert!(roster.members.iter().all(plain));
+    }
+    if let Some(mut authority) = same_again(data, Authority::parse) {
+        let before = authority.roster.clone();
+        for id in before.members.iter().map(|member| &member.id) {
+            authority.remove(id);
+        }
+        assert!(authority.roster.members.len() <= before.members.len());
+        let _ = authority.invites_until();
+    }
+    if let Some(membership) = same_again(data, Membership::parse) {
+        let _ = membership.is_due(1);
+    }
+}
+
+/// An invitation is a word with one form.
+pub fn invitation(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(invitation) = text.parse::<node::cluster::invitation::Invitation>() {
+        assert_eq!(invitation.to_string(), text);
     }
 }
 

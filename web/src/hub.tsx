@@ -80,8 +80,10 @@ function App() {
       <main class="locked">
         <img src="/favicon.svg" width={64} height={64} alt="" />
         <h1>This hub shows its images only with a token</h1>
-        <p>From a shell:</p>
-        <pre><code>FLOE_TOKEN=… floe run {location.origin}/NAME</code></pre>
+        <p>The hub of <code>floe up</code> on this computer is opened from a shell:</p>
+        <pre><code>floe open --hub</code></pre>
+        <p>For another hub, keep your token, then run its images:</p>
+        <pre><code>floe login {location.origin}</code></pre>
       </main>
     );
   }

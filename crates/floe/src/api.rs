@@ -10,12 +10,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 
+mod cluster;
 mod forks;
 mod forward;
 mod images;
 mod machines;
 mod network;
 mod traces;
+pub use cluster::*;
 pub use forks::*;
 pub use forward::{ForwardError, PortForward, Protocol};
 pub use images::*;

@@ -13,6 +13,8 @@
 //! # Ok::<(), floe::client::ClientError>(())
 //! ```
 
+mod cluster;
+
 use crate::api::*;
 use bytes::{Buf, Bytes};
 use http_body_util::{BodyExt, Full};

@@ -9,13 +9,16 @@
 //! - [`api`]: every request, answer and event of the node (the contract between command line and node),
 //! - [`client::Client`]: the same as function calls,
 //! - [`node::serve`]: the daemon,
+//! - [`credentials`]: tokens of hubs, and to whom they may be sent,
 //! - [`page`]: what a browser gets of node and hub,
 //! - [`paths::Home`]: where everything lies on the disk.
 
 pub mod api;
 pub mod cli;
 pub mod client;
+pub mod credentials;
 pub mod doctor;
+mod front;
 pub mod hub;
 pub mod node;
 pub mod page;

@@ -7,6 +7,7 @@
 //!   machines/   NAME/{machine.json, lock, disks/, run/, console.log, qemu.log}
 //!   forks/      what forks there were, with their clones
 //!   networks/   networks of families that have members here
+//!   cluster/    keys, certificates and members of the cluster that this node is in
 //!   hosts       nodes that are known by name, the operator's
 //!   placement/  programs that share hosts out, the operator's
 //!   tickets/    what they granted and has to be given back
@@ -15,6 +16,8 @@
 //!   outbox/     traces on their way to hubs
 //!   mnt/        the mount
 //!   hub/        hub.db, repo/            (floe hub, floe up)
+//!   hub.token   of the hub of floe up: its address, and the token of the directory's owner
+//!   page.token  of the page
 //! $FLOE_SOCKET (root: /run/floe/node.sock, others: $XDG_RUNTIME_DIR/floe/node.sock; with FLOE_HOME: $FLOE_HOME/node.sock)
 //! ```
 
@@ -86,6 +89,10 @@ impl Home {
     pub fn views(&self) -> PathBuf {
         self.root.join("views")
     }
+    /// The cluster that this node is in.
+    pub fn cluster(&self) -> PathBuf {
+        self.root.join("cluster")
+    }
     /// Nodes that are known by name.
     pub fn hosts(&self) -> PathBuf {
         self.root.join("hosts")
@@ -113,6 +120,10 @@ impl Home {
     /// Traces on their way to hubs.
     pub fn outbox(&self) -> PathBuf {
         self.root.join("outbox")
+    }
+    /// Address and token of the hub of `floe up`.
+    pub fn hub_token(&self) -> PathBuf {
+        self.root.join("hub.token")
     }
     /// The hub's part.
     pub fn hub(&self) -> PathBuf {

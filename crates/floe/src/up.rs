@@ -1,9 +1,15 @@
 //! `floe up`: hub and node in one process, everything embedded. What a laptop needs.
 
 use crate::{
+    credentials::{HubAddress, OwnHub},
     hub::{self, HubError, HubHandle, HubOptions},
     node::{self, NodeError, NodeHandle, NodeOptions},
+    paths::Home,
 };
+
+/// The user of the hub whose images are those of the state directory's owner.
+const USER: &str = "local";
+use std::path::Path;
 
 /// Why one of the two did not start. The other has been ended again.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +30,19 @@ pub struct UpHandle {
     pub node: NodeHandle,
 }
 
-/// Starts both and returns once both answer.
-pub fn serve(hub: HubOptions, node: NodeOptions) -> Result<UpHandle, UpError> {
+/// Starts both and returns once both answer. The node has a token for the hub: whoever may use the node may use what its owner
+/// has on the hub, and nobody else may.
+pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError> {
+    let dir = hub.dir.clone();
     let hub = hub::serve(hub)?;
+    let own = own_hub(&node.home, &dir, &hub);
+    node.own_hub = match own {
+        Ok(own) => Some(own),
+        Err(error) => {
+            hub.shutdown();
+            return Err(error.into());
+        }
+    };
     match node::serve(node) {
         Ok(node) => Ok(UpHandle { hub, node }),
         Err(error) => {
@@ -34,6 +50,20 @@ pub fn serve(hub: HubOptions, node: NodeOptions) -> Result<UpHandle, UpError> {
             Err(error.into())
         }
     }
+}
+
+/// The token in the state directory if the hub still knows it, else a new one; with the address where the hub answers now.
+fn own_hub(home: &Home, dir: &Path, hub: &HubHandle) -> Result<OwnHub, HubError> {
+    let file = home.hub_token();
+    let kept = OwnHub::load(&file).map(|own| own.token);
+    let own = OwnHub {
+        hub: HubAddress::of(&hub.url())
+            .ok_or_else(|| HubError::Options(format!("{} is no address", hub.url())))?,
+        token: hub::ensure_token(dir, USER, kept)?,
+    };
+    own.save(&file)
+        .map_err(HubError::file("cannot write", &file))?;
+    Ok(own)
 }
 
 impl UpHandle {

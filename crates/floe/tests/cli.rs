@@ -12,10 +12,110 @@ fn floe(home: &Path, args: &[&str]) -> Output {
         .env("FLOE_HOME", home)
         .env_remove("FLOE_SOCKET")
         .env_remove("FLOE_TOKEN")
+        .env_remove("FLOE_HUB")
+        .env("XDG_CONFIG_HOME", home.join("config"))
         .env_remove("FLOE_CA")
         .stdin(Stdio::null())
         .output()
         .expect("the program that cargo built can be started")
+}
+
+/// The same with variables, and something on its standard input.
+fn floe_with(home: &Path, env: &[(&str, &str)], input: &str, args: &[&str]) -> Output {
+    use std::io::Write;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_floe"))
+        .args(args)
+        .env("FLOE_HOME", home)
+        .env("XDG_CONFIG_HOME", home.join("config"))
+        .env_remove("FLOE_SOCKET")
+        .env_remove("FLOE_TOKEN")
+        .env_remove("FLOE_HUB")
+        .env_remove("FLOE_CA")
+        .envs(env.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program that cargo built can be started");
+    let mut stdin = child.stdin.take().expect("it is a pipe");
+    let _ = stdin.write_all(input.as_bytes()); // it may not read it
+    drop(stdin);
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn a_token_is_sent_to_no_hub_that_it_was_not_meant_for() {
+    let home = home();
+    let push = ["push", "web", "https://hub.example"];
+    for (env, said, fix) in [
+        (
+            &[("FLOE_TOKEN", "floe_t")][..],
+            "not for which hub",
+            "set FLOE_HUB=https://hub.example:443",
+        ),
+        (
+            &[("FLOE_TOKEN", "")],
+            "the token is empty",
+            "unset FLOE_TOKEN",
+        ),
+        (
+            &[("FLOE_TOKEN", "floe_t"), ("FLOE_HUB", "hub")],
+            "is no hub's address",
+            "https://hub.example",
+        ),
+    ] {
+        let out = floe_with(home.path(), env, "", &push);
+        let stderr = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(said) && stderr.contains(fix), "{stderr}");
+    }
+    // with its hub's name it goes there, and to another hub none goes: both get as far as to the node, which isn't there
+    for hub in ["https://hub.example", "https://other.example"] {
+        let env = [("FLOE_TOKEN", "floe_t"), ("FLOE_HUB", hub)];
+        let out = floe_with(home.path(), &env, "", &push);
+        assert_eq!(out.status.code(), Some(4), "{}", text(&out.stderr));
+    }
+    let empty = floe(
+        home.path(),
+        &["pull", "https://hub.example/web", "--token", ""],
+    );
+    assert_eq!(empty.status.code(), Some(2));
+    assert!(text(&empty.stderr).contains("the token is empty"));
+    // in the clear only if the user says so
+    let clear = ["pull", "http://hub.example/web", "--token", "floe_t"];
+    let out = floe(home.path(), &clear);
+    assert_eq!(out.status.code(), Some(5));
+    assert!(text(&out.stderr).contains("--insecure-token"));
+    let out = floe(home.path(), &[&clear[..], &["--insecure-token"]].concat());
+    assert_eq!(out.status.code(), Some(4), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_login_keeps_a_token_that_the_hub_knows_and_a_logout_forgets_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = home();
+    let dir = home.path().join("hub");
+    let token = floe::hub::create_token(&dir, "ann").unwrap();
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let hub = floe::hub::serve(floe::hub::HubOptions::new(&dir, listen)).unwrap();
+    let url = hub.url();
+    let login = |input: &str| floe_with(home.path(), &[], input, &["login", &url]);
+    assert_eq!(login("").status.code(), Some(2), "an empty token is none");
+    let wrong = login("floe_wrong\n");
+    assert_eq!(wrong.status.code(), Some(5), "{}", text(&wrong.stderr));
+    let right = login(&format!("{token}\n"));
+    assert!(right.status.success(), "{}", text(&right.stderr));
+    let file = home.path().join("config/floe/credentials.json");
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let list = text(&floe(home.path(), &["login", "--list"]).stdout);
+    assert!(list.contains(&url) && !list.contains(&token), "{list}");
+    assert!(floe(home.path(), &["logout", &url]).status.success());
+    assert!(!std::fs::read_to_string(&file).unwrap().contains(&token));
+    assert_eq!(floe(home.path(), &["logout", &url]).status.code(), Some(3));
+    let remote = floe_with(home.path(), &[], "floe_t", &["login", "http://hub.example"]);
+    assert_eq!(remote.status.code(), Some(5), "{}", text(&remote.stderr));
+    hub.shutdown();
 }
 
 fn home() -> tempfile::TempDir {
@@ -74,6 +174,7 @@ fn every_command_teaches_with_an_example() {
         "hub token create",
         "hub token ls",
         "hub token revoke",
+        "hub quota",
         "image import",
         "image ls",
         "image inspect",
@@ -88,6 +189,8 @@ fn every_command_teaches_with_an_example() {
         "screenshot",
         "logs",
         "capture",
+        "login",
+        "logout",
         "push",
         "pull",
         "mount",
@@ -305,6 +408,32 @@ fn a_hubs_tokens_are_made_listed_and_revoked() {
     );
     let out = floe(home.path(), &["hub", "token", "create", "../x"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_hubs_quotas_are_set_and_shown_beside_what_is_used() {
+    let home = home();
+    let out = floe(home.path(), &["hub", "quota", "alice"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    let set = [
+        "hub", "quota", "alice", "--bytes", "100G", "--images", "5", "--json",
+    ];
+    let out = floe(home.path(), &set);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let shown: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let alice = &shown["users"][0];
+    assert_eq!(
+        (&alice["bytes"]["quota"], &alice["images"]["quota"]),
+        (&(100u64 << 30).into(), &5.into())
+    );
+    assert_eq!(
+        (&alice["images"]["used"], &alice["traces"]["set"]),
+        (&0.into(), &false.into())
+    );
+    let table = text(&floe(home.path(), &["hub", "quota"]).stdout);
+    assert!(table.contains("0 of 5"), "{table}");
+    let out = floe(home.path(), &["hub", "quota", "--bytes", "1G"]);
+    assert_eq!(out.status.code(), Some(2), "a user is needed");
 }
 
 #[test]

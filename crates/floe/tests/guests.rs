@@ -4,7 +4,7 @@
 mod node;
 
 use floe::api::*;
-use node::{Setup, TestNode, eventually, system};
+use node::{Setup, TestNode, cluster, eventually, system};
 use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
@@ -63,6 +63,7 @@ fn booted_of(guest: &str, node: &TestNode, cpus: u32) {
         image: guest.into(),
         name: Some("web".into()),
         cpus: Some(cpus),
+        allow_host: HostAccess::All, // to report there
         ..Default::default()
     });
     node.wait_console("web", "floe-guest ready");
@@ -295,6 +296,7 @@ fn a_program_waits_for_and_ends_its_clones_on_another_host_also_when_that_dies_m
         args: vec!["--guest-hosts".into(), there.url()],
         ..Setup::on_the_network()
     });
+    cluster(&[&here, &there]);
     booted(&here, 1);
     // clones that end by themselves
     let fork = |n: u32, then: &str| {

@@ -4,7 +4,7 @@ mod node;
 
 use floe::api::*;
 use floe::hub::HubOptions;
-use node::{TestNode, eventually, finish, system};
+use node::{Setup, TestNode, eventually, finish, system};
 
 fn capture(name: &str) -> CaptureRequest {
     CaptureRequest {
@@ -180,6 +180,48 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     node.start_again();
     assert_eq!(node.client().machine("one").unwrap().pid, pid);
     node.type_and_wait("one", "echo after-$((7+7))", "after-14");
+}
+
+#[test]
+fn a_machine_that_stopped_at_a_disk_goes_on_with_the_next_node() {
+    if !system() {
+        return;
+    }
+    let mut node = TestNode::with(Setup {
+        disk_bytes: Some(128 << 20),
+        ..Default::default()
+    });
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "one");
+    node.wait_console("one", "floe-guest ready");
+    let filler = node.fill_disk(1 << 20);
+    let console = node.type_line(
+        "one",
+        "dd if=/dev/urandom of=/dev/vda bs=64k count=64 conv=fsync 2>/dev/null; echo wrote-$((9+9))",
+    );
+    let stopped = |node: &TestNode| {
+        let machine = node.client().machine("one").unwrap();
+        (machine.status == MachineStatus::Paused).then_some(machine.detail)
+    };
+    eventually("the machine stands still", || stopped(&node).is_some());
+    drop(console);
+    let told = stopped(&node).unwrap();
+    assert!(told.contains("disk0") && told.contains("full"), "{told}");
+
+    // The node is killed; when the next one comes there is room, and nobody has to ask.
+    node.end(node::Signal::KILL);
+    std::fs::remove_file(filler).unwrap();
+    node.start_again();
+    node.wait_console("one", "wrote-18");
+    assert_eq!(
+        node.client().machine("one").unwrap().status,
+        MachineStatus::Running
+    );
+    let log = node.log();
+    assert!(
+        log.contains("machine.continued") && log.contains("disk0"),
+        "{log}"
+    );
 }
 
 #[test]

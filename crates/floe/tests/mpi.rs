@@ -128,9 +128,14 @@ fn ranks_find_each_other_on_different_hosts() {
     let here = TestNode::with(Setup {
         web: Some("10.90.0.1:7070".into()),
         namespace: Some(hosts.names[0].clone()),
-        args: ["--guest-hosts", "here,http://10.90.0.2:7070"]
-            .map(String::from)
-            .to_vec(),
+        // on a network that only the hosts are in, without a cluster
+        args: [
+            "--guest-hosts",
+            "here,http://10.90.0.2:7070",
+            "--insecure-hosts",
+        ]
+        .map(String::from)
+        .to_vec(),
         ..Default::default()
     });
     let there = TestNode::in_namespace(&hosts.names[1], "10.90.0.2:7070");

@@ -5,7 +5,7 @@ mod node;
 
 use floe::api::*;
 use hosts::Hosts;
-use node::{Signal, TestNode, eventually, system};
+use node::{Signal, TestNode, cluster, eventually, system};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -266,7 +266,8 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
     }
     let hosts = Hosts::new();
     let here = TestNode::in_namespace(&hosts.names[0], "10.90.0.1:7070");
-    let there = TestNode::in_namespace(&hosts.names[1], "10.90.0.2:7070");
+    let mut there = TestNode::in_namespace(&hosts.names[1], "10.90.0.2:7070");
+    cluster(&[&here, &there]);
     here.import_tiny("tiny", None);
     let allow = ["10.90.0.1:7070", "10.90.0.2:7070"].map(|to| to.parse().unwrap());
     here.run(&RunRequest {
@@ -292,6 +293,11 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
     assert!(reaches(&there, "web.2", "10.0.2.15", "parent", ANSWERED));
     assert!(reaches(&here, "web.1", "10.0.2.17", "sibling", ANSWERED));
     assert!(reaches(&there, "web.2", "10.0.2.2", "gateway", ANSWERED));
+    // the way between the hosts is the nodes': one that is replaced opens it again
+    there.end(Signal::KILL);
+    there.start_again();
+    let again = "until ping -c 1 -w 5 10.0.2.15 >/dev/null; do :; done; echo again-$((1+1))";
+    there.type_and_wait("web.2", again, "again-2");
 
     // out to what is allowed, and not to the host itself
     let get = |to: &str, mark: &str| {

@@ -167,6 +167,7 @@ fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
     let mut there = TestNode::on_the_network();
     let hosts = format!("alpha here\nbeta {}\n", there.url());
     std::fs::write(here.home().join("hosts"), hosts).unwrap();
+    node::cluster(&[&here, &there]);
     here.boot_tiny("web");
 
     // two CPUs on each of two nodes: fewer than were asked for

@@ -32,6 +32,7 @@ fn world() -> World {
     let dir = tempfile::tempdir().unwrap();
     let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
     options.limits.training_quiet = Duration::from_millis(100);
+    options.anonymous_traces = true;
     let token = hub::create_token(dir.path(), "ann").unwrap();
     let hub = hub::serve(options).unwrap();
     let here = TestNode::start();

@@ -1,19 +1,26 @@
 //! Datagrams of a multicast group: receivers ask for items, a server sends them in pieces to all (SnowFlock, section 4.5).
 //!
-//! Every datagram ends with a keyed BLAKE3 hash over the rest. Whoever does not have the group's key can neither make the
-//! server send nor change what it believes of its receivers; items are checked against their own hashes besides.
+//! Datagrams are encrypted and authenticated with a key that all members of the group have. Whoever does not have it can
+//! neither read what is sent, nor make the server send, nor change what it believes of its receivers; items are checked against
+//! their own hashes besides.
 
+use crate::seal::{SENDER_BYTES, Sealer, Secret, TAG_BYTES, not_a_member};
 use crate::wire::{Cursor, limit};
 use crate::{Encoding, FormatError, Hash, Kind};
 
-const MAGIC: &[u8; 8] = b"FLOECAST";
-const VERSION: u32 = 1;
+const MAGIC: &[u8; 3] = b"FLC";
+const VERSION: u8 = 2;
 const WHAT: &str = "multicast datagram";
 const OP_ASK: u8 = 1;
 const OP_PIECE: u8 = 2;
 /// What the key is derived for, so that the same token used elsewhere is another key.
-const KEY_CONTEXT: &str = "floe multicast group 1";
-const SEAL_BYTES: usize = 16;
+const KEY_CONTEXT: &str = "floe multicast group 2";
+/// Magic, version, sender's number and sequence: what is not encrypted, but for the sender's random bytes.
+const CLEAR_BYTES: usize = 18;
+/// Random bytes of a sender.
+const RANDOM_BYTES: usize = 8;
+/// Most datagrams of a sender: what the six bytes of a sequence count. At a million a second that is nine years.
+const SEQUENCE_MAX: u64 = (1 << 48) - 1;
 const WANT_BYTES: usize = 37;
 const FLAG_AGAIN: u8 = 2;
 const FLAG_DEMAND: u8 = 4;
@@ -25,56 +32,86 @@ pub const PIECE_BYTES_MAX: usize = 1366;
 pub const PIECES_MAX: usize = Kind::Segment.raw_size().div_ceil(PIECE_BYTES_MAX);
 /// Most items asked for in one datagram.
 pub const WANTS_MAX: usize = 35;
-/// Longest datagram, its seal included.
+/// Longest datagram, encrypted.
 pub const DATAGRAM_BYTES_MAX: usize = 1450 - 28;
+const _: () = assert!(
+    CLEAR_BYTES + RANDOM_BYTES + 2 + 12 + PIECE_BYTES_MAX + TAG_BYTES <= DATAGRAM_BYTES_MAX
+);
 
 /// The key of a group.
-#[derive(Clone, Copy)]
-pub struct GroupKey([u8; 32]);
-
-impl std::fmt::Debug for GroupKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("GroupKey(..)")
-    }
-}
+#[derive(Clone, Copy, Debug)]
+pub struct GroupKey(Secret);
 
 impl GroupKey {
     /// The key that belongs to a secret token.
     pub fn of(token: &str) -> GroupKey {
-        GroupKey(blake3::derive_key(KEY_CONTEXT, token.as_bytes()))
+        GroupKey(Secret::derive(KEY_CONTEXT, token))
     }
 
-    fn seal_of(&self, bytes: &[u8]) -> [u8; SEAL_BYTES] {
-        let mut seal = [0; SEAL_BYTES];
-        seal.copy_from_slice(&blake3::keyed_hash(&self.0, bytes).as_bytes()[..SEAL_BYTES]);
-        seal
-    }
-
-    /// Puts the seal behind a datagram's bytes.
-    pub fn seal(&self, mut bytes: Vec<u8>) -> Vec<u8> {
-        let seal = self.seal_of(&bytes);
-        bytes.extend_from_slice(&seal);
-        bytes
-    }
-
-    /// The bytes before the seal, if that is right.
-    pub fn open<'a>(&self, sealed: &'a [u8]) -> Result<&'a [u8], FormatError> {
+    /// The datagram in a sealed one, if that is a member's.
+    pub fn open(&self, sealed: &[u8]) -> Result<Vec<u8>, FormatError> {
         limit(
             "length of a multicast datagram",
             sealed.len() as u64,
             DATAGRAM_BYTES_MAX as u64,
         )?;
-        let Some((bytes, seal)) = sealed.split_last_chunk::<SEAL_BYTES>() else {
+        let Some((header, content)) = sealed.split_at_checked(CLEAR_BYTES + RANDOM_BYTES) else {
             return Err(FormatError::invalid(WHAT, "it has no seal"));
         };
-        // all bytes are compared, so that the time it takes tells nothing of the right ones
-        let pairs = self.seal_of(bytes).into_iter().zip(seal);
-        match pairs.fold(0, |differ, (own, given)| differ | (own ^ given)) {
-            0 => Ok(bytes),
-            _ => Err(FormatError::invalid(
-                WHAT,
-                "its seal is wrong: the sender is no member of this group",
-            )),
+        let (sender, sequence) = sender_of(header)?;
+        let opened = self.0.open(&sender, sequence, header, content);
+        let content = opened.ok_or_else(|| not_a_member(WHAT))?;
+        let mut datagram = Vec::with_capacity(CLEAR_BYTES + content.len());
+        datagram.extend_from_slice(&header[..CLEAR_BYTES]);
+        datagram.extend_from_slice(&content);
+        Ok(datagram)
+    }
+}
+
+/// Who sealed a datagram, and its number among that sender's. `header`: the clear bytes and the random ones.
+fn sender_of(header: &[u8]) -> Result<([u8; SENDER_BYTES], u64), FormatError> {
+    let mut c = Cursor::new(WHAT, header);
+    let (number, sequence) = decode_head(&mut c)?;
+    let mut sender = [0; SENDER_BYTES];
+    sender[..8].copy_from_slice(&number.to_le_bytes());
+    sender[8..].copy_from_slice(c.take(RANDOM_BYTES)?);
+    Ok((sender, sequence))
+}
+
+/// A member as a sender: it encrypts what one receiver or server sends.
+#[derive(Debug)]
+pub struct GroupSealer {
+    key: GroupKey,
+    random: [u8; RANDOM_BYTES],
+    /// Of the sender's number, which stands in the datagrams.
+    sealer: Option<(u64, Sealer)>,
+}
+
+impl GroupSealer {
+    /// `random` must be drawn anew for each `GroupSealer`: it keeps nonces apart that a restarted program would use again.
+    pub fn new(key: GroupKey, random: [u8; RANDOM_BYTES]) -> GroupSealer {
+        GroupSealer {
+            key,
+            random,
+            sealer: None,
+        }
+    }
+
+    /// Encrypts an encoded datagram. `None` if it is none of this sender's, or its number is not greater than the one before: sent,
+    /// it would give both away.
+    pub fn seal(&mut self, datagram: &[u8]) -> Option<Vec<u8>> {
+        let (clear, content) = datagram.split_at_checked(CLEAR_BYTES)?;
+        let mut header = [0; CLEAR_BYTES + RANDOM_BYTES];
+        header[..CLEAR_BYTES].copy_from_slice(clear);
+        header[CLEAR_BYTES..].copy_from_slice(&self.random);
+        let (sender, sequence) = sender_of(&header).ok()?;
+        let (number, _) = decode_head(&mut Cursor::new(WHAT, clear)).ok()?;
+        let (of, sealer) = self
+            .sealer
+            .get_or_insert_with(|| (number, Sealer::new(&self.key.0, &sender)));
+        match *of == number {
+            true => sealer.seal(sequence, &header, content),
+            false => None,
         }
     }
 }
@@ -99,7 +136,7 @@ pub struct Want {
 pub struct Ask {
     /// Who asks: a number that the receiver has drawn.
     pub receiver: u64,
-    /// Grows with each datagram of this receiver.
+    /// Grows with each datagram of this receiver, from 1; below 2^48.
     pub sequence: u64,
     /// What it receives now, bytes a second.
     pub bytes_per_s: u64,
@@ -112,7 +149,7 @@ pub struct Ask {
 pub struct Piece<'a> {
     /// When the server was started, microseconds since 1970: tells its datagrams from those of an earlier one.
     pub server: u64,
-    /// Grows with each datagram of this server.
+    /// Grows with each datagram of this server, from 1; below 2^48.
     pub sequence: u64,
     /// What the item is.
     pub kind: Kind,
@@ -161,11 +198,30 @@ pub enum Datagram<'a> {
 fn head(op: u8, count: u8, sender: u64, sequence: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(DATAGRAM_BYTES_MAX);
     out.extend_from_slice(MAGIC);
-    out.extend_from_slice(&(VERSION as u16).to_le_bytes());
-    out.extend_from_slice(&[op, count]);
+    out.push(VERSION);
     out.extend_from_slice(&sender.to_le_bytes());
-    out.extend_from_slice(&sequence.to_le_bytes());
+    out.extend_from_slice(&sequence.min(SEQUENCE_MAX).to_le_bytes()[..6]);
+    out.extend_from_slice(&[op, count]);
     out
+}
+
+/// The sender's number and the datagram's among that sender's.
+fn decode_head(c: &mut Cursor<'_>) -> Result<(u64, u64), FormatError> {
+    if c.take(MAGIC.len())? != MAGIC {
+        return Err(FormatError::invalid(WHAT, "it does not begin with FLC"));
+    }
+    let version = c.u8()?;
+    if version != VERSION {
+        return Err(FormatError::Version {
+            what: WHAT,
+            found: version.into(),
+            known: VERSION.into(),
+        });
+    }
+    let sender = c.u64()?;
+    let mut sequence = [0; 8];
+    sequence[..6].copy_from_slice(c.take(6)?);
+    Ok((sender, u64::from_le_bytes(sequence)))
 }
 
 impl Ask {
@@ -203,17 +259,8 @@ impl Datagram<'_> {
     /// Reads a datagram that [`GroupKey::open`] has opened.
     pub fn decode(bytes: &[u8]) -> Result<Datagram<'_>, FormatError> {
         let mut c = Cursor::new(WHAT, bytes);
-        c.magic(MAGIC)?;
-        let version = u32::from(c.u16()?);
-        if version != VERSION {
-            return Err(FormatError::Version {
-                what: WHAT,
-                found: version,
-                known: VERSION,
-            });
-        }
+        let (sender, sequence) = decode_head(&mut c)?;
         let (op, count) = (c.u8()?, c.u8()?);
-        let (sender, sequence) = (c.u64()?, c.u64()?);
         match op {
             OP_ASK => decode_ask(c, count, sender, sequence).map(Datagram::Ask),
             OP_PIECE => decode_piece(c, count, sender, sequence).map(Datagram::Piece),
@@ -334,6 +381,10 @@ mod tests {
         }
     }
 
+    fn sealed(key: &GroupKey, datagram: &[u8]) -> Vec<u8> {
+        GroupSealer::new(*key, [8; 8]).seal(datagram).unwrap()
+    }
+
     #[test]
     fn the_largest_datagrams_fit_a_packet() {
         let ask = Ask {
@@ -341,7 +392,8 @@ mod tests {
             ..Default::default()
         };
         let key = GroupKey::of("token");
-        assert!(key.seal(ask.encode()).len() <= DATAGRAM_BYTES_MAX);
+        let ask = Ask { sequence: 1, ..ask };
+        assert!(sealed(&key, &ask.encode()).len() <= DATAGRAM_BYTES_MAX);
         let bytes = [7; PIECE_BYTES_MAX];
         let piece = Piece {
             server: 1,
@@ -353,17 +405,23 @@ mod tests {
             tag: [9; 8],
             bytes: &bytes,
         };
-        let sealed = key.seal(piece.encode());
+        let sealed = sealed(&key, &piece.encode());
         assert_eq!(sealed.len(), DATAGRAM_BYTES_MAX);
+        // nothing of the content, its name included, can be read on the way
+        assert!(!sealed.windows(6).any(|w| w == [7; 6] || w == [9; 6]));
         let opened = key.open(&sealed).unwrap();
-        assert_eq!(Datagram::decode(opened), Ok(Datagram::Piece(piece)));
+        assert_eq!(Datagram::decode(&opened), Ok(Datagram::Piece(piece)));
         assert_eq!(pieces_of(4096), 3);
         const { assert!(PIECES_MAX <= 32) };
     }
 
     #[test]
     fn a_stranger_is_no_member() {
-        let sealed = GroupKey::of("token").seal(Ask::default().encode());
+        let ask = Ask {
+            sequence: 1,
+            ..Default::default()
+        };
+        let sealed = sealed(&GroupKey::of("token"), &ask.encode());
         assert!(GroupKey::of("token").open(&sealed).is_ok());
         let error = GroupKey::of("another").open(&sealed).unwrap_err();
         assert!(error.to_string().contains("no member"), "{error}");
@@ -374,6 +432,24 @@ mod tests {
         }
         assert!(GroupKey::of("token").open(&[0; 15]).is_err());
         assert!(!format!("{:?}", GroupKey::of("token")).contains('['));
+    }
+
+    #[test]
+    fn a_number_is_sealed_once_and_only_the_senders_own() {
+        let mut sealer = GroupSealer::new(GroupKey::of("token"), [1; 8]);
+        let mut seal = |receiver, sequence| {
+            let ask = Ask {
+                receiver,
+                sequence,
+                ..Default::default()
+            };
+            sealer.seal(&ask.encode()).is_some()
+        };
+        assert!(seal(5, 1) && seal(5, 3));
+        assert!(!seal(5, 3) && !seal(5, 2) && !seal(5, 0) && !seal(6, 4));
+        // beyond what six bytes count, every further one has the last number
+        assert!(seal(5, u64::MAX) && !seal(5, u64::MAX));
+        assert!(sealer.seal(b"FLC").is_none());
     }
 
     #[test]
@@ -389,11 +465,11 @@ mod tests {
             Datagram::decode(&bytes).unwrap_err().to_string()
         };
         assert!(changed(0, 0).contains("multicast datagram"));
-        assert!(changed(8, 9).contains("version 9"));
-        assert!(changed(10, 7).contains("operation 7"));
-        assert!(changed(11, 200).contains("at most 35"));
-        assert!(changed(36, 0xff).contains("kind"));
-        assert!(changed(69, 0).contains("nothing is asked for"));
+        assert!(changed(3, 9).contains("version 9"));
+        assert!(changed(18, 7).contains("operation 7"));
+        assert!(changed(19, 200).contains("at most 35"));
+        assert!(changed(28, 0xff).contains("kind"));
+        assert!(changed(61, 0).contains("nothing is asked for"));
     }
 
     proptest! {
@@ -411,7 +487,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_asked_is_heard(seeds in proptest::collection::vec(any::<u8>(), 0..WANTS_MAX), receiver: u64, sequence: u64, bytes_per_s: u64) {
+        fn what_is_asked_is_heard(seeds in proptest::collection::vec(any::<u8>(), 0..WANTS_MAX), receiver: u64, sequence in 0..1u64 << 48, bytes_per_s: u64) {
             let ask = Ask { receiver, sequence, bytes_per_s, wants: seeds.into_iter().map(want).collect() };
             let bytes = ask.encode();
             prop_assert_eq!(Datagram::decode(&bytes), Ok(Datagram::Ask(ask)));

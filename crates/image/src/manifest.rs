@@ -12,6 +12,8 @@ const MAGIC: &[u8; 8] = b"FLOEIMAG";
 const VERSION_PLAIN: u32 = 1;
 /// Each region ends with its patches; written only when there are some.
 const VERSION_PATCHED: u32 = 2;
+/// The machine has a hardware profile above 1. Each region ends with its patches, be there some or none.
+const VERSION_PROFILED: u32 = 3;
 const WHAT: &str = "image manifest";
 const FLAG_PARENT: u32 = 1;
 
@@ -37,7 +39,7 @@ pub const MANIFEST_BYTES_MAX: usize = 166 << 20;
 /// One byte range of a machine's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// `ram`, `vram`, `disk0`, `device`, `kernel`, `initrd`, `trace` ...: 1 to 32 of `a-z 0-9 -`.
+    /// `ram`, `ram1`, `vram`, `disk0`, `device`, `kernel`, `initrd`, `trace` ...: 1 to 32 of `a-z 0-9 -`.
     pub name: String,
     /// Bytes. The last chunk is padded with zeros before it is hashed.
     pub size: u64,
@@ -125,10 +127,10 @@ pub struct MachineConfig {
     /// `kvm` or `tcg` at capture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accel: Option<String>,
-    /// vCPUs.
+    /// vCPUs that the machine was booted with; [`MachineConfig::cpus_now`] counts those that were added later, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// RAM in bytes.
+    /// RAM in bytes that the machine was booted with, the region `ram`; [`MachineConfig::memory_bytes_now`] is all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// The kernel's command line for a direct boot.
@@ -143,13 +145,65 @@ pub struct MachineConfig {
     /// The network card's address: the guest has it in its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic_mac: Option<String>,
+    /// Hardware profile: what can be added to the machine while it runs. Absent for profile 1, to which nothing can be added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<u32>,
+    /// Most vCPUs that the machine can have while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus_max: Option<u32>,
+    /// Most RAM in bytes that the machine can have while it runs; absent if it has no slots for more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<u64>,
+    /// Bytes of each memory block that was added while the machine ran: the first is the region `ram1`, the next `ram2`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub memory_blocks: Vec<u64>,
     /// Free text of users and tools.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
+/// The end of the driver's name of a vCPU among the devices, after the CPU model's name.
+pub const CPU_DRIVER_SUFFIX: &str = "-x86_64-cpu";
+
 impl MachineConfig {
+    /// vCPUs that the machine has: those of its start and those that were added while it ran. `None` if unknown.
+    pub fn cpus_now(&self) -> Option<u32> {
+        let driver = |device: &&String| {
+            let driver = device.split(',').next().unwrap_or_default();
+            driver.ends_with(CPU_DRIVER_SUFFIX)
+        };
+        let added = self.devices.iter().filter(driver).count();
+        Some(self.cpus?.saturating_add(added as u32))
+    }
+
+    /// Bytes of RAM that the machine has: those of its start and those that were added while it ran. `None` if unknown.
+    pub fn memory_bytes_now(&self) -> Option<u64> {
+        let added = self.memory_blocks.iter().copied();
+        Some(added.fold(self.memory_bytes?, u64::saturating_add))
+    }
+
     fn check(&self) -> Result<(), FormatError> {
+        let grown = self.cpus_max.is_some()
+            || self.memory_bytes_max.is_some()
+            || !self.memory_blocks.is_empty();
+        match self.profile {
+            None if grown => {
+                return Err(FormatError::invalid(
+                    WHAT,
+                    "it tells how the machine can grow and names no hardware profile",
+                ));
+            }
+            Some(profile @ 0..=1) => {
+                let why = format!("hardware profile {profile} is written by leaving it out");
+                return Err(FormatError::invalid(WHAT, why));
+            }
+            _ => {}
+        }
+        limit(
+            "number of memory blocks that were added",
+            self.memory_blocks.len() as u64,
+            REGIONS_MAX as u64,
+        )?;
         let options = [
             &self.machine_type,
             &self.qemu_version,
@@ -197,6 +251,26 @@ pub fn region_name_is_valid(name: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
+/// The region of the memory block with this number: `ram` is the RAM of the machine's start (number 0), `ram1` the first block
+/// that was added while it ran.
+pub fn memory_region(block: usize) -> String {
+    match block {
+        0 => "ram".into(),
+        block => format!("ram{block}"),
+    }
+}
+
+/// Which memory block the region called `name` is: the opposite of [`memory_region`].
+pub fn memory_block(name: &str) -> Option<usize> {
+    let digits = name.strip_prefix("ram")?;
+    let block = match digits {
+        "" => 0,
+        digits => digits.parse().ok()?,
+    };
+    // one block, one name: neither `ram0` nor `ram01`
+    (memory_region(block) == name).then_some(block)
+}
+
 impl Manifest {
     /// The bytes whose hash names the image. Call [`Manifest::check`] on a manifest that you made.
     ///
@@ -209,12 +283,8 @@ impl Manifest {
         let parts = |r: &Region| r.segments.len() * 32 + r.patches.len() * PATCH_BYTES;
         let parts: usize = self.regions.iter().map(parts).sum();
         let mut out = Vec::with_capacity(64 + config.len() + self.regions.len() * 64 + parts);
-        let patched = self.regions.iter().any(|r| !r.patches.is_empty());
-        let version = if patched {
-            VERSION_PATCHED
-        } else {
-            VERSION_PLAIN
-        };
+        let version = self.version();
+        let patched = version != VERSION_PLAIN;
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(
@@ -247,6 +317,17 @@ impl Manifest {
         out
     }
 
+    /// The one version in which it is written.
+    fn version(&self) -> u32 {
+        if self.config.profile.is_some() {
+            VERSION_PROFILED
+        } else if self.regions.iter().any(|r| !r.patches.is_empty()) {
+            VERSION_PATCHED
+        } else {
+            VERSION_PLAIN
+        }
+    }
+
     /// Reads a manifest and checks all its invariants. That it is the right one is told by its id.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, FormatError> {
         limit(
@@ -256,7 +337,8 @@ impl Manifest {
         )?;
         let mut c = Cursor::new(WHAT, bytes);
         c.magic(MAGIC)?;
-        let patched = c.version_of(&[VERSION_PLAIN, VERSION_PATCHED])? == VERSION_PATCHED;
+        let version = c.version_of(&[VERSION_PLAIN, VERSION_PATCHED, VERSION_PROFILED])?;
+        let patched = version != VERSION_PLAIN;
         let flags = c.u32()?;
         let parent = c.hash()?;
         let parent = match (flags, parent.is_zero()) {
@@ -284,19 +366,26 @@ impl Manifest {
             regions.push(decode_region(&mut c, patched)?);
         }
         c.end()?;
-        // One value, one encoding.
-        if patched && regions.iter().all(|r| r.patches.is_empty()) {
-            return Err(FormatError::invalid(
-                WHAT,
-                "it has the version of patched manifests and no patch",
-            ));
-        }
         let manifest = Manifest {
             parent,
             created_unix_s,
             config,
             regions,
         };
+        // One value, one encoding.
+        let right = manifest.version();
+        if version != right {
+            let why = match (version, right) {
+                (_, VERSION_PROFILED) => {
+                    format!(
+                        "it has version {version} and a hardware profile, which needs version 3"
+                    )
+                }
+                (VERSION_PROFILED, _) => "it has version 3 and no hardware profile".into(),
+                _ => "it has the version of patched manifests and no patch".into(),
+            };
+            return Err(FormatError::invalid(WHAT, why));
+        }
         manifest.check()?;
         Ok(manifest)
     }
@@ -364,6 +453,26 @@ impl Manifest {
                 let why = format!(
                     "the patches of region {name:?} are not in ascending order within its {} chunks",
                     region.chunks()
+                );
+                return Err(FormatError::invalid(WHAT, why));
+            }
+        }
+        self.check_memory_blocks()
+    }
+
+    /// A running state whose memory is not all there must not be published: nobody could go on from it.
+    fn check_memory_blocks(&self) -> Result<(), FormatError> {
+        if self.region("ram").is_none() {
+            return Ok(());
+        }
+        for (index, bytes) in self.config.memory_blocks.iter().enumerate() {
+            let name = memory_region(index + 1);
+            if self
+                .region(&name)
+                .is_none_or(|region| region.size != *bytes)
+            {
+                let why = format!(
+                    "the machine has a memory block of {bytes} bytes, and no region {name:?} of that size"
                 );
                 return Err(FormatError::invalid(WHAT, why));
             }

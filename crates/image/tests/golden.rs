@@ -54,6 +54,7 @@ fn manifest() -> Manifest {
             disks: vec!["disk0".into()],
             nic_mac: text("52:54:00:12:34:56"),
             labels: [("note".to_owned(), "größer \"quoted\"\n".to_owned())].into(),
+            ..Default::default()
         },
         regions: vec![
             Region {
@@ -102,6 +103,36 @@ fn manifest_of_version_2() {
     let bytes = golden("manifest-v2.bin", || patched.encode());
     assert_eq!(Manifest::decode(&bytes).unwrap(), patched);
     assert_eq!(patched.encode(), bytes);
+}
+
+#[test]
+fn manifest_of_version_3() {
+    let mut grown = manifest();
+    grown.config.profile = Some(2);
+    grown.config.cpus_max = Some(8);
+    grown.config.memory_bytes_max = Some(16 << 30);
+    grown.config.memory_blocks = vec![128 << 20];
+    grown
+        .config
+        .devices
+        .push("Nehalem-x86_64-cpu,id=cpu2,socket-id=0,core-id=2,thread-id=0".into());
+    grown.regions.push(Region {
+        name: "ram1".into(),
+        size: 128 << 20,
+        segments: vec![Hash::ZERO; 32],
+        patches: vec![Patch {
+            chunk: 9,
+            hash: Hash::of(b"written"),
+        }],
+    });
+    let bytes = golden("manifest-v3.bin", || grown.encode());
+    assert_eq!(Manifest::decode(&bytes).unwrap(), grown);
+    assert_eq!(grown.encode(), bytes);
+    assert_eq!(grown.config.cpus_now(), Some(3));
+    assert_eq!(
+        grown.config.memory_bytes_now(),
+        Some((1 << 30) + (128 << 20))
+    );
 }
 
 #[test]

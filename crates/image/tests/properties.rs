@@ -24,20 +24,25 @@ fn config() -> impl Strategy<Value = MachineConfig> {
         vec(any::<String>(), 0..4),
         proptest::option::of(any::<u32>()),
         proptest::option::of(any::<u64>()),
+        proptest::option::of(2..u32::MAX),
     )
-        .prop_flat_map(|(machine_type, cmdline, devices, cpus, memory_bytes)| {
-            btree_map(any::<String>(), any::<String>(), 0..3).prop_map(move |labels| {
-                MachineConfig {
-                    machine_type: machine_type.clone(),
-                    cmdline: cmdline.clone(),
-                    devices: devices.clone(),
-                    cpus,
-                    memory_bytes,
-                    labels,
-                    ..MachineConfig::default()
-                }
-            })
-        })
+        .prop_flat_map(
+            |(machine_type, cmdline, devices, cpus, memory_bytes, profile)| {
+                btree_map(any::<String>(), any::<String>(), 0..3).prop_map(move |labels| {
+                    MachineConfig {
+                        machine_type: machine_type.clone(),
+                        cmdline: cmdline.clone(),
+                        devices: devices.clone(),
+                        cpus,
+                        memory_bytes,
+                        profile,
+                        memory_bytes_max: profile.and(memory_bytes),
+                        labels,
+                        ..MachineConfig::default()
+                    }
+                })
+            },
+        )
 }
 
 fn region() -> impl Strategy<Value = Region> {

@@ -42,13 +42,68 @@ fn patches_out_of_order_or_place_are_refused() {
 }
 
 #[test]
+fn how_a_machine_can_grow_is_told_in_one_way() {
+    let with = |change: &dyn Fn(&mut MachineConfig)| {
+        let mut m = manifest("ram", 0, 0);
+        change(&mut m.config);
+        m
+    };
+    let good = with(&|c| c.profile = Some(2));
+    assert_eq!(Manifest::decode(&good.encode()).unwrap(), good);
+    // A later profile is a later floe's to run; to store and serve the image, nobody has to know it.
+    let later = with(&|c| c.profile = Some(77));
+    assert_eq!(Manifest::decode(&later.encode()).unwrap(), later);
+    let one = with(&|c| c.profile = Some(1));
+    assert!(
+        error(Manifest::decode(&one.encode())).contains("profile 1 is written by leaving it out")
+    );
+    let unnamed = with(&|c| c.cpus_max = Some(8));
+    assert!(error(Manifest::decode(&unnamed.encode())).contains("names no hardware profile"));
+    // The version tells whether there is a profile, and the other way round.
+    let mut bytes = good.encode();
+    bytes[8] = 2;
+    assert!(error(Manifest::decode(&bytes)).contains("needs version 3"));
+    let mut plain = manifest("ram", 0, 0).encode();
+    plain[8] = 3;
+    plain.extend_from_slice(&[0; 4]);
+    assert!(error(Manifest::decode(&plain)).contains("no hardware profile"));
+}
+
+#[test]
+fn a_state_without_all_of_its_memory_is_refused() {
+    let mut m = manifest("ram", 0, 0);
+    m.config.profile = Some(2);
+    m.config.memory_blocks = vec![SEGMENT_SPAN];
+    assert!(error(Manifest::decode(&m.encode())).contains("no region \"ram1\" of that size"));
+    m.regions.push(Region {
+        name: "ram1".into(),
+        size: SEGMENT_SPAN,
+        segments: vec![Hash::ZERO],
+        ..Default::default()
+    });
+    Manifest::decode(&m.encode()).unwrap();
+    m.regions[1].size -= 1;
+    assert!(error(Manifest::decode(&m.encode())).contains("ram1"));
+}
+
+#[test]
+fn a_memory_block_has_one_name() {
+    for block in [0, 1, 9, 63] {
+        assert_eq!(memory_block(&memory_region(block)), Some(block));
+    }
+    for other in ["ram0", "ram01", "ram+1", "ramdisk", "vram", "disk1", ""] {
+        assert_eq!(memory_block(other), None, "{other}");
+    }
+}
+
+#[test]
 fn a_later_version_is_refused_with_the_reason() {
     let mut bytes = Manifest::default().encode();
     bytes[8] = 9;
     let text = error(Manifest::decode(&bytes));
     assert_eq!(
         text,
-        "image manifest has version 9, this floe knows version 2; update floe, or publish the image with this one"
+        "image manifest has version 9, this floe knows version 3; update floe, or publish the image with this one"
     );
 }
 

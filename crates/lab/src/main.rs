@@ -1,7 +1,7 @@
 //! The `floe-lab` command.
 use anyhow::{Context as _, bail};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use floe_lab::experiments::{self, Experiment};
+use floe_lab::experiments;
 use floe_lab::harness::{Context, Report};
 use floe_lab::link::tool;
 use floe_lab::signals;
@@ -33,10 +33,26 @@ enum Command {
     List,
     Link(tool::Arguments),
     Collect(floe_lab::workloads::Arguments),
+    /// Kill node, hub, supervisor, QEMU, network and disk at random under two machines that write and verify without end
+    Hammer {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::hammer::Options,
+    },
+    /// Give every parser of foreign bytes inputs that are guided by what they reach
+    Fuzz {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::fuzz::Options,
+    },
     #[command(hide = true)]
     Toucher(experiments::touch::toucher::Arguments),
     #[command(hide = true)]
     ServeNode(experiments::live::NodeArguments),
+    #[command(hide = true)]
+    HubStrangers(experiments::hub_hostile::strangers::Arguments),
     #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
     #[command(hide = true)]
@@ -82,7 +98,7 @@ fn main() -> ExitCode {
     {
         Some(experiment) => RunArguments::from_arg_matches(arguments)
             .map_err(Into::into)
-            .and_then(|arguments| run(experiment, &arguments)),
+            .and_then(|arguments| run(experiment.run, &arguments)),
         None => Cli::from_arg_matches(&matches)
             .map_err(Into::into)
             .and_then(|cli| other(cli.command)),
@@ -100,12 +116,34 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
             for experiment in experiments::ALL {
                 writeln!(out, "{:<12} {}", experiment.name, experiment.about)?;
             }
+            // those that have options of their own
+            for command in Cli::command().get_subcommands() {
+                let name = command.get_name();
+                if let ("hammer" | "fuzz", Some(about)) = (name, command.get_about()) {
+                    writeln!(out, "{name:<12} {about}")?;
+                }
+            }
             Ok(ExitCode::SUCCESS)
         }
         Command::Link(arguments) => arguments.run(),
         Command::Collect(arguments) => collect(arguments),
+        Command::Hammer {
+            run: arguments,
+            options,
+        } => run(
+            |context| experiments::hammer::run(context, &options),
+            &arguments,
+        ),
+        Command::Fuzz {
+            run: arguments,
+            options,
+        } => run(
+            |context| experiments::fuzz::run(context, &options),
+            &arguments,
+        ),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
+        Command::HubStrangers(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }
@@ -159,7 +197,10 @@ fn clean_up_when_interrupted(scratch: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<ExitCode> {
+fn run(
+    experiment: impl FnOnce(&Context) -> anyhow::Result<Report>,
+    arguments: &RunArguments,
+) -> anyhow::Result<ExitCode> {
     let base = match &arguments.scratch {
         Some(dir) => dir.clone(),
         None => std::env::current_dir()?,
@@ -177,7 +218,7 @@ fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<Exit
         quick: arguments.quick,
         scratch: scratch.path().to_path_buf(),
     };
-    let mut report = (experiment.run)(&context)?;
+    let mut report = experiment(&context)?;
     report.finished_unix_s = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)?
         .as_secs();
@@ -186,6 +227,9 @@ fn run(experiment: &Experiment, arguments: &RunArguments) -> anyhow::Result<Exit
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
             .with_context(|| format!("cannot write {}", path.display()))?;
         write_plots(&report, path)?;
+    }
+    if !report.violations.is_empty() {
+        bail!("{} promises were broken", report.violations.len());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! Multicast between hosts of their own, over the kernel's own UDP: losses, a stranger on the segment, and a network that
 //! lets no multicast through.
-use floe_image::datagram::{Ask, GroupKey, Want};
+use floe_image::datagram::{Ask, GroupKey, GroupSealer, Want};
 use floe_image::{Hash, Kind, Segment as Table};
 use floe_lab::experiments::local::LocalRam;
 use floe_lab::link::Segment;
@@ -157,8 +157,9 @@ fn forge(own: Ipv4Addr, invitation: &Invitation, wants: &[(Kind, Hash)], over: &
             wants: wants[..30].iter().map(want).collect(),
         };
         let mut noise = ask.encode();
-        noise[10] = 2;
-        for datagram in [key.seal(ask.encode()), key.seal(noise), vec![7; 1400]] {
+        noise[18] = 2;
+        let seal = |datagram: &[u8]| GroupSealer::new(key, [1; 8]).seal(datagram).unwrap();
+        for datagram in [seal(&ask.encode()), seal(&noise), vec![7; 1400]] {
             for to in [invitation.server, invitation.group] {
                 socket.send_to(&datagram, to).unwrap();
             }

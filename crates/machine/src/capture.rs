@@ -12,17 +12,20 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use floe_image::MachineConfig;
 use serde_json::json;
 
+use crate::buffers::{Buffers, memory_file};
 use crate::command::RamBacking;
 use crate::error::MachineError;
+use crate::hurry::Hurry;
 use crate::machine::{Machine, Status, memfd};
-use crate::memory::{Buffers, CopyError, Hurry, Memory, Pages, Rest, Span};
+use crate::memory::{CopyError, Memory, Pages, Rest, Span};
 use crate::process::is_mapping_of;
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
@@ -41,6 +44,9 @@ pub struct CaptureOptions {
     pub stay_paused: bool,
     /// Most bytes of pages to keep; by default what the host has free.
     pub bytes_max: Option<u64>,
+    /// Copy the pages of the RAM and of all blocks into one memory file ([`Pages::file`]), which another process can hold when
+    /// this one ends.
+    pub in_file: bool,
 }
 
 /// Where the time of the pause went.
@@ -73,6 +79,8 @@ pub struct Capture<F> {
     pub device: Vec<u8>,
     /// The `ram` region: what is not zero (cold start), or what differs from the image that the machine was restored from.
     pub ram: Pages,
+    /// The regions `ram1`, `ram2`, ...: memory blocks that were added while the machine ran, in the order of the configuration.
+    pub blocks: Vec<Pages>,
     /// The `vram` region; empty without a video device.
     pub vram: Pages,
     /// What the caller's freeze returned.
@@ -113,6 +121,8 @@ impl Machine {
         if let Status::Ended(_) = status {
             return Err(self.dead());
         }
+        // The memory that is looked for now is the memory that is copied, and the configuration that of the device state.
+        let _unchanged = self.hardware.lock();
         let failed = |step: &'static str, e: CopyError| match e {
             CopyError::TooLarge(limit_bytes) => MachineError::CaptureTooLarge {
                 name: self.name(),
@@ -127,7 +137,7 @@ impl Machine {
         const FIND: &str = "finding its memory";
         const COPY: &str = "copying its memory";
         let limit = options.bytes_max.unwrap_or_else(free_bytes);
-        let ram = self.ram_memory().map_err(|e| failed(FIND, e.into()))?;
+        let memories = self.memories().map_err(|e| failed(FIND, e.into()))?;
         let vram = match vram_span(self)? {
             Some(span) => Some(
                 Memory::private(self.pid(), vec![span], span.len, Rest::Zero)
@@ -135,15 +145,22 @@ impl Machine {
             ),
             None => None,
         };
-        let expected = ram.count().map_err(|e| failed(COPY, e))?;
-        if expected > limit {
-            return Err(failed(COPY, CopyError::TooLarge(limit)));
+        let file = options.in_file.then(memory_file).transpose();
+        let file = file.map_err(|e| failed(COPY, e.into()))?;
+        let mut prepared = Vec::with_capacity(memories.len());
+        let mut left = limit;
+        for memory in memories {
+            let expected = memory.count().map_err(|e| failed(COPY, e))?;
+            if expected > left {
+                return Err(failed(COPY, CopyError::TooLarge(limit)));
+            }
+            let buffers = Buffers::new(memory.size(), expected, left, file.as_ref());
+            left -= expected;
+            prepared.push((memory, buffers.map_err(|e| failed(COPY, e.into()))?));
         }
-        let ram_buffers =
-            Buffers::new(ram.size(), expected, limit).map_err(|e| failed(COPY, e.into()))?;
         let vram_buffers = vram
             .as_ref()
-            .map(|m| Buffers::new(m.size(), 0, limit))
+            .map(|m| Buffers::new(m.size(), 0, limit, None))
             .transpose();
         let vram_buffers = vram_buffers.map_err(|e| failed(COPY, e.into()))?;
         let state = memfd("floe-device-state")
@@ -162,6 +179,10 @@ impl Machine {
             go_on: status == Status::Running,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
+        if !self.record.lock().removing.is_empty() {
+            // a guest may let a device go at any time until now
+            self.settle_alone()?;
+        }
         pause.stop = lap();
         self.with_fdset(state.as_fd(), |file| {
             // live: true would also hand the disks over to a migration's other side.
@@ -177,7 +198,12 @@ impl Machine {
             reason: e.to_string(),
         })?;
         pause.freeze = lap();
-        let mut ram = ram.copy(ram_buffers).map_err(|e| failed(COPY, e))?;
+        let copied = prepared
+            .into_iter()
+            .map(|(memory, buffers)| memory.copy(buffers));
+        let mut blocks = copied
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| failed(COPY, e))?;
         let mut vram = match vram.zip(vram_buffers) {
             Some((memory, buffers)) => memory.copy(buffers).map_err(|e| failed(COPY, e))?,
             None => Pages::empty(0),
@@ -191,19 +217,22 @@ impl Machine {
             pause.cont = lap();
         }
         drop(hurry);
-        ram.sort();
+        blocks.iter_mut().for_each(Pages::sort);
         vram.sort();
+        let pages = blocks.iter().map(Pages::len).sum::<usize>();
+        let ram = blocks.remove(0); // `memories` has it first
         let device = read_state(&state).map_err(MachineError::io("read the device state"))?;
         tracing::info!(
             machine = self.name(),
             pause_ms = pause.total().as_secs_f64() * 1e3,
-            pages = ram.len(),
+            pages,
             "captured"
         );
         Ok(Capture {
             config: self.config(),
             device,
             ram,
+            blocks,
             vram,
             frozen,
             pause,
@@ -238,36 +267,54 @@ impl Machine {
         }
     }
 
-    fn ram_memory(&self) -> std::io::Result<Memory> {
-        let pid = self.pid();
+    /// The memory of the machine's start, and then each block that was added to it.
+    fn memories(&self) -> std::io::Result<Vec<Memory>> {
         let record = self.record();
-        match &record.ram {
-            RamBacking::Anonymous => {
-                for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-                    let link = entry?.path();
-                    if std::fs::read_link(&link)
-                        .is_ok_and(|to| to.starts_with("/memfd:memory-backend-memfd (deleted)"))
-                    {
-                        return Memory::shared(File::open(&link)?);
-                    }
-                }
-                Err(std::io::Error::other("QEMU holds no memfd with its RAM"))
-            }
+        let size = record.config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT);
+        let mut memories = vec![self.memory_of(&record.ram, size)?];
+        for (backing, size) in record.blocks.iter().zip(&record.config.memory_blocks) {
+            memories.push(self.memory_of(backing, *size)?);
+        }
+        Ok(memories)
+    }
+
+    fn memory_of(&self, backing: &RamBacking, size: u64) -> std::io::Result<Memory> {
+        let added = |inode: &u64| {
+            let is_it = |backing: &RamBacking| matches!(backing, RamBacking::Added { inode: i } if i == inode);
+            self.record.lock().blocks.iter().any(is_it)
+        };
+        let memfd = match backing {
             RamBacking::File(path) => {
-                let spans = ram_spans(self, path)?;
-                Memory::private(
-                    pid,
-                    spans,
-                    record.config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT),
-                    Rest::Base,
-                )
+                let spans = ram_spans(self, path, size)?;
+                return Memory::private(self.pid(), spans, size, Rest::Base);
             }
+            RamBacking::Anonymous => memfds(self.pid())?.into_iter().find(|(i, _)| !added(i)),
+            RamBacking::Added { inode } => {
+                memfds(self.pid())?.into_iter().find(|(i, _)| i == inode)
+            }
+        };
+        match memfd {
+            Some((_, link)) => Memory::shared(File::open(&link)?),
+            None => Err(std::io::Error::other("QEMU holds no memfd with its RAM")),
         }
     }
 }
 
-/// The mappings of the RAM file; the kernel may have split one into several.
-fn ram_spans(machine: &Machine, file: &Path) -> std::io::Result<Vec<Span>> {
+/// The memfds that QEMU has for memory: inode number and a path to open.
+pub(crate) fn memfds(pid: u32) -> std::io::Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let link = entry?.path();
+        let is_memory = |to: PathBuf| to.starts_with("/memfd:memory-backend-memfd (deleted)");
+        if std::fs::read_link(&link).is_ok_and(is_memory) {
+            found.push((std::fs::metadata(&link)?.ino(), link));
+        }
+    }
+    Ok(found)
+}
+
+/// The mappings of a file of memory; the kernel may have split one into several.
+fn ram_spans(machine: &Machine, file: &Path, size: u64) -> std::io::Result<Vec<Span>> {
     let mappings = machine.process().mappings()?;
     let ours = mappings
         .iter()
@@ -279,10 +326,6 @@ fn ram_spans(machine: &Machine, file: &Path) -> std::io::Result<Vec<Span>> {
             offset: m.offset,
         })
         .collect();
-    let size = machine
-        .config()
-        .memory_bytes
-        .unwrap_or(MEMORY_BYTES_DEFAULT);
     let mapped: u64 = spans.iter().map(|s| s.len).sum();
     if mapped != size {
         let file = file.display();

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices;
 use crate::error::MachineError;
+use crate::hardware::{self, Profile};
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::spec::{
     CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
@@ -23,8 +24,10 @@ pub mod files {
     pub const QMP_SPARE: &str = "qmp-spare.sock";
     /// The serial console.
     pub const CONSOLE: &str = "console.sock";
-    /// All that the serial console ever said.
+    /// What the serial console said last.
     pub const CONSOLE_LOG: &str = "console.log";
+    /// What it said before that: the guard in QEMU puts a log that is full aside.
+    pub const CONSOLE_LOG_BEFORE: &str = "console.log.1";
     /// The guest agent.
     pub const AGENT: &str = "qga.sock";
     /// The port on which programs in the guest speak with the node.
@@ -33,8 +36,8 @@ pub mod files {
     pub const VNC: &str = "vnc.sock";
 }
 
-/// The host's end of the network card.
-pub(crate) const NETDEV: &str = "net0";
+/// The host's end of the first network card.
+const NETDEV: &str = "net0";
 
 /// What QEMU may not do: old system calls, gaining privileges, starting processes, changing its own priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -50,12 +53,32 @@ pub enum RamBacking {
     /// Zeros at first, in a memfd that a capture maps and scans in place (60 ms a GiB on one core; copying anonymous memory
     /// out of another process takes three times that).
     Anonymous,
-    /// A private mapping of this file: an image's `ram` region on the mount.
+    /// The same for a memory block that was added while the machine ran: QEMU's memfd with this inode number.
+    Added {
+        /// The number, which tells QEMU's memfds apart: they all have one name.
+        inode: u64,
+    },
+    /// A private mapping of this file: an image's `ram` (or `ram1`, ...) region on the mount.
     File(PathBuf),
 }
 
-/// Give every open field of the configuration its value for a cold start on this host.
-pub fn complete(config: &MachineConfig, host: &Host) -> Result<MachineConfig, MachineError> {
+impl RamBacking {
+    /// The file that is mapped, if it is one.
+    pub(crate) fn file(&self) -> Option<&PathBuf> {
+        match self {
+            RamBacking::File(path) => Some(path),
+            RamBacking::Anonymous | RamBacking::Added { .. } => None,
+        }
+    }
+}
+
+/// Give every open field of the configuration its value for a cold start on this host. `own_kernel`: QEMU loads the guest's kernel.
+pub fn complete(
+    config: &MachineConfig,
+    profile: Profile,
+    own_kernel: bool,
+    host: &Host,
+) -> Result<MachineConfig, MachineError> {
     let mut config = config.clone();
     if config.machine_type.is_none() {
         config.machine_type = host.newest_machine_type().map(str::to_string);
@@ -69,10 +92,17 @@ pub fn complete(config: &MachineConfig, host: &Host) -> Result<MachineConfig, Ma
     config.qemu_version = Some(host.qemu_version.clone());
     config.accel = Some(host.accel.name().into());
     config.cpu_flags = host.cpu.1.iter().cloned().collect();
+    hardware::settle(&mut config, profile, own_kernel);
+    let cards = match profile {
+        Profile::Fixed => Vec::new(),
+        Profile::Growable => devices::added_cards(&config.devices),
+    };
     config.devices = devices::canonical(
         config.disks.len(),
         config.nic_mac.as_deref().unwrap_or_default(),
+        profile,
     );
+    config.devices.extend(cards);
     Ok(config)
 }
 
@@ -82,8 +112,16 @@ pub fn renew_mac(config: &mut MachineConfig) {
     give_mac(config, &random_mac());
 }
 
-/// Give a machine this network address.
+/// Give a machine's first network card this address, and those that were added to it new ones.
 pub fn give_mac(config: &mut MachineConfig, mac: &str) {
+    for device in &mut config.devices {
+        if device.starts_with("virtio-net-pci,")
+            && devices::is_removable(device)
+            && let Some(old) = devices::property(device, "mac")
+        {
+            *device = device.replace(&format!(",mac={old},"), &format!(",mac={},", random_mac()));
+        }
+    }
     let Some(old) = config.nic_mac.replace(mac.to_owned()) else {
         config.nic_mac = None; // it has no card
         return;
@@ -95,7 +133,7 @@ pub fn give_mac(config: &mut MachineConfig, mac: &str) {
 }
 
 /// A locally administered address with QEMU's prefix.
-fn random_mac() -> String {
+pub(crate) fn random_mac() -> String {
     let [a, b, c]: [u8; 3] = rand::rng().random();
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
 }
@@ -125,11 +163,7 @@ pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
         }
     }
     if let Some(mac) = &config.nic_mac
-        && !(mac.len() == 17
-            && mac.split(':').count() == 6
-            && mac
-                .split(':')
-                .all(|p| p.len() == 2 && u8::from_str_radix(p, 16).is_ok()))
+        && !is_mac(mac)
     {
         return untrusted(format!(
             "network address {mac:?} is not of the form 52:54:00:12:34:56"
@@ -157,14 +191,68 @@ pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
             "the kernel's command line is longer than {CMDLINE_BYTES_MAX} bytes or has a zero byte"
         ));
     }
-    devices::check(&config.devices)
+    hardware::check(config).or_else(untrusted)?;
+    let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
+    devices::check(&config.devices, model)
 }
 
-/// The arguments for a complete configuration. `incoming` waits for a state and starts paused.
+/// Whether a text is a network address as QEMU takes it.
+pub(crate) fn is_mac(mac: &str) -> bool {
+    let is_byte = |part: &str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    mac.split(':').count() == 6 && mac.split(':').all(is_byte)
+}
+
+/// The user network of an added card, each in a subnet of its own so that the guest's routes don't clash: 10.0.3.0/24 for the first.
+pub(crate) fn added_subnet(netdev: &str) -> String {
+    let number: u8 = netdev
+        .strip_prefix("net")
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_default();
+    format!("10.0.{}.0/24", number.saturating_add(2))
+}
+
+/// `-smp` and `-m`: what the machine is started with, and the most that it can have.
+fn sizes(config: &MachineConfig) -> (String, String) {
+    let mib = config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT) >> 20;
+    let cpus = config.cpus.unwrap_or(1);
+    let smp = match config.cpus_max {
+        None => cpus.to_string(),
+        // spelled out: machine types differ in whether more vCPUs are cores or sockets
+        Some(most) => format!("{cpus},maxcpus={most},sockets=1,cores={most},threads=1"),
+    };
+    let memory = match config.memory_bytes_max {
+        None => format!("{mib}M"),
+        Some(most) => {
+            let slots = hardware::MEMORY_SLOTS;
+            format!("{mib}M,slots={slots},maxmem={}M", most >> 20)
+        }
+    };
+    (smp, memory)
+}
+
+/// A memory backend: `ram0` is the memory of the start, `ram1` the first block that was added.
+fn memory_backend(number: usize, bytes: u64, backing: &RamBacking) -> OsString {
+    match backing {
+        RamBacking::Anonymous | RamBacking::Added { .. } => {
+            format!("memory-backend-memfd,id=ram{number},size={bytes},share=on").into()
+        }
+        RamBacking::File(path) => {
+            let mut value = OsString::from(format!(
+                "memory-backend-file,id=ram{number},size={bytes},share=off,mem-path="
+            ));
+            value.push(escape(path));
+            value
+        }
+    }
+}
+
+/// The arguments for a complete configuration. `blocks` is where the memory is that was added to the captured machine.
+/// `incoming` waits for a state and starts paused.
 pub fn arguments(
     spec: &Spec,
     config: &MachineConfig,
     ram: &RamBacking,
+    blocks: &[RamBacking],
     incoming: bool,
 ) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
@@ -195,20 +283,12 @@ pub fn arguments(
         )
         .into(),
     );
-    arg("-smp", config.cpus.unwrap_or(1).to_string().into());
-    arg("-m", format!("{}M", bytes >> 20).into());
-    match ram {
-        RamBacking::Anonymous => arg(
-            "-object",
-            format!("memory-backend-memfd,id=ram0,size={bytes},share=on").into(),
-        ),
-        RamBacking::File(path) => {
-            let mut value = OsString::from(format!(
-                "memory-backend-file,id=ram0,size={bytes},share=off,mem-path="
-            ));
-            value.push(escape(path));
-            arg("-object", value);
-        }
+    let (smp, memory) = sizes(config);
+    arg("-smp", smp.into());
+    arg("-m", memory.into());
+    arg("-object", memory_backend(0, bytes, ram));
+    for (index, (backing, bytes)) in blocks.iter().zip(&config.memory_blocks).enumerate() {
+        arg("-object", memory_backend(index + 1, *bytes, backing));
     }
     // The clock on the mainboard follows the host's clock rather than the guest's, so that it is right at once after a
     // restore, however long the state was at rest (see `clock`).
@@ -266,10 +346,20 @@ pub fn arguments(
             // a state that was saved on the user network has a part for that, which must go somewhere; no card leads there
             arg("-netdev", "user,id=unused0,restrict=on".into());
         }
+        for netdev in netdevs(config).filter(|netdev| *netdev != NETDEV) {
+            let subnet = added_subnet(netdev);
+            arg(
+                "-netdev",
+                format!("user,id={netdev},net={subnet}{restrict}").into(),
+            );
+        }
     }
+    // after a removal the numbers have gaps
+    let mut drives = devices::values(&config.devices, "virtio-blk-pci", "drive");
     for (i, path) in spec.disks.iter().enumerate() {
+        let node = drives.next().map_or(format!("disk{i}"), str::to_owned);
         let mut value = OsString::from(format!(
-            "driver=raw,node-name=disk{i},discard=unmap,detect-zeroes=off,cache.direct=on,\
+            "driver=raw,node-name={node},discard=unmap,detect-zeroes=off,cache.direct=on,\
              file.driver=file,file.cache.direct=on,file.discard=unmap,file.aio=threads,file.filename="
         ));
         value.push(escape(path));
@@ -285,7 +375,7 @@ pub fn arguments(
         if let Some(initrd) = &boot.initrd {
             arg("-initrd", initrd.clone().into());
         }
-        if let Some(cmdline) = &config.cmdline {
+        if let Some(cmdline) = hardware::cmdline(config) {
             arg("-append", cmdline.into());
         }
     }
@@ -303,6 +393,11 @@ pub fn arguments(
         "timestamp=on".into(),
     ]);
     args
+}
+
+/// The hosts' ends of the machine's network cards.
+pub(crate) fn netdevs(config: &MachineConfig) -> impl Iterator<Item = &str> {
+    devices::values(&config.devices, "virtio-net-pci", "netdev")
 }
 
 /// A comma in a value is written twice.
@@ -325,13 +420,20 @@ mod tests {
         let old = "52:54:00:00:00:01";
         let mut config = MachineConfig {
             nic_mac: Some(old.into()),
-            devices: devices::canonical(1, old),
+            devices: devices::canonical(1, old, Profile::Growable),
             ..Default::default()
         };
+        config.devices.push(devices::card(1, old, 1));
         renew_mac(&mut config);
         let new = config.nic_mac.clone().unwrap();
         assert_ne!(new, old);
-        assert_eq!(config.devices, devices::canonical(1, &new));
+        let added = config.devices.pop().unwrap();
+        let its = devices::property(&added, "mac").unwrap();
+        assert!(is_mac(its) && its != old && its != new, "{added}");
+        assert_eq!(
+            config.devices,
+            devices::canonical(1, &new, Profile::Growable)
+        );
         let mut without = MachineConfig::default();
         renew_mac(&mut without);
         assert_eq!(without, MachineConfig::default());

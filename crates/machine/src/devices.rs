@@ -5,7 +5,11 @@
 //! them. An image may come from anyone, and a `-device` string can read any file of the host (`loader,file=..`,
 //! `romfile=..`): only drivers, properties and values that floe itself writes are accepted.
 
+use floe_image::CPU_DRIVER_SUFFIX;
+use serde_json::{Map, Value, json};
+
 use crate::error::MachineError;
+use crate::hardware::Profile;
 use crate::spec::DISKS_MAX;
 
 /// MiB of video memory: 1920 x 1200 in 32 bits fits. Not 8 MiB, the size of a thread's stack: the capture finds the block
@@ -13,6 +17,12 @@ use crate::spec::DISKS_MAX;
 pub const VGA_MEMORY_MIB: u32 = 16;
 /// The slot of the first disk on the root bus; those before it are the other devices'.
 const DISK_SLOT_FIRST: usize = 8;
+/// The slot of the root port with the places for what is added later.
+const PORT_SLOT: usize = 0x1c;
+/// The bus of those places, behind that port. A bridge has 31 of them and costs as much as one more port.
+pub(crate) const PLACES_BUS: &str = "places0";
+/// Places on that bus; the first is 1.
+pub(crate) const PLACES: u32 = 31;
 /// Most bytes of a device string.
 const DEVICE_BYTES_MAX: usize = 512;
 
@@ -22,7 +32,7 @@ pub const FLOE_PORT: &str = "org.floe.0";
 pub(crate) const FLOE_CHARDEV: &str = "floe0";
 
 /// The devices of a machine that is started cold.
-pub fn canonical(disks: usize, mac: &str) -> Vec<String> {
+pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
     let mut devices = vec![
         format!("VGA,id=vga0,vgamem_mb={VGA_MEMORY_MIB},bus=pcie.0,addr=0x1"),
         // No option ROM: nothing boots from this network, and its content would have to be the same at a restore.
@@ -47,7 +57,118 @@ pub fn canonical(disks: usize, mac: &str) -> Vec<String> {
             i + 1
         )
     }));
+    if profile == Profile::Growable {
+        devices.extend([
+            format!("pcie-root-port,id=port0,chassis=1,slot=1,bus=pcie.0,addr={PORT_SLOT:#x}"),
+            format!("pcie-pci-bridge,id={PLACES_BUS},bus=port0,addr=0x0"),
+        ]);
+    }
     devices
+}
+
+/// A vCPU that is added to a machine of this CPU model. The machine has one socket with a core for each vCPU that it can have.
+pub(crate) fn cpu(model: &str, number: u32) -> String {
+    format!("{model}{CPU_DRIVER_SUFFIX},id=cpu{number},socket-id=0,core-id={number},thread-id=0")
+}
+
+/// A memory block that is added; QEMU chooses where, which is spelled out later ([`placed_memory`]).
+pub(crate) fn memory(number: usize) -> String {
+    format!(
+        "pc-dimm,id=dimm{number},memdev=ram{number},slot={}",
+        number - 1
+    )
+}
+
+/// The same once its address is known.
+pub(crate) fn placed_memory(number: usize, address: u64) -> String {
+    format!("{},addr={address:#x}", memory(number))
+}
+
+/// A network card that is added.
+pub(crate) fn card(number: usize, mac: &str, place: u32) -> String {
+    format!(
+        "virtio-net-pci,id=nic{number},netdev=net{number},mac={mac},romfile=,bus={PLACES_BUS},addr={place:#x}"
+    )
+}
+
+/// A disk that is added.
+pub(crate) fn disk(number: usize, place: u32) -> String {
+    format!(
+        "virtio-blk-pci,id=vd{number},drive=disk{number},serial=disk{number},werror=stop,rerror=report,bus={PLACES_BUS},addr={place:#x}"
+    )
+}
+
+/// A device string as the arguments of QMP's `device_add`, which tells numbers from text.
+pub(crate) fn arguments(device: &str) -> Value {
+    let mut parts = device.split(',');
+    let mut map = Map::new();
+    map.insert("driver".into(), parts.next().unwrap_or_default().into());
+    let is_memory = device.starts_with("pc-dimm,");
+    for (key, value) in parts.filter_map(|part| part.split_once('=')) {
+        let number = match key {
+            "socket-id" | "core-id" | "thread-id" | "slot" => value.parse::<u64>().ok(),
+            // a device's address on its bus is text, a memory block's is a number
+            "addr" if is_memory => u64::from_str_radix(value.trim_start_matches("0x"), 16).ok(),
+            _ => None,
+        };
+        map.insert(
+            key.into(),
+            number.map_or_else(|| value.into(), |n| json!(n)),
+        );
+    }
+    Value::Object(map)
+}
+
+/// The value of a device's property.
+pub(crate) fn property<'a>(device: &'a str, key: &str) -> Option<&'a str> {
+    let mut pairs = device.split(',').filter_map(|part| part.split_once('='));
+    pairs.find(|(name, _)| *name == key).map(|(_, value)| value)
+}
+
+/// The device with this id.
+pub(crate) fn by_id<'a>(devices: &'a [String], id: &str) -> Option<&'a String> {
+    devices.iter().find(|d| property(d, "id") == Some(id))
+}
+
+/// The values of one property of all devices of a driver, in order: QEMU's names of the disks (`drive`) or networks (`netdev`).
+pub(crate) fn values<'a>(
+    devices: &'a [String],
+    driver: &'a str,
+    key: &'a str,
+) -> impl Iterator<Item = &'a str> {
+    let of_driver = devices
+        .iter()
+        .filter(move |d| d.split(',').next() == Some(driver));
+    of_driver.filter_map(move |d| property(d, key))
+}
+
+/// Whether a device was added while the machine ran and can be taken away again.
+pub(crate) fn is_removable(device: &str) -> bool {
+    property(device, "bus") == Some(PLACES_BUS)
+}
+
+/// The first place that nothing is plugged in; `None` if all are taken.
+pub(crate) fn free_place(devices: &[String]) -> Option<u32> {
+    let taken: Vec<u32> = devices
+        .iter()
+        .filter(|device| is_removable(device))
+        .filter_map(|device| {
+            let place = property(device, "addr")?.strip_prefix("0x")?;
+            u32::from_str_radix(place, 16).ok()
+        })
+        .collect();
+    (1..=PLACES).find(|place| !taken.contains(place))
+}
+
+/// Whether the machine has places for cards and disks to be added.
+pub(crate) fn has_places(devices: &[String]) -> bool {
+    by_id(devices, PLACES_BUS).is_some()
+}
+
+/// Network cards that were added, without the first one.
+pub(crate) fn added_cards(devices: &[String]) -> Vec<String> {
+    let cards = devices.iter().filter(|d| d.starts_with("virtio-net-pci,"));
+    cards.filter(|d| is_removable(d)).cloned().collect()
 }
 
 /// A driver and the properties that floe gives it.
@@ -85,26 +206,35 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "addr",
         ],
     ),
+    ("pcie-root-port", &["id", "chassis", "slot", "bus", "addr"]),
+    ("pcie-pci-bridge", &["id", "bus", "addr"]),
+    ("pc-dimm", &["id", "memdev", "slot", "addr"]),
 ];
+/// Properties of a vCPU, whose driver is named after its model.
+const CPU_PROPERTIES: &[&str] = &["id", "socket-id", "core-id", "thread-id"];
 
 /// Refuse any device string that floe would not have written.
-pub fn check(devices: &[String]) -> Result<(), MachineError> {
+pub fn check(devices: &[String], cpu_model: &str) -> Result<(), MachineError> {
     for device in devices {
-        check_one(device).map_err(|why| MachineError::Untrusted {
+        check_one(device, cpu_model).map_err(|why| MachineError::Untrusted {
             what: format!("device {device:?}: {why}"),
         })?;
     }
     Ok(())
 }
 
-fn check_one(device: &str) -> Result<(), String> {
+fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
     if device.len() > DEVICE_BYTES_MAX {
         return Err(format!("longer than {DEVICE_BYTES_MAX} bytes"));
     }
     let mut parts = device.split(',');
     let driver = parts.next().unwrap_or_default();
-    let Some((_, properties)) = ALLOWED.iter().find(|(name, _)| *name == driver) else {
-        return Err(format!("driver {driver:?} is none of floe's"));
+    let allowed = ALLOWED.iter().find(|(name, _)| *name == driver);
+    let properties = match (allowed, driver.strip_suffix(CPU_DRIVER_SUFFIX)) {
+        (Some((_, properties)), _) => *properties,
+        // vCPUs of one machine are all of one model
+        (None, Some(model)) if model == cpu_model => CPU_PROPERTIES,
+        _ => return Err(format!("driver {driver:?} is none of floe's")),
     };
     for part in parts {
         let (key, value) = part
@@ -143,25 +273,37 @@ pub fn has_floe_port(devices: &[String]) -> bool {
 }
 
 const _: () = assert!(
-    DISK_SLOT_FIRST + DISKS_MAX < 0x1f,
-    "slot 0x1f is the chipset's own"
+    DISK_SLOT_FIRST + DISKS_MAX <= PORT_SLOT && PORT_SLOT < 0x1f,
+    "the root port is behind the disks, and slot 0x1f is the chipset's own"
 );
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::CPU_MODEL_DEFAULT;
+
+    const MAC: &str = "52:54:00:12:34:56";
 
     #[test]
     fn what_floe_writes_is_accepted() {
-        let devices = canonical(DISKS_MAX, "52:54:00:12:34:56");
-        check(&devices).unwrap();
-        assert!(has_floe_port(&devices));
-        let older: Vec<String> = devices
-            .into_iter()
-            .filter(|d| !d.contains("floe"))
-            .collect();
-        check(&older).unwrap();
-        assert!(has(&older, "virtserialport") && !has_floe_port(&older));
+        for profile in [Profile::Fixed, Profile::Growable] {
+            let mut devices = canonical(DISKS_MAX, MAC, profile);
+            devices.extend([
+                cpu(CPU_MODEL_DEFAULT, 1),
+                placed_memory(1, 1 << 32),
+                card(1, MAC, 1),
+                disk(20, 2),
+            ]);
+            check(&devices, CPU_MODEL_DEFAULT).unwrap();
+            assert!(has_floe_port(&devices));
+            assert_eq!(has_places(&devices), profile == Profile::Growable);
+            let older: Vec<String> = devices
+                .into_iter()
+                .filter(|d| !d.contains("floe"))
+                .collect();
+            check(&older, CPU_MODEL_DEFAULT).unwrap();
+            assert!(has(&older, "virtserialport") && !has_floe_port(&older));
+        }
     }
 
     #[test]
@@ -172,17 +314,38 @@ mod tests {
             "VGA,id=vga0,romfile=/etc/shadow",
             "virtio-net-pci,id=nic0,romfile=etc",
             "virtio-blk-pci,drive=/dev/sda",
-            "VGA",
+            "pc-dimm,id=dimm1,memdev=ram1,node=1",
+            "qemu64-x86_64-cpu,id=cpu1",
+            "Nehalem-x86_64-cpu,id=cpu1,enforce=off",
             "virtio-blk-pci,id=vd0,drive=disk0,,werror=stop",
             "-S",
             "",
         ] {
-            if bad == "VGA" {
-                check(&[bad.to_string()]).unwrap();
-            } else {
-                let error = check(&[bad.to_string()]).unwrap_err();
-                assert!(error.to_string().contains("refused"), "{error}");
-            }
+            let error = check(&[bad.to_string()], CPU_MODEL_DEFAULT).unwrap_err();
+            assert!(error.to_string().contains("refused"), "{error}");
         }
+        check(&["VGA".to_string()], CPU_MODEL_DEFAULT).unwrap();
+    }
+
+    #[test]
+    fn a_place_is_given_out_again_once_it_is_free() {
+        let mut devices = canonical(1, MAC, Profile::Growable);
+        for place in 1..=PLACES {
+            assert_eq!(free_place(&devices), Some(place));
+            devices.push(disk(place as usize, place));
+        }
+        assert_eq!(free_place(&devices), None);
+        devices.retain(|d| property(d, "id") != Some("vd7"));
+        assert_eq!(free_place(&devices), Some(7));
+    }
+
+    #[test]
+    fn qmp_is_told_numbers_as_numbers() {
+        let told = arguments(&placed_memory(2, 0x1_0800_0000));
+        let expected = json!({"driver": "pc-dimm", "id": "dimm2", "memdev": "ram2", "slot": 1, "addr": 0x1_0800_0000_u64});
+        assert_eq!(told, expected);
+        assert_eq!(arguments(&cpu("Nehalem", 3))["core-id"], 3);
+        assert_eq!(arguments(&disk(1, 10))["addr"], "0xa");
+        assert_eq!(arguments(&card(1, MAC, 1))["romfile"], "");
     }
 }

@@ -117,6 +117,9 @@ pub enum MachineError {
         /// How long.
         limit: Duration,
     },
+    /// Something can't be added to the machine, or taken away from it.
+    #[error(transparent)]
+    Grow(#[from] GrowError),
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
@@ -130,6 +133,86 @@ pub enum MachineError {
         what: String,
         /// What the operating system said.
         source: std::io::Error,
+    },
+}
+
+/// Why something can't be added to a machine, or taken away.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrowError {
+    /// Nothing, or nothing of that kind, can be added to this machine while it runs.
+    #[error(
+        "machine {name} can't be given {what} while it runs: it was started without room for that; \
+         start it cold (floe run --cold) with as much as it needs"
+    )]
+    Fixed {
+        /// The machine's name.
+        name: String,
+        /// `CPUs`, `memory`, `cards and disks`.
+        what: &'static str,
+    },
+    /// More than the machine's limit, which was set at its cold start.
+    #[error(
+        "machine {name} has {has} {unit} and can have {most} in all: {asked} more are too many"
+    )]
+    Limit {
+        /// The machine's name.
+        name: String,
+        /// What is counted: `CPUs`, `bytes of memory`, `disks`.
+        unit: &'static str,
+        /// How many it has.
+        has: u64,
+        /// How many it can have.
+        most: u64,
+        /// How many more were asked for.
+        asked: u64,
+    },
+    /// All memory slots or all places of the bus are taken.
+    #[error("machine {name} has no free {what} ({most} are taken); {way_out}")]
+    NoSlot {
+        /// The machine's name.
+        name: String,
+        /// `memory slot`, `place for a card or disk`.
+        what: &'static str,
+        /// How many there are.
+        most: usize,
+        /// What to do.
+        way_out: &'static str,
+    },
+    /// An argument that can't be.
+    #[error("{what}")]
+    Bad {
+        /// What is wrong with which argument, and what would be right.
+        what: String,
+    },
+    /// There is no such card or disk, or it was there from the start.
+    #[error("machine {name} has no {id} that was added while it ran; only those can be taken away")]
+    NotThere {
+        /// The machine's name.
+        name: String,
+        /// The card's id or the disk's name.
+        id: String,
+    },
+    /// The guest keeps a device.
+    #[error(
+        "the guest of machine {name} does not let {id} go: it is in use; unmount or close it in the guest first"
+    )]
+    Kept {
+        /// The machine's name.
+        name: String,
+        /// The card's id or the disk's name.
+        id: String,
+    },
+    /// The guest did not answer. It may still let the device go later, which is noticed then.
+    #[error(
+        "the guest of machine {name} has not let {id} go within {limit:?}: is it paused, or without a driver for PCI hot-plug?"
+    )]
+    Silent {
+        /// The machine's name.
+        name: String,
+        /// The card's id or the disk's name.
+        id: String,
+        /// How long was waited.
+        limit: Duration,
     },
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU: a session of
 //! its own (so that QEMU outlives the node), the machine's directory as working directory (so that sockets have short
-//! names), the machine's own user, and a seccomp filter. The alternative, `pre_exec` in the node, would run in a fork of a
+//! names), the machine's own user, the [guard], and a seccomp filter. The alternative, `pre_exec` in the node, would run in a fork of a
 //! large threaded process, where almost nothing may be called.
 //!
 //! The filter answers `madvise(.., MADV_HUGEPAGE)` with EINVAL. QEMU calls it on all of its RAM, and on a mapping of the
@@ -15,6 +15,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::guard::{self, CONSOLE_LOG_BYTES, HostAccess, Role};
+use crate::tool;
 
 /// A numeric user and group: machines need no entry in `/etc/passwd`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,9 +55,14 @@ pub struct ExecPlan {
     pub user: Option<User>,
     /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
     pub refuse_huge_pages: bool,
-    /// QEMU.
+    /// Files of the mount that QEMU gets opened for reading though it asks for writing (see `ram_fd`): its RAM, and the memory
+    /// blocks that were added to it.
+    pub ram: Vec<PathBuf>,
+    /// What the [guard] in it holds.
+    pub guard: Role,
+    /// QEMU, or a tool.
     pub program: PathBuf,
-    /// QEMU's arguments, without its name.
+    /// Its arguments, without its name.
     pub args: Vec<OsString>,
 }
 
@@ -70,6 +78,18 @@ impl ExecPlan {
         if self.refuse_huge_pages {
             args.push("--refuse-huge-pages".into());
         }
+        for ram in &self.ram {
+            args.extend(["--ram".into(), ram.clone().into()]);
+        }
+        match &self.guard {
+            Role::Machine { access, log_bytes } => args.extend([
+                "--host-access".into(),
+                access.to_string().into(),
+                "--log-bytes".into(),
+                log_bytes.to_string().into(),
+            ]),
+            Role::Tool => args.push("--tool".into()),
+        }
         args.extend(["--".into(), self.program.clone().into()]);
         args.extend(self.args.iter().cloned());
         args
@@ -81,9 +101,12 @@ impl ExecPlan {
             dir: PathBuf::new(),
             user: None,
             refuse_huge_pages: false,
+            ram: Vec::new(),
+            guard: Role::Tool,
             program: PathBuf::new(),
             args: Vec::new(),
         };
+        let (mut tool, mut access, mut log_bytes) = (false, HostAccess::None, CONSOLE_LOG_BYTES);
         let mut rest = args.iter();
         let value =
             |name: &str, v: Option<&OsString>| v.cloned().ok_or(format!("{name} needs a value"));
@@ -93,6 +116,7 @@ impl ExecPlan {
             };
             match arg.as_bytes() {
                 b"--dir" => plan.dir = value("--dir", rest.next())?.into(),
+                b"--ram" => plan.ram.push(value("--ram", rest.next())?.into()),
                 b"--refuse-huge-pages" => plan.refuse_huge_pages = true,
                 b"--user" => {
                     let text = value("--user", rest.next())?;
@@ -105,12 +129,25 @@ impl ExecPlan {
                     });
                     plan.user = Some(user.ok_or(format!("--user {text:?}: expected UID:GID"))?);
                 }
+                b"--tool" => tool = true,
+                b"--host-access" => {
+                    let text = value("--host-access", rest.next())?;
+                    access = text.to_string_lossy().parse()?;
+                }
+                b"--log-bytes" => {
+                    let text = value("--log-bytes", rest.next())?;
+                    let bytes = text.to_str().and_then(|t| t.parse().ok());
+                    log_bytes = bytes.ok_or(format!("--log-bytes {text:?}: expected a number"))?;
+                }
                 b"--" => break,
                 _ => return Err(format!("unknown option {arg:?}")),
             }
         }
         plan.program = value("--", rest.next())?.into();
         plan.args = rest.cloned().collect();
+        if !tool {
+            plan.guard = Role::Machine { access, log_bytes };
+        }
         if plan.dir.as_os_str().is_empty() {
             return Err("--dir is needed".into());
         }
@@ -145,7 +182,16 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     std::env::set_current_dir(&plan.dir)
         .map_err(failed(&format!("enter {}", plan.dir.display())))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    close_inherited().map_err(failed("close inherited descriptors"))?;
+    let is_tool = plan.guard == Role::Tool;
+    let keep = match is_tool {
+        true => tool::arrange_descriptors().map_err(failed("arrange the descriptors"))?,
+        false => LAST_STANDARD_FD,
+    };
+    close_inherited(keep).map_err(failed("close inherited descriptors"))?;
+    guard::install(&plan.guard).map_err(failed("make the guard"))?;
+    if is_tool {
+        tool::limit().map_err(failed("set the limits"))?;
+    }
     if let Some(user) = plan.user {
         become_user(user).map_err(failed(&format!("become user {}", user.uid)))?;
     }
@@ -157,18 +203,29 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(failed("forbid new privileges")(io::Error::last_os_error()));
     }
+    if is_tool {
+        tool::filter().map_err(failed("install the seccomp filter"))?;
+    }
     if plan.refuse_huge_pages {
         refuse_huge_pages().map_err(failed("install the seccomp filter"))?;
+    }
+    if !plan.ram.is_empty()
+        && let Err(error) = crate::ram_fd::open_for_reading(&plan.ram)
+    {
+        eprintln!("exec-qemu: QEMU opens its RAM itself, which is slower: {error}");
     }
     Err(exec(&plan.program, &plan.args)
         .map_err(failed(&format!("start {}", plan.program.display())))
         .unwrap_err())
 }
 
-/// QEMU gets standard input, output and error and nothing else of the node's.
-fn close_inherited() -> io::Result<()> {
-    // SAFETY: no object in this single-threaded process owns a descriptor above 2 that is used afterwards.
-    let r = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
+/// Standard error.
+const LAST_STANDARD_FD: u32 = 2;
+
+/// QEMU gets standard input, output and error and nothing else of the node's; a tool one more.
+fn close_inherited(last: u32) -> io::Result<()> {
+    // SAFETY: no object in this single-threaded process owns a descriptor above that which is used afterwards.
+    let r = unsafe { libc::syscall(libc::SYS_close_range, last + 1, u32::MAX, 0u32) };
     if r == 0 {
         Ok(())
     } else {
@@ -229,17 +286,32 @@ mod tests {
 
     #[test]
     fn a_plan_survives_the_command_line() {
-        let plan = ExecPlan {
+        let mut plan = ExecPlan {
             dir: "/var/lib/floe/machines/web".into(),
             user: Some(User {
                 uid: 90_001,
                 gid: 90_001,
             }),
             refuse_huge_pages: true,
+            ram: vec![
+                "/var/lib/floe/mnt/machines/web/ram".into(),
+                "/var/lib/floe/mnt/machines/web/ram1".into(),
+            ],
+            guard: Role::Tool,
             program: "/usr/bin/qemu-system-x86_64".into(),
             args: vec!["-name".into(), "web".into(), "--".into()],
         };
-        assert_eq!(ExecPlan::parse(&plan.to_args()), Ok(plan));
+        for access in [
+            HostAccess::None,
+            HostAccess::All,
+            HostAccess::Ports(vec![1, 2]),
+        ] {
+            assert_eq!(ExecPlan::parse(&plan.to_args()).as_ref(), Ok(&plan));
+            plan.guard = Role::Machine {
+                access,
+                log_bytes: 7,
+            };
+        }
     }
 
     #[test]
@@ -249,6 +321,8 @@ mod tests {
             &["--user", "x:1", "--", "q"],
             &["--dir", "/", "--"],
             &["--dir", "/"],
+            &["--host-access", "some", "--", "q"],
+            &["--log-bytes", "-1", "--", "q"],
             &["-z"],
         ] {
             let args: Vec<OsString> = bad.iter().map(Into::into).collect();

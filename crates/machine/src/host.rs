@@ -92,6 +92,17 @@ pub enum Incompatible {
         /// The flags that are missing here.
         missing: Vec<String>,
     },
+    /// The image's machine could be given more while it ran than this floe knows of.
+    #[error(
+        "the image has hardware profile {image} and this floe knows profiles 1 to {known}; \
+         update floe here, run it on a host with a newer one, or start it cold from its disks (--cold)"
+    )]
+    Profile {
+        /// The profile in the image.
+        image: u32,
+        /// The newest that is known here.
+        known: u32,
+    },
     /// State of a processor under KVM is not state of one under TCG.
     #[error(
         "the image was captured under {image} and this host has {host}; \

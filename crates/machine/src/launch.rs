@@ -15,6 +15,7 @@ use rustix::fs::inotify;
 use crate::command::{self, RamBacking, files};
 use crate::error::MachineError;
 use crate::exec::{ExecPlan, User};
+use crate::guard;
 use crate::machine::{EventLog, Machine};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
@@ -47,6 +48,7 @@ pub(crate) fn launch(
     spec: &Spec,
     config: MachineConfig,
     ram: RamBacking,
+    blocks: Vec<RamBacking>,
     incoming: bool,
 ) -> Result<Machine, MachineError> {
     let run = make_dirs(spec)?;
@@ -62,8 +64,17 @@ pub(crate) fn launch(
         dir: run.clone(),
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
+        ram: std::iter::once(&ram)
+            .chain(&blocks)
+            .filter_map(RamBacking::file)
+            .cloned()
+            .collect(),
+        guard: guard::Role::Machine {
+            access: spec.host_access.clone(),
+            log_bytes: spec.console_log_bytes,
+        },
         program: spec.programs.qemu.clone(),
-        args: command::arguments(spec, &config, &ram, incoming),
+        args: command::arguments(spec, &config, &ram, &blocks, incoming),
     };
     let wrapper = spec.programs.wrapper.first();
     let wrapper = wrapper.ok_or_else(|| MachineError::Spec {
@@ -105,7 +116,8 @@ pub(crate) fn launch(
     let finish = || -> Result<Machine, MachineError> {
         let events = Arc::new(EventLog::default());
         let qmp = connect(spec, &run, &process, &events)?;
-        let record = Record::new(spec, config, ram, process.id());
+        check_guard(spec, &process)?;
+        let record = Record::new(spec, config, ram, blocks, process.id());
         record.save(&spec.dir)?;
         let held = Process::find(process.id())
             .map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;
@@ -129,6 +141,24 @@ pub(crate) fn launch(
             e => e,
         }
     })
+}
+
+/// Refuses a QEMU that has no guard in it: its guest could reach what it must not. One that was just started is still in its
+/// firmware.
+fn check_guard(spec: &Spec, process: &Process) -> Result<(), MachineError> {
+    let mappings = process
+        .mappings()
+        .map_err(MachineError::io("read QEMU's mappings"))?;
+    match guard::is_in(&mappings) {
+        true => Ok(()),
+        false => Err(MachineError::Start {
+            name: spec.name.clone(),
+            reason: "it did not load floe's guard (a QEMU that is linked statically, or that has file capabilities, ignores \
+                     LD_PRELOAD); install your distribution's package qemu-system-x86"
+                .into(),
+            log: String::new(),
+        }),
+    }
 }
 
 fn connect(
@@ -204,9 +234,11 @@ fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
         }
         if let Some(User { uid, gid }) = spec.user {
             std::os::unix::fs::lchown(&run, Some(uid), Some(gid))?;
-            match std::os::unix::fs::lchown(run.join(files::CONSOLE_LOG), Some(uid), Some(gid)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
+            for log in [files::CONSOLE_LOG, files::CONSOLE_LOG_BEFORE] {
+                match std::os::unix::fs::lchown(run.join(log), Some(uid), Some(gid)) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                    _ => {}
+                }
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! A running machine: its QEMU, and what can be asked of it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -11,14 +11,16 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use floe_image::MachineConfig;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
 use crate::clock::PendingClock;
-use crate::command::{self, NETDEV, RamBacking, files};
+use crate::command::{self, RamBacking, files};
+use crate::console::ConsoleLog;
 use crate::devices;
 use crate::error::MachineError;
 use crate::exec::User;
+use crate::guard;
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
@@ -66,12 +68,18 @@ pub enum End {
 #[derive(Default)]
 pub(crate) struct EventLog {
     state: Mutex<Events>,
+    /// Notified of events about devices that the guest was given or asked to let go.
+    devices: Condvar,
 }
 
 #[derive(Default, Clone)]
 struct Events {
     end: Option<End>,
     io_error: Option<(String, bool)>,
+    /// How many events about devices there were.
+    device_events: u64,
+    /// The last device that the guest refused to let go.
+    kept: Option<String>,
 }
 
 impl EventLog {
@@ -99,8 +107,37 @@ impl EventLog {
                 );
             }
             "RESUME" => state.io_error = None,
-            _ => {}
+            "DEVICE_DELETED" | "ACPI_DEVICE_OST" => state.device_event(),
+            "DEVICE_UNPLUG_GUEST_ERROR" => {
+                state.kept = event.data["device"].as_str().map(str::to_owned);
+                state.device_event();
+            }
+            _ => return,
         }
+        self.devices.notify_all();
+    }
+
+    /// The number of events about devices so far, to be given to [`EventLog::wait_device`].
+    pub(crate) fn device_events(&self) -> u64 {
+        self.state.lock().device_events
+    }
+
+    /// Wait until there was another one, or `until`.
+    pub(crate) fn wait_device(&self, seen: u64, until: Instant) {
+        let mut state = self.state.lock();
+        self.devices
+            .wait_while_until(&mut state, |state| state.device_events == seen, until);
+    }
+
+    /// Whether the guest has refused to let this device go; asked once.
+    pub(crate) fn take_kept(&self, id: &str) -> bool {
+        self.state.lock().kept.take_if(|kept| kept == id).is_some()
+    }
+}
+
+impl Events {
+    fn device_event(&mut self) {
+        self.device_events += 1;
     }
 }
 
@@ -110,8 +147,10 @@ pub struct Machine {
     pub(crate) record: Mutex<Record>,
     process: Process,
     pub(crate) qmp: Qmp,
-    events: Arc<EventLog>,
+    pub(crate) events: Arc<EventLog>,
     pub(crate) capturing: AtomicBool,
+    /// Held while its hardware is changed, or captured.
+    pub(crate) hardware: Mutex<()>,
     /// Conversations with the agent, one at a time.
     agent: Mutex<()>,
 }
@@ -142,6 +181,7 @@ impl Machine {
             qmp,
             events,
             capturing: AtomicBool::new(false),
+            hardware: Mutex::new(()),
             agent: Mutex::new(()),
         }
     }
@@ -157,8 +197,8 @@ impl Machine {
             .unwrap_or(CPU_MODEL_DEFAULT);
         let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
         host.check_start(&spec.config)?;
-        let config = command::complete(&spec.config, &host)?;
-        let machine = launch(&spec, config, RamBacking::Anonymous, false)?;
+        let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
+        let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
         if spec.network_down {
             // its firmware looks for no network, and its kernel is not there yet
             machine
@@ -184,12 +224,28 @@ impl Machine {
             _ => not(e.to_string()),
         };
         let process = Process::find(record.process).map_err(ended)?;
+        if !process.mappings().is_ok_and(|all| guard::is_in(&all)) {
+            tracing::warn!(
+                machine = record.name,
+                "an older floe started this machine: its guest reaches the host's loopback, and its console's log grows without \
+                 bound, until it is stopped and started again"
+            );
+        }
         let events = Arc::new(EventLog::default());
         let shared = events.clone();
         let socket = dir.join(RUN_DIR).join(files::QMP);
         let qmp = Qmp::connect(&socket, Some(record.process.pid), move |e| shared.take(e));
         let qmp = qmp.map_err(|e| not(format!("{e}; is another floe node using it?")))?;
-        Ok(Machine::assemble(dir, record, process, qmp, events))
+        let machine = Machine::assemble(dir, record, process, qmp, events);
+        // the earlier process may have ended in the middle of a change
+        machine.settle_hardware()?;
+        Ok(machine)
+    }
+
+    /// The QEMU of the machine in `dir`, if one is alive. It is asked nothing: one that is stuck can be ended this way.
+    pub fn process_in(dir: &Path) -> Option<Process> {
+        let record = Record::load(dir).ok()?;
+        Process::find(record.process).ok()
     }
 
     /// Its name.
@@ -241,11 +297,20 @@ impl Machine {
         Ok(match answer["status"].as_str().unwrap_or_default() {
             "running" => Status::Running,
             "io-error" => {
-                let (disk, no_space) = io_error().unwrap_or_default();
+                // Who adopted the machine later has not seen the event; QEMU still knows.
+                let known = io_error().or_else(|| self.failed_disk());
+                let (disk, no_space) = known.unwrap_or_else(|| ("a disk".into(), false));
                 Status::IoError { disk, no_space }
             }
             _ => Status::Paused,
         })
+    }
+
+    /// The disk for which QEMU has stopped the guest, and whether for want of space, as QEMU remembers it until the guest goes
+    /// on.
+    fn failed_disk(&self) -> Option<(String, bool)> {
+        let blocks = self.qmp.execute("query-block", json!({})).ok()?;
+        blocks.as_array()?.iter().find_map(failed_block)
     }
 
     /// Pause the guest.
@@ -307,8 +372,13 @@ impl Machine {
             })
         };
         let png = shoot("png");
-        let mut out =
-            File::create(path).map_err(MachineError::io(format!("write {}", path.display())))?;
+        let mut out = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(MachineError::io(format!("write {}", path.display())))?;
         match png {
             Ok(_) => {
                 let copied = (&picture)
@@ -364,10 +434,10 @@ impl Machine {
         devices::has(&self.config().devices, "virtio-net-pci")
     }
 
-    /// Plugs the network cable in or pulls it out, at both ends: what the guest sends on a card without it goes nowhere.
+    /// Plugs the cables of all network cards in or pulls them out, at both ends: what the guest sends on a card without it goes nowhere.
     pub fn set_network(&self, up: bool) -> Result<(), MachineError> {
-        if self.has_network() {
-            let arguments = json!({"name": NETDEV, "up": up});
+        for netdev in command::netdevs(&self.config()) {
+            let arguments = json!({"name": netdev, "up": up});
             self.qmp.execute("set_link", arguments)?;
         }
         Ok(())
@@ -378,22 +448,11 @@ impl Machine {
         self.run_file(files::QMP_SPARE)
     }
 
-    /// The last bytes, at most `bytes_max`, that the serial console ever said.
+    /// The last bytes, at most `bytes_max`, that the serial console said, of those that are kept.
     pub fn console_history(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
-        // The directory belongs to the machine's user: a link there could lead the reader anywhere.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(self.run_file(files::CONSOLE_LOG));
-        let mut file = match file {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(e),
-        };
-        let len = file.metadata()?.len();
-        file.seek(SeekFrom::Start(len.saturating_sub(bytes_max)))?;
+        let mut log = ConsoleLog::open(&self.dir.join(RUN_DIR), Some(bytes_max));
         let mut bytes = Vec::new();
-        file.take(bytes_max).read_to_end(&mut bytes)?;
+        log.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -523,4 +582,22 @@ impl Machine {
 /// An anonymous file, gone with its last descriptor.
 pub(crate) fn memfd(name: &str) -> io::Result<File> {
     Ok(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?.into())
+}
+
+/// One entry of `query-block`: its name and whether it is full, if a request for it failed and stopped the guest.
+fn failed_block(block: &serde_json::Value) -> Option<(String, bool)> {
+    let no_space = match block["io-status"].as_str()? {
+        "failed" => false,
+        "nospace" => true,
+        _ => return None,
+    };
+    let names = [
+        &block["inserted"]["node-name"],
+        &block["device"],
+        &block["qdev"],
+    ];
+    let name = names
+        .iter()
+        .find_map(|n| n.as_str().filter(|n| !n.is_empty()));
+    Some((name.unwrap_or("a disk").to_owned(), no_space))
 }

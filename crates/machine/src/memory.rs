@@ -15,18 +15,17 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use floe_image::CHUNK_SIZE;
-use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
+use memmap2::{Mmap, MmapMut};
+
+use crate::buffers::{Buffers, stride, threads};
+use crate::hurry::Hurry;
 
 /// Bytes that one thread takes at a time: small enough to share out the end evenly.
-const BLOCK_BYTES: u64 = 16 << 20;
+pub(crate) const BLOCK_BYTES: u64 = 16 << 20;
 /// Pages that are copied with one system call: 256 KiB stay in the second-level cache.
 const BATCH_PAGES: usize = 64;
-/// More threads than this only wait for the memory.
-const THREADS_MAX: usize = 4;
-/// Buffers that are faulted in beyond what the counting pass found: a running guest goes on writing.
-const SPARE_BYTES: u64 = 4 << 20;
 
-const PAGE: u64 = CHUNK_SIZE as u64;
+pub(crate) const PAGE: u64 = CHUNK_SIZE as u64;
 static ZERO_PAGE: [u8; CHUNK_SIZE] = [0; CHUNK_SIZE];
 
 /// A contiguous part of a region in the other process.
@@ -67,6 +66,10 @@ pub(crate) enum Memory {
 pub struct Pages {
     size: u64,
     rest: Rest,
+    /// What the buffers are parts of, each as long as the region.
+    file: Option<File>,
+    /// Where in that file the first buffer begins.
+    start: u64,
     buffers: Vec<MmapMut>,
     entries: Vec<Entry>,
     zeroed: usize,
@@ -80,6 +83,8 @@ struct Entry {
 }
 
 const ZEROED: u64 = u64::MAX;
+/// The page in a buffer, of an entry's place.
+const PLACE_MASK: u64 = (1 << 56) - 1;
 
 impl Pages {
     /// A region of `size` bytes without any page.
@@ -87,10 +92,25 @@ impl Pages {
         Pages {
             size,
             rest: Rest::Zero,
+            file: None,
+            start: 0,
             buffers: Vec::new(),
             entries: Vec::new(),
             zeroed: 0,
         }
+    }
+
+    /// The memory file that the pages are in, if they were copied into one ([`crate::CaptureOptions::in_file`]): all memory blocks
+    /// of a machine have the same.
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// Where in that file the page at a place of the list begins; `None` if it is zero.
+    pub fn offset(&self, index: usize) -> Option<u64> {
+        let place = self.entries[index].place;
+        (place != ZEROED)
+            .then(|| self.start + (place >> 56) * stride(self.size) + (place & PLACE_MASK) * PAGE)
     }
 
     /// Bytes of the region.
@@ -133,7 +153,7 @@ impl Pages {
         if place == ZEROED {
             return &ZERO_PAGE;
         }
-        let start = (place & ((1 << 56) - 1)) as usize * CHUNK_SIZE;
+        let start = (place & PLACE_MASK) as usize * CHUNK_SIZE;
         self.buffers[(place >> 56) as usize][start..start + CHUNK_SIZE]
             .try_into()
             .expect("the slice has a page's length")
@@ -153,44 +173,6 @@ impl From<io::Error> for CopyError {
     fn from(e: io::Error) -> Self {
         CopyError::Io(e)
     }
-}
-
-/// Buffers for one copy: one for each thread, faulted in already.
-pub(crate) struct Buffers {
-    maps: Vec<MmapMut>,
-    limit: u64,
-}
-
-impl Buffers {
-    /// For `expected` bytes of a region of `size` bytes; never more than `limit` are used.
-    pub fn new(size: u64, expected: u64, limit: u64) -> io::Result<Buffers> {
-        let threads = threads(size);
-        let ready = ((expected + expected / 8 + SPARE_BYTES) / threads as u64)
-            .min(size)
-            .next_multiple_of(PAGE);
-        let maps = (0..threads).map(|_| {
-            // Address space for the worst case, one thread finding everything; memory only for what is expected.
-            let map = MmapOptions::new()
-                .len(size.max(PAGE) as usize)
-                .no_reserve_swap()
-                .map_anon()?;
-            let _ = map.advise(Advice::HugePage);
-            // An old kernel can't populate: the pages are faulted in by the copy, which takes a little longer.
-            let _ = map.advise_range(Advice::PopulateWrite, 0, ready.min(limit) as usize);
-            Ok(map)
-        });
-        Ok(Buffers {
-            maps: maps.collect::<io::Result<_>>()?,
-            limit,
-        })
-    }
-}
-
-fn threads(size: u64) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    cores
-        .min(THREADS_MAX)
-        .min(size.div_ceil(BLOCK_BYTES).max(1) as usize)
 }
 
 impl Memory {
@@ -230,7 +212,12 @@ impl Memory {
 
     /// Copy every page that counts. The guest must be paused.
     pub fn copy(&self, buffers: Buffers) -> Result<Pages, CopyError> {
-        let Buffers { maps, limit } = buffers;
+        let Buffers {
+            file,
+            start,
+            maps,
+            limit,
+        } = buffers;
         let rest = match self {
             Memory::Shared { .. } => Rest::Zero,
             Memory::Private { rest, .. } => *rest,
@@ -247,6 +234,8 @@ impl Memory {
         });
         let mut all = Pages {
             rest,
+            file,
+            start,
             ..Pages::empty(self.size())
         };
         for keeper in self.scan(keepers.collect())? {
@@ -369,36 +358,6 @@ impl Visitor for Keeper<'_> {
         });
         self.pages += 1;
         Ok(())
-    }
-}
-
-/// While it lives, the calling thread goes before everything else on the host: a guest is paused for it, for some tens of
-/// milliseconds. Only root may ask for that (others wait their turn), and niceness would not do: it counts only within a
-/// session.
-pub(crate) struct Hurry {
-    policy: libc::c_int,
-    parameters: libc::sched_param,
-}
-
-impl Hurry {
-    pub(crate) fn begin() -> Hurry {
-        let mut parameters = libc::sched_param { sched_priority: 0 };
-        let lowest = libc::sched_param { sched_priority: 1 };
-        // SAFETY: the calls read and write one structure each and concern only the calling thread.
-        let policy = unsafe {
-            libc::sched_getparam(0, &mut parameters);
-            let policy = libc::sched_getscheduler(0);
-            libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &lowest);
-            policy
-        };
-        Hurry { policy, parameters }
-    }
-}
-
-impl Drop for Hurry {
-    fn drop(&mut self) {
-        // SAFETY: the call reads one structure and concerns only the calling thread.
-        unsafe { libc::sched_setscheduler(0, self.policy, &self.parameters) };
     }
 }
 
@@ -576,6 +535,8 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffers::memory_file;
+    use memmap2::MmapOptions;
     use rustix::fs::{MemfdFlags, memfd_create};
 
     const PAGES: usize = 9000;
@@ -589,8 +550,27 @@ mod tests {
 
     fn copy(memory: &Memory, limit: u64) -> Result<Pages, CopyError> {
         let expected = memory.count()?;
-        let mut pages = memory.copy(Buffers::new(memory.size(), expected, limit).unwrap())?;
-        pages.sort();
+        let copy = |file: Option<&File>| -> Result<Pages, CopyError> {
+            let buffers = Buffers::new(memory.size(), expected, limit, file).unwrap();
+            let mut pages = memory.copy(buffers)?;
+            pages.sort();
+            Ok(pages)
+        };
+        let file = memory_file().unwrap();
+        let pages = copy(None)?;
+        // the same, and all of it can be read by whoever has the file, whatever else was copied into it
+        for in_file in [copy(Some(&file))?, copy(Some(&file))?] {
+            assert!(pages.iter().eq(in_file.iter()));
+            let mut page = [0; CHUNK_SIZE];
+            for index in 0..in_file.len() {
+                page.fill(0);
+                if let Some(offset) = in_file.offset(index) {
+                    let file = in_file.file().unwrap();
+                    file.read_exact_at(&mut page, offset).unwrap();
+                }
+                assert!(in_file.nth(index).1 == &page);
+            }
+        }
         Ok(pages)
     }
 

@@ -32,6 +32,12 @@ pub struct Record {
     pub config: MachineConfig,
     /// Where its RAM is.
     pub ram: RamBacking,
+    /// Where the memory blocks are that were added to it, or to the machine that it was captured from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<RamBacking>,
+    /// Devices that the guest was asked to let go and perhaps has not yet, by their ids.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removing: Vec<String>,
     /// Its disks' files.
     pub disks: Vec<PathBuf>,
     /// Its forwards, as of the last change.
@@ -48,6 +54,7 @@ impl Record {
         spec: &crate::spec::Spec,
         config: MachineConfig,
         ram: RamBacking,
+        blocks: Vec<RamBacking>,
         process: ProcessId,
     ) -> Record {
         Record {
@@ -56,6 +63,8 @@ impl Record {
             process,
             config,
             ram,
+            blocks,
+            removing: Vec::new(),
             disks: spec.disks.clone(),
             forwards: spec.forwards.clone(),
             accel: spec.accel.clone(),

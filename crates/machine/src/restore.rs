@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::capture::vram_span;
 use crate::command::{self, RamBacking};
 use crate::error::MachineError;
+use crate::hardware::Profile;
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, launch};
 use crate::machine::{Machine, memfd};
@@ -32,6 +33,8 @@ const LOAD_INTERVAL: Duration = Duration::from_micros(500);
 pub struct Snapshot {
     /// The file of the `ram` region, of exactly the configured size. It is mapped, never written.
     pub ram: PathBuf,
+    /// The files of the regions `ram1`, `ram2`, ..., one for each of the configuration's `memory_blocks`; as `ram`.
+    pub blocks: Vec<PathBuf>,
     /// The `device` region.
     pub device: Vec<u8>,
     /// The chunks of the `vram` region that are not zero: `(index, content)`.
@@ -101,6 +104,8 @@ impl Standby {
     pub fn prepare(spec: Spec, snapshot: &Snapshot) -> Result<Standby, MachineError> {
         let mut watch = Stopwatch::start();
         spec.check()?;
+        // first: a later profile's devices would be refused as foreign
+        Profile::of(&spec.config)?;
         command::check(&spec.config)?;
         let config = spec.config.clone();
         if config.devices.is_empty()
@@ -113,13 +118,24 @@ impl Standby {
         }
         let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
         Host::probe(&spec.programs.qemu, &spec.accel, model)?.check_restore(&config)?;
-        if !snapshot.ram.is_absolute() {
+        let mut files = std::iter::once(&snapshot.ram).chain(&snapshot.blocks);
+        if let Some(relative) = files.find(|path| !path.is_absolute()) {
             return Err(MachineError::Spec {
-                what: format!("path {} must be absolute", snapshot.ram.display()),
+                what: format!("path {} must be absolute", relative.display()),
             });
         }
+        if snapshot.blocks.len() != config.memory_blocks.len() {
+            let what = format!(
+                "{} memory blocks are configured, {} files are given",
+                config.memory_blocks.len(),
+                snapshot.blocks.len()
+            );
+            return Err(MachineError::Spec { what });
+        }
         watch.stage("check");
-        let machine = launch(&spec, config, RamBacking::File(snapshot.ram.clone()), true)?;
+        let ram = RamBacking::File(snapshot.ram.clone());
+        let blocks = snapshot.blocks.iter().cloned().map(RamBacking::File);
+        let machine = launch(&spec, config, ram, blocks.collect(), true)?;
         watch.stage("qemu");
         let mut standby = Standby {
             machine: Some(machine),

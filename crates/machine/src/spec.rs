@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::accel::Accel;
 use crate::error::MachineError;
 use crate::exec::User;
+use crate::guard::{CONSOLE_LOG_BYTES, HostAccess};
+use crate::hardware::Profile;
 
 /// RAM of a machine whose configuration names no size: 1 GiB.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
@@ -142,12 +144,18 @@ pub struct Spec {
     pub dir: PathBuf,
     /// What the guest sees. Empty fields get defaults at a cold start; at a restore it is the image's.
     pub config: MachineConfig,
+    /// The hardware profile of a cold start; a restore has the image's.
+    pub profile: Profile,
     /// One file for each of `config.disks`, read and written with O_DIRECT by the machine's user.
     pub disks: Vec<PathBuf>,
     /// For a direct boot. Not used at a restore: QEMU would read both files whole.
     pub boot: Option<Boot>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<PortForward>,
+    /// What its guest reaches of the host by QEMU's user network.
+    pub host_access: HostAccess,
+    /// Most bytes of the console's log in use; the one before it has as many.
+    pub console_log_bytes: u64,
     /// Its network leads nowhere: neither to the host nor beyond. For a copy that must not be noticed.
     pub isolated: bool,
     /// Its network card has no cable until [`Machine::set_network`](crate::Machine::set_network) plugs one in.
@@ -177,9 +185,12 @@ impl Spec {
             name: name.into(),
             dir: dir.into(),
             config: MachineConfig::default(),
+            profile: Profile::Growable,
             disks: Vec::new(),
             boot: None,
             forwards: Vec::new(),
+            host_access: HostAccess::None,
+            console_log_bytes: CONSOLE_LOG_BYTES,
             isolated: false,
             network_down: false,
             tap: None,

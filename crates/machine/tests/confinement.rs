@@ -219,6 +219,11 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
             dir: "/".into(),
             user: None,
             refuse_huge_pages: refuse,
+            ram: Vec::new(),
+            guard: floe_machine::guard::Role::Machine {
+                access: floe_machine::HostAccess::None,
+                log_bytes: 1 << 20,
+            },
             program: python.clone(),
             args: vec!["-c".into(), ask.into()],
         };

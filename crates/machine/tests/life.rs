@@ -101,6 +101,12 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         let clone = restored.machine;
         let _clone = Guard(&clone);
         eprintln!("{name}: {:?}", restored.stages);
+        let modes = open_modes(clone.pid(), &dir.path().join(format!("{name}.ram")));
+        assert_eq!(
+            modes,
+            [libc::O_RDONLY],
+            "memory that others share is opened for reading"
+        );
         let mut console = Console::open(&clone);
         console.expect_with(|s| counts(s).len() > 2, "the clone counts on");
         // What it said before somebody listened is in its history. Its first line may be the rest of a cut one.
@@ -120,6 +126,10 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         generations.push(generation);
         let shown = picture(&clone, "clone.png");
         assert!(shown == screen, "the clone's screen is its parent's");
+
+        // Memory that the guest gives back is taken without a word.
+        let log = std::fs::read_to_string(clone.dir().join("qemu.log")).unwrap();
+        assert!(!log.contains("fallocate"), "{log}");
 
         // What a clone wrote is what its next capture holds, on top of the image.
         console.run("echo changed > /dev/shm/mine; dd if=/dev/zero of=/dev/shm/zeros bs=4096 count=64 2>/dev/null");

@@ -204,7 +204,7 @@ fn a_full_disk_pauses_the_machine_and_it_goes_on_when_there_is_room() {
     spec.config.disks = vec!["disk0".into()];
     spec.disks = vec![disk.clone()];
     let (machine, mut console) = boot(spec);
-    let _machine = Guard(&machine);
+    let guard = Guard(&machine);
     console.send("tr '\\0' x < /dev/zero | dd of=/dev/vda bs=64k count=128 iflag=fullblock 2>/dev/null; sync; echo 'WRIT''TEN'");
     let deadline = std::time::Instant::now() + PATIENCE;
     let full = loop {
@@ -224,6 +224,13 @@ fn a_full_disk_pauses_the_machine_and_it_goes_on_when_there_is_room() {
             no_space: true
         }
     );
+    // One who comes later is told the same: QEMU knows it, though the event is long gone.
+    let home = machine.dir().to_owned();
+    std::mem::forget(guard);
+    drop(machine);
+    let machine = Machine::adopt(&home).unwrap();
+    let _machine = Guard(&machine);
+    assert_eq!(machine.status().unwrap(), full);
     small.remount("size=32m");
     machine.cont().unwrap();
     console.expect("WRITTEN");

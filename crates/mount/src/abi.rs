@@ -127,6 +127,12 @@ pub(crate) fn parse_read(body: &[u8]) -> Option<(u64, u32)> {
     Some((u64_at(body, 8)?, u32_at(body, 16)?))
 }
 
+/// `fuse_open_in`: whether the file is to be opened for writing.
+pub(crate) fn parse_open(body: &[u8]) -> Option<bool> {
+    let flags = u32_at(body, 0)? as i32;
+    Some(flags & libc::O_ACCMODE != libc::O_RDONLY)
+}
+
 /// `fuse_write_in`: offset, flags, data.
 pub(crate) fn parse_write(body: &[u8]) -> Option<(u64, u32, &[u8])> {
     let size = u32_at(body, 16)? as usize;
@@ -365,6 +371,7 @@ mod tests {
             }
             parse_name(&bytes);
             parse_read(&bytes);
+            parse_open(&bytes);
             parse_write(&bytes);
             parse_setattr(&bytes);
             parse_fallocate(&bytes);

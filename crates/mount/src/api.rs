@@ -5,13 +5,13 @@ use crate::core::Core;
 use crate::device::{self, Device};
 use crate::image::Image;
 use crate::machine::{self, Machine};
-use crate::overlay::{Base, BaseRecord, Disk};
+use crate::overlay::{Base, BaseRecord, Disk, remove_earlier_boots};
 use crate::owner::Message;
-use crate::supervisor::Client;
 use crate::trace::Trace;
-use crate::tree::{Node, Tree};
+use crate::tree::{Kept, Node, Tree};
 use crate::{
-    ImageHandle, ImageSpec, MachineHandle, MachineSpec, MountError, MountOptions, PushReport, Stats,
+    ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
+    PushReport, Stats,
 };
 use crate::{abi, owner, push, serve};
 use floe_image::{Hash, Manifest};
@@ -20,13 +20,15 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 /// Blocks that wait to be pushed; more aren't worth it, they will have been touched by then.
 const PUSHES_QUEUED_MAX: usize = 256;
 /// What statfs calls tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+/// Name of the table of inodes among a mount's descriptors.
+const TREE: &str = "tree";
 /// Longest name of a machine.
 const MACHINE_NAME_MAX: usize = 63;
 
@@ -56,20 +58,39 @@ fn held_prefix(mountpoint: &Path) -> String {
     format!("mount-{}-", &hash[..16])
 }
 
+/// Where the table of a mount's inodes is kept.
+fn kept_tree(keeper: &Keeper, mountpoint: &Path) -> Kept {
+    Kept {
+        keeper: keeper.clone(),
+        name: format!("{}{TREE}", held_prefix(mountpoint)),
+    }
+}
+
 fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connection>, MountError> {
-    let (Some(socket), Some(table)) = (&options.supervisor, Tree::load(&options.runtime_dir)?)
-    else {
+    let Some(keeper) = &options.keeper else {
         return Ok(None);
     };
-    let mut client = Client::connect(socket)?;
     let prefix = held_prefix(mountpoint);
-    let mut devices = Vec::new();
-    for name in client.list()?.iter().filter(|n| n.starts_with(&prefix)) {
-        devices.extend(client.get(name)?.map(Device::new));
+    let (mut names, mut devices) = (Vec::new(), Vec::new());
+    for name in keeper.list()? {
+        if name.strip_prefix(&prefix).is_some_and(|rest| rest != TREE) {
+            devices.extend(keeper.take(&name)?.map(Device::new));
+            names.push(name);
+        }
     }
     if !devices.first().is_some_and(Device::alive) {
+        drop(devices);
+        names.iter().for_each(|name| keeper.release(name));
         return Ok(None);
     }
+    let table = Tree::load(&kept_tree(keeper, mountpoint), &options.runtime_dir);
+    let table = table.map_err(|error| MountError::Cannot {
+        path: mountpoint.to_owned(),
+        reason: format!(
+            "machines run on it, and which of its files are whose is not to be found out ({error})"
+        ),
+        fix: "end the `floe supervisor` of this state directory; its machines lose their memory, and start again from their disks",
+    })?;
     let max_write = table.max_write as usize;
     Ok(Some(Connection {
         devices,
@@ -79,14 +100,11 @@ fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connect
 }
 
 fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, MountError> {
-    // What a node without a supervisor left behind: "Transport endpoint is not connected".
-    let stale =
-        std::fs::metadata(mountpoint).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
-    if stale {
-        device::unmount(mountpoint).map_err(MountError::io(
-            "unmount what a dead node left on",
-            mountpoint,
-        ))?;
+    if device::unmount_dead(mountpoint)? > 0 {
+        tracing::warn!(
+            mountpoint = %mountpoint.display(),
+            "a mount was dead, because its node and its supervisor ended together; it is replaced"
+        );
     }
     let device = device::mount(mountpoint, options.allow_other)?;
     let max_write = serve::negotiate(&device, mountpoint)?;
@@ -95,10 +113,9 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
         .collect::<Result<_, _>>()
         .map_err(MountError::io("clone the descriptor of", mountpoint))?;
     let devices: Vec<Device> = std::iter::once(device).chain(clones).collect();
-    if let Some(socket) = &options.supervisor {
-        let mut client = Client::connect(socket)?;
+    if let Some(keeper) = &options.keeper {
         for (i, device) in devices.iter().enumerate() {
-            client.put(&format!("{}{i}", held_prefix(mountpoint)), device)?;
+            keeper.hold(&format!("{}{i}", held_prefix(mountpoint)), device)?;
         }
     }
     Ok(Connection {
@@ -108,17 +125,24 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
     })
 }
 
-/// Where live maps are: memory that outlives the process.
-fn live_dir(runtime_dir: &Path) -> Result<PathBuf, MountError> {
-    let shm = Path::new("/dev/shm");
+/// Where live maps are: what outlives the process. For root that is memory, which a full disk does not concern. A logout
+/// takes other users' files out of `/dev/shm`, while their node and machines may go on: they have the runtime directory.
+fn live_dir(runtime_dir: &Path, shm: &Path, root: bool) -> Result<PathBuf, MountError> {
     let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|s| s.f_type == TMPFS_MAGIC);
-    let dir = if is_tmpfs {
-        shm.join(format!("floe-{}", rustix::process::geteuid().as_raw()))
-    } else {
-        runtime_dir.join("live")
-    };
-    make_private(&dir)?;
-    Ok(dir)
+    let on_disk = runtime_dir.join("live");
+    // maps that are there already are looked for there
+    let used = std::fs::read_dir(&on_disk).is_ok_and(|mut maps| maps.next().is_some());
+    if root && is_tmpfs && !used {
+        let dir = shm.join("floe-0");
+        match make_private(&dir) {
+            Ok(()) => return Ok(dir),
+            // anybody may be first there
+            Err(error) => tracing::warn!(%error, "live maps are kept on the disk"),
+        }
+    }
+    make_private(&on_disk)?;
+    remove_earlier_boots(&on_disk).map_err(MountError::io("clear", &on_disk))?;
+    Ok(on_disk)
 }
 
 fn make_private(dir: &Path) -> Result<(), MountError> {
@@ -129,7 +153,8 @@ fn make_private(dir: &Path) -> Result<(), MountError> {
     made.map_err(MountError::io("make", dir))?;
     // In /dev/shm somebody else may have been first.
     let meta = std::fs::symlink_metadata(dir).map_err(MountError::io("look at", dir))?;
-    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+    let closed = meta.mode() & 0o022 == 0;
+    if !meta.is_dir() || !closed || meta.uid() != rustix::process::geteuid().as_raw() {
         let reason = "it belongs to somebody else; remove it".to_owned();
         return Err(MountError::Overlay {
             path: dir.to_owned(),
@@ -151,13 +176,15 @@ impl Mount {
     /// requests for images and machines that weren't added yet wait: add them all, then call [`Mount::takeover_done`].
     pub fn start(mountpoint: &Path, options: MountOptions) -> Result<Self, MountError> {
         make_private(&options.runtime_dir)?;
-        let live_dir = live_dir(&options.runtime_dir)?;
+        let root = rustix::process::geteuid().is_root();
+        let live_dir = live_dir(&options.runtime_dir, Path::new("/dev/shm"), root)?;
         let (connection, took_over) = match take_over(mountpoint, &options)? {
             Some(connection) => (connection, true),
             None => (connect(mountpoint, &options)?, false),
         };
+        let keeper = options.keeper.as_ref();
         let tree = Tree::new(
-            &options.runtime_dir,
+            keeper.map(|keeper| kept_tree(keeper, mountpoint)),
             connection.table,
             connection.max_write as u32,
         )?;
@@ -176,16 +203,22 @@ impl Mount {
             took_over,
         );
         let core = Arc::new(core);
+        let buffers = serve::Buffers::new(core.devices.len(), core.max_write)
+            .map_err(MountError::io("get memory for the buffers of", mountpoint))?;
+        let mut replies = buffers.replies.into_iter();
         let mut threads = Vec::new();
-        for device in 0..core.devices.len() {
+        for (device, (request, reply)) in buffers.requests.into_iter().zip(&mut replies).enumerate()
+        {
             let core = core.clone();
             threads.push(spawn(format!("floe-fuse-{device}"), move || {
-                serve::run(&core, device)
+                serve::run(&core, device, request, reply)
             })?);
         }
-        for i in 0..serve::WORKERS {
+        for (i, reply) in replies.enumerate() {
             let (core, work) = (Arc::downgrade(&core), work.clone());
-            spawn(format!("floe-disk-{i}"), move || serve::work(&core, &work))?;
+            spawn(format!("floe-disk-{i}"), move || {
+                serve::work(&core, &work, reply)
+            })?;
         }
         let weak = Arc::downgrade(&core);
         spawn("floe-planner".into(), move || {
@@ -301,7 +334,7 @@ impl Mount {
                 .regions
                 .write()
                 .insert(state.id, (Arc::downgrade(&image), region));
-            let urgency = if state.name == "ram" {
+            let urgency = if floe_image::memory_block(&state.name).is_some() {
                 Urgency::Memory
             } else {
                 Urgency::Storage
@@ -338,15 +371,12 @@ impl Mount {
                 reason: "there is one of that name; remove it first",
             });
         }
-        std::fs::create_dir_all(&spec.dir).map_err(MountError::io("make", &spec.dir))?;
+        floe_store::private::make_dirs(&spec.dir).map_err(MountError::io("make", &spec.dir))?;
         let image = spec.image.image.clone();
         let (mut disks, mut traced) = (Vec::new(), Vec::new());
         for disk in &spec.disks {
-            if !floe_image::region_name_is_valid(&disk.name)
-                || ["ram", "vram"].contains(&disk.name.as_str())
-            {
-                let reason =
-                    "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram nor vram";
+            if !floe_image::region_name_is_valid(&disk.name) || is_shown(&disk.name) {
+                let reason = "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
                 return Err(MountError::Name {
                     what: "disk",
                     name: disk.name.clone(),
@@ -378,6 +408,7 @@ impl Mount {
         }
         let trace = Trace::open(&spec.dir, image.id, &spec.name)?;
         let machine = Arc::new(Machine {
+            id: self.core.next_machine(),
             name: spec.name,
             uid: spec.uid,
             gid: spec.gid,
@@ -386,13 +417,14 @@ impl Mount {
             traced,
             trace,
             counters: machine::Counters::default(),
+            relieving: AtomicBool::new(false),
         });
         let dir = format!("machines/{}", machine.name);
         let mut entries = vec![(dir.clone(), None)];
-        for name in ["ram", "vram"] {
-            if let Some(region) = image.region(name) {
+        for (region, shown) in image.regions.iter().enumerate() {
+            if is_shown(&shown.name) {
                 entries.push((
-                    format!("{dir}/{name}"),
+                    format!("{dir}/{}", shown.name),
                     Some(Node::Region {
                         image: image.clone(),
                         region,
@@ -539,15 +571,16 @@ impl Mount {
             }
             machine.trace.write_out()?;
         }
-        if let Some(socket) = &self.core.options.supervisor {
-            let mut client = Client::connect(socket)?;
+        if let Some(keeper) = &self.core.options.keeper {
             let prefix = held_prefix(&self.mountpoint);
-            for name in client.list()?.iter().filter(|n| n.starts_with(&prefix)) {
-                client.drop_fd(name)?;
+            let devices = (0..self.core.devices.len()).map(|i| i.to_string());
+            for name in devices.chain([TREE.to_owned()]) {
+                keeper.release(&format!("{prefix}{name}"));
             }
         }
         device::unmount(&self.mountpoint).map_err(MountError::io("unmount", &self.mountpoint))?;
         device::abort(self.device_number);
+        device::unmount_dead(&self.mountpoint)?;
         Ok(())
     }
 
@@ -578,6 +611,11 @@ impl Drop for Mount {
     }
 }
 
+/// Whether a region of a machine's image is in the machine's own directory, besides its disks: its memory.
+fn is_shown(region: &str) -> bool {
+    region == "vram" || floe_image::memory_block(region).is_some()
+}
+
 fn check_machine_name(name: &str) -> Result<(), MountError> {
     let rest = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._-".contains(&b);
     let first = name
@@ -593,4 +631,21 @@ fn check_machine_name(name: &str) -> Result<(), MountError> {
         name: name.to_owned(),
         reason,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_logout_takes_no_live_map_along_and_nobody_can_be_first_in_its_place() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (run, shm) = (dir.path().join("run"), dir.path());
+        // of a user, the system removes all of /dev/shm when the last session ends
+        assert_eq!(live_dir(&run, shm, false).unwrap(), run.join("live"));
+        assert_eq!(live_dir(&run, shm, true).unwrap(), shm.join("floe-0"));
+        std::fs::remove_dir(shm.join("floe-0")).unwrap();
+        std::os::unix::fs::symlink("/etc", shm.join("floe-0")).unwrap();
+        assert_eq!(live_dir(&run, shm, true).unwrap(), run.join("live"));
+    }
 }

@@ -2,7 +2,7 @@
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use floe_planner::Link;
-use floe_source::Fetcher;
+use floe_source::{Fetcher, Who};
 use floe_store::{Cache, Pin};
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ pub(crate) trait Backend: Send + Sync {
     fn has(&self, hash: &Hash) -> bool;
     /// A segment table that is here.
     fn segment(&self, hash: &Hash) -> Option<Arc<Segment>>;
-    /// Brings an item that is waited for. With `here` the calling thread may do it if that is quick.
-    fn demand(&self, kind: Kind, hash: &Hash, here: bool, done: Done);
+    /// Brings an item that is waited for, for whoever asks. With `here` the calling thread may do it if that is quick.
+    fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done);
     /// Brings items ahead of need.
-    fn prefetch(&self, items: Vec<(Kind, Hash)>, each: Each);
+    fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each);
     /// The link's estimate.
     fn link(&self) -> Option<Link>;
 }
@@ -54,23 +54,23 @@ impl Backend for Stored {
         self.cache.get_segment(hash, Some(&self.pin))
     }
 
-    fn demand(&self, kind: Kind, hash: &Hash, here: bool, done: Done) {
+    fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done) {
         let done = move |result: Result<&[u8], floe_source::SourceError>| {
             done(result.map_err(|e| e.to_string()))
         };
         if here {
-            self.fetcher.demand_here(&self.image, kind, hash, done);
+            self.fetcher.demand_here(who, &self.image, kind, hash, done);
         } else {
-            self.fetcher.demand(&self.image, kind, hash, done);
+            self.fetcher.demand(who, &self.image, kind, hash, done);
         }
     }
 
-    fn prefetch(&self, items: Vec<(Kind, Hash)>, each: Each) {
+    fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each) {
         let each = move |_: Kind, hash: &Hash, result: Result<(), &floe_source::SourceError>| {
             each(hash, result.map_err(|e| e.to_string()));
         };
         self.fetcher
-            .prefetch_with(&self.image, items, Arc::new(each));
+            .prefetch_with(who, &self.image, items, Arc::new(each));
     }
 
     fn link(&self) -> Option<Link> {

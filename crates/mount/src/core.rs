@@ -15,6 +15,7 @@ use crate::push::PushBlock;
 use crate::tree::Tree;
 use crossbeam_channel::Sender;
 use floe_planner::{Event, RegionId};
+use floe_source::{MachineId, Who};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -115,6 +116,7 @@ pub(crate) struct Core {
     pub regions: RwLock<HashMap<RegionId, (Weak<Image>, usize)>>,
     pub pids: RwLock<HashMap<u32, Weak<Machine>>>,
     threads: RwLock<HashMap<u32, Weak<Machine>>>,
+    machines_made: AtomicU32,
     /// FUSE threads that are in a disk's file at present.
     pub in_disks: AtomicUsize,
 }
@@ -166,8 +168,14 @@ impl Core {
             regions: RwLock::default(),
             pids: RwLock::default(),
             threads: RwLock::default(),
+            machines_made: AtomicU32::new(0),
             in_disks: AtomicUsize::new(0),
         }
+    }
+
+    /// A number for a new machine; they begin with 1.
+    pub(crate) fn next_machine(&self) -> MachineId {
+        MachineId(self.machines_made.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// Tries a read into `out`; what it lacks is in `reading`.
@@ -224,6 +232,7 @@ impl Core {
         parked
             .left
             .store(reading.needs.len() + 1, Ordering::Release);
+        let who = self.who(&target, parked.asker.pid);
         for need in reading.needs {
             let (core, parked, owner) = (self.clone(), parked.clone(), image.clone());
             let done = move |result: Result<&[u8], String>| {
@@ -235,7 +244,7 @@ impl Core {
             };
             image
                 .backend
-                .demand(need.kind, &need.hash, here, Box::new(done));
+                .demand(who, need.kind, &need.hash, here, Box::new(done));
         }
         self.one_less(parked);
     }
@@ -383,6 +392,16 @@ impl Core {
                 });
             }
         }
+    }
+
+    /// Whose demand a request is. A thread that asks for memory for the first time is nobody's yet: looking up whose it is
+    /// takes longer than a fault may.
+    fn who(&self, target: &Target, pid: u32) -> Who {
+        let machine = match target {
+            Target::Disk(machine, _) => Some(machine.clone()),
+            Target::Region(..) => self.threads.read().get(&pid).and_then(Weak::upgrade),
+        };
+        Who::demand(machine.map_or(MachineId::NONE, |machine| machine.id))
     }
 
     fn region_id(&self, target: &Target, region: usize) -> Option<RegionId> {

@@ -1,5 +1,6 @@
 //! `/dev/fuse`: opening, cloning and mounting it, reading requests and writing answers.
 
+use crate::pinned::Pinned;
 use crate::{MountError, abi};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -7,9 +8,15 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// `_IOR(229, 0, uint32_t)`: another descriptor with a queue of its own for the same connection.
 const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_E500u32 as libc::Ioctl;
+
+/// Dead mounts that are looked for on one mountpoint.
+const DEAD_MAX: usize = 1000;
+/// How long a mount may take to answer before it counts as alive and busy.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 /// One descriptor of a connection. A request must be answered on the descriptor that it was read from.
 pub(crate) struct Device(OwnedFd);
@@ -46,11 +53,12 @@ impl Device {
         }
     }
 
-    /// The next request, or `None` when the file system is unmounted.
-    pub(crate) fn read(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+    /// The next request, or `None` when the file system is unmounted. Only into pinned memory: a reader that is killed while a page
+    /// of its buffer is missing would end the request with EIO.
+    pub(crate) fn read(&self, buf: &mut Pinned) -> io::Result<Option<usize>> {
         use rustix::io::Errno;
         loop {
-            match rustix::io::read(&self.0, &mut *buf) {
+            match rustix::io::read(&self.0, &mut **buf) {
                 Ok(n) => return Ok(Some(n)),
                 // ENOENT: the request was taken back while we read it.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
@@ -222,6 +230,32 @@ pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
     } else {
         Err(io::Error::other("fusermount3 -u failed"))
     }
+}
+
+/// Unmounts what dead nodes have left on a mountpoint ("Transport endpoint is not connected"), one mount below the other; how many.
+pub(crate) fn unmount_dead(mountpoint: &Path) -> Result<usize, MountError> {
+    for count in 0..DEAD_MAX {
+        if !is_dead(mountpoint) {
+            return Ok(count);
+        }
+        unmount(mountpoint).map_err(MountError::io(
+            "unmount what a dead node left on",
+            mountpoint,
+        ))?;
+    }
+    Ok(DEAD_MAX)
+}
+
+/// Whether nobody will ever answer what is asked of a mount. Its attributes may still be known to the kernel, so it is asked for
+/// what never is. One that just does not answer is not dead; the thread waits for it.
+fn is_dead(mountpoint: &Path) -> bool {
+    let (tell, told) = crossbeam_channel::bounded(1);
+    let path = mountpoint.to_owned();
+    let ask = move || {
+        let _ = tell.send(rustix::fs::statvfs(&path).map(|_| ()));
+    };
+    let asked = std::thread::Builder::new().spawn(ask);
+    asked.is_ok() && told.recv_timeout(ANSWER_WAIT) == Ok(Err(rustix::io::Errno::NOTCONN))
 }
 
 /// Ends a connection at once, so that whoever waits for an answer gets an error; as far as fusectl is mounted.

@@ -35,6 +35,14 @@ pub enum MountError {
         /// What is wrong.
         reason: String,
     },
+    /// The supervisor is there and does not hold what it was given.
+    #[error("the supervisor at {} does not hold it: {reason}", path.display())]
+    Refused {
+        /// Its socket.
+        path: PathBuf,
+        /// What it said.
+        reason: String,
+    },
     /// A name that is already taken or that can't be a file's name.
     #[error("{what} {name:?}: {reason}")]
     Name {

@@ -5,7 +5,7 @@ use crate::image::Image;
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, Disk};
 use crate::owner::Message;
-use crate::{Buffering, FrozenDisk, ImageStats, MachineStats, MountError};
+use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountError};
 use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
 use std::path::{Path, PathBuf};
@@ -118,6 +118,16 @@ impl MachineHandle {
             .map(|_| self.dir.join("ram"))
     }
 
+    /// The files of all of the machine's memory: `ram`, and then each block that was added to the captured machine. Empty if
+    /// the image has no memory.
+    pub fn memory_paths(&self) -> Vec<PathBuf> {
+        let names = (0..).map(floe_image::memory_region);
+        names
+            .take_while(|name| self.machine.image.region(name).is_some())
+            .map(|name| self.dir.join(name))
+            .collect()
+    }
+
     /// The video memory's file, if the image has one.
     pub fn vram_path(&self) -> Option<PathBuf> {
         self.machine
@@ -170,6 +180,20 @@ impl MachineHandle {
             .any(|(disk, frozen)| disk.has_frozen(frozen))
     }
 
+    /// What a freeze under an earlier node left, by the highest layers of the disks in their order; `None` if there is nothing of
+    /// it any more.
+    pub fn frozen(&self, last_layers: &[u32]) -> Option<FrozenLayers> {
+        let disks = &self.machine.disks;
+        if disks.len() != last_layers.len() {
+            return None;
+        }
+        let pairs = disks.iter().zip(last_layers);
+        let disks = pairs.map(|(disk, last)| disk.frozen(*last));
+        Some(FrozenLayers {
+            disks: disks.collect::<Option<_>>()?,
+        })
+    }
+
     /// Layers of the disk that has most of them: each read looks through so many.
     pub fn height(&self) -> usize {
         let heights = self.machine.disks.iter().map(Disk::height);
@@ -208,6 +232,27 @@ impl MachineHandle {
                 .map(|_| ())
                 .map_err(MountError::io("flush disk", &d.name))
         })
+    }
+
+    /// The disks whose flushes fail, because the host's disk under them failed. Each further flush tries to make good what may
+    /// be lost, and succeeds when it did.
+    pub fn failed_disks(&self) -> Vec<FailedDisk> {
+        let failed = |d: &Disk| {
+            let failure = d.failure()?;
+            Some(FailedDisk {
+                disk: d.name.clone(),
+                errno: failure.errno,
+                lost_bytes: failure.lost_bytes,
+                unknown: failure.unknown,
+            })
+        };
+        self.machine.disks.iter().filter_map(failed).collect()
+    }
+
+    /// Takes the disks as they are from now on, whatever was lost of what the guest wrote after its last flush: for a guest that
+    /// starts anew, to which this is a power cut. Never for one that goes on.
+    pub fn accept_losses(&self) {
+        self.machine.disks.iter().for_each(Disk::accept_losses);
     }
 
     /// The counters.

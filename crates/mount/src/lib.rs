@@ -10,7 +10,7 @@
 //! here: a read of a chunk that isn't in the cache asks the fetcher and is answered by whoever brings it, while the threads
 //! that serve the kernel go on. [`Mount::add_machine`] gives a machine its disks: layers over the image
 //! ([`MachineHandle::freeze`] puts a new one on top in no time). A node that is killed leaves its `/dev/fuse` descriptors with
-//! the [`supervisor`]; the next one takes the connection over and no VMM notices.
+//! the [`supervisor`]; the next one takes the connection over and no VMM notices. A [`Keeper`] sees to it that there is one.
 //!
 //! Not here: where chunks come from (floe-source), what is fetched ahead (floe-planner), what a machine is (floe-machine).
 //! The kernel's protocol is spoken directly, without a FUSE library: none can take a connection over.
@@ -23,10 +23,12 @@ mod device;
 mod error;
 mod handles;
 mod image;
+mod keeper;
 mod machine;
 mod options;
 mod overlay;
 mod owner;
+mod pinned;
 mod push;
 mod serve;
 mod stats;
@@ -38,6 +40,7 @@ mod tree;
 pub use api::Mount;
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
+pub use keeper::Keeper;
 pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
 pub use overlay::FrozenDisk;
-pub use stats::{Buffering, ImageStats, MachineStats, PushReport, Stats};
+pub use stats::{Buffering, FailedDisk, ImageStats, MachineStats, PushReport, Stats};

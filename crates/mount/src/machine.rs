@@ -4,10 +4,13 @@ use crate::MachineStats;
 use crate::image::Image;
 use crate::overlay::Disk;
 use crate::trace::Trace;
+use floe_source::MachineId;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Machine {
+    /// Its number in what is asked for it.
+    pub id: MachineId,
     pub name: String,
     pub uid: u32,
     pub gid: u32,
@@ -17,6 +20,8 @@ pub(crate) struct Machine {
     pub traced: Vec<Option<u8>>,
     pub trace: Trace,
     pub counters: Counters,
+    /// A flush that nobody asked for is under way.
+    pub relieving: AtomicBool,
 }
 
 #[derive(Default)]
@@ -38,6 +43,25 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 
 pub(crate) fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
+}
+
+/// Flushes a disk of which so much was written without a flush that there is no room for more checksums, on a thread of its
+/// own.
+pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
+    if !machine.disks[disk].wants_flush() || machine.relieving.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let of = machine.clone();
+    let flush = move || {
+        if let Err(error) = of.disks[disk].flush() {
+            tracing::error!(machine = of.name, disk = of.disks[disk].name, %error, "a disk's flush failed");
+        }
+        of.relieving.store(false, Ordering::Release);
+    };
+    let thread = std::thread::Builder::new().name("floe-relieve".into());
+    if thread.spawn(flush).is_err() {
+        machine.relieving.store(false, Ordering::Release);
+    }
 }
 
 impl Machine {

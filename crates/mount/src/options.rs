@@ -1,6 +1,6 @@
 //! What the mount is told.
 
-use crate::ImageHandle;
+use crate::{ImageHandle, Keeper};
 use floe_image::{Hash, Manifest};
 use floe_source::Fetcher;
 use floe_store::Cache;
@@ -13,10 +13,10 @@ use std::time::Duration;
 pub struct MountOptions {
     /// Threads that serve the kernel. They never wait for the network, so few do.
     pub threads: usize,
-    /// Socket of the [`crate::supervisor`]; without one a killed node takes its machines along.
-    pub supervisor: Option<PathBuf>,
-    /// Where the mount keeps what a takeover needs (inode numbers, the protocol's negotiated limits) and the disks' live
-    /// maps where there is no `/dev/shm`. Survives the node, needn't survive the host.
+    /// What has the supervisor hold the connection; without it a killed node takes its machines along.
+    pub keeper: Option<Keeper>,
+    /// Where the mount keeps the disks' live maps, unless root has them in `/dev/shm`. Survives the node, needn't survive the
+    /// host.
     pub runtime_dir: PathBuf,
     /// Whether other users (a machine's own) may use the mount. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
@@ -32,7 +32,7 @@ impl MountOptions {
     pub fn new(runtime_dir: impl Into<PathBuf>) -> Self {
         Self {
             threads: 4,
-            supervisor: None,
+            keeper: None,
             runtime_dir: runtime_dir.into(),
             allow_other: rustix::process::geteuid().is_root(),
             io_timeout: None,

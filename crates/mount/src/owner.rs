@@ -8,6 +8,7 @@ use crate::push::PushBlock;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use floe_image::{Hash, Kind};
 use floe_planner::{Action, Event, Planner, RegionId};
+use floe_source::{Purpose, Who};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -213,7 +214,8 @@ fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {
         }
     };
     let items = hashes.into_iter().map(|h| (Kind::Chunk, h)).collect();
-    image.backend.prefetch(items, Arc::new(each));
+    let who = Who::node(Purpose::Prefetch);
+    image.backend.prefetch(who, items, Arc::new(each));
 }
 
 fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
@@ -242,7 +244,8 @@ fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
             }));
         }
     };
-    image.backend.prefetch(items, Arc::new(each));
+    let who = Who::node(Purpose::Prefetch);
+    image.backend.prefetch(who, items, Arc::new(each));
 }
 
 /// Traces, deadlines, links, and regions that nobody has any more.

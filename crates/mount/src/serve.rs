@@ -8,10 +8,12 @@ use crate::device::Device;
 use crate::image::Reading;
 use crate::machine::{self, Machine};
 use crate::overlay::Stop;
+use crate::pinned::Pinned;
 use crate::push;
 use crate::tree::{Found, Node};
 use crossbeam_channel::Receiver;
 use floe_image::CHUNK_SIZE;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -39,10 +41,9 @@ pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, Mou
         reason,
         fix,
     };
-    let mut buf = vec![0; request_bytes(IO_BYTES_MAX)];
-    let n = device
-        .read(&mut buf)
-        .map_err(MountError::io("read INIT from /dev/fuse for", mountpoint))?;
+    let init = || MountError::io("read INIT from /dev/fuse for", mountpoint);
+    let mut buf = Pinned::new(request_bytes(IO_BYTES_MAX)).map_err(init())?;
+    let n = device.read(&mut buf).map_err(init())?;
     let request = n
         .and_then(|n| abi::parse(&buf[..n]))
         .filter(|(h, _)| h.opcode == op::INIT);
@@ -92,10 +93,44 @@ pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, Mou
     Ok(IO_BYTES_MAX)
 }
 
+/// What the threads of a mount read requests into and answer from: made, with all of their pages, before the first request
+/// is read.
+pub(crate) struct Buffers {
+    /// One for each descriptor.
+    pub requests: Vec<Pinned>,
+    /// One for each descriptor, then one for each worker.
+    pub replies: Vec<Pinned>,
+}
+
+impl Buffers {
+    /// Buffers for `devices` descriptors and the workers.
+    pub(crate) fn new(devices: usize, max_write: usize) -> io::Result<Self> {
+        let many = |n: usize, bytes| {
+            (0..n)
+                .map(|_| Pinned::new(bytes))
+                .collect::<io::Result<_>>()
+        };
+        // Requests first: where little may be locked it should be these.
+        let requests: Vec<Pinned> = many(devices, request_bytes(max_write))?;
+        let replies: Vec<Pinned> = many(devices + WORKERS, abi::OUT_HEADER_BYTES + IO_BYTES_MAX)?;
+        let all = || requests.iter().chain(&replies);
+        let bytes: usize = all().map(|b| b.len()).sum();
+        let locked: usize = all().filter(|b| b.is_locked()).map(|b| b.len()).sum();
+        tracing::debug!(bytes, locked, "buffers of the mount are in memory");
+        if locked < bytes {
+            tracing::info!(
+                bytes,
+                locked,
+                "not all buffers of the mount could be locked in memory; raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the unit), \
+                 or a node that is killed under memory pressure may pause a machine"
+            );
+        }
+        Ok(Self { requests, replies })
+    }
+}
+
 /// Serves one descriptor until the mount is gone.
-pub(crate) fn run(core: &Arc<Core>, device: usize) {
-    let mut request = vec![0; request_bytes(core.max_write)];
-    let mut reply = vec![0; abi::OUT_HEADER_BYTES + IO_BYTES_MAX];
+pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut reply: Pinned) {
     loop {
         match core.devices[device].read(&mut request) {
             Ok(Some(n)) => handle(core, device, &request[..n], &mut reply, true),
@@ -109,8 +144,7 @@ pub(crate) fn run(core: &Arc<Core>, device: usize) {
 }
 
 /// Does what was handed over, on a thread that may be slow.
-pub(crate) fn work(core: &Weak<Core>, inbox: &Receiver<(usize, Vec<u8>)>) {
-    let mut reply = vec![0; abi::OUT_HEADER_BYTES + IO_BYTES_MAX];
+pub(crate) fn work(core: &Weak<Core>, inbox: &Receiver<(usize, Vec<u8>)>, mut reply: Pinned) {
     while let Ok((device, request)) = inbox.recv() {
         let Some(core) = core.upgrade() else {
             return;
@@ -251,7 +285,17 @@ impl Call<'_> {
     fn open(&self, node: &Node) {
         match node {
             Node::Dir { .. } => self.errno(libc::EISDIR),
-            Node::Region { .. } => self.reply(&abi::open_out(open::KEEP_CACHE | open::NOFLUSH)),
+            // One inode for all machines, so that they share its pages in the page cache: nobody may write these, not even until
+            // the write is refused. The kernel refuses to map a file of direct I/O shared (as DIRECT_IO_ALLOW_MMAP isn't asked
+            // for in INIT), now and by a later mprotect. A private mapping of it is still one of the page cache, which is dropped first:
+            // who opens for reading, as machines' QEMUs do, spares the others that.
+            Node::Region { .. } => {
+                let direct = match abi::parse_open(self.body) {
+                    Some(false) => 0,
+                    _ => open::DIRECT_IO,
+                };
+                self.reply(&abi::open_out(direct | open::KEEP_CACHE | open::NOFLUSH))
+            }
             // Never through the page cache: the guest has one, and layers change under it.
             Node::Disk { .. } => self.reply(&abi::open_out(
                 open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES | open::NOFLUSH,
@@ -384,6 +428,7 @@ impl Call<'_> {
             Ok(()) => {
                 self.reply(&abi::Out::default().u32(data.len() as u32).u32(0).0);
                 count_write(self.core, &machine, data.len() as u64);
+                machine::relieve(&machine, disk);
             }
             Err(Stop::Needs) => {
                 count_write(self.core, &machine, data.len() as u64);
@@ -396,14 +441,20 @@ impl Call<'_> {
                 self.core.park(op, self.asker(), reading);
             }
             Err(Stop::Errno(errno)) => {
-                tracing::error!(machine = machine.name, errno, "a disk's write failed");
+                let name = &machine.disks[disk].name;
+                tracing::error!(
+                    machine = machine.name,
+                    disk = name,
+                    errno,
+                    "a disk's write failed"
+                );
                 self.fail(errno);
             }
         }
     }
 
-    /// An image is never written. One that comes from the page cache means that somebody mapped it shared and wrote: the
-    /// pages are thrown away, so that other machines get the image's content again.
+    /// An image is never written. A write that comes from the page cache would mean that somebody mapped it shared all the same,
+    /// through a descriptor of a node before this rule: the pages are thrown away, so that others get the image's content again.
     fn refuse_write(&self, offset: u64, flags: u32, len: usize) {
         self.errno(libc::EPERM);
         if flags & abi::WRITE_CACHE != 0 {
@@ -435,7 +486,8 @@ impl Call<'_> {
                 self.errno(0);
             }
             Err(error) => {
-                tracing::error!(machine = machine.name, %error, "a disk's flush failed");
+                let name = &machine.disks[*disk].name;
+                tracing::error!(machine = machine.name, disk = name, %error, "a disk's flush failed");
                 self.fail(error.raw_os_error().unwrap_or(libc::EIO));
             }
         }

@@ -94,3 +94,17 @@ pub struct PushReport {
     /// Messages sent.
     pub messages: u64,
 }
+
+/// A disk whose flushes fail, because the host's disk under it failed and that has not been made good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedDisk {
+    /// The disk's name.
+    pub disk: String,
+    /// The errno that the host gave.
+    pub errno: i32,
+    /// Bytes that the guest wrote since its last flush and that read back as something else. They come back only if the guest
+    /// writes them again.
+    pub lost_bytes: u64,
+    /// There is more that can't be checked, because an earlier node wrote it.
+    pub unknown: bool,
+}

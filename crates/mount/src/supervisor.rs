@@ -1,4 +1,4 @@
-//! The process that holds a mount's descriptors, so that the connection outlives the node.
+//! The process that holds a mount's descriptors, so that the connection outlives the node; and whatever else is to.
 //!
 //! While anybody holds a `/dev/fuse` descriptor the kernel keeps the requests of its queue; when the last copy is closed they
 //! fail and a VMM that waits for memory dies of SIGBUS. So a small process does nothing but hold copies of all of them. It
@@ -9,11 +9,11 @@
 //! `list`, `drop NAME`, `quit`; answered by `ok`, `ok` with a descriptor, `none`, or the names one a line.
 
 use crate::MountError;
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,15 +21,20 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest packet: all names at a time.
-pub const PACKET_BYTES_MAX: usize = 16 << 10;
+pub const PACKET_BYTES_MAX: usize = 64 << 10;
 /// Longest name.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Most descriptors held: some hundred mounts' worth.
-pub const HELD_MAX: usize = 200;
+/// Most descriptors held: a mount's few, and one for each fork that is not stored yet. Below the usual limit of open files.
+pub const HELD_MAX: usize = 800;
 /// Most clients at a time; one node needs one.
 const CLIENTS_MAX: usize = 16;
+/// How long a supervisor may take to answer before it counts as gone: it does nothing that takes time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long until clients are accepted again, when there was no room for one.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
 
 /// Sends one packet, with a descriptor if there is one.
 pub(crate) fn send(socket: impl AsFd, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -103,21 +108,30 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
     let held = Arc::new(Held::default());
     let (quit, quits) = crossbeam_channel::bounded(CLIENTS_MAX);
     let accept = move || {
-        while let Ok(client) = accept_with(&listener, SocketFlags::CLOEXEC) {
+        loop {
+            let client = match accept_with(&listener, SocketFlags::CLOEXEC) {
+                Ok(client) => client,
+                // For want of memory or descriptors, or a client that is gone already: machines hang on what is held here.
+                Err(_) => {
+                    std::thread::sleep(ACCEPT_AGAIN);
+                    continue;
+                }
+            };
             let (held, quit) = (held.clone(), quit.clone());
-            // Clients are few and short-lived; one that misbehaves blocks only its own thread.
-            std::thread::spawn(move || {
+            // Clients are few; one that misbehaves blocks only its own thread.
+            let client = move || {
                 if serve(&client, &held) {
                     let _ = quit.try_send(());
                 }
-            });
+            };
+            let _ = std::thread::Builder::new().spawn(client);
         }
     };
     std::thread::Builder::new()
         .name("floe-accept".into())
         .spawn(accept)
         .map_err(io)?;
-    // Ends when a client said quit, or when nothing can be accepted any more.
+    // Ends when a client said quit.
     let _ = quits.recv();
     let _ = std::fs::remove_file(socket);
     Ok(())
@@ -193,10 +207,34 @@ impl Client {
         };
         let (fd, address) = seqpacket(socket).map_err(failed)?;
         connect(&fd, &address).map_err(|e| failed(e.into()))?;
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&fd, timeout, Some(ANSWER_TIMEOUT)).map_err(|e| failed(e.into()))?;
+        }
         Ok(Self {
             path: socket.to_owned(),
             socket: fd,
         })
+    }
+
+    /// The same connection once more.
+    pub(crate) fn another(&self) -> Result<Self, MountError> {
+        let socket = self.socket.try_clone();
+        Ok(Self {
+            path: self.path.clone(),
+            socket: socket.map_err(|e| self.failed(e.to_string()))?,
+        })
+    }
+
+    /// Waits until the supervisor or somebody who shares this connection ends it.
+    pub(crate) fn wait_end(&self) -> io::Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Recv, None)?;
+        while receive(&self.socket, &mut [0; 1])?.0 > 0 {}
+        Ok(())
+    }
+
+    /// Ends the connection for all who share it.
+    pub(crate) fn hang_up(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     fn failed(&self, reason: impl Into<String>) -> MountError {
@@ -226,7 +264,10 @@ impl Client {
     pub fn put(&mut self, name: &str, fd: impl AsFd) -> Result<(), MountError> {
         match self.ask(&format!("put {name}"), Some(fd.as_fd()))? {
             (answer, _) if answer == "ok" => Ok(()),
-            (answer, _) => Err(self.failed(answer)),
+            (answer, _) => Err(MountError::Refused {
+                path: self.path.clone(),
+                reason: answer,
+            }),
         }
     }
 

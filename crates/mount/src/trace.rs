@@ -5,7 +5,7 @@ use crate::MountError;
 use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -76,9 +76,8 @@ impl Trace {
                 )
             }
         };
-        let file = OpenOptions::new()
+        let file = floe_store::private::options()
             .append(true)
-            .create(true)
             .open(&path)
             .map_err(io)?;
         file.set_len(bytes).map_err(io)?;
@@ -169,6 +168,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::OpenOptions;
 
     #[test]
     fn time_in_pauses_is_neither_the_machines_nor_waiting() {

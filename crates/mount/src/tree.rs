@@ -1,13 +1,18 @@
 //! Names and inode numbers. The kernel keeps numbers for as long as the connection lives, longer than a node, so their table
-//! is written to the runtime directory before a number is told to anybody.
+//! lies where the connection's descriptors do, with the supervisor, before a number is told to anybody. It is a new memory file
+//! each time, so that it is never half of one, needs no room on a disk and goes with the connection.
 
-use crate::MountError;
 use crate::abi::Attr;
 use crate::image::Image;
 use crate::machine::Machine;
+use crate::{Keeper, MountError};
 use parking_lot::RwLock;
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +21,10 @@ const IMAGES: u64 = 2;
 const MACHINES: u64 = 3;
 const FIRST_FREE: u64 = 4;
 const VERSION: u32 = 1;
-const FILE: &str = "inodes.json";
+/// Where an earlier version kept the table, in the runtime directory.
+const OLD_FILE: &str = "inodes.json";
+/// Longest table that is read: a million paths.
+const TABLE_BYTES_MAX: u64 = 256 << 20;
 
 /// What is behind an inode.
 #[derive(Clone)]
@@ -48,13 +56,33 @@ pub(crate) struct Table {
     paths: BTreeMap<String, u64>,
 }
 
+impl Table {
+    fn decode(bytes: &[u8]) -> Result<Table, String> {
+        let table: Table = serde_json::from_slice(bytes)
+            .map_err(|e| format!("this is not a table of inodes: {e}"))?;
+        if table.version != VERSION {
+            return Err(format!(
+                "the table has version {}, this floe reads {VERSION}",
+                table.version
+            ));
+        }
+        Ok(table)
+    }
+}
+
 struct State {
     table: Table,
     nodes: HashMap<u64, Node>,
 }
 
+/// Where a mount's table is kept: with whom, and under which name.
+pub(crate) struct Kept {
+    pub keeper: Keeper,
+    pub name: String,
+}
+
 pub(crate) struct Tree {
-    file: PathBuf,
+    kept: Option<Kept>,
     state: RwLock<State>,
     uid: u32,
     gid: u32,
@@ -77,29 +105,29 @@ fn child(parent: &str, name: &str) -> String {
 }
 
 impl Tree {
-    /// The table of a connection that is taken over.
-    pub(crate) fn load(runtime_dir: &Path) -> Result<Option<Table>, MountError> {
-        let path = runtime_dir.join(FILE);
-        let Ok(bytes) = std::fs::read(&path) else {
-            return Ok(None);
+    /// The table of a connection that is taken over; an error if there is none that can be read.
+    pub(crate) fn load(kept: &Kept, runtime_dir: &Path) -> Result<Table, MountError> {
+        let old = runtime_dir.join(OLD_FILE);
+        let (path, file) = match kept.keeper.take(&kept.name)? {
+            Some(fd) => (PathBuf::from(&kept.name), Ok(File::from(fd))),
+            None => (old.clone(), File::open(&old)),
         };
-        let bad = |reason: String| MountError::Overlay {
-            path: path.clone(),
-            reason,
+        let read = |file: File| -> Result<Table, String> {
+            let bytes = file.metadata().map_err(|e| e.to_string())?.len();
+            if bytes > TABLE_BYTES_MAX {
+                return Err(format!("{bytes} bytes are too many for a table of inodes"));
+            }
+            let mut table = vec![0; bytes as usize];
+            file.read_exact_at(&mut table, 0)
+                .map_err(|e| e.to_string())?;
+            Table::decode(&table)
         };
-        let table: Table = serde_json::from_slice(&bytes)
-            .map_err(|e| bad(format!("this is not a table of inodes: {e}")))?;
-        if table.version != VERSION {
-            return Err(bad(format!(
-                "the table has version {}, this floe reads {VERSION}",
-                table.version
-            )));
-        }
-        Ok(Some(table))
+        let read = file.map_err(|e| e.to_string()).and_then(read);
+        read.map_err(|reason| MountError::Overlay { path, reason })
     }
 
     pub(crate) fn new(
-        runtime_dir: &Path,
+        kept: Option<Kept>,
         table: Option<Table>,
         max_write: u32,
     ) -> Result<Self, MountError> {
@@ -126,11 +154,12 @@ impl Tree {
             gid,
             mode,
         };
-        // Who knows an image's name may not read its memory for that: machines' directories are what their users get.
+        // Who knows an image's name may not read its memory for that: machines' directories are what their users get. Nobody
+        // but the owner may see which there are.
         let nodes = [
-            (ROOT, dir("", 0o755)),
+            (ROOT, dir("", 0o711)),
             (IMAGES, dir("images", 0o700)),
-            (MACHINES, dir("machines", 0o755)),
+            (MACHINES, dir("machines", 0o711)),
         ];
         let table = table.unwrap_or_else(fresh);
         let state = State {
@@ -138,7 +167,7 @@ impl Tree {
             nodes: nodes.into(),
         };
         let tree = Self {
-            file: runtime_dir.join(FILE),
+            kept,
             state: RwLock::new(state),
             uid,
             gid,
@@ -148,12 +177,15 @@ impl Tree {
     }
 
     fn save(&self, table: &Table) -> Result<(), MountError> {
-        let new = self.file.with_extension("new");
-        let save = || {
-            std::fs::write(&new, serde_json::to_vec(table)?)?;
-            std::fs::rename(&new, &self.file)
+        let Some(Kept { keeper, name }) = &self.kept else {
+            return Ok(());
         };
-        save().map_err(MountError::io("write", &self.file))
+        let write = || -> io::Result<File> {
+            let file: File = memfd_create("floe-inodes", MemfdFlags::CLOEXEC)?.into();
+            file.write_all_at(&serde_json::to_vec(table)?, 0)?;
+            Ok(file)
+        };
+        keeper.hold(name, write().map_err(MountError::io("write", name))?)
     }
 
     /// Adds nodes by their paths. A path that has a number keeps it. `None` stands for a directory of `owner`.
@@ -309,7 +341,8 @@ impl Tree {
     pub(crate) fn attr(&self, ino: u64, node: &Node) -> Attr {
         let (size, mode, uid, gid) = match node {
             Node::Dir { uid, gid, mode, .. } => (0, libc::S_IFDIR | mode, *uid, *gid),
-            // Opened for writing by QEMU, refused by WRITE; who may open it at all is decided by the directories above.
+            // QEMU may want to open it for writing, which is then refused by WRITE, and no shared mapping is given (`serve`); who
+            // may open it at all is decided by the directories above.
             Node::Region { image, region } => (
                 image.regions[*region].size,
                 libc::S_IFREG | 0o666,
@@ -355,7 +388,21 @@ mod tests {
     #[test]
     fn numbers_survive_the_process_and_are_never_used_again() {
         let dir = tempfile::tempdir().unwrap();
-        let tree = Tree::new(dir.path(), None, 1).unwrap();
+        let socket = dir.path().join("sock");
+        let serving = socket.clone();
+        std::thread::spawn(move || crate::supervisor::run(&serving));
+        let keeper = Keeper::start(&socket, |socket| {
+            while crate::supervisor::Client::connect(socket).is_err() {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Ok(())
+        });
+        let keeper = keeper.unwrap();
+        let kept = || Kept {
+            keeper: keeper.clone(),
+            name: "tree".into(),
+        };
+        let tree = Tree::new(Some(kept()), None, 1).unwrap();
         tree.add(
             vec![("machines/a".into(), None), ("machines/b".into(), None)],
             Some((1, 1)),
@@ -363,7 +410,8 @@ mod tests {
         .unwrap();
         let b = tree.ino("machines/b").unwrap();
         tree.remove("machines/a").unwrap();
-        let tree = Tree::new(dir.path(), Tree::load(dir.path()).unwrap(), 1).unwrap();
+        let table = Tree::load(&kept(), dir.path()).unwrap();
+        let tree = Tree::new(Some(kept()), Some(table), 1).unwrap();
         assert_eq!(tree.expected("machines"), ["b"]);
         assert!(matches!(tree.node(b), Found::Expected));
         tree.add(
@@ -375,5 +423,14 @@ mod tests {
         assert!(tree.ino("machines/c").unwrap() > b);
         assert!(matches!(tree.lookup(MACHINES, "a"), Found::Nothing));
         assert_eq!(tree.list("machines").len(), 2);
+        // an earlier version's file counts where the supervisor has none, and a damaged one is told of
+        keeper.release("tree");
+        let old = dir.path().join(OLD_FILE);
+        std::fs::write(&old, "").unwrap();
+        assert!(Tree::load(&kept(), dir.path()).is_err());
+        let table = serde_json::to_vec(&tree.state.read().table).unwrap();
+        std::fs::write(&old, table).unwrap();
+        assert!(Tree::load(&kept(), dir.path()).is_ok());
+        keeper.end();
     }
 }

@@ -3,13 +3,15 @@
 mod common;
 
 use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
+use floe_mount::Keeper;
 use floe_mount::supervisor::{self, Client};
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Runs as another process when the variable tells which: this binary starts itself.
 #[test]
@@ -24,7 +26,11 @@ fn role() {
     let id = std::env::var("FLOE_TEST_IMAGE").unwrap().parse().unwrap();
     let place = Place::found(&root, id);
     let mut options = place.options();
-    options.supervisor = Some(root.join("sock"));
+    options.keeper = Some(keeper(&root.join("sock")));
+    if let Ok(threads) = std::env::var("FLOE_TEST_THREADS") {
+        options.threads = threads.parse().unwrap();
+    }
+    std::fs::write(root.join(format!("starting-{}", std::process::id())), "").unwrap();
     let mut node = place.start(options);
     let _machine = place.machine(&node, "a");
     node.mount.takeover_done();
@@ -32,10 +38,21 @@ fn role() {
     node.mount.wait();
 }
 
+/// The supervisor is another process of the test's.
+fn keeper(socket: &Path) -> Keeper {
+    let wait = |socket: &Path| {
+        while Client::connect(socket).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    };
+    Keeper::start(socket, wait).unwrap()
+}
+
 struct Process(Child);
 
 impl Process {
-    fn start(role: &str, place: &Place) -> Self {
+    fn command(role: &str, place: &Place) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", "role", "--nocapture"])
@@ -43,17 +60,31 @@ impl Process {
         command
             .env("FLOE_TEST_ROOT", &place.root)
             .env("FLOE_TEST_IMAGE", place.id.to_string());
-        Self(command.spawn().unwrap())
+        command
+    }
+
+    fn start(role: &str, place: &Place) -> Self {
+        Self(Self::command(role, place).spawn().unwrap())
     }
 
     fn node(place: &Place) -> Self {
         let mut node = Self::start("node", place);
-        let ready = place.root.join(format!("ready-{}", node.0.id()));
-        while !ready.exists() {
-            assert!(node.0.try_wait().unwrap().is_none(), "the node ended");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        node.reaches("ready", place);
         node
+    }
+
+    /// Waits until a node has come to a stage, which it tells by a file.
+    fn reaches(&mut self, stage: &str, place: &Place) {
+        let file = place.root.join(format!("{stage}-{}", self.0.id()));
+        while !file.exists() {
+            assert!(self.0.try_wait().unwrap().is_none(), "the node ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
     }
 }
 
@@ -161,6 +192,79 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
     drop(supervisor);
 }
 
+/// The kernel copies a request into a buffer of the one who reads it. A reader that is killed in that moment must not cost the
+/// request: each first read of a thread is such a moment, and there are as many threads as requests that wait.
+#[test]
+fn a_node_killed_in_its_first_moments_fails_no_write() {
+    if !system() {
+        return;
+    }
+    const WRITERS: usize = 16;
+    const KILLS: usize = 60;
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let (supervisor, socket) = supervisor_of(&place);
+    let unmount = Unmount(place.root.join("mnt"));
+    let start = || {
+        let mut command = Process::command("node", &place);
+        command.env("FLOE_TEST_THREADS", WRITERS.to_string());
+        Process(command.spawn().unwrap())
+    };
+    let mut first = start();
+    first.reaches("ready", &place);
+    let disk = place.root.join("mnt/machines/a/disk0");
+    let stop = AtomicBool::new(false);
+    let failed = Mutex::new(Vec::new());
+    let node = std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (disk, stop, failed) = (&disk, &stop, &failed);
+            scope.spawn(move || {
+                let mut file = OpenOptions::new();
+                file.read(true).write(true).custom_flags(libc::O_DIRECT);
+                let file = file.open(disk).unwrap();
+                let len = DISK_BYTES / WRITERS;
+                let mut data = memmap2::MmapMut::map_anon(len).unwrap();
+                for round in 1u8.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    data.fill(round);
+                    if let Err(error) = file.write_all_at(&data, (writer * len) as u64) {
+                        failed.lock().unwrap().push(error);
+                    }
+                }
+            });
+        }
+        let mut node = first;
+        let mut random = Random(5);
+        for _ in 0..KILLS {
+            // From before the first read of the queue until some time after it.
+            let delay = Duration::from_micros(random.below(30_000));
+            let since = Instant::now();
+            while since.elapsed() < delay {
+                std::thread::yield_now();
+            }
+            node.kill();
+            node = start();
+            node.reaches("starting", &place);
+        }
+        node.reaches("ready", &place);
+        stop.store(true, Ordering::Relaxed);
+        // The scope ends when the writers have; until then the last node answers them.
+        node
+    });
+    let failed = failed.into_inner().unwrap();
+    assert!(
+        failed.is_empty(),
+        "{} writes failed: {failed:?}",
+        failed.len()
+    );
+    drop(unmount);
+    drop(node);
+    Client::connect(&socket).unwrap().quit().unwrap();
+    drop(supervisor);
+}
+
 #[test]
 fn what_a_takeover_does_not_bring_back_is_gone() {
     if !system() {
@@ -176,7 +280,7 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
     node.0.kill().unwrap();
     node.0.wait().unwrap();
     let mut options = place.options();
-    options.supervisor = Some(socket);
+    options.keeper = Some(keeper(&socket));
     let node = place.start(options);
     assert!(node.mount.took_over());
     assert_eq!(node.mount.expected(), (vec![], vec!["a".to_owned()]));

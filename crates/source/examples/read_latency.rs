@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use floe_image::{Encoding, Hash, Kind, ReadRequest, ResponseEncoder};
-use floe_source::{FetchOptions, Fetcher, Hub, Options, Request, Source};
+use floe_source::{FetchOptions, Fetcher, Hub, Options, Request, Source, Who};
 use floe_store::Cache;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -136,14 +136,21 @@ fn main() {
     let fetcher = Fetcher::new(hub, cache, FetchOptions::default());
     measure("Fetcher::demand_here, into the cache", |i| {
         let (tell, told) = mpsc::sync_channel(1);
-        fetcher.demand_here(&IMAGE, Kind::Chunk, &chunks[READS + i].0, move |outcome| {
-            tell.send(outcome.map(<[u8]>::len)).expect("main waits");
-        });
+        fetcher.demand_here(
+            Who::default(),
+            &IMAGE,
+            Kind::Chunk,
+            &chunks[READS + i].0,
+            move |outcome| {
+                tell.send(outcome.map(<[u8]>::len)).expect("main waits");
+            },
+        );
         assert_eq!(told.recv().expect("an answer").expect("the chunk"), 4096);
     });
     measure("Fetcher::demand, into the cache", |i| {
         let (tell, told) = mpsc::sync_channel(1);
         fetcher.demand(
+            Who::default(),
             &IMAGE,
             Kind::Chunk,
             &chunks[2 * READS + i].0,

@@ -55,7 +55,7 @@ pub enum SourceError {
     },
     /// The source refuses this token, or wants one.
     #[error(
-        "{at} denies access to {what}; give a token that may read it (`--token`, or FLOE_TOKEN)"
+        "{at} denies access to {what}; give a token that may read it (`floe login`, or `--token`)"
     )]
     Denied {
         /// The source or URL.

@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout_at;
 
 use crate::link::{Answer, LinkEstimate, LinkMeter};
-use crate::{Options, Purpose, Request, SourceError};
+use crate::{Options, Request, SourceError};
 
 /// Connections for demand: as many as guests' faults are worth having in flight to one server at once.
 const DEMAND_CONNECTIONS_MAX: usize = 16;
@@ -43,6 +43,9 @@ const LOOKS_FOR: Duration = Duration::from_micros(250);
 
 /// A server is near up to this round trip, microseconds.
 const NEAR_RTT_US_MAX: u64 = 500;
+
+/// A server may ask to be left alone for so long at most.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(15);
 
 /// How much of an error answer is quoted.
 const ERROR_TEXT_MAX: usize = 300;
@@ -62,6 +65,8 @@ pub(crate) struct Http {
     demand: Lane,
     bulk: Lane,
     meter: LinkMeter,
+    /// The server asked to be left alone until then.
+    not_before: Mutex<Option<Instant>>,
 }
 
 /// Takes an answer's head and a piece of its body; an error ends the call.
@@ -149,7 +154,11 @@ impl Http {
         let tls = if https {
             let name = ServerName::try_from(host.clone())
                 .map_err(|e| bad(format!("bad host name: {e}")))?;
-            Some((tls_config(options.ca.as_deref()).map_err(bad)?, name))
+            let config = match &options.tls {
+                Some(config) => config.clone(),
+                None => tls_config(options.ca.as_deref()).map_err(bad)?,
+            };
+            Some((config, name))
         } else {
             None
         };
@@ -165,6 +174,7 @@ impl Http {
             demand: Lane::new(DEMAND_CONNECTIONS_MAX),
             bulk: Lane::new(BULK_CONNECTIONS_MAX),
             meter: LinkMeter::default(),
+            not_before: Mutex::default(),
         })
     }
 
@@ -189,12 +199,13 @@ impl Http {
     ) -> Result<Parts, SourceError> {
         let until = Instant::now() + request.deadline;
         let timeout = || self.timeout(ask.what, request.deadline);
-        let lane = if request.purpose == Purpose::Demand {
+        let lane = if request.is_demand() {
             &self.demand
         } else {
             &self.bulk
         };
         let _place = lane.enter(until).ok_or_else(timeout)?;
+        self.wait_as_asked(until);
         loop {
             let idle = lane.idle.lock().pop();
             let reused = idle.is_some();
@@ -208,9 +219,7 @@ impl Http {
                 continue;
             };
             let look = match self.link().rtt_us {
-                Some(rtt) if rtt <= NEAR_RTT_US_MAX && request.purpose == Purpose::Demand => {
-                    LOOKS_FOR
-                }
+                Some(rtt) if rtt <= NEAR_RTT_US_MAX && request.is_demand() => LOOKS_FOR,
                 _ => Duration::ZERO,
             };
             let outcome = runtime.block_on(async {
@@ -231,6 +240,34 @@ impl Http {
                 Err(Fault::NoAnswer(reason)) => return Err(self.unreachable(ask.what, reason)),
                 Err(Fault::Final(error)) => return Err(error),
             }
+        }
+    }
+
+    /// Waits as long as the server asked with its last 429 or 503, but leaves half of the request's time for the answer.
+    fn wait_as_asked(&self, until: Instant) {
+        let Some(not_before) = *self.not_before.lock() else {
+            return;
+        };
+        let now = Instant::now();
+        let half = now + until.saturating_duration_since(now) / 2;
+        std::thread::sleep(not_before.min(half).saturating_duration_since(now));
+        let mut asked = self.not_before.lock();
+        if asked.is_some_and(|at| at <= Instant::now()) {
+            *asked = None;
+        }
+    }
+
+    /// Heeds `Retry-After` (in seconds; a date is not worth a parser).
+    fn heed(&self, parts: &Parts) {
+        let busy = [
+            StatusCode::TOO_MANY_REQUESTS,
+            StatusCode::SERVICE_UNAVAILABLE,
+        ];
+        let after = parts.headers.get("retry-after");
+        let after: Option<u64> = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        if let Some(seconds) = after.filter(|_| busy.contains(&parts.status)) {
+            let wait = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
+            *self.not_before.lock() = Some(Instant::now() + wait);
         }
     }
 
@@ -298,6 +335,7 @@ impl Http {
         if good {
             Ok(parts)
         } else {
+            self.heed(&parts);
             Err(Fault::Final(self.status_error(&parts, ask.what, &text)))
         }
     }

@@ -42,6 +42,7 @@ pub use directory::Directory;
 pub use error::SourceError;
 pub use fetcher::{Budget, Done, Each, FetchOptions, FetchStats, Fetcher, budget};
 pub use files::Files;
+pub use floe_sched::{Class, MachineId, Purpose, Who};
 pub use hub::Hub;
 pub use link::{Answer, LinkEstimate, LinkMeter};
 pub use open::{Options, open};
@@ -56,43 +57,37 @@ pub use wrap::verified::Verified;
 /// request, is the place for it. 4096 chunks are 16 MiB, more than any link's bandwidth-delay product here.
 pub const READ_ITEMS_MAX: usize = 4096;
 
-/// Why something is read. Sources keep demand apart from the rest, so that it never queues behind them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Purpose {
-    /// A guest waits for it.
-    Demand,
-    /// A guest will probably want it.
-    Prefetch,
-    /// To be able to give it to others.
-    Seed,
-    /// To own an image completely, in no hurry.
-    Settle,
-}
-
-/// How a read is to be done.
+/// How a read is to be done, and for whom. Sources keep demand apart from the rest, so that it never queues behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Why it is read.
-    pub purpose: Purpose,
+    /// Who asks, and why.
+    pub who: Who,
     /// Longest time that the whole call may take.
     pub deadline: Duration,
 }
 
 impl Request {
-    /// A guest waits, `deadline` at most.
-    pub fn demand(deadline: Duration) -> Request {
+    /// The node itself reads for this purpose, `deadline` at most.
+    pub fn of(purpose: Purpose, deadline: Duration) -> Request {
         Request {
-            purpose: Purpose::Demand,
+            who: Who::node(purpose),
             deadline,
         }
     }
 
+    /// Somebody waits, `deadline` at most.
+    pub fn demand(deadline: Duration) -> Request {
+        Request::of(Purpose::Demand, deadline)
+    }
+
     /// Ahead of need, `deadline` at most.
     pub fn prefetch(deadline: Duration) -> Request {
-        Request {
-            purpose: Purpose::Prefetch,
-            deadline,
-        }
+        Request::of(Purpose::Prefetch, deadline)
+    }
+
+    /// Whether somebody waits for the answer.
+    pub fn is_demand(&self) -> bool {
+        self.who.purpose == Purpose::Demand
     }
 }
 

@@ -19,6 +19,8 @@ pub struct Options {
     pub token: Option<String>,
     /// PEM file with the certificate authorities to trust instead of the system's.
     pub ca: Option<PathBuf>,
+    /// TLS as it is spoken with this URL's host, in place of what follows from `ca`: for servers that ask for a certificate.
+    pub tls: Option<Arc<rustls::ClientConfig>>,
     /// Longest time for `resolve`, `manifest` and `layout`; 30 s if not given. Reads have their own deadlines.
     pub timeout: Option<Duration>,
     /// Where static sources keep the pack indices that they have fetched, verified, for the next start.
@@ -36,6 +38,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("token", &self.token.as_ref().map(|_| "***"))
             .field("ca", &self.ca)
+            .field("tls", &self.tls.as_ref().map(|_| "***"))
             .field("timeout", &self.timeout)
             .field("index_dir", &self.index_dir)
             .field("s3_endpoint", &self.s3_endpoint)

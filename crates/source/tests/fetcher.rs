@@ -12,12 +12,20 @@ use common::proxy::{Fault, Proxy};
 use common::script::{Act, Script};
 use common::*;
 use floe_image::{Hash, Kind};
-use floe_source::{Each, FetchOptions, Fetcher, Hub, LinkEstimate, Purpose, SourceError};
+use floe_source::{
+    Class, Each, FetchOptions, Fetcher, Hub, LinkEstimate, MachineId, Purpose, SourceError, Who,
+};
 use floe_store::Cache;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
 const IMAGE: Hash = Hash([9; 32]);
+/// Whose prefetch it is.
+const AHEAD: Who = Who {
+    machine: MachineId(7),
+    purpose: Purpose::Prefetch,
+    class: Class::Normal,
+};
 
 fn items(from: u64, count: u64) -> Vec<(Hash, Vec<u8>)> {
     (from..from + count)
@@ -65,7 +73,7 @@ fn demand(bench: &Bench, hash: Hash, tell: &mpsc::Sender<Outcome>) {
     let tell = tell.clone();
     bench
         .fetcher
-        .demand(&IMAGE, Kind::Chunk, &hash, move |outcome| {
+        .demand(Who::default(), &IMAGE, Kind::Chunk, &hash, move |outcome| {
             // Nobody listens any more when a test has failed before.
             let _ = tell.send((hash, outcome.map(<[u8]>::to_vec)));
         });
@@ -129,7 +137,7 @@ fn a_demand_overtakes_all_prefetch() {
     let all = items(0, 200);
     let bench = bench(&all, single());
     bench.script.close(&[Purpose::Prefetch]);
-    bench.fetcher.prefetch(&IMAGE, wants(&all[..150]));
+    bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[..150]));
     bench.script.await_waiting(1);
     // One that nobody asked for yet and one from the end of the prefetch queue.
     let (tell, told) = mpsc::channel();
@@ -146,7 +154,9 @@ fn a_demand_overtakes_all_prefetch() {
     );
     bench.script.close(&[]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     for _ in &all {
         assert!(told.recv_timeout(Duration::from_secs(60)).unwrap().1);
     }
@@ -169,7 +179,7 @@ fn no_prefetch_starts_while_a_demand_has_no_thread() {
     bench.script.close(&[Purpose::Demand, Purpose::Prefetch]);
     demand(&bench, all[0].0, &tell);
     bench.script.await_waiting(1);
-    bench.fetcher.prefetch(&IMAGE, wants(&all[10..90]));
+    bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[10..90]));
     bench.script.await_waiting(2);
     for (hash, _) in &all[1..5] {
         demand(&bench, *hash, &tell);
@@ -230,7 +240,9 @@ fn prefetch_in_flight_is_bounded() {
     let worst = Arc::new(AtomicUsize::new(0));
     bench.script.close(&[Purpose::Prefetch]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     bench.script.await_waiting(1);
     for _ in 0..1000 {
         worst.fetch_max(
@@ -296,7 +308,7 @@ fn a_demand_ends_with_its_deadline_and_tells_the_last_trouble() {
 }
 
 #[test]
-fn missing_and_denied_items_fail_at_once() {
+fn missing_and_denied_items_are_asked_for_once_more_and_then_fail() {
     let bench = bench(&[], FetchOptions::default());
     let absent = items(0, 1)[0].0;
     let error = bench
@@ -304,13 +316,40 @@ fn missing_and_denied_items_fail_at_once() {
         .demand_wait(&IMAGE, Kind::Chunk, &absent)
         .unwrap_err();
     assert!(matches!(error, SourceError::Missing { .. }), "{error}");
-    bench.script.play(&[Act::Deny]);
+    assert_eq!(bench.script.reads(), 2);
+    bench.script.play(&[Act::Deny, Act::Deny]);
     let error = bench
         .fetcher
         .demand_wait(&IMAGE, Kind::Chunk, &absent)
         .unwrap_err();
     assert!(matches!(error, SourceError::Denied { .. }), "{error}");
-    assert_eq!(bench.script.reads(), 2);
+    assert_eq!(bench.script.reads(), 4);
+}
+
+#[test]
+fn one_refusal_on_the_way_is_survived() {
+    let all = items(0, 1);
+    let bench = bench(&all, FetchOptions::default());
+    bench.script.play(&[Act::Deny]);
+    let got = bench
+        .fetcher
+        .demand_wait(&IMAGE, Kind::Chunk, &all[0].0)
+        .unwrap();
+    assert_eq!(got, all[0].1);
+    // and one who says that it has nothing, but gets it
+    let late = items(7, 1);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| bench.fetcher.demand_wait(&IMAGE, Kind::Chunk, &late[0].0));
+        while bench.script.reads() < 3 {
+            std::thread::yield_now();
+        }
+        bench
+            .script
+            .items
+            .lock()
+            .insert(late[0].0, late[0].1.clone());
+        assert_eq!(asked.join().unwrap().unwrap(), late[0].1);
+    });
 }
 
 #[test]
@@ -324,7 +363,9 @@ fn a_failed_prefetch_is_tried_a_few_times_and_then_given_up() {
         Act::GiveThenFail(0),
     ]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     let got: HashMap<Hash, bool> = (0..3)
         .map(|_| told.recv_timeout(Duration::from_secs(60)).unwrap())
         .collect();
@@ -348,7 +389,9 @@ fn cancelled_prefetch_is_not_read_and_its_waiters_are_told() {
     let bench = bench(&all, single());
     bench.script.close(&[Purpose::Prefetch]);
     let (each, told) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
     bench.script.await_waiting(1);
     bench.fetcher.cancel_prefetch(&IMAGE);
     bench.script.close(&[]);
@@ -374,7 +417,9 @@ fn dropping_it_answers_everybody() {
     bench.script.close(&[Purpose::Demand, Purpose::Prefetch]);
     let (tell, told) = mpsc::channel();
     let (each, prefetched) = telling();
-    bench.fetcher.prefetch_with(&IMAGE, wants(&all[10..]), each);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &IMAGE, wants(&all[10..]), each);
     // Demands without a thread would keep it from starting.
     bench.script.await_waiting(1);
     for (hash, _) in &all[..10] {
@@ -486,7 +531,7 @@ proptest! {
                     let count = prefetched.clone();
                     let each: Each = Arc::new(move |_, _, _| *count.lock() += 1);
                     let items = which.iter().map(|i| (Kind::Chunk, all[*i].0)).collect();
-                    bench.fetcher.prefetch_with(&IMAGE, items, each);
+                    bench.fetcher.prefetch_with(AHEAD, &IMAGE, items, each);
                 }
                 Step::Cancel => bench.fetcher.cancel_prefetch(&IMAGE),
                 Step::Acts(acts) => {

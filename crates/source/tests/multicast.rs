@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{Fixture, LIMIT, content};
-use floe_image::datagram::{Ask, GroupKey, Piece, Want};
+use floe_image::datagram::{Ask, GroupKey, GroupSealer, Piece, Want};
 use floe_image::{Encoding, Hash, Kind};
 use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
 use floe_source::{Directory, Request, Source};
@@ -111,7 +111,10 @@ fn what_one_host_asks_for_all_hosts_get_whatever_a_stranger_sends() {
 
 /// What somebody who is not in the group may try.
 fn forgeries(fixture: &Fixture) -> Vec<Vec<u8>> {
-    let wrong = GroupKey::of("another token");
+    let seal = |datagram: &[u8]| {
+        let mut wrong = GroupSealer::new(GroupKey::of("another token"), [1; 8]);
+        wrong.seal(datagram).unwrap()
+    };
     let bytes = content(999_999);
     let hash = Hash::of(&bytes);
     let mut tag = [0; 8];
@@ -142,13 +145,13 @@ fn forgeries(fixture: &Fixture) -> Vec<Vec<u8>> {
     let mut unsealed = piece.encode();
     unsealed.extend_from_slice(&[0; 16]);
     vec![
-        wrong.seal(piece.encode()),
-        wrong.seal(ask.encode()),
+        seal(&piece.encode()),
+        seal(&ask.encode()),
         unsealed,
         vec![0xff; 1422],
         vec![0; 9000],
         Vec::new(),
-        b"FLOECAST".to_vec(),
+        b"FLC\x02".to_vec(),
     ]
 }
 

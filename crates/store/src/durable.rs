@@ -1,24 +1,70 @@
 //! Files that appear whole or not at all: temporary name, fsync, rename, fsync of the directory.
 
 use std::fs::{File, Permissions};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::StoreError;
 
-/// Published files are for any web server to read.
-const FILE_MODE: u32 = 0o644;
+/// What is left of a replaced file after a power cut. (A process that is killed leaves the old one or the new one in any case.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The old one or the new one; the call waits for the disk.
+    Durable,
+    /// The old one, the new one or a damaged one: for what is worth nothing then.
+    Soon,
+}
 
-/// A temporary file in `tmp`; removed when dropped.
-pub(crate) fn temporary(tmp: &Path) -> Result<NamedTempFile, StoreError> {
-    tempfile::Builder::new()
-        .prefix("new-")
-        .permissions(Permissions::from_mode(FILE_MODE))
-        .tempfile_in(tmp)
-        .map_err(|e| StoreError::io("create a file in", tmp, e))
+/// Replaces a small file all at once, with this mode: a temporary name beside it, fsync, rename, fsync of the directory.
+pub fn replace_file(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    durability: Durability,
+) -> io::Result<()> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mut temporary = name.to_owned();
+    temporary.push(".tmp");
+    let temporary = dir.join(temporary);
+    let write = || {
+        let mut file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        if durability == Durability::Durable {
+            file.sync_all()?;
+        }
+        std::fs::rename(&temporary, path)
+    };
+    if let Err(error) = write() {
+        // on a full disk half a file would take the room that others need
+        let _ = std::fs::remove_file(&temporary);
+        return Err(error);
+    }
+    match durability {
+        Durability::Durable => File::open(dir)?.sync_all(),
+        Durability::Soon => Ok(()),
+    }
+}
+
+/// A temporary file in `tmp`, which the caller keeps closed to others; it has the mode with which it will be seen. Removed
+/// when dropped.
+pub(crate) fn temporary(tmp: &Path, mode: u32) -> Result<NamedTempFile, StoreError> {
+    let make = || {
+        let file = tempfile::Builder::new().prefix("new-").tempfile_in(tmp)?;
+        file.as_file()
+            .set_permissions(Permissions::from_mode(mode))?;
+        Ok(file)
+    };
+    make().map_err(|e| StoreError::io("create a file in", tmp, e))
 }
 
 /// Give a synced temporary file its name, replacing what had it. The directory is not synced yet.
@@ -28,8 +74,8 @@ pub(crate) fn rename(file: TempPath, to: &Path) -> Result<(), StoreError> {
 }
 
 /// Write a whole file durably.
-pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let mut file = temporary(tmp)?;
+pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
+    let mut file = temporary(tmp, mode)?;
     file.write_all(bytes)
         .and_then(|()| file.as_file().sync_all())
         .map_err(|e| StoreError::io("write", to, e))?;
@@ -48,11 +94,13 @@ pub(crate) fn sync_parent(path: &Path) -> Result<(), StoreError> {
     sync_dir(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Make a directory and its name durable; true when it is new.
-pub(crate) fn make_dir(dir: &Path) -> Result<bool, StoreError> {
+/// Make a directory with this mode, and its name durable. One that is there keeps its mode.
+pub(crate) fn make_dir(dir: &Path, mode: u32) -> Result<(), StoreError> {
     match std::fs::create_dir(dir) {
-        Ok(()) => sync_parent(dir).map(|()| true),
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        Ok(()) => std::fs::set_permissions(dir, Permissions::from_mode(mode))
+            .map_err(|e| StoreError::io("set the mode of", dir, e))
+            .and_then(|()| sync_parent(dir)),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(StoreError::io("create", dir, e)),
     }
 }

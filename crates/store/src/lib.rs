@@ -16,9 +16,11 @@ mod cache;
 mod durable;
 mod error;
 mod ingest;
+pub mod private;
 mod repository;
 
 pub use cache::{Cache, CacheReport, CacheStats, Pin};
+pub use durable::{Durability, replace_file};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
 pub use repository::{

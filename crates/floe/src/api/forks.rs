@@ -9,10 +9,14 @@ use std::net::SocketAddrV4;
 pub struct ForkRequest {
     /// How many clones, at most [`CLONES_MAX`].
     pub clones: u32,
-    /// Where they are to run: addresses of nodes' pages, or `here` for this node. Empty: here.
+    /// Where they are to run: members of this node's cluster, by name or `https://ADDRESS:PORT`, or `here` for this node. With
+    /// `insecure` also addresses of nodes' pages. Empty: here.
     #[serde(default)]
     pub hosts: Vec<String>,
-    /// Token of the other nodes' pages; that of this node's page by default.
+    /// Let hosts be asked, and read the machine's memory, in clear text: those that are named by the address of a page.
+    #[serde(default)]
+    pub insecure: bool,
+    /// Token of those pages; that of this node's page by default.
     #[serde(default)]
     pub hosts_token: Option<String>,
     /// Other nodes pull what their clones have not touched, so that this one may go, and this one stores the fork at once.

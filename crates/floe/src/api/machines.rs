@@ -48,9 +48,12 @@ pub struct RunRequest {
     /// Boot from the disks although the image has a running state.
     #[serde(default)]
     pub cold: bool,
-    /// Token for the sources.
+    /// Token for the first of image and sources that is on a hub; no other server gets it.
     #[serde(default)]
     pub token: Option<String>,
+    /// Tokens for hubs among them, by address (`https://hub.example`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tokens: BTreeMap<String, String>,
     /// File with the certificate authority of the sources.
     #[serde(default)]
     pub ca: Option<String>,
@@ -60,6 +63,30 @@ pub struct RunRequest {
     /// Put it into a network of its own, which its clones join, instead of QEMU's user network.
     #[serde(default)]
     pub network: Option<NetworkRequest>,
+    /// What its guest reaches of this host's loopback and link-local addresses by QEMU's user network; nothing by default.
+    #[serde(default, skip_serializing_if = "HostAccess::is_none")]
+    pub allow_host: HostAccess,
+}
+
+/// What a guest reaches of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local addresses, and of the
+/// metadata service of the host's cloud. Clones on the same host keep what their parent has; images hold nothing of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HostAccess {
+    /// Nothing.
+    #[default]
+    None,
+    /// All ports.
+    All,
+    /// These TCP and UDP ports, at most 64.
+    Ports(Vec<u16>),
+}
+
+impl HostAccess {
+    /// Whether it is nothing.
+    pub fn is_none(&self) -> bool {
+        *self == HostAccess::None
+    }
 }
 
 /// How long `run` waits for the guest to answer, seconds: a cold boot without KVM takes half a minute.
@@ -111,6 +138,9 @@ pub struct MachineInfo {
     /// Its place in its family's network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkInfo>,
+    /// What its guest reaches of this host.
+    #[serde(default, skip_serializing_if = "HostAccess::is_none")]
+    pub allow_host: HostAccess,
 }
 
 /// States of a machine.
@@ -163,7 +193,7 @@ pub struct LogQuery {
 pub struct ConsoleInfo {
     /// Unix socket of the serial console; one client at a time.
     pub socket: String,
-    /// File with everything that the guest has written.
+    /// File with what the guest wrote last, at most 4 MiB; what it wrote before that is in the file with `.1` appended.
     pub log: String,
     /// Unix socket of the screen (VNC).
     pub vnc: Option<String>,

@@ -102,13 +102,32 @@ pub struct NetworkOrder {
     pub local: String,
     /// All of the family's hosts.
     pub hosts: Vec<String>,
+    /// Between members of a cluster: how the network is encrypted. `local` and `hosts` say nothing then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<NetworkSeal>,
+}
+
+/// How a family's network is encrypted between its hosts.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkSeal {
+    /// From which the key follows: 64 hex digits.
+    pub secret: String,
+    /// All of the family's hosts, as members of the cluster: `ADDRESS:PORT`.
+    pub hosts: Vec<String>,
+}
+
+impl fmt::Debug for NetworkSeal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NetworkSeal(.., {:?})", self.hosts)
+    }
 }
 
 /// Body of `POST /v1/networks/{id}/hosts`: a family has come to more hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkHosts {
-    /// All of the family's hosts (IPv4).
+    /// All of the family's hosts: IPv4, or as members of the cluster, `ADDRESS:PORT`.
     pub hosts: Vec<String>,
 }
 

@@ -41,6 +41,26 @@ pub fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("too large; {help}"))
 }
 
+/// `90s`, `10m`, `1h`, `30d`: seconds. A bare number is seconds, too.
+pub fn time_s(text: &str) -> Result<u64, String> {
+    let help = "write a number and a unit, such as 10m, 1h or 30d";
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit.trim() {
+        "" | "s" => 1,
+        "m" | "min" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        unit => return Err(format!("unknown unit {unit:?}; {help}")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("no number; {help}"))?;
+    number
+        .checked_mul(seconds)
+        .ok_or_else(|| format!("too long; {help}"))
+}
+
 /// A machine's memory: a size, of at least 1 MiB (a bare `512` is a slip).
 pub fn memory(text: &str) -> Result<u64, String> {
     match size(text)? {
@@ -91,6 +111,17 @@ pub fn image(image: &str) -> Result<String, CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        assert_eq!(time_s("90"), Ok(90));
+        assert_eq!(time_s("10m"), Ok(600));
+        assert_eq!(time_s("1h"), Ok(3600));
+        assert_eq!(time_s("30d"), Ok(2_592_000));
+        for bad in ["", "h", "1w", "1.5h", "-1", "99999999999999999999d"] {
+            assert!(time_s(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn sizes_are_powers_of_1024() {

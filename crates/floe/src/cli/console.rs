@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::error::CliError;
 use super::terminal::Raw;
+use super::visible;
 use crate::api::{ErrorCode, LogQuery};
 use crate::client::Client;
 
@@ -27,6 +28,7 @@ pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), Cli
     // Attached first and replayed second: a byte in between is shown twice rather than never.
     replay(client, machine)?;
     let raw = if terminal {
+        let machine = visible::line(machine);
         eprintln!("-- console of {machine}; Ctrl-] leaves --");
         Some(
             Raw::enter()

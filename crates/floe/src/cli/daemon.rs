@@ -12,14 +12,12 @@ use super::error::CliError;
 use super::hub::{Answers, LISTEN_DEFAULT};
 use super::images::acknowledge;
 use super::{Context, args};
-use crate::api::{NodeInfo, PageInfo, ShutdownRequest};
-use crate::hub::{Anonymous, HubOptions};
+use crate::api::{ErrorCode, NodeInfo, PageInfo, ShutdownRequest};
+use crate::credentials::OwnHub;
+use crate::hub::{Anonymous, HubOptions, Quota};
 use crate::node::{self, NodeHandle, NodeOptions, WebOptions};
 use crate::telemetry::{LogOptions, init_logs};
 use crate::up::{self, UpError};
-
-/// Who publishes on the hub of `floe up`, which needs no token because it listens on this host only.
-const LOCAL_USER: &str = "local";
 
 /// What a node can be told.
 #[derive(Debug, Args)]
@@ -59,9 +57,13 @@ struct NodeArgs {
     /// Most clones that a family of machines may have at a time by calls from inside of its guests; 0 forbids such calls
     #[arg(long, default_value_t = node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
-    /// Nodes on which those clones run: http://ADDRESS:PORT of their pages (with this page's token), or here
-    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    /// Nodes on which those clones run: members of this node's cluster by name or address, or here
+    #[arg(long, value_delimiter = ',', value_name = "HOST")]
     guest_hosts: Vec<String>,
+    /// Let those nodes, and the known hosts (floe hosts), be addresses of pages, which are asked in clear text and with this page's
+    /// token: only on a network that nobody else is in
+    #[arg(long)]
+    insecure_hosts: bool,
     /// Who grants them when a guest requests a ticket, as with floe fork: simple, slurm or a program of yours; all known hosts are
     /// meant, unless --guest-hosts names some
     #[arg(long, value_name = "PLUG-IN")]
@@ -101,6 +103,7 @@ impl NodeArgs {
             json: self.log_json,
             verbosity: cx.verbose,
         });
+        floe_store::private::set_umask();
         let mut options = NodeOptions::new(cx.home.clone())
             .map_err(|e| CliError::failed("cannot find this program's own file", e))?;
         options.socket = cx.socket.clone();
@@ -108,6 +111,7 @@ impl NodeArgs {
         options.traces = !self.no_traces;
         options.guest_clones = self.guest_clones;
         options.guest_hosts = self.guest_hosts;
+        options.insecure_hosts = self.insecure_hosts;
         options.guest_placement = self.guest_placement;
         options.io_timeout = self.io_timeout.map(Duration::from_secs);
         if let Some(mountpoint) = self.mountpoint {
@@ -151,11 +155,17 @@ Example:
   floe run debian --name web
   floe push debian http://127.0.0.1:4500
 
+The node knows the hub's token and sends it along, so that its user needs none; other users of this host see what was pushed
+with --public. floe open --hub shows the hub in a browser.
+
 Machines outlive it: the next floe up takes them over. floe down --machines ends them too.")]
 pub struct Up {
-    /// Address and port of the hub, on this host
+    /// Address and port of the hub
     #[arg(long, default_value = LISTEN_DEFAULT)]
     listen: SocketAddr,
+    /// Let the hub refuse everything without a token, public images too
+    #[arg(long)]
+    private: bool,
     #[command(flatten)]
     node: NodeArgs,
 }
@@ -201,6 +211,9 @@ pub struct Open {
     /// Print the address instead
     #[arg(long)]
     print: bool,
+    /// The page of floe up's hub, which shows what is on it
+    #[arg(long)]
+    hub: bool,
 }
 
 /// What `up` and `node` say once they answer.
@@ -253,7 +266,11 @@ impl Up {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let node = self.node.options(cx, Some(node::WEB_LISTEN_DEFAULT))?;
         let mut hub = HubOptions::new(cx.home.hub(), self.listen);
-        hub.anonymous = Anonymous::User(LOCAL_USER.into());
+        if self.private {
+            hub.anonymous = Anonymous::Denied;
+        }
+        // the disk is the user's own
+        hub.limits.quota = Quota::UNLIMITED;
         let up = up::serve(hub, node).map_err(|error| match error {
             UpError::Hub(error) => CliError::from(error),
             UpError::Node(error) => CliError(error.to_api()),
@@ -281,9 +298,28 @@ impl Down {
     }
 }
 
+/// The page of the hub in the node's process. Its token is in the state directory, for who can read that.
+fn hub_page(cx: &Context) -> Result<PageInfo, CliError> {
+    let file = cx.home.hub_token();
+    let own = OwnHub::load(&file).ok_or_else(|| {
+        CliError::new(
+            ErrorCode::NotFound,
+            format!("{} tells of no hub", file.display()),
+            "start one with `floe up`, and ask as the user who did",
+        )
+    })?;
+    Ok(PageInfo {
+        url: format!("{}/", own.hub),
+        login_url: own.login_url(),
+    })
+}
+
 impl Open {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let page = cx.client()?.page()?;
+        let page = match self.hub {
+            false => cx.client()?.page()?,
+            true => hub_page(cx)?,
+        };
         if self.print || cx.out.json {
             return cx
                 .out

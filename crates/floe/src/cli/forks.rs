@@ -17,8 +17,8 @@ Example: four clones of web, called web.1 to web.4
   floe fork web -n 4
 Example: the same of an image that holds a running machine
   floe fork debian-booted -n 4
-Example: on this host and another one, whose page has the same token
-  floe fork web -n 8 --hosts here,http://10.0.0.2:7070 --settle
+Example: on this host and two others of its cluster (floe cluster --help)
+  floe fork web -n 8 --hosts here,beta,gamma --settle
 Example: on nodes that Slurm allocates, given back when the clones have ended
   floe fork web -n 8 --placement slurm
 Example: until all of them have switched themselves off
@@ -36,10 +36,15 @@ pub struct Fork {
     #[arg(long = "clones", short = 'n', default_value_t = 1, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CLONES_MAX)))]
     clones: u32,
-    /// Nodes to run them on: http://ADDRESS:PORT of their pages, names of known hosts (floe hosts), or here
-    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    /// Nodes to run them on: members of this node's cluster by name or address (floe cluster members), names of known hosts
+    /// (floe hosts), or here
+    #[arg(long, value_delimiter = ',', value_name = "HOST")]
     hosts: Vec<String>,
-    /// Token of those pages, if it is not that of this node's page
+    /// Also take hosts that are in no cluster with this one, as http://ADDRESS:PORT of their pages: the machine's memory and the
+    /// pages' token cross the network in clear text, so only on a network that nobody else is in
+    #[arg(long)]
+    insecure: bool,
+    /// With --insecure, the token of those pages, if it is not that of this node's page
     #[arg(
         long,
         env = "FLOE_HOSTS_TOKEN",
@@ -67,6 +72,7 @@ impl Fork {
         let request = api::ForkRequest {
             clones: self.clones,
             hosts: self.hosts,
+            insecure: self.insecure,
             hosts_token: self.hosts_token,
             settle: self.settle,
             multicast: self.multicast,
@@ -179,10 +185,11 @@ fn clone_state(state: CloneState) -> &'static str {
 #[command(after_help = "\
 Example:
   floe hosts
-They are listed in the file hosts of floe's state directory, one a line, a name and the address of a page:
+They are listed in the file hosts of floe's state directory, one a line, a name and an address:
   alpha here
-  beta http://10.0.0.2:7070
-All have the same token as this node's page.")]
+  beta https://10.0.0.2:7071
+The addresses are those of members of this node's cluster (floe cluster members). Addresses of pages (http://) are asked only if the
+node was started with --insecure-hosts, with the token of this node's page.")]
 pub struct Hosts {}
 
 impl Hosts {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::error::CliError;
-use super::output::table;
-use super::{Context, interrupt};
-use crate::hub::{self, Anonymous, HubOptions, Tls};
+use super::output::{bytes, table};
+use super::{Context, args, interrupt};
+use crate::hub::{self, Anonymous, HubOptions, QuotaWish, Tls};
 use crate::telemetry::{LogOptions, init_logs};
 
 /// Where a hub listens unless told otherwise: this host only.
@@ -24,6 +24,33 @@ pub enum Hub {
     Serve(Serve),
     #[command(subcommand)]
     Token(Token),
+    #[command(visible_alias = "users")]
+    Quota(QuotaArgs),
+}
+
+/// Show what users have and may have, or set what one may have
+///
+/// A hub that runs heeds a change at once. What a user has beyond a smaller quota stays; nothing more is taken.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: what everybody has and may have
+  floe hub quota
+Example: more room for one user
+  floe hub quota alice --bytes 100G --images 50 --traces 200")]
+pub struct QuotaArgs {
+    /// The user; all users if not given
+    user: Option<String>,
+    /// Most bytes of the packs of its images and unfinished uploads, such as 100G (1T unless set)
+    #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "user")]
+    bytes: Option<u64>,
+    /// Most images, unfinished uploads included (1000 unless set)
+    #[arg(long, value_name = "N", requires = "user")]
+    images: Option<u64>,
+    /// Most traces of its that are kept, of whosever images (1000 unless set)
+    #[arg(long, value_name = "N", requires = "user")]
+    traces: Option<u64>,
+    #[command(flatten)]
+    hub: Folder,
 }
 
 /// Serve until Ctrl-C or SIGTERM
@@ -57,6 +84,9 @@ pub struct Serve {
     /// Refuse everything without a token, public images too
     #[arg(long)]
     private: bool,
+    /// Take traces of machines without a token too, of images that everybody may read
+    #[arg(long, conflicts_with = "private")]
+    anonymous_traces: bool,
     /// Write the log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -76,8 +106,10 @@ enum TlsMode {
 pub enum Token {
     /// Make a token for a user (a new user if need be) and print it, once
     #[command(after_help = "\
-Example: keep it where push and pull look for it
-  export FLOE_TOKEN=$(floe hub token create alice)")]
+Example: the user keeps it for this hub
+  floe login https://hub.example
+Example: a script has it for this hub
+  export FLOE_HUB=https://hub.example FLOE_TOKEN=$(floe hub token create ci)")]
     Create {
         /// The user
         user: String,
@@ -130,6 +162,28 @@ struct Users {
     users: Vec<User>,
 }
 
+/// What a user has of something, and may have.
+#[derive(serde::Serialize)]
+struct Share {
+    used: u64,
+    quota: u64,
+    /// Whether the quota is the user's own rather than the default.
+    set: bool,
+}
+
+#[derive(serde::Serialize)]
+struct UserShares {
+    user: String,
+    bytes: Share,
+    images: Share,
+    traces: Share,
+}
+
+#[derive(serde::Serialize)]
+struct Quotas {
+    users: Vec<UserShares>,
+}
+
 #[derive(serde::Serialize)]
 struct Revoked {
     user: String,
@@ -177,6 +231,7 @@ impl Hub {
         match self {
             Hub::Serve(serve) => serve.run(cx),
             Hub::Token(token) => token.run(cx),
+            Hub::Quota(quota) => quota.run(cx),
         }
     }
 }
@@ -204,7 +259,9 @@ impl Serve {
         if self.private {
             options.anonymous = Anonymous::Denied;
         }
+        options.anonymous_traces = self.anonymous_traces;
         let open = options.tls == Tls::Off && !options.listen.ip().is_loopback();
+        floe_store::private::set_umask();
         let hub = hub::serve(options)?;
         cx.out.value(&Answers::of(&hub), Answers::text)?;
         if open {
@@ -215,6 +272,62 @@ impl Serve {
         interrupt::wait_for_stop().map_err(|e| CliError::failed("cannot wait for signals", e))?;
         hub.shutdown();
         Ok(())
+    }
+}
+
+impl QuotaArgs {
+    fn run(self, cx: &Context) -> Result<(), CliError> {
+        let dir = self.hub.path(cx);
+        let wish = QuotaWish {
+            bytes: self.bytes,
+            images: self.images,
+            traces: self.traces,
+        };
+        if let Some(user) = self
+            .user
+            .as_deref()
+            .filter(|_| wish != QuotaWish::default())
+        {
+            hub::set_quota(&dir, user, &wish)?;
+        }
+        let share = |used, quota, wish: Option<u64>| Share {
+            used,
+            quota,
+            set: wish.is_some(),
+        };
+        let users: Vec<UserShares> = hub::quotas(&dir)?
+            .into_iter()
+            .filter(|found| self.user.as_ref().is_none_or(|user| *user == found.user))
+            .map(|found| UserShares {
+                bytes: share(found.used.bytes, found.quota.bytes, found.wish.bytes),
+                images: share(found.used.images, found.quota.images, found.wish.images),
+                traces: share(found.traces, found.quota.traces, found.wish.traces),
+                user: found.user,
+            })
+            .collect();
+        if let Some(user) = self.user.filter(|_| users.is_empty()) {
+            return Err(CliError::usage(
+                format!("this hub has no user {user}"),
+                "see `floe hub quota` for all; `floe hub token create NAME` makes one",
+            ));
+        }
+        cx.out.value(&Quotas { users }, |list| {
+            let of = |share: &Share, show: fn(u64) -> String| {
+                format!("{} of {}", show(share.used), show(share.quota))
+            };
+            let row = |u: &UserShares| {
+                vec![
+                    u.user.clone(),
+                    of(&u.bytes, bytes),
+                    of(&u.images, |n| n.to_string()),
+                    of(&u.traces, |n| n.to_string()),
+                ]
+            };
+            table(
+                &["USER", ">STORED", ">IMAGES", ">TRACES"],
+                &list.users.iter().map(row).collect::<Vec<_>>(),
+            )
+        })
     }
 }
 

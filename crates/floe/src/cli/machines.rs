@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use super::error::CliError;
 use super::images::{acknowledge, stored};
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, console, progress, stream};
+use super::{Context, args, console, progress, stream, visible};
 use crate::api::{self, PortForward};
 
 /// How long a run whose user said nothing about waiting gives the guest to write its first byte, seconds. A booting guest
@@ -25,6 +25,8 @@ Example: from a hub, fetching only what the machine touches
   floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
 Example: with a network for itself and its clones, from which they reach one web server
   floe run debian-booted --name web --network --allow 192.0.2.7:443
+Example: a guest that may use a database on this host, which it finds at 10.0.2.2
+  floe run debian --name web --allow-host=5432
 Example: and see what that was
   floe run https://hub.example/debian-booted --link-report
 
@@ -70,8 +72,20 @@ pub struct Run {
     /// At most so many bytes a second to and from there, such as 10M
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
     allow_rate: Option<u64>,
+    /// Let its guest reach this host's loopback (10.0.2.2 and fec0::2 in the guest), link-local addresses and the cloud's
+    /// metadata service: all ports, or those named, such as --allow-host=5432,8080
+    #[arg(
+        long,
+        num_args = 0..,
+        require_equals = true,
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        value_name = "PORT",
+        conflicts_with = "network"
+    )]
+    allow_host: Option<Vec<u16>>,
     #[command(flatten)]
-    access: super::transfer::Access,
+    access: super::login::Access,
 }
 
 #[derive(Debug, Args)]
@@ -110,10 +124,25 @@ impl WaitArgs {
 }
 
 impl Run {
+    /// What the guest is to reach of this host.
+    pub(super) fn host_access(&self) -> api::HostAccess {
+        match self.allow_host.clone() {
+            None => api::HostAccess::None,
+            Some(ports) if ports.is_empty() => api::HostAccess::All,
+            Some(ports) => api::HostAccess::Ports(ports),
+        }
+    }
+
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let allow_host = self.host_access();
         let (wait, wait_timeout_s) = self.wait.request();
+        let image = args::image(&self.image)?;
+        let more = self.source.iter().map(String::as_str);
+        let tokens = self
+            .access
+            .tokens_for(std::iter::once(&*image).chain(more))?;
         let request = api::RunRequest {
-            image: args::image(&self.image)?,
+            image,
             sources: self.source,
             name: self.name,
             memory_bytes: self.memory,
@@ -123,13 +152,15 @@ impl Run {
             wait_timeout_s,
             cmdline: self.cmdline,
             cold: self.cold,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            token: None,
+            tokens,
+            ca: self.access.ca()?,
             no_trace: self.no_trace,
             network: self.network.then_some(api::NetworkRequest {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,
             }),
+            allow_host,
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {
@@ -273,6 +304,7 @@ fn describe(m: &api::MachineInfo) -> String {
             "ports",
             m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
         ),
+        ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),
         (
             "reads",
@@ -284,6 +316,19 @@ fn describe(m: &api::MachineInfo) -> String {
         ("fetched", bytes(s.wire_bytes)),
         ("written", bytes(s.overlay_bytes)),
     ])
+}
+
+/// What a guest reaches of its host, in words.
+fn reaches(access: &api::HostAccess) -> String {
+    let what = "of this host's loopback and links";
+    match access {
+        api::HostAccess::None => String::new(),
+        api::HostAccess::All => format!("all ports {what}"),
+        api::HostAccess::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            format!("ports {} {what}", ports.join(", "))
+        }
+    }
 }
 
 fn cloned(cloned: &api::Cloned) -> String {
@@ -356,7 +401,14 @@ impl Screenshot {
 
 /// Print what a machine wrote on its console
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe logs web\n  floe logs web --follow --tail 4K")]
+#[command(after_help = "\
+Example:
+  floe logs web
+  floe logs web --follow --tail 4K
+Example: colours and all, of a guest that you trust
+  floe logs web --raw | less -R
+
+The last 4 to 8 MiB are kept. What would steer the terminal is shown by its number, such as \\x1b.")]
 pub struct Logs {
     /// The machine
     machine: String,
@@ -366,6 +418,9 @@ pub struct Logs {
     /// Only the last so many bytes, such as 4K
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     tail: Option<u64>,
+    /// The guest's bytes as they are: escape sequences in them steer your terminal
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
 }
 
 impl Logs {
@@ -376,9 +431,10 @@ impl Logs {
         };
         let mut log = cx.client()?.logs(&self.machine, &query)?;
         let mut buffer = vec![0; 64 * 1024];
+        let mut shown = visible::Filter::default();
         loop {
             match log.read(&mut buffer) {
-                Ok(0) => return Ok(()),
+                Ok(0) => return cx.out.bytes(shown.finish().as_bytes()),
                 Ok(n) if cx.out.json => {
                     let text = String::from_utf8_lossy(&buffer[..n]);
                     cx.out
@@ -386,7 +442,8 @@ impl Logs {
                             String::new()
                         })?;
                 }
-                Ok(n) => cx.out.bytes(&buffer[..n])?,
+                Ok(n) if self.raw => cx.out.bytes(&buffer[..n])?,
+                Ok(n) => cx.out.bytes(shown.feed(&buffer[..n]).as_bytes())?,
                 Err(e) => return Err(CliError::failed("the log broke off", e)),
             }
         }

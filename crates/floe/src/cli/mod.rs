@@ -5,6 +5,7 @@
 //! decided here: a command that does more than ask and show belongs into the node.
 
 mod args;
+mod cluster;
 mod console;
 mod daemon;
 mod doctor;
@@ -13,6 +14,7 @@ mod forks;
 mod hub;
 mod images;
 mod interrupt;
+mod login;
 mod machines;
 pub(crate) mod output;
 mod progress;
@@ -22,6 +24,7 @@ mod terminal;
 mod top;
 mod traces;
 mod transfer;
+mod visible;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -84,6 +87,8 @@ enum Command {
     Screenshot(machines::Screenshot),
     Logs(machines::Logs),
     Capture(machines::Capture),
+    #[command(subcommand)]
+    Cluster(cluster::Cluster),
     Fork(forks::Fork),
     Family(forks::Family),
     Hosts(forks::Hosts),
@@ -95,6 +100,8 @@ enum Command {
     Top(top::Top),
     #[command(subcommand)]
     Trace(traces::Trace),
+    Login(login::Login),
+    Logout(login::Logout),
     Push(transfer::Push),
     Pull(transfer::Pull),
     Mount(storage::Mount),
@@ -201,10 +208,13 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Forward(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
+        Command::Cluster(c) => c.run(cx)?,
         Command::Fork(c) => c.run(cx)?,
         Command::Family(c) => c.run(cx)?,
         Command::Hosts(c) => c.run(cx)?,
         Command::Kill(c) => c.run(cx)?,
+        Command::Login(c) => c.run(cx)?,
+        Command::Logout(c) => c.run(cx)?,
         Command::Push(c) => c.run(cx)?,
         Command::Pull(c) => c.run(cx)?,
         Command::Mount(c) => c.run(cx)?,
@@ -239,6 +249,32 @@ mod tests {
     #[test]
     fn the_command_tree_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_a_guest_reaches_is_said_without_eating_the_image() {
+        let parse = |args: &[&str]| {
+            let args = ["floe", "run"].iter().chain(args);
+            match Cli::try_parse_from(args).map(|cli| cli.command) {
+                Ok(Command::Run(run)) => run.host_access(),
+                other => panic!("{other:?}"),
+            }
+        };
+        use crate::api::HostAccess;
+        assert_eq!(parse(&["debian"]), HostAccess::None);
+        assert_eq!(parse(&["--allow-host", "debian"]), HostAccess::All);
+        let ports = HostAccess::Ports(vec![80, 5432]);
+        assert_eq!(parse(&["--allow-host=80,5432", "debian"]), ports);
+        assert_eq!(
+            parse(&["--allow-host=80", "debian", "--allow-host=5432"]),
+            ports
+        );
+        for bad in ["--allow-host=0", "--allow-host=x", "--allow-host=65536"] {
+            assert!(Cli::try_parse_from(["floe", "run", bad, "debian"]).is_err());
+        }
+        assert!(
+            Cli::try_parse_from(["floe", "run", "--network", "--allow-host", "debian"]).is_err()
+        );
     }
 
     fn each(command: &clap::Command, path: &str, check: &mut dyn FnMut(&str, &clap::Command)) {

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::error::CliError;
+use super::visible;
 
 /// How a command answers.
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +24,15 @@ impl Output {
         if self.json {
             let text = serde_json::to_string(value)
                 .map_err(|e| CliError::failed("cannot write the answer as JSON", e))?;
-            self.text(&(text + "\n"))
+            self.bytes((visible::json(&text) + "\n").as_bytes())
         } else {
             self.text(&human(value))
         }
     }
 
-    /// Writes text as it is.
+    /// Writes text, whatever of it strangers wrote.
     pub fn text(self, text: &str) -> Result<(), CliError> {
-        self.bytes(text.as_bytes())
+        self.bytes(visible::text(text).as_bytes())
     }
 
     /// Writes bytes as they are. A reader that has seen enough (`floe ps | head -1`) is no error.
@@ -52,13 +53,15 @@ pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
         .iter()
         .map(|t| t.trim_start_matches('>').to_owned())
         .collect();
+    let shown = |row: &Vec<String>| row.iter().map(|cell| visible::line(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let width = |column: usize| {
         let cells = rows.iter().chain([&titles]).filter_map(|r| r.get(column));
         cells.map(|c| c.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..titles.len()).map(width).collect();
     let mut out = String::new();
-    for row in [&titles].into_iter().chain(rows) {
+    for row in [&titles].into_iter().chain(&rows) {
         let cells = row.iter().enumerate().map(|(i, cell)| {
             let width = widths.get(i).copied().unwrap_or(0);
             if right.get(i) == Some(&true) {
@@ -79,7 +82,7 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let shown = pairs.iter().filter(|(_, value)| !value.is_empty());
     shown
-        .map(|(name, value)| format!("{name:<width$}  {value}\n"))
+        .map(|(name, value)| format!("{name:<width$}  {}\n", visible::line(value)))
         .collect()
 }
 
@@ -135,6 +138,18 @@ mod tests {
             "NAME       SIZE  P\nweb     1.0 GiB  x\ngrößer   12 KiB\n"
         );
         assert_eq!(table(&["NAME", ">SIZE"], &[]), "NAME  SIZE\n");
+    }
+
+    #[test]
+    fn a_cell_that_a_stranger_wrote_stays_a_cell() {
+        let row = vec!["a\u{1b}[2K\nfake  1 GiB".into(), "x".into()];
+        let shown = table(&["NAME", "P"], &[row]);
+        assert_eq!(
+            shown,
+            "NAME                     P\na\\x1b[2K\\x0afake  1 GiB  x\n"
+        );
+        let shown = fields(&[("id", "1\nname  other".into())]);
+        assert_eq!(shown, "id  1\\x0aname  other\n");
     }
 
     #[test]

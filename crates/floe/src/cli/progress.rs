@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::error::CliError;
 use super::output::{Output, bytes};
+use super::visible;
 use crate::api::{CloneState, Event, Outcome};
 use crate::client::Events;
 
@@ -98,6 +99,7 @@ impl View {
     }
 
     fn line(&self, text: &str) {
+        let text = visible::message(text);
         let shown = SHOWN.lock().unwrap_or_else(|e| e.into_inner());
         match shown.as_ref() {
             Some(bar) => bar.suspend(|| eprintln!("{text}")),
@@ -106,6 +108,7 @@ impl View {
     }
 
     fn progress(&mut self, name: &str, done: u64, total: u64, unit: &str) {
+        let (name, unit) = (&*visible::line(name), &*visible::line(unit));
         if !self.terminal {
             if self.last_plain.elapsed() >= PLAIN_INTERVAL {
                 self.last_plain = Instant::now();

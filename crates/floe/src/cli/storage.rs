@@ -27,7 +27,7 @@ pub struct Mount {
     /// An empty directory
     dir: Option<PathBuf>,
     #[command(flatten)]
-    access: super::transfer::Access,
+    access: super::login::Access,
 }
 
 impl Mount {
@@ -42,11 +42,12 @@ impl Mount {
                 )
             });
         };
+        let from = args::image(&image)?;
         let request = api::MountRequest {
-            image: args::image(&image)?,
+            token: self.access.token_for(&from)?,
+            image: from,
             path: args::existing(&dir)?,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            ca: self.access.ca()?,
         };
         let mount = client.mount(&request)?;
         cx.out.value(&mount, |m| {

@@ -1,5 +1,6 @@
 //! The terminal's raw mode, in which every key goes to the guest or the dashboard, and a screen of its own for the latter.
 
+use super::visible;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
@@ -15,13 +16,23 @@ const SCREEN_ON: &[u8] = b"\x1b[?1049h\x1b[?25l";
 /// The ordinary one again.
 const SCREEN_OFF: &[u8] = b"\x1b[?25h\x1b[?1049l";
 
-/// Raw mode of standard input until it is dropped.
+/// Another mode of standard input until it is dropped.
 #[derive(Debug)]
 pub struct Raw(());
 
 impl Raw {
     /// Switches standard input, which must be a terminal, to raw mode.
     pub fn enter() -> std::io::Result<Raw> {
+        // SAFETY: cfmakeraw changes the termios that it is given and nothing else.
+        Raw::enter_with(|mode| unsafe { libc::cfmakeraw(mode) })
+    }
+
+    /// Shows no more of what is typed.
+    pub fn without_echo() -> std::io::Result<Raw> {
+        Raw::enter_with(|mode| mode.c_lflag &= !libc::ECHO)
+    }
+
+    fn enter_with(change: impl FnOnce(&mut libc::termios)) -> std::io::Result<Raw> {
         let fd = std::io::stdin().as_raw_fd();
         let mut mode = std::mem::MaybeUninit::<libc::termios>::uninit();
         // SAFETY: tcgetattr writes a termios to the pointer, which has room for one.
@@ -31,8 +42,7 @@ impl Raw {
         // SAFETY: the call above succeeded, so all of it is written.
         let before = unsafe { mode.assume_init() };
         let mut raw = before;
-        // SAFETY: cfmakeraw changes the termios that it is given and nothing else.
-        unsafe { libc::cfmakeraw(&mut raw) };
+        change(&mut raw);
         set(&raw)?;
         *BEFORE.lock().unwrap_or_else(|e| e.into_inner()) = Some(before);
         Ok(Raw(()))
@@ -55,7 +65,7 @@ impl Screen {
     /// Shows these lines in place of what is there; longer ones are cut at `width`.
     pub fn show(&self, text: &str, width: usize, height: usize) -> std::io::Result<()> {
         let mut out = String::from("\x1b[H");
-        for line in text.lines().take(height.saturating_sub(1)) {
+        for line in visible::text(text).lines().take(height.saturating_sub(1)) {
             out.extend(line.chars().take(width));
             out += "\x1b[K\r\n";
         }

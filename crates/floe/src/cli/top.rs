@@ -261,6 +261,7 @@ mod tests {
             sources: Vec::new(),
             cloned: None,
             network: None,
+            allow_host: Default::default(),
             stats: Default::default(),
         }
     }

@@ -34,15 +34,16 @@ struct Whose {
     /// A local image, the id of one that was run here, or the address of one of yours on a hub
     image: String,
     #[command(flatten)]
-    access: super::transfer::Access,
+    access: super::login::Access,
 }
 
 impl Whose {
     fn request(self) -> Result<api::TracesRequest, CliError> {
+        let image = args::image(&self.image)?;
         Ok(api::TracesRequest {
-            image: args::image(&self.image)?,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            token: self.access.token_for(&image)?,
+            image,
+            ca: self.access.ca()?,
         })
     }
 }
@@ -154,6 +155,7 @@ fn listing(list: &api::TraceList) -> String {
         vec![
             short(&t.summary.hash),
             t.uploader.clone().unwrap_or_else(|| "(nobody)".into()),
+            format!("{} %", t.weight_percent),
             age(t.received_unix_ms / 1000),
             t.summary.accesses.to_string(),
             seconds(t.summary.end_us),
@@ -165,6 +167,7 @@ fn listing(list: &api::TraceList) -> String {
     let titles = [
         "TRACE",
         "FROM",
+        ">WEIGHT",
         ">AGE",
         ">ACCESSES",
         ">LENGTH",
@@ -243,6 +246,7 @@ mod tests {
             },
             uploader: None,
             received_unix_ms: 0,
+            weight_percent: 100,
         }
     }
 

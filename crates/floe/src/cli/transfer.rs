@@ -1,30 +1,19 @@
 //! `floe push` and `floe pull`: whole images over the network.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
 use super::error::CliError;
 use super::images::seconds;
+use super::login::Access;
 use super::output::bytes;
 use super::{Context, args, progress};
 use crate::api;
-
-/// How a hub is spoken to.
-#[derive(Debug, Args)]
-pub struct Access {
-    /// Token for the hub (floe hub token create makes one)
-    #[arg(long, env = "FLOE_TOKEN", hide_env_values = true)]
-    pub token: Option<String>,
-    /// File with the certificate authority of a hub that made its own certificate
-    #[arg(long, env = "FLOE_CA", value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-}
 
 /// Publish a local image on a hub, or in a directory for any web server
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: only what the hub lacks is sent; after a cut it goes on where it was
+  floe login https://hub.example
   floe push debian-booted https://hub.example --public
 Example: a directory that any web server can serve
   floe push debian-booted /srv/www/images")]
@@ -45,12 +34,13 @@ pub struct Push {
 
 impl Push {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let to = args::image(&self.to)?;
         let request = api::PushRequest {
             image: self.image,
-            to: args::image(&self.to)?,
+            token: self.access.token_for(&to)?,
+            to,
             name: self.name,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            ca: self.access.ca()?,
             public: self.public,
         };
         let done = progress::follow(cx.out, cx.client()?.push(&request)?)?;
@@ -81,11 +71,12 @@ pub struct Pull {
 
 impl Pull {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let from = args::image(&self.from)?;
         let request = api::PullRequest {
-            from: args::image(&self.from)?,
+            token: self.access.token_for(&from)?,
+            from,
             name: self.name,
-            token: self.access.token,
-            ca: self.access.ca.as_deref().map(args::existing).transpose()?,
+            ca: self.access.ca()?,
         };
         let done = progress::follow(cx.out, cx.client()?.pull(&request)?)?;
         report(cx, &format!("pulled {}", request.from), &done.outcome)

@@ -2,35 +2,41 @@
 
 use super::Anonymous;
 use super::error::{ApiError, ApiResult};
-use super::listener::Peer;
-use super::state::{Hub, blocking};
-use axum::extract::FromRequestParts;
+use super::login;
+use super::state::{Hub, apart};
+use crate::front::{Party, Peer};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use floe_image::Hash;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a token is believed without asking the catalogue again: a revoked one ends after that time.
-const TOKEN_BELIEVED: Duration = Duration::from_secs(5);
-/// Tokens and addresses that are remembered at most; beyond it, all are forgotten.
+/// How often the catalogue is asked whether tokens were made or revoked by another process.
+const TOKENS_CHECKED: Duration = Duration::from_secs(1);
+/// The same where a token is unknown: it may have been made just now.
+const UNKNOWN_CHECKED: Duration = Duration::from_millis(50);
+/// Addresses whose wrong tokens are counted at most.
 const REMEMBERED_MAX: usize = 16 * 1024;
-/// Longest token: ours have 69 characters.
-const TOKEN_CHARACTERS_MAX: usize = 256;
 /// The window in which wrong tokens are counted.
 const WRONG_TOKEN_WINDOW: Duration = Duration::from_secs(60);
 
 /// Who asks; `None` is anybody.
 #[derive(Clone, Debug)]
-pub(crate) struct Viewer(Option<Arc<str>>);
+pub(crate) struct Viewer {
+    name: Option<Arc<str>>,
+    party: Party,
+}
 
 impl Viewer {
     /// The user's name.
     pub fn name(&self) -> Option<&str> {
-        self.0.as_deref()
+        self.name.as_deref()
     }
 
     /// The user's name, for what needs one.
@@ -38,48 +44,84 @@ impl Viewer {
         self.name()
             .ok_or_else(|| ApiError::unauthorized("this needs a token"))
     }
+
+    /// With whom the request shares what it takes.
+    pub fn party(&self) -> &Party {
+        &self.party
+    }
 }
 
-/// Tokens seen lately and wrong ones counted.
+/// All tokens, and wrong ones counted. Tokens are in memory, by hash, so that a wrong one costs no more than a lookup there,
+/// however many come.
 #[derive(Default)]
 pub(crate) struct Tokens {
     /// By the token's hash, so that neither timing nor a memory dump shows tokens.
-    known: Mutex<HashMap<Hash, (Arc<str>, Instant)>>,
+    known: RwLock<HashMap<Hash, Arc<str>>>,
+    /// When the catalogue was asked last, and its version then.
+    checked: tokio::sync::Mutex<Option<(Instant, i64)>>,
     wrong: Mutex<HashMap<IpAddr, (u32, Instant)>>,
 }
 
 impl Tokens {
-    fn known(&self, hashed: &Hash) -> Option<Arc<str>> {
-        let known = self.known.lock();
-        let (user, since) = known.get(hashed)?;
-        (since.elapsed() < TOKEN_BELIEVED).then(|| user.clone())
+    fn user(&self, hashed: &Hash) -> Option<Arc<str>> {
+        self.known.read().get(hashed).cloned()
     }
 
-    fn learn(&self, hashed: Hash, user: Arc<str>) {
-        let mut known = self.known.lock();
-        if known.len() >= REMEMBERED_MAX {
-            known.clear();
+    /// Sees to it that what is known is not older than `age`; waits until then rather than asking more often.
+    async fn refresh(&self, hub: &Arc<Hub>, age: Duration, asked: Instant) -> ApiResult<()> {
+        let mut checked = self.checked.lock().await;
+        let version = match *checked {
+            // somebody else asked after this request came
+            Some((at, _)) if at >= asked => return Ok(()),
+            Some((at, version)) => {
+                tokio::time::sleep(age.saturating_sub(at.elapsed())).await;
+                Some(version)
+            }
+            None => None,
+        };
+        let now = Instant::now();
+        let (found, tokens) =
+            apart(hub, move |hub| Ok(hub.catalogue.tokens_since(version)?)).await?;
+        if let Some(tokens) = tokens {
+            *self.known.write() = tokens;
         }
-        known.insert(hashed, (user, Instant::now()));
+        *checked = Some((now, found));
+        Ok(())
     }
 
-    fn too_many_wrong(&self, address: IpAddr, max: u32) -> bool {
-        let wrong = self.wrong.lock();
-        wrong
-            .get(&address)
-            .is_some_and(|(count, since)| *count >= max && since.elapsed() < WRONG_TOKEN_WINDOW)
+    /// Whose token this is. Answered from memory, but for one request a second and for unknown tokens.
+    async fn look_up(&self, hub: &Arc<Hub>, hashed: &Hash) -> ApiResult<Option<Arc<str>>> {
+        let asked = Instant::now();
+        let fresh = match self.checked.try_lock() {
+            Ok(checked) => checked.is_some_and(|(at, _)| at.elapsed() < TOKENS_CHECKED),
+            // another request is asking now
+            Err(_) => true,
+        };
+        if !fresh {
+            self.refresh(hub, Duration::ZERO, asked).await?;
+        }
+        if let Some(user) = self.user(hashed) {
+            return Ok(Some(user));
+        }
+        self.refresh(hub, UNKNOWN_CHECKED, asked).await?;
+        Ok(self.user(hashed))
     }
 
-    fn count_wrong(&self, address: IpAddr) {
+    /// Counts a wrong token; whether there were too many of them.
+    fn count_wrong(&self, address: IpAddr, max: u32) -> bool {
         let mut wrong = self.wrong.lock();
         if wrong.len() >= REMEMBERED_MAX {
             wrong.retain(|_, (_, since)| since.elapsed() < WRONG_TOKEN_WINDOW);
+        }
+        if wrong.len() >= REMEMBERED_MAX {
+            wrong.clear();
         }
         let (count, since) = wrong.entry(address).or_insert((0, Instant::now()));
         if since.elapsed() >= WRONG_TOKEN_WINDOW {
             (*count, *since) = (0, Instant::now());
         }
         *count += 1;
+        *count > max
     }
 }
 
@@ -87,127 +129,91 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, hub: &Arc<Hub>) -> ApiResult<Viewer> {
-        let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
-            return match &hub.anonymous {
-                Anonymous::Denied => {
-                    Err(ApiError::unauthorized("this hub answers only with a token"))
-                }
-                Anonymous::ReadPublic => Ok(Viewer(None)),
-                Anonymous::User(user) => {
-                    refuse_foreign_pages(parts)?;
-                    Ok(Viewer(Some(user.as_str().into())))
-                }
-            };
+        if let Some(Asked(known)) = parts.extensions.get::<Asked>() {
+            return known.clone();
+        }
+        let peer = parts.extensions.get::<Peer>().cloned();
+        let strangers = peer
+            .as_ref()
+            .map_or_else(|| Party::at(IpAddr::from([0, 0, 0, 0])), Peer::party);
+        let name = match who(parts, hub, &strangers).await {
+            Ok(name) => name,
+            Err(refused) => {
+                parts.extensions.insert(Asked(Err(refused.clone())));
+                return Err(refused);
+            }
         };
-        let token = value.to_str().ok().and_then(|value| {
-            let (scheme, token) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
-        let token = token
-            .filter(|token| (1..=TOKEN_CHARACTERS_MAX).contains(&token.len()))
-            .ok_or_else(|| {
-                ApiError::unauthorized("the Authorization header is not `Bearer TOKEN`")
-            })?;
-        let hashed = Hash::of(token.as_bytes());
-        if let Some(user) = hub.tokens.known(&hashed) {
-            return Ok(Viewer(Some(user)));
+        let party = match &name {
+            Some(name) => Party::User(name.clone()),
+            None => strangers,
+        };
+        if let Some(peer) = peer.filter(|_| party.is_user()) {
+            peer.is(&party);
         }
-        let address = parts.extensions.get::<Peer>().map(|peer| peer.0.ip());
-        if address.is_some_and(|address| {
-            hub.tokens
-                .too_many_wrong(address, hub.limits.wrong_tokens_per_minute)
-        }) {
-            return Err(ApiError::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "too-many-wrong-tokens",
-                "too many wrong tokens from this address",
-                "wait a minute, then use the right token",
-            ));
-        }
-        match blocking(hub, move |hub| Ok(hub.catalogue.token_user(&hashed)?)).await? {
-            Some(user) => {
-                let user: Arc<str> = user.into();
-                hub.tokens.learn(hashed, user.clone());
-                Ok(Viewer(Some(user)))
-            }
-            None => {
-                metrics::counter!(crate::telemetry::HUB_WRONG_TOKENS).increment(1);
-                if let Some(address) = address {
-                    hub.tokens.count_wrong(address);
-                }
-                Err(ApiError::unauthorized(
-                    "the token is unknown or was revoked",
-                ))
-            }
-        }
+        let viewer = Viewer { name, party };
+        parts.extensions.insert(Asked(Ok(viewer.clone())));
+        Ok(viewer)
     }
 }
 
-/// A hub that needs no token trusts every program of this host, but not every web page that a browser of this host
-/// shows: one whose name was rebound to loopback has a foreign `Host`, a cross-site request a foreign `Origin`.
-fn refuse_foreign_pages(parts: &Parts) -> ApiResult<()> {
-    let header = |name| {
-        parts
-            .headers
-            .get(name)
-            .and_then(|value: &axum::http::HeaderValue| value.to_str().ok())
+/// What was found out about a request's sender, in its extensions: it is asked once.
+#[derive(Clone)]
+struct Asked(ApiResult<Viewer>);
+
+/// Has a request's sender found out anew: its token is another one now.
+pub(crate) fn ask_again(parts: &mut Parts) {
+    parts.extensions.remove::<Asked>();
+}
+
+/// Strangers' requests take turns from their head on, whatever they ask for: a flood of what costs next to nothing would cost
+/// more than any of them is worth. Users are let through; their work waits for its turn where it is done.
+pub(crate) async fn admit(State(hub): State<Arc<Hub>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let viewer = Viewer::from_request_parts(&mut parts, &hub).await;
+    let strangers = match viewer {
+        Ok(viewer) => viewer.party,
+        Err(_) => parts
+            .extensions
+            .get::<Peer>()
+            .map_or_else(|| Party::at(IpAddr::from([0, 0, 0, 0])), Peer::party),
     };
-    let host =
-        header(header::HOST).or_else(|| parts.uri.authority().map(|authority| authority.as_str()));
-    // An origin that can't be read is a foreign one.
-    let origin = parts.headers.get(header::ORIGIN).map(|_| {
-        header(header::ORIGIN)
-            .and_then(|origin| origin.split_once("://"))
-            .map_or("", |(_, host)| host)
-    });
-    if host.is_none_or(is_loopback_name) && origin.is_none_or(is_loopback_name) {
-        return Ok(());
+    if !strangers.is_user() {
+        match hub.gate.enter(&strangers).await {
+            Some(turn) => drop(turn),
+            None => return ApiError::busy("too much is asked from this address").into_response(),
+        }
     }
-    Err(ApiError::new(
-        StatusCode::FORBIDDEN,
-        "foreign-page",
-        "this hub is for programs on its own host; the request names another host",
-        "use http://127.0.0.1 with the hub's port, or a token",
+    next.run(Request::from_parts(parts, body)).await
+}
+
+/// The user who asks, or nobody in particular.
+async fn who(parts: &Parts, hub: &Arc<Hub>, strangers: &Party) -> ApiResult<Option<Arc<str>>> {
+    let Some(token) = login::token_of(parts)? else {
+        return match hub.anonymous {
+            Anonymous::Denied => Err(ApiError::unauthorized("this hub answers only with a token")),
+            Anonymous::ReadPublic => Ok(None),
+        };
+    };
+    let hashed = Hash::of(token.as_bytes());
+    if let Some(user) = hub.tokens.look_up(hub, &hashed).await? {
+        return Ok(Some(user));
+    }
+    metrics::counter!(crate::telemetry::HUB_WRONG_TOKENS).increment(1);
+    let Party::Address(address) = strangers else {
+        return Err(ApiError::unauthorized("the token is unknown"));
+    };
+    if hub
+        .tokens
+        .count_wrong(*address, hub.limits.wrong_tokens_per_minute)
+    {
+        return Err(ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too-many-wrong-tokens",
+            "too many wrong tokens from this address",
+            "use the right token, which is good at once",
+        ));
+    }
+    Err(ApiError::unauthorized(
+        "the token is unknown or was revoked",
     ))
-}
-
-fn is_loopback_name(authority: &str) -> bool {
-    let host = match authority.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => authority.split(':').next().unwrap_or_default(),
-    };
-    host.eq_ignore_ascii_case("localhost")
-        || host
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_loopback_names_pass_for_this_host() {
-        for good in [
-            "localhost",
-            "localhost:80",
-            "127.0.0.1:4500",
-            "127.1.2.3",
-            "[::1]:4500",
-            "LOCALHOST",
-        ] {
-            assert!(is_loopback_name(good), "{good}");
-        }
-        for bad in [
-            "evil.example",
-            "evil.example:4500",
-            "localhost.evil.example",
-            "10.0.0.1",
-            "[fe80::1]",
-            "",
-            "127.0.0.1.evil",
-        ] {
-            assert!(!is_loopback_name(bad), "{bad}");
-        }
-    }
 }

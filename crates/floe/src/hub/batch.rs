@@ -1,42 +1,37 @@
 //! The batch read: the hot path of a page fault on another host.
 //!
 //! A read whose frames are all in memory is answered where the request is parsed: no other thread, no await after the
-//! body. What needs the disk goes to a thread that may block; a large answer is sent from there piece by piece, so
-//! that no request holds more than a few of them in memory.
+//! body. What needs the disk goes to a thread that may block, and a large answer goes there for each of its pieces: a reader
+//! who takes nothing holds one piece in memory, and no thread.
 //!
 //! With zstd, a frame of which most items are wanted is sent as it lies in the pack, neighbours included; of others
 //! only the wanted items are sent, packed anew: over a slow link 16 chunks for one cost more than 10 us of work.
 
 use super::access::Viewer;
+use super::catalogue::Holding;
 use super::error::{ApiError, ApiResult};
 use super::shelf::{Frame, Pack, Scope};
-use super::state::Hub;
-use super::wire::{collect_body, parse_id, readable};
+use super::state::{Hub, blocking, is_damage};
+use super::wire::{collect_body, counted, parse_id, readable};
+use crate::front::{Held, Party};
 use crate::telemetry;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use floe_image::{Encoding, Hash, Kind, ReadRequest, ResponseEncoder, batch, compress_frame};
+use futures::StreamExt;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::mpsc;
 
 /// How the records of the answer are packed: `raw` or `zstd`.
 pub(crate) const ENCODING_HEADER: HeaderName = HeaderName::from_static("x-floe-encoding");
 /// Most raw bytes that are answered on the spot: more would keep other connections of the thread waiting.
 const INLINE_BYTES_MAX: usize = 256 << 10;
-/// Most raw bytes of an answer that is built whole.
-const WHOLE_BYTES_MAX: usize = 1 << 20;
-/// Size of the pieces of larger answers.
-const PIECE_BYTES: usize = 128 << 10;
-/// Pieces that wait for a slow client.
-const PIECES_AHEAD: usize = 4;
-/// How long a piece waits for a client that reads nothing.
-const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Size of the pieces of answers that are larger than one.
+const PIECE_BYTES: usize = 256 << 10;
 /// zstd level for single items: the fastest, as a guest waits.
 const LEVEL: i32 = 1;
 
@@ -140,14 +135,22 @@ fn write_group<W: Write>(
             ),
         }
     });
-    match written {
-        Ok(written) => written,
-        // A rotten pack: another source may have it, and this answer goes on.
-        Err(error) => {
-            tracing::error!(pack = %pack.reference.id, frame = group.frame, %error, "a stored pack is damaged");
-            slots().try_for_each(|slot| out.missing(kind, &hashes[slot]))
-        }
-    }
+    // A frame was checked when it came into memory.
+    written.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
+}
+
+/// Says that a group is not here.
+fn write_lost<W: Write>(
+    out: &mut ResponseEncoder<W>,
+    pack: &Pack,
+    group: &Group,
+) -> io::Result<()> {
+    let Some(frame) = pack.index.frame(group.frame) else {
+        return Ok(());
+    };
+    let hashes = pack.index.frame_hashes(group.frame).iter().enumerate();
+    let mut lost = hashes.filter(|(slot, _)| group.mask & (1 << slot) != 0);
+    lost.try_for_each(|(_, hash)| out.missing(frame.kind, hash))
 }
 
 /// The whole answer if all of it is in memory.
@@ -178,46 +181,67 @@ fn write_missing<W: Write>(out: &mut ResponseEncoder<W>, plan: &Plan) -> io::Res
         .try_for_each(|(kind, hash)| out.missing(*kind, hash))
 }
 
-/// The answer with frames from memory or disk. Blocks.
-fn from_disk<W: Write>(hub: &Hub, plan: &Plan, out: W) -> io::Result<W> {
-    let mut out = ResponseEncoder::new(out)?;
-    let mut open = (u32::MAX, None);
-    for group in &plan.groups {
-        if open.0 != group.pack {
-            open = (group.pack, None);
-        }
-        let pack = plan.pack(group);
-        let frame = hub.shelf.frame(pack, group.frame, &mut open.1)?;
-        write_group(&mut out, pack, group, &frame, plan.encoding)?;
-    }
-    write_missing(&mut out, plan)?;
-    out.finish()
+/// An answer that goes out piece by piece. Each piece is made in the asker's turn; between two of them nothing is held but
+/// the piece that the reader has not taken yet, and no thread.
+struct Sending {
+    hub: Arc<Hub>,
+    party: Party,
+    plan: Plan,
+    next: usize,
+    out: Option<ResponseEncoder<Vec<u8>>>,
+    /// The pack that was read last, and its file.
+    open: (u32, Option<File>),
+    _held: Held,
 }
 
-/// Sends what is written to it in pieces; fails when the client has gone or reads nothing.
-struct Pieces {
-    buffer: Vec<u8>,
-    to: mpsc::Sender<io::Result<Bytes>>,
-    runtime: tokio::runtime::Handle,
-}
-
-impl Write for Pieces {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.buffer.extend_from_slice(bytes);
-        if self.buffer.len() >= PIECE_BYTES {
-            self.flush()?;
+impl Sending {
+    /// The next piece. Blocks.
+    fn piece(&mut self) -> io::Result<Vec<u8>> {
+        let Some(mut out) = self.out.take() else {
+            return Ok(Vec::new());
+        };
+        while let Some(group) = self.plan.groups.get(self.next) {
+            if out.get_mut().len() >= PIECE_BYTES {
+                let piece = std::mem::take(out.get_mut());
+                self.out = Some(out);
+                return Ok(piece);
+            }
+            self.next += 1;
+            if self.open.0 != group.pack {
+                self.open = (group.pack, None);
+            }
+            let pack = self.plan.pack(group);
+            match self.hub.shelf.frame(pack, group.frame, &mut self.open.1) {
+                Ok(frame) => write_group(&mut out, pack, group, &frame, self.plan.encoding)?,
+                // A rotten pack: another source may have it, and this answer goes on.
+                Err(error) if is_damage(&error) => {
+                    self.hub.found_damaged(&pack.reference.id, &error);
+                    write_lost(&mut out, pack, group)?;
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok(bytes.len())
+        write_missing(&mut out, &self.plan)?;
+        out.finish()
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        let piece = Bytes::from(std::mem::take(&mut self.buffer));
-        count_bytes(piece.len());
-        let send = async { tokio::time::timeout(STALL_TIMEOUT, self.to.send(Ok(piece))).await };
-        match self.runtime.block_on(send) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(io::ErrorKind::BrokenPipe.into()),
-        }
+    /// The next piece, in its turn.
+    async fn next(self) -> Option<(io::Result<Vec<u8>>, Option<Sending>)> {
+        self.out.as_ref()?;
+        let (hub, party) = (self.hub.clone(), self.party.clone());
+        let made = blocking(&hub, &party, move |_| {
+            let mut sending = self;
+            let piece = sending.piece()?;
+            Ok((piece, sending))
+        });
+        Some(match made.await {
+            Ok((piece, sending)) => {
+                count_bytes(piece.len());
+                (Ok(piece), Some(sending))
+            }
+            // The answer is cut off visibly: the client must not take it for whole.
+            Err(error) => (Err(io::Error::other(error.body.message)), None),
+        })
     }
 }
 
@@ -262,14 +286,8 @@ pub(crate) async fn read(
     let encoding = Encoding::asked(asked).ok_or_else(|| {
         ApiError::bad("x-floe-encoding is neither raw nor zstd", "use one of them")
     })?;
-    let body = collect_body(
-        body,
-        &headers,
-        "the batch request",
-        batch::REQUEST_BYTES_MAX as u64,
-        &hub.limits,
-    )
-    .await?;
+    let max = batch::REQUEST_BYTES_MAX as u64;
+    let body = collect_body(&hub, &viewer, body, &headers, "the batch request", max).await?;
     let request = ReadRequest::decode(&body).map_err(|e| {
         ApiError::bad(
             e.to_string(),
@@ -280,6 +298,8 @@ pub(crate) async fn read(
 
     let plan = match hub.shelf.scope(&id, &holding.owner) {
         Some(scope) => {
+            let busy = || ApiError::busy("this read did not get its turn for a minute");
+            let turn = hub.gate.enter(viewer.party()).await.ok_or_else(busy)?;
             let plan = Plan::new(scope, &wants, encoding);
             if plan.raw_bytes <= INLINE_BYTES_MAX
                 && let Some(bytes) = from_memory(&hub, &plan)
@@ -287,68 +307,56 @@ pub(crate) async fn read(
                 metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "memory")
                     .increment(wants.len() as u64);
                 count_bytes(bytes.len());
-                return Ok(answer(Body::from(bytes), encoding));
+                drop(turn);
+                return Ok(answer(counted(&hub, &viewer, bytes)?.into(), encoding));
             }
             Some(plan)
         }
         None => None,
     };
-
     metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "disk").increment(wants.len() as u64);
-    let permit = hub
-        .disk_readers
-        .clone()
-        .acquire_owned()
-        .await
-        .map_err(io::Error::other)?;
-    let (to, mut pieces) = mpsc::channel(PIECES_AHEAD);
-    let (ready, is_ready) = tokio::sync::oneshot::channel::<ApiResult<Option<Vec<u8>>>>();
-    let runtime = tokio::runtime::Handle::current();
-    tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        let plan = match plan.map_or_else(
-            || {
-                hub.load_scope(&id, &holding)
-                    .map(|scope| Plan::new(scope, &wants, encoding))
-            },
-            Ok,
-        ) {
-            Ok(plan) => plan,
-            Err(error) => return drop(ready.send(Err(error))),
-        };
-        if plan.raw_bytes <= WHOLE_BYTES_MAX {
-            let whole = from_disk(&hub, &plan, Vec::new())
-                .map(Some)
-                .map_err(ApiError::from);
-            return drop(ready.send(whole));
-        }
-        if ready.send(Ok(None)).is_err() {
-            return;
-        }
-        let pieces = Pieces {
-            buffer: Vec::with_capacity(PIECE_BYTES * 2),
-            to: to.clone(),
-            runtime: runtime.clone(),
-        };
-        if let Err(error) = from_disk(&hub, &plan, pieces).and_then(|mut pieces| pieces.flush()) {
-            tracing::debug!(%error, "a batch read ended early");
-            // Cut the answer off visibly: the client must not take it for whole.
-            drop(runtime.block_on(async {
-                tokio::time::timeout(STALL_TIMEOUT, to.send(Err(error))).await
-            }));
-        }
-    });
-    match is_ready
-        .await
-        .map_err(|_| ApiError::from(io::Error::other("the reading thread ended")))??
-    {
-        Some(whole) => {
-            count_bytes(whole.len());
-            Ok(answer(Body::from(whole), encoding))
-        }
-        None => {
-            let stream = futures::stream::poll_fn(move |context| pieces.poll_recv(context));
-            Ok(answer(Body::from_stream(stream), encoding))
-        }
+    from_disk(&hub, &viewer, (id, holding), plan, wants, encoding).await
+}
+
+/// The answer with frames from memory or disk: whole if it is short.
+async fn from_disk(
+    hub: &Arc<Hub>,
+    viewer: &Viewer,
+    (id, holding): (Hash, Holding),
+    plan: Option<Plan>,
+    wants: Vec<(Kind, Hash)>,
+    encoding: Encoding,
+) -> ApiResult<Response> {
+    let mut held = hub.memory.hold(viewer.party());
+    if !held.grow(2 * PIECE_BYTES as u64) {
+        return Err(ApiError::busy(
+            "answers that nobody has taken yet are in the way",
+        ));
     }
+    let (all, party) = (hub.clone(), viewer.party().clone());
+    let begun = blocking(hub, viewer.party(), move |hub| {
+        let plan = match plan {
+            Some(plan) => plan,
+            None => Plan::new(hub.load_scope(&id, &holding)?, &wants, encoding),
+        };
+        let mut sending = Sending {
+            hub: all,
+            party,
+            plan,
+            next: 0,
+            out: Some(ResponseEncoder::new(Vec::with_capacity(PIECE_BYTES))?),
+            open: (u32::MAX, None),
+            _held: held,
+        };
+        let first = sending.piece()?;
+        Ok((first, sending))
+    });
+    let (first, sending) = begun.await?;
+    count_bytes(first.len());
+    if sending.out.is_none() {
+        return Ok(answer(counted(hub, viewer, first)?.into(), encoding));
+    }
+    let rest = futures::stream::unfold(Some(sending), async |sending| sending?.next().await);
+    let pieces = futures::stream::once(async { Ok(first) }).chain(rest);
+    Ok(answer(Body::from_stream(pieces), encoding))
 }

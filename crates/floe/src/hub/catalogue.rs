@@ -8,7 +8,8 @@
 //! What every read request asks (who holds this image?) is answered from memory; only this process changes images.
 //! Tokens may be made by another process (`floe hub token create`), so they are looked up in the file.
 
-use super::HubError;
+use super::quota::{Used, used};
+use super::{HubError, Quota};
 use floe_image::{Hash, PackRef};
 use parking_lot::{Mutex, RwLock};
 use rand::TryRngCore;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The catalogue's format, in SQLite's `user_version`.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// How long a writer waits for another process's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Random bytes in a token.
@@ -48,6 +49,12 @@ CREATE TABLE uploads (key TEXT PRIMARY KEY, owner TEXT NOT NULL REFERENCES users
 CREATE TABLE upload_packs (upload TEXT NOT NULL REFERENCES uploads(key) ON DELETE CASCADE,
     pack BLOB NOT NULL REFERENCES packs(id), staged INTEGER NOT NULL, PRIMARY KEY (upload, pack)) STRICT;
 CREATE INDEX upload_packs_by_pack ON upload_packs(pack);
+";
+
+/// What came with the second version.
+const SCHEMA_2: &str = "
+CREATE TABLE quotas (user TEXT PRIMARY KEY REFERENCES users(name), bytes INTEGER, images INTEGER, traces INTEGER) STRICT;
+CREATE TABLE damaged (pack BLOB PRIMARY KEY) STRICT;
 ";
 
 /// One owner's copy of an image, as the hot path needs it.
@@ -83,6 +90,8 @@ pub(crate) struct Publication<'a> {
     pub name: Option<(&'a str, &'a str)>,
     /// The upload that ends with it.
     pub upload: Option<&'a str>,
+    /// What its owner may have, this image included.
+    pub quota: Quota,
 }
 
 /// An unfinished upload.
@@ -102,17 +111,27 @@ pub(crate) struct UploadPack {
     pub staged: bool,
 }
 
+/// Whose each token is, by the token's hash.
+pub(crate) type TokenUsers = HashMap<Hash, Arc<str>>;
+
 /// See the module.
 pub(crate) struct Catalogue {
-    db: Mutex<Connection>,
+    pub(super) db: Mutex<Connection>,
     holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
+    /// Bytes of each owner's images, as they were counted since the last change.
+    pub(super) stored: Mutex<HashMap<String, u64>>,
 }
 
-type Rows<T> = rusqlite::Result<T>;
+pub(super) type Rows<T> = rusqlite::Result<T>;
 
 impl Catalogue {
     /// Opens `hub.db`, making it where it is missing.
     pub fn open(path: &Path) -> Result<Self, HubError> {
+        // SQLite gives what it puts beside the file the file's mode
+        floe_store::private::options()
+            .write(true)
+            .open(path)
+            .map_err(HubError::file("cannot open", path))?;
         let db = Connection::open(path)?;
         db.busy_timeout(BUSY_TIMEOUT)?;
         db.pragma_update(None, "journal_mode", "WAL")?;
@@ -121,11 +140,15 @@ impl Catalogue {
         let mut db = db;
         let version =
             |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
-        if version(&db)? == 0 {
+        if version(&db)? < VERSION {
             let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             // Another process may have been first.
-            if version(&change)? == 0 {
+            let before = version(&change)?;
+            if before == 0 {
                 change.execute_batch(SCHEMA)?;
+            }
+            if before < VERSION {
+                change.execute_batch(SCHEMA_2)?;
                 change.pragma_update(None, "user_version", VERSION)?;
             }
             change.commit()?;
@@ -141,6 +164,7 @@ impl Catalogue {
         let catalogue = Catalogue {
             db: Mutex::new(db),
             holdings: RwLock::default(),
+            stored: Mutex::default(),
         };
         catalogue.reload_holdings()?;
         Ok(catalogue)
@@ -168,10 +192,11 @@ impl Catalogue {
         }
         metrics::gauge!(crate::telemetry::HUB_IMAGES).set(held.len() as f64);
         *self.holdings.write() = held;
+        self.stored.lock().clear();
         Ok(())
     }
 
-    fn change<T>(&self, apply: impl FnOnce(&Transaction<'_>) -> Rows<T>) -> Rows<T> {
+    pub(super) fn change<T>(&self, apply: impl FnOnce(&Transaction<'_>) -> Rows<T>) -> Rows<T> {
         let mut db = self.db.lock();
         let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let value = apply(&change)?;
@@ -230,20 +255,26 @@ impl Catalogue {
         Ok(rows.collect::<Rows<_>>()?)
     }
 
-    /// Whose token has this hash. The lookup is by hash, and what it finds is compared in constant time.
+    /// The user whose token this is, by the token's hash.
     pub fn token_user(&self, hashed: &Hash) -> Rows<Option<String>> {
-        let found = self
-            .db
-            .lock()
-            .query_row(
-                "SELECT hash, user FROM tokens WHERE hash = ?1",
-                [hashed.as_bytes()],
-                |row| Ok((hash(row, 0)?, row.get::<_, String>(1)?)),
-            )
-            .optional()?;
-        Ok(found
-            .filter(|(stored, _)| same_bytes(stored.as_bytes(), hashed.as_bytes()))
-            .map(|(_, user)| user))
+        let db = self.db.lock();
+        let mut rows = db.prepare("SELECT user FROM tokens WHERE hash = ?1")?;
+        rows.query_row([hashed.as_bytes()], |row| row.get(0))
+            .optional()
+    }
+
+    /// All tokens, by hash, if another connection has changed anything since `version`; and the version now.
+    pub fn tokens_since(&self, version: Option<i64>) -> Rows<(i64, Option<TokenUsers>)> {
+        let db = self.db.lock();
+        let now = db.query_row("PRAGMA data_version", [], |row| row.get(0))?;
+        if version == Some(now) {
+            return Ok((now, None));
+        }
+        let mut rows = db.prepare("SELECT hash, user FROM tokens")?;
+        let rows = rows.query_map([], |row| {
+            Ok((hash(row, 0)?, row.get::<_, String>(1)?.into()))
+        })?;
+        Ok((now, Some(rows.collect::<Rows<_>>()?)))
     }
 
     // ---- images
@@ -367,11 +398,15 @@ impl Catalogue {
         self.pack_readable(pack, None).map(|found| found.is_some())
     }
 
-    /// Shows an image, in one transaction: all of it or nothing.
-    pub fn publish(&self, new: &Publication<'_>) -> Rows<()> {
+    /// Shows an image, in one transaction: all of it or nothing. If its owner would have too much, nothing changes, and what
+    /// the owner would have is returned.
+    pub fn publish(&self, new: &Publication<'_>) -> Rows<Result<(), Used>> {
         let stored: u64 = new.packs.iter().map(|pack| pack.file_bytes).sum();
         let now = now_unix_s() as i64;
-        self.change(|db| {
+        {
+            let mut db = self.db.lock();
+            let db = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let before = used(&db, new.owner)?;
             db.execute(
                 "INSERT INTO images VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
                  ON CONFLICT DO UPDATE SET public = ?3, stored_bytes = ?7",
@@ -390,21 +425,29 @@ impl Catalogue {
                 params![new.id.as_bytes(), new.owner],
             )?;
             for (seq, pack) in new.packs.iter().enumerate() {
-                insert_pack(db, pack)?;
+                insert_pack(&db, pack)?;
                 db.execute(
                     "INSERT INTO image_packs VALUES (?1, ?2, ?3, ?4)",
                     params![new.id.as_bytes(), new.owner, seq as i64, pack.id.as_bytes()],
                 )?;
             }
             if let Some((name, tag)) = new.name {
-                move_tag(db, new.owner, name, tag, &new.id)?;
+                move_tag(&db, new.owner, name, tag, &new.id)?;
             }
             if let Some(key) = new.upload {
                 db.execute("DELETE FROM uploads WHERE key = ?1", [key])?;
             }
-            Ok(())
-        })?;
-        self.reload_holdings()
+            // Whoever has too much already may still do what takes no more.
+            let after = used(&db, new.owner)?;
+            let more_bytes = after.bytes > new.quota.bytes && after.bytes > before.bytes;
+            let more_images = after.images > new.quota.images && after.images > before.images;
+            if more_bytes || more_images {
+                return Ok(Err(after)); // dropping the transaction undoes it
+            }
+            db.commit()?;
+        }
+        self.reload_holdings()?;
+        Ok(Ok(()))
     }
 
     /// Points a tag of `owner` to an image that the owner holds.
@@ -556,6 +599,15 @@ impl Catalogue {
         rows.collect()
     }
 
+    /// Whether `owner` has begun to upload `image`.
+    pub fn uploads_image(&self, owner: &str, image: &Hash) -> Rows<bool> {
+        self.db.lock().query_row(
+            "SELECT EXISTS (SELECT 1 FROM uploads WHERE owner = ?1 AND image = ?2)",
+            params![owner, image.as_bytes()],
+            |row| row.get(0),
+        )
+    }
+
     /// Keys of all uploads.
     pub fn upload_keys(&self) -> Rows<Vec<String>> {
         let db = self.db.lock();
@@ -592,7 +644,7 @@ fn move_tag(db: &Connection, owner: &str, name: &str, tag: &str, id: &Hash) -> R
     Ok(())
 }
 
-fn hash(row: &Row<'_>, column: usize) -> Rows<Hash> {
+pub(super) fn hash(row: &Row<'_>, column: usize) -> Rows<Hash> {
     Ok(Hash(row.get::<_, [u8; 32]>(column)?))
 }
 
@@ -612,12 +664,6 @@ fn upload(row: &Row<'_>) -> Rows<Upload> {
         image: hash(row, 2)?,
         touched_unix_s: row.get::<_, i64>(3)? as u64,
     })
-}
-
-/// Compares without telling by its time where the first difference is.
-pub(crate) fn same_bytes(a: &[u8], b: &[u8]) -> bool {
-    let differing = a.iter().zip(b).fold(0u8, |all, (x, y)| all | (x ^ y));
-    a.len() == b.len() && std::hint::black_box(differing) == 0
 }
 
 fn is_user_name(name: &str) -> bool {

@@ -35,9 +35,31 @@ pub enum HubError {
     },
     /// The catalogue.
     #[error(
-        "catalogue: {0}; if the disk is full, free some space; if the file is damaged, restore hub.db from a backup"
+        "catalogue: {0}; if the disk is full, free some space; if the file is damaged, stop the hub, move hub.db, hub.db-wal and hub.db-shm away and copy hub.db.backup to hub.db: it is of the last day"
     )]
     Catalogue(#[from] rusqlite::Error),
+    /// Another hub serves this folder.
+    #[error(
+        "{} is served by another hub ({by}); stop that one, or give this one a folder of its own with --dir", dir.display()
+    )]
+    Served {
+        /// The folder.
+        dir: PathBuf,
+        /// Its process and address.
+        by: String,
+    },
+    /// Going on without the catalogue would remove all images.
+    #[error(
+        "{} is missing or empty, but there are images in {}: without it they would be removed as litter; \
+         restore it from {}.backup or another copy, or move the whole folder away to begin anew",
+        path.display(), repo.display(), path.display()
+    )]
+    CatalogueLost {
+        /// Where the catalogue should be.
+        path: PathBuf,
+        /// Where the images are.
+        repo: PathBuf,
+    },
     /// The catalogue was written by a newer floe.
     #[error("catalogue {}: its format {found} is newer than {known}, the newest that this floe knows; upgrade floe", path.display())]
     CatalogueVersion {
@@ -148,7 +170,17 @@ impl ApiError {
             StatusCode::UNAUTHORIZED,
             "unauthorized",
             message,
-            "give a token with --token or FLOE_TOKEN; the hub's operator makes one with `floe hub token create NAME`",
+            "keep a token for this hub with `floe login`; the hub's operator makes one with `floe hub token create NAME`",
+        )
+    }
+
+    /// Too much is asked for at once by the same user or address.
+    pub fn busy(what: &str) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "busy",
+            format!("{what}; others are served first"),
+            "try again a little later, with fewer requests at a time",
         )
     }
 
@@ -170,6 +202,11 @@ impl IntoResponse for ApiError {
             response
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }

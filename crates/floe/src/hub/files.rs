@@ -3,19 +3,19 @@
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking};
-use super::wire::{parse_id, parse_name, readable};
+use super::wire::{counted, parse_id, parse_name, readable};
+use crate::front::Party;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use floe_image::{Hash, Layout};
-use std::io::{self, SeekFrom};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use tokio::io::{AsyncReadExt, AsyncSeekExt};
-use tokio_util::io::ReaderStream;
 
 /// Bytes that are read from the disk at a time for a long answer.
-const READ_BYTES: usize = 256 << 10;
+const READ_BYTES: u64 = 256 << 10;
 /// What an id names never changes.
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 /// The same for what not everybody may see.
@@ -74,8 +74,39 @@ fn parse_range(value: Option<&HeaderValue>, size: u64) -> Wanted {
     }
 }
 
+/// A part of a file that is being sent.
+struct Part {
+    hub: Arc<Hub>,
+    party: Party,
+    file: Arc<std::fs::File>,
+    from: u64,
+    left: u64,
+}
+
+impl Part {
+    /// Reads the next piece, in its turn; no thread waits while the reader takes it.
+    async fn next(mut self) -> Option<(io::Result<Vec<u8>>, Part)> {
+        let length = self.left.min(READ_BYTES);
+        if length == 0 {
+            return None;
+        }
+        let (file, from) = (self.file.clone(), self.from);
+        let piece = blocking(&self.hub, &self.party, move |_| {
+            let mut piece = vec![0; length as usize];
+            file.read_exact_at(&mut piece, from)?;
+            Ok(piece)
+        });
+        let piece = piece.await.map_err(|e| io::Error::other(e.body.message));
+        self.from += length;
+        self.left = if piece.is_ok() { self.left - length } else { 0 };
+        Some((piece, self))
+    }
+}
+
 /// A file that an id names, whole or in part.
 async fn immutable_file(
+    hub: &Arc<Hub>,
+    viewer: &Viewer,
     path: std::path::PathBuf,
     id: &Hash,
     public: bool,
@@ -103,8 +134,12 @@ async fn immutable_file(
     if named(header::IF_NONE_MATCH, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, common).into_response());
     }
-    let mut file = tokio::fs::File::open(&path).await?;
-    let size = file.metadata().await?.len();
+    let opened = blocking(hub, viewer.party(), move |_| {
+        let file = std::fs::File::open(&path)?;
+        let size = file.metadata()?.len();
+        Ok((file, size))
+    });
+    let (file, size) = opened.await?;
     let range = headers
         .get(header::RANGE)
         .filter(|_| !headers.contains_key(header::IF_RANGE) || named(header::IF_RANGE, &etag));
@@ -122,13 +157,20 @@ async fn immutable_file(
             return Ok((whole, error).into_response());
         }
     };
-    file.seek(SeekFrom::Start(from)).await?;
-    let body = if length <= READ_BYTES as u64 {
-        let mut bytes = vec![0; length as usize];
-        file.read_exact(&mut bytes).await?;
-        Body::from(bytes)
+    let part = Part {
+        hub: hub.clone(),
+        party: viewer.party().clone(),
+        file: Arc::new(file),
+        from,
+        left: length,
+    };
+    let body = if length <= READ_BYTES {
+        match part.next().await {
+            Some((bytes, _)) => Body::from(counted(hub, viewer, bytes?)?),
+            None => Body::empty(),
+        }
     } else {
-        Body::from_stream(ReaderStream::with_capacity(file.take(length), READ_BYTES))
+        Body::from_stream(futures::stream::unfold(part, Part::next))
     };
     let mut response = (status, common, body).into_response();
     let headers = response.headers_mut();
@@ -177,14 +219,15 @@ async fn send_pack(
     headers: &HeaderMap,
 ) -> ApiResult<Response> {
     let name = viewer.name().map(str::to_owned);
-    let public = blocking(hub, move |hub| {
+    let public = blocking(hub, viewer.party(), move |hub| {
         if hub.catalogue.pack_readable(&id, name.as_deref())?.is_none() {
             return Err(missing_pack(&id));
         }
         Ok(name.is_none() || hub.catalogue.is_public_pack(&id)?)
     })
     .await?;
-    immutable_file(hub.shelf.pack_path(&id), &id, public, headers).await
+    let path = hub.shelf.pack_path(&id);
+    immutable_file(hub, viewer, path, &id, public, headers).await
 }
 
 /// An image's manifest.
@@ -208,7 +251,8 @@ async fn send_manifest(
     headers: &HeaderMap,
 ) -> ApiResult<Response> {
     let holding = readable(hub, &id, viewer)?;
-    immutable_file(hub.manifest_path(&id), &id, holding.public, headers).await
+    let path = hub.manifest_path(&id);
+    immutable_file(hub, viewer, path, &id, holding.public, headers).await
 }
 
 /// Which packs hold an image.
@@ -226,7 +270,7 @@ pub(crate) async fn layout(
 
 async fn send_layout(hub: &Arc<Hub>, viewer: &Viewer, id: Hash) -> ApiResult<Response> {
     let holding = readable(hub, &id, viewer)?;
-    let packs = blocking(hub, move |hub| {
+    let packs = blocking(hub, viewer.party(), move |hub| {
         Ok(hub.catalogue.packs(&id, &holding.owner)?)
     })
     .await?;
@@ -267,7 +311,7 @@ pub(crate) async fn statically(
         "tags" => {
             let name = parse_name(name)?;
             let user = viewer.name().map(str::to_owned);
-            let found = blocking(&hub, move |hub| {
+            let found = blocking(&hub, viewer.party(), move |hub| {
                 Ok(hub
                     .catalogue
                     .resolve(None, name.name(), name.tag(), user.as_deref())?)

@@ -1,6 +1,6 @@
 //! The hub: a catalogue of images, their packs, batch reads for page faults, and uploads, over HTTP.
 //!
-//! A request's way: `listener` (connection, TLS, limits) -> `routes` -> `access` (who asks) -> one of
+//! A request's way: `front` (connection, TLS, shares) -> `routes` -> `access` (who asks) -> one of
 //! `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish`
 //! (packs become an image), `traces` (what machines touched, and the models made of it). Below lie the `catalogue` (SQLite: who may see what) and the `shelf` (packs on disk,
 //! frames in memory). [`serve`] starts all of it on threads of its own.
@@ -13,21 +13,25 @@ mod batch;
 mod catalogue;
 mod error;
 mod files;
-mod listener;
+mod lock;
+mod login;
 mod options;
 mod publish;
+mod quota;
 mod routes;
 mod shelf;
 mod state;
 mod thumbnail;
 mod tls;
 mod traces;
+mod upkeep;
 mod uploads;
 mod wire;
 
 pub(crate) use batch::ENCODING_HEADER;
 pub use error::{ErrorBody, HubError};
 pub use options::*;
+pub use quota::{Used, UserQuota};
 pub use routes::{Health, ImageEntry, ImageList, Resolved, TagRequest, Visibility, openapi_json};
 pub use shelf::verify_pack;
 pub use traces::TraceTaken;
@@ -35,7 +39,9 @@ pub use uploads::{
     ApiErrorText, CommitRequest, Committed, HAVE_QUESTION_BYTES, UploadOpened, decode_questions,
 };
 
+use crate::front;
 use catalogue::Catalogue;
+use floe_image::Hash;
 use state::Hub;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -127,16 +133,9 @@ fn catalogue_path(dir: &Path) -> PathBuf {
 /// Starts a hub on threads of its own and returns once it accepts connections. Callable from any thread, with or
 /// without a tokio runtime.
 pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
-    if let Anonymous::User(user) = &options.anonymous
-        && !options.listen.ip().is_loopback()
-    {
-        return Err(HubError::Options(format!(
-            "a hub where everybody is {user} must listen on loopback, not on {}; listen on 127.0.0.1, or use tokens",
-            options.listen
-        )));
-    }
     crate::telemetry::metrics();
-    let hub = Arc::new(Hub::open(&options)?);
+    // Before anything is touched: files that another hub has just made look like litter.
+    let mut lock = lock::Lock::take(&options.dir)?;
     let tls = tls::prepare(&options.tls, &options.dir, options.listen)?;
     let cannot_listen = |source| HubError::Listen {
         addr: options.listen,
@@ -145,6 +144,8 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
     let listener = std::net::TcpListener::bind(options.listen).map_err(cannot_listen)?;
     listener.set_nonblocking(true).map_err(cannot_listen)?;
     let addr = listener.local_addr().map_err(cannot_listen)?;
+    lock.tell(addr)?;
+    let hub = Arc::new(Hub::open(&options)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name("floe-hub")
         .enable_all()
@@ -159,18 +160,18 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
         Some(tls) => (Some(tls.config), tls.ca_file, Some(tls.fingerprint)),
         None => (None, None, None),
     };
-    let limits = options.limits.clone();
+    let bounds = bounds(&options.limits);
     let thread = std::thread::Builder::new()
         .name("floe-hub-main".into())
         .spawn(move || {
             runtime.spawn(state::housekeeping(hub.clone()));
             runtime.block_on(async {
                 // On a worker thread, not on this one: `block_on` polls with a longer wake-up path.
-                let served = tokio::spawn(listener::run(
+                let served = tokio::spawn(front::run(
                     listener,
                     config,
                     routes::router(hub),
-                    limits,
+                    bounds,
                     stopped,
                 ));
                 if let Err(error) = served.await {
@@ -178,6 +179,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
                 }
             });
             runtime.shutdown_timeout(BLOCKING_DRAIN);
+            drop(lock);
         })
         .map_err(|e| HubError::Options(format!("cannot start the hub's thread: {e}")))?;
     tracing::info!(%addr, dir = %options.dir.display(), "hub started");
@@ -190,8 +192,23 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
     })
 }
 
+fn bounds(limits: &Limits) -> front::Bounds {
+    front::Bounds {
+        connections_max: limits.connections_max,
+        connections_each_max: limits.connections_each_max,
+        handshake: limits.handshake_timeout,
+        head: limits.head_timeout,
+        idle: limits.idle_timeout,
+        pace: front::pace::Pace {
+            bytes_per_s_min: limits.slow_bytes_per_s,
+            stretch: limits.slow_stretch,
+        },
+        drain: limits.drain_timeout,
+    }
+}
+
 fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {
-    std::fs::create_dir_all(dir).map_err(HubError::file("cannot create", dir))?;
+    floe_store::private::make_dirs(dir).map_err(HubError::file("cannot create", dir))?;
     Catalogue::open(&catalogue_path(dir))
 }
 
@@ -201,8 +218,19 @@ pub fn create_token(dir: &Path, user: &str) -> Result<String, HubError> {
     open_catalogue(dir)?.create_token(user)
 }
 
+/// `kept` if it is a token of this user, else a new one.
+pub fn ensure_token(dir: &Path, user: &str, kept: Option<String>) -> Result<String, HubError> {
+    let catalogue = open_catalogue(dir)?;
+    if let Some(kept) = kept
+        && catalogue.token_user(&Hash::of(kept.as_bytes()))?.as_deref() == Some(user)
+    {
+        return Ok(kept);
+    }
+    catalogue.create_token(user)
+}
+
 /// Ends all tokens of a user of the hub in `dir`; tells how many there were. A running hub believes a token for up to
-/// five seconds longer.
+/// a second longer.
 pub fn revoke_tokens(dir: &Path, user: &str) -> Result<usize, HubError> {
     open_catalogue(dir)?.revoke_tokens(user)
 }
@@ -210,4 +238,29 @@ pub fn revoke_tokens(dir: &Path, user: &str) -> Result<usize, HubError> {
 /// Users of the hub in `dir`, each with the number of its tokens.
 pub fn users(dir: &Path) -> Result<Vec<(String, u64)>, HubError> {
     open_catalogue(dir)?.users()
+}
+
+/// Sets what `wish` names of a user's quota at the hub in `dir` (running or not); the rest stays. A running hub heeds it at once.
+pub fn set_quota(dir: &Path, user: &str, wish: &QuotaWish) -> Result<(), HubError> {
+    open_catalogue(dir)?.set_quota(user, wish)
+}
+
+/// What each user of the hub in `dir` has and may have.
+pub fn quotas(dir: &Path) -> Result<Vec<UserQuota>, HubError> {
+    let catalogue = open_catalogue(dir)?;
+    let folder = dir.join("traces");
+    let traces =
+        crate::traces::count_authors(&folder).map_err(HubError::file("cannot list", &folder))?;
+    let default = Quota::default();
+    let users = catalogue.users()?.into_iter().map(|(user, _)| {
+        let wish = catalogue.quota(&user)?;
+        Ok(UserQuota {
+            used: catalogue.used(&user)?,
+            traces: traces.get(&user).copied().unwrap_or(0),
+            quota: wish.or(&default),
+            wish,
+            user,
+        })
+    });
+    users.collect()
 }

@@ -17,6 +17,8 @@ pub struct HubOptions {
     pub tls: Tls,
     /// What a request without a token may do.
     pub anonymous: Anonymous,
+    /// Whether a trace may come without a token, of an image that everybody may read.
+    pub anonymous_traces: bool,
     /// Sizes, counts and times that the hub enforces.
     pub limits: Limits,
 }
@@ -29,6 +31,7 @@ impl HubOptions {
             listen,
             tls: Tls::Off,
             anonymous: Anonymous::ReadPublic,
+            anonymous_traces: false,
             limits: Limits::default(),
         }
     }
@@ -60,8 +63,6 @@ pub enum Anonymous {
     Denied,
     /// Read public images.
     ReadPublic,
-    /// Act as this user. Refused unless the hub listens on loopback: it is how `floe up` needs no token.
-    User(String),
 }
 
 /// What the hub refuses, and when it gives up. The defaults suit a hub for a few hundred hosts on one machine.
@@ -85,18 +86,27 @@ pub struct Limits {
     pub disk_reserve_bytes: u64,
     /// How long no new trace of an image must have come before its model is made anew.
     pub training_quiet: Duration,
-    /// Connections in all; more wait in the kernel's backlog.
+    /// What a user may have unless `floe hub quota` says otherwise.
+    pub quota: Quota,
+    /// Connections in all. When all are taken, a newcomer takes the place of one of the address or user that has most.
     pub connections_max: usize,
-    /// Connections from one address; more are closed at once.
-    pub connections_per_address_max: usize,
-    /// Wrong tokens from one address in a minute before it is answered 429.
+    /// Connections of one user, or of all strangers at one address. Beyond it, the oldest of them makes room.
+    pub connections_each_max: usize,
+    /// Memory for bodies that come and answers that wait for their readers, in bytes. A user or address has at most a quarter.
+    pub transfer_bytes_max: u64,
+    /// Wrong tokens from one address in a minute before wrong ones are answered 429. The right one is always good.
     pub wrong_tokens_per_minute: u32,
     /// Time for a TLS handshake.
     pub handshake_timeout: Duration,
-    /// Time for a request's head, and how long an idle connection is kept for the next one.
+    /// Time for a request's head, from its first byte to its last.
     pub head_timeout: Duration,
-    /// Time without a byte of a request's body.
-    pub body_idle_timeout: Duration,
+    /// How long an idle connection is kept for the next request.
+    pub idle_timeout: Duration,
+    /// What a client must send of a body, and take of an answer, on the average of each `slow_stretch`, in bytes a second.
+    /// Twenty connections over a link of 100 kbit/s have 600 each.
+    pub slow_bytes_per_s: u64,
+    /// Over how much waiting for a client that is measured.
+    pub slow_stretch: Duration,
     /// How long a shutdown waits for requests in flight.
     pub drain_timeout: Duration,
 }
@@ -113,15 +123,60 @@ impl Default for Limits {
             upload_expiry: Duration::from_secs(24 * 3600),
             disk_reserve_bytes: 64 << 20,
             training_quiet: Duration::from_secs(3),
+            quota: Quota::default(),
             connections_max: 4096,
-            connections_per_address_max: 512,
+            connections_each_max: 512,
+            transfer_bytes_max: 256 << 20,
             wrong_tokens_per_minute: 30,
             handshake_timeout: Duration::from_secs(10),
-            head_timeout: Duration::from_secs(120),
-            body_idle_timeout: Duration::from_secs(30),
+            head_timeout: Duration::from_secs(15),
+            idle_timeout: Duration::from_secs(120),
+            slow_bytes_per_s: 256,
+            slow_stretch: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
         }
     }
+}
+
+/// What a user may have on a hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Bytes of the packs of the user's images, each pack counted once, and of unfinished uploads.
+    pub bytes: u64,
+    /// Images, unfinished uploads included.
+    pub images: u64,
+    /// Traces of the user's that are kept, of whosever images.
+    pub traces: u64,
+}
+
+impl Quota {
+    /// As much as there is.
+    pub const UNLIMITED: Quota = Quota {
+        bytes: u64::MAX,
+        images: u64::MAX,
+        traces: u64::MAX,
+    };
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Quota {
+            bytes: 1 << 40,
+            images: 1000,
+            traces: 1000,
+        }
+    }
+}
+
+/// What an operator set of a user's [`Quota`]; the rest is the hub's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaWish {
+    /// See [`Quota::bytes`].
+    pub bytes: Option<u64>,
+    /// See [`Quota::images`].
+    pub images: Option<u64>,
+    /// See [`Quota::traces`].
+    pub traces: Option<u64>,
 }
 
 /// Largest pack that is uploaded, in bytes: what a cut connection loses at most, and what the hub verifies in memory.

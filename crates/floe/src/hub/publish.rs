@@ -9,8 +9,9 @@
 
 use super::catalogue::Publication;
 use super::error::{ApiError, ApiResult};
+use super::quota;
 use super::shelf::{Place, Scope};
-use super::state::{Hub, sync_folder, write_durably};
+use super::state::{Hub, is_damage, sync_folder, write_durably};
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment, compress_frame,
 };
@@ -142,14 +143,18 @@ pub(crate) fn read_segment(
     id: &Hash,
 ) -> ApiResult<Segment> {
     let pack = &scope.packs[place.pack as usize];
-    let frame = hub.shelf.frame_uncached(pack, place.at.frame, &mut None)?;
-    let damaged = |error| {
-        tracing::error!(pack = %pack.reference.id, %error, "a stored pack is damaged");
+    let damaged = |error: &dyn std::fmt::Display| {
+        hub.found_damaged(&pack.reference.id, error);
         ApiError::invalid(format!("segment {id}: {error}"))
     };
-    let bytes = frame.item(place.at.slot).map_err(damaged)?;
-    Kind::Segment.verify(id, bytes).map_err(damaged)?;
-    Segment::decode(bytes).map_err(damaged)
+    let frame = hub.shelf.frame_uncached(pack, place.at.frame, &mut None);
+    let frame = frame.map_err(|error| match is_damage(&error) {
+        true => damaged(&error),
+        false => error.into(),
+    })?;
+    let bytes = frame.item(place.at.slot).map_err(|e| damaged(&e))?;
+    Kind::Segment.verify(id, bytes).map_err(|e| damaged(&e))?;
+    Segment::decode(bytes).map_err(|e| damaged(&e))
 }
 
 /// The packs of an image as they will be published, and where those lie that are new.
@@ -182,7 +187,7 @@ fn assemble(
         let kept = if !public || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
             pack.reference
         } else {
-            std::fs::create_dir_all(folder)?;
+            floe_store::private::make_dirs(folder)?;
             strip(hub, pack, masks, folder)?
         };
         if !packs.contains(&kept) {
@@ -257,6 +262,11 @@ pub(crate) fn publish(
         );
         if !to.exists() {
             move_in(&from, &to)?;
+        } else if from.exists() && !is_whole(&to, &pack.id) {
+            // What was sent was checked when it came.
+            tracing::warn!(pack = %pack.id, "a damaged pack is replaced by what was sent");
+            move_in(&from, &to)?;
+            hub.mended(&pack.id)?;
         }
     }
     let path = hub.manifest_path(id);
@@ -267,7 +277,8 @@ pub(crate) fn publish(
         packs: assembled.packs.clone(),
     };
     write_durably(&path.with_extension("layout"), &layout.encode())?;
-    hub.catalogue.publish(&Publication {
+    let quota = quota::of(hub, wish.owner)?;
+    let published = hub.catalogue.publish(&Publication {
         id: *id,
         owner: wish.owner,
         public: wish.public,
@@ -276,16 +287,23 @@ pub(crate) fn publish(
         packs: &assembled.packs,
         name: wish.name,
         upload: wish.upload,
+        quota,
     })?;
+    published.map_err(|used| quota::exceeded(wish.owner, &used, &quota))?;
     hub.shelf.forget_scope(id, wish.owner);
     drop(publishing);
     Ok(assembled.raw_bytes)
 }
 
+/// Whether a stored pack is what its name says. At most some megabytes, which the one who publishes waits for.
+fn is_whole(path: &Path, id: &Hash) -> bool {
+    std::fs::read(path).is_ok_and(|bytes| super::verify_pack(&bytes, id).is_ok())
+}
+
 fn move_in(from: &Path, to: &Path) -> io::Result<()> {
     let folder: PathBuf = to.parent().map(Path::to_owned).unwrap_or_default();
     if !folder.exists() {
-        std::fs::create_dir_all(&folder)?;
+        floe_store::private::make_dirs(&folder)?;
         if let Some(above) = folder.parent() {
             sync_folder(above)?;
         }
@@ -323,6 +341,7 @@ pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
     hub.forget_uploads();
     {
         let _publishing = hub.publishing.lock();
+        let _tracing = hub.tracing.lock();
         if removed && !hub.catalogue.holds(id, owner) {
             hub.traces.remove(id, owner)?;
         }

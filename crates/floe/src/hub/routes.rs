@@ -1,10 +1,11 @@
 //! The hub's interface: names, lists, tags and visibility; the table of all routes; and its OpenAPI description.
 
 use super::access::Viewer;
+use super::access::admit;
 use super::error::{ApiError, ApiResult, ErrorBody};
-use super::state::{Hub, blocking};
+use super::state::{Hub, blocking, blocking_long};
 use super::wire::{json, parse_id, parse_name};
-use super::{batch, files, publish, thumbnail, traces, uploads};
+use super::{batch, files, login, publish, thumbnail, traces, uploads};
 use crate::page::assets;
 use crate::telemetry;
 use axum::body::Body;
@@ -136,7 +137,7 @@ async fn resolve(
     }
     let name = parse_name(&query.name)?;
     let user = viewer.name().map(str::to_owned);
-    let found = blocking(&hub, move |hub| {
+    let found = blocking(&hub, viewer.party(), move |hub| {
         if let Some(id) = hub
             .catalogue
             .resolve(None, name.name(), name.tag(), user.as_deref())?
@@ -159,7 +160,7 @@ async fn resolve(
     responses((status = 200, body = ImageList), (status = 401, body = ErrorBody)))]
 async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<ImageList>> {
     let user = viewer.name().map(str::to_owned);
-    let rows = blocking(&hub, move |hub| {
+    let rows = blocking(&hub, viewer.party(), move |hub| {
         let rows = hub.catalogue.images(user.as_deref())?;
         let with_picture = |row| (thumbnail::there(hub, &row), row);
         Ok(rows.into_iter().map(with_picture).collect::<Vec<_>>())
@@ -212,7 +213,10 @@ async fn remove(
 ) -> ApiResult<StatusCode> {
     let id = parse_id(&id)?;
     let owner = own_image(&hub, &id, &viewer)?;
-    blocking(&hub, move |hub| publish::remove(hub, &id, &owner)).await?;
+    blocking_long(&hub, viewer.party(), move |hub| {
+        publish::remove(hub, &id, &owner)
+    })
+    .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -230,8 +234,8 @@ async fn visibility(
 ) -> ApiResult<StatusCode> {
     let id = parse_id(&id)?;
     let owner = own_image(&hub, &id, &viewer)?;
-    let wish: Visibility = json(body, &headers, &hub.limits).await?;
-    blocking(&hub, move |hub| {
+    let wish: Visibility = json(&hub, &viewer, body, &headers).await?;
+    blocking_long(&hub, viewer.party(), move |hub| {
         publish::set_visibility(hub, &id, &owner, wish.public)
     })
     .await?;
@@ -249,10 +253,10 @@ async fn tag(
     body: Body,
 ) -> ApiResult<StatusCode> {
     viewer.user()?;
-    let wish: TagRequest = json(body, &headers, &hub.limits).await?;
+    let wish: TagRequest = json(&hub, &viewer, body, &headers).await?;
     let (name, id) = (parse_name(&wish.name)?, parse_id(&wish.id)?);
     let owner = own_image(&hub, &id, &viewer)?;
-    blocking(&hub, move |hub| {
+    blocking(&hub, viewer.party(), move |hub| {
         Ok(hub.catalogue.tag(&owner, name.name(), name.tag(), &id)?)
     })
     .await?;
@@ -270,7 +274,7 @@ async fn untag(
     let owner = viewer.user()?.to_owned();
     let name = parse_name(&query.name)?;
     let shown = name.to_string();
-    let removed = blocking(&hub, move |hub| {
+    let removed = blocking(&hub, viewer.party(), move |hub| {
         Ok(hub.catalogue.untag(&owner, name.name(), name.tag())?)
     })
     .await?;
@@ -332,6 +336,7 @@ pub fn openapi_json() -> String {
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
     Router::new()
         .merge(assets::router(assets::Page::Hub))
+        .route("/login", get(login::login))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .route("/v1/openapi.json", get(openapi))
@@ -364,6 +369,7 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
         .method_not_allowed_fallback(no_method)
         // Every handler reads its body through `collect_body`, which knows the route's own limit.
         .layer(DefaultBodyLimit::disable())
+        .layer(axum::middleware::from_fn_with_state(hub.clone(), admit))
         .layer(axum::middleware::from_fn(measure))
         .with_state(hub)
 }

@@ -11,8 +11,8 @@ use floe_image::{
     FormatError, FrameInfo, Hash, Kind, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex,
     PackRef, check_pack_header, decompress_frame,
 };
-use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use parking_lot::{Mutex, RwLock};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -70,6 +70,15 @@ impl Frame {
         let size = self.info.kind.raw_size();
         let at = usize::from(slot) * size;
         Ok(&self.raw()?[at..at + size])
+    }
+
+    /// Whether every item is what its hash says: disks rot. Unpacking it for that is no loss, as it stays unpacked.
+    fn check(&self, hashes: &[Hash]) -> Result<(), FormatError> {
+        let items = self.raw()?.chunks_exact(self.info.kind.raw_size());
+        for (item, hash) in items.zip(hashes) {
+            self.info.kind.verify(hash, item)?;
+        }
+        Ok(())
     }
 
     /// What it is counted as: with its raw bytes, whether they are there yet or not, so that the budget holds.
@@ -225,6 +234,8 @@ pub(crate) struct Shelf {
     scopes: Mutex<Scopes>,
     index_items_max: usize,
     packs: Mutex<HashMap<Hash, Weak<Pack>>>,
+    /// Packs whose files are not what they were.
+    damaged: RwLock<HashSet<Hash>>,
     next_number: AtomicU32,
     /// One scope is loaded at a time, so that a hundred hosts that start the same image load it once.
     pub loading: Mutex<()>,
@@ -239,6 +250,7 @@ impl Shelf {
             scopes: Mutex::default(),
             index_items_max,
             packs: Mutex::default(),
+            damaged: RwLock::default(),
             next_number: AtomicU32::new(0),
             loading: Mutex::new(()),
         }
@@ -269,6 +281,21 @@ impl Shelf {
         packs.retain(|_, pack| pack.strong_count() > 0);
         packs.insert(reference.id, Arc::downgrade(&pack));
         Ok(pack)
+    }
+
+    /// Whether a pack was found damaged.
+    pub fn is_damaged(&self, pack: &Hash) -> bool {
+        self.damaged.read().contains(pack)
+    }
+
+    /// Remembers that a pack is damaged; tells whether that is new.
+    pub fn mark_damaged(&self, pack: &Hash) -> bool {
+        self.damaged.write().insert(*pack)
+    }
+
+    /// A pack was replaced.
+    pub fn forget_damage(&self, pack: &Hash) {
+        self.damaged.write().remove(pack);
     }
 
     /// The scope of a holding, if it is in memory.
@@ -314,7 +341,7 @@ impl Shelf {
         self.frames.get((pack.number, frame))
     }
 
-    /// A frame from memory or disk; `file` is the pack's, opened when first needed and kept for the next frame.
+    /// A frame from memory or disk, checked; `file` is the pack's, opened when first needed and kept for the next frame.
     pub fn frame(
         &self,
         pack: &Pack,
@@ -325,6 +352,9 @@ impl Shelf {
             return Ok(frame);
         }
         let frame_data = Arc::new(self.frame_uncached(pack, frame, file)?);
+        frame_data
+            .check(pack.index.frame_hashes(frame))
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         self.frames.put((pack.number, frame), frame_data.clone());
         Ok(frame_data)
     }

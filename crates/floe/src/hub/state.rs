@@ -5,6 +5,8 @@ use super::catalogue::{Catalogue, Holding, now_unix_s};
 use super::error::{ApiError, ApiResult, HubError};
 use super::shelf::{Scope, Shelf};
 use super::{HubOptions, Limits};
+use crate::front::turns::Room;
+use crate::front::{Gate, Memory, Party};
 use crate::traces::{self, TraceStore, Trainer};
 use floe_image::{Hash, PackRef};
 use parking_lot::Mutex;
@@ -12,12 +14,18 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 
-/// Blocking threads that read packs at a time; the rest of the requests that need the disk wait.
-const DISK_READERS_MAX: usize = 64;
-/// Packs in memory that are being received or verified.
-const PACKS_RECEIVED_MAX: usize = 16;
+/// Requests that are worked on at a time, for each processor, and in all at least and at most: work is mostly hashing and
+/// packing, and a little waiting for the disk.
+const SLOTS_PER_PROCESSOR: usize = 4;
+const SLOTS_MIN: usize = 8;
+const SLOTS_MAX: usize = 64;
+/// Long works (commits, trainings that are waited for) at a time. They have slots of their own, as each may take minutes.
+const LONG_SLOTS: usize = 4;
+/// What of each processor's time strangers may use while users are about.
+const STRANGERS_SHARE: f64 = 0.125;
+/// Time between two copies of the catalogue.
+const BACKUP_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// Time between two looks for stale uploads.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(600);
 /// Uploads whose candidates are kept in memory.
@@ -44,8 +52,16 @@ pub(crate) struct Hub {
     pub trainer: Trainer,
     /// Held while files are moved in or out of the published folders, so that a sweep never meets a commit.
     pub publishing: Mutex<()>,
-    pub disk_readers: Arc<Semaphore>,
-    pub packs_received: Semaphore,
+    /// Held while traces come and while they go with their image.
+    pub tracing: Mutex<()>,
+    /// Where requests wait for their turn.
+    pub gate: Gate,
+    /// The same for long works.
+    pub long_gate: Gate,
+    /// What bodies and answers may take.
+    pub memory: Memory,
+    /// See [`HubOptions::anonymous_traces`].
+    pub anonymous_traces: bool,
     remembered: Mutex<HashMap<String, Remembered>>,
     dir: PathBuf,
 }
@@ -60,9 +76,15 @@ impl Hub {
             dir.join("repo/images"),
             dir.join("repo/packs"),
         ] {
-            std::fs::create_dir_all(&folder).map_err(HubError::file("cannot create", &folder))?;
+            floe_store::private::make_dirs(&folder)
+                .map_err(HubError::file("cannot create", &folder))?;
         }
-        let catalogue = Catalogue::open(&super::catalogue_path(&dir))?;
+        let closed = floe_store::private::close_to_others(&dir, &[], &[])
+            .map_err(HubError::file("cannot close to others", &dir))?;
+        if closed.changed > 0 {
+            tracing::info!(changed = closed.changed, dir = %dir.display(), "files and directories were open to other users; they are closed now");
+        }
+        let catalogue = Catalogue::open(&catalogue_of(&dir)?)?;
         let limits = options.limits.clone();
         let folder = dir.join("traces");
         let no_traces = |source| HubError::File {
@@ -91,15 +113,19 @@ impl Hub {
             tokens: Tokens::default(),
             thumbnails: Default::default(),
             publishing: Mutex::new(()),
-            disk_readers: Arc::new(Semaphore::new(DISK_READERS_MAX)),
-            packs_received: Semaphore::new(PACKS_RECEIVED_MAX),
+            tracing: Mutex::new(()),
+            gate: Gate::new(room(SLOTS_MIN, SLOTS_MAX)),
+            long_gate: Gate::new(room(LONG_SLOTS, LONG_SLOTS)),
+            memory: Memory::new(options.limits.transfer_bytes_max),
+            anonymous_traces: options.anonymous_traces,
             remembered: Mutex::default(),
             dir,
         };
-        if let super::Anonymous::User(user) = &hub.anonymous {
-            hub.catalogue.ensure_user(user)?;
+        for pack in hub.catalogue.damaged_packs()? {
+            hub.shelf.mark_damaged(&pack);
         }
         hub.clear_litter()?;
+        hub.back_up();
         hub.trainer.schedule_outdated().map_err(no_traces)?;
         Ok(hub)
     }
@@ -126,11 +152,47 @@ impl Hub {
     }
 
     /// The scope of a published set of packs.
+    ///
+    /// A pack whose index is damaged is left out: what is in it is answered as missing, the rest can be read.
     pub fn scope_of(&self, packs: &[PackRef]) -> Result<Scope, HubError> {
-        let packs = packs
-            .iter()
-            .map(|pack| self.shelf.pack(pack, self.shelf.pack_path(&pack.id)));
-        Ok(Scope::new(packs.collect::<Result<_, _>>()?))
+        let mut whole = Vec::with_capacity(packs.len());
+        for pack in packs {
+            match self.shelf.pack(pack, self.shelf.pack_path(&pack.id)) {
+                Ok(pack) => whole.push(pack),
+                Err(HubError::File { source, .. }) if is_damage(&source) => {
+                    self.found_damaged(&pack.id, &source);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Scope::new(whole))
+    }
+
+    /// A stored pack is not what it was: from now on nobody is told that the hub has what is in it, until it is sent again.
+    pub fn found_damaged(&self, pack: &Hash, error: &dyn std::fmt::Display) {
+        if !self.shelf.mark_damaged(pack) {
+            return;
+        }
+        tracing::error!(%pack, %error, "a stored pack is damaged; it is replaced when an image with it is pushed again");
+        self.forget_uploads();
+        if let Err(error) = self.catalogue.note_damaged(pack, true) {
+            tracing::warn!(%pack, %error, "the damage could not be noted; it will be found again");
+        }
+    }
+
+    /// A damaged pack was replaced.
+    pub fn mended(&self, pack: &Hash) -> Result<(), HubError> {
+        self.catalogue.note_damaged(pack, false)?;
+        self.shelf.forget_damage(pack);
+        Ok(())
+    }
+
+    /// Copies the catalogue beside it, for the day on which it can't be read.
+    fn back_up(&self) {
+        let to = super::catalogue_path(&self.dir).with_extension("db.backup");
+        if let Err(error) = self.catalogue.copy_to(&to) {
+            tracing::warn!(%error, "the catalogue was not copied; the copy before stays");
+        }
     }
 
     /// The scope of a holding, loaded if it is not in memory. Blocks.
@@ -262,8 +324,71 @@ impl Hub {
     }
 }
 
-/// Runs blocking work on a thread that may block, and turns a panic into an answer.
+/// As many slots as the processors are good for.
+fn room(min: usize, max: usize) -> Room {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Room {
+        slots: (processors * SLOTS_PER_PROCESSOR).clamp(min, max),
+        strangers_share: processors as f64 * STRANGERS_SHARE,
+    }
+}
+
+/// Whether a file is not what was written, rather than hard to read just now.
+pub(crate) fn is_damage(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::NotFound
+    )
+}
+
+/// The catalogue's path, unless it has gone and the images would go with it.
+fn catalogue_of(dir: &Path) -> Result<PathBuf, HubError> {
+    let path = super::catalogue_path(dir);
+    let repo = dir.join("repo/images");
+    let empty = std::fs::metadata(&path).map_or(true, |found| found.len() == 0);
+    if empty && !entries(&repo)?.is_empty() {
+        return Err(HubError::CatalogueLost { path, repo });
+    }
+    Ok(path)
+}
+
+/// Runs blocking work on a thread that may block, when it is `who`'s turn.
 pub(crate) async fn blocking<T: Send + 'static>(
+    hub: &Arc<Hub>,
+    who: &Party,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    behind(&hub.gate, hub, who, work).await
+}
+
+/// The same for what may take minutes.
+pub(crate) async fn blocking_long<T: Send + 'static>(
+    hub: &Arc<Hub>,
+    who: &Party,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    behind(&hub.long_gate, hub, who, work).await
+}
+
+pub(crate) async fn behind<T: Send + 'static>(
+    gate: &Gate,
+    hub: &Arc<Hub>,
+    who: &Party,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    let turn = gate.enter(who).await;
+    let turn = turn.ok_or_else(|| ApiError::busy("this did not get its turn for a minute"))?;
+    apart(hub, move |hub| {
+        // The work ends here, not where its answer is waited for: that one may have gone.
+        let _turn = turn;
+        work(hub)
+    })
+    .await
+}
+
+/// Runs blocking work on a thread that may block, at once, and turns a panic into an answer: what is the hub's own, or cheap.
+pub(crate) async fn apart<T: Send + 'static>(
     hub: &Arc<Hub>,
     work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
@@ -274,10 +399,19 @@ pub(crate) async fn blocking<T: Send + 'static>(
 /// Looks for stale uploads now and then, until the runtime ends.
 pub(crate) async fn housekeeping(hub: Arc<Hub>) {
     let mut interval = tokio::time::interval(HOUSEKEEPING_INTERVAL.min(hub.limits.upload_expiry));
+    let mut copied = std::time::Instant::now();
     loop {
         interval.tick().await;
-        if let Err(error) = blocking(&hub, Hub::expire_uploads).await {
+        if let Err(error) = apart(&hub, Hub::expire_uploads).await {
             tracing::warn!(error = %error.body.message, "cannot drop stale uploads");
+        }
+        if copied.elapsed() >= BACKUP_INTERVAL {
+            copied = std::time::Instant::now();
+            let copying = apart(&hub, |hub| {
+                hub.back_up();
+                Ok(())
+            });
+            drop(copying.await);
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) async fn thumbnail(
     } else {
         Keep::Private
     };
-    let png = blocking(&hub, move |hub| {
+    let png = blocking(&hub, viewer.party(), move |hub| {
         let scope = match hub.shelf.scope(&id, &holding.owner) {
             Some(scope) => scope,
             None => hub.load_scope(&id, &holding)?,

@@ -37,6 +37,7 @@ pub(crate) fn prepare(
                 folder.join("ca.pem"),
             );
             // The key is written last: with it there, all of them are.
+            set_aside_unreadable(&folder, &cert, &key);
             if !key.exists() {
                 make(&folder, &subject_names(names, listen))?;
             }
@@ -80,12 +81,33 @@ pub(crate) fn prepare(
             key.display()
         ))
     })?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Some(Prepared {
         config: Arc::new(config),
         ca_file,
         fingerprint,
     }))
+}
+
+/// A certificate of our own that can't be read (an empty file after a full disk) is moved away, so that a new one is made:
+/// clients need the new CA file then, but the hub serves.
+fn set_aside_unreadable(folder: &Path, cert: &Path, key: &Path) {
+    let whole = CertificateDer::pem_file_iter(cert).is_ok_and(|mut certs| {
+        certs.next().is_some_and(|first| first.is_ok()) && certs.all(|cert| cert.is_ok())
+    }) && PrivateKeyDer::from_pem_file(key).is_ok();
+    if whole || !key.exists() {
+        return;
+    }
+    let aside = folder.with_extension(format!("damaged-{}", super::catalogue::now_unix_ms()));
+    match std::fs::rename(folder, &aside) {
+        Ok(()) => tracing::error!(
+            aside = %aside.display(),
+            "the hub's certificate could not be read and was set aside; a new one is made, and clients need the new CA file"
+        ),
+        Err(error) => {
+            tracing::error!(%error, "the hub's unreadable certificate could not be set aside")
+        }
+    }
 }
 
 /// Names that clients on this host and network will use.
@@ -114,7 +136,7 @@ fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
 fn make(folder: &Path, names: &[String]) -> Result<(), HubError> {
     let failed =
         |e: rcgen::Error| HubError::Tls(format!("cannot make a certificate for {names:?}: {e}"));
-    std::fs::create_dir_all(folder).map_err(HubError::file("cannot create", folder))?;
+    floe_store::private::make_dirs(folder).map_err(HubError::file("cannot create", folder))?;
 
     let ca_key = KeyPair::generate().map_err(failed)?;
     let mut ca = CertificateParams::default();
@@ -149,7 +171,8 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), HubError> {
             .open(&partial)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&partial, path)
+        std::fs::rename(&partial, path)?;
+        path.parent().map_or(Ok(()), super::state::sync_folder)
     };
     write().map_err(HubError::file("cannot write", path))
 }

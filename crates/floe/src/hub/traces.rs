@@ -7,7 +7,8 @@
 use super::access::Viewer;
 use super::catalogue::{Holding, now_unix_ms};
 use super::error::{ApiError, ApiResult};
-use super::state::{Hub, blocking};
+use super::quota;
+use super::state::{Hub, behind, blocking};
 use super::wire::{collect_body, parse_id, readable};
 use crate::telemetry;
 use crate::traces::{self, Method, Shape, TRACE_BYTES_MAX, TraceList};
@@ -66,8 +67,9 @@ fn shape(hub: &Hub, id: &Hash) -> ApiResult<Shape> {
 #[utoipa::path(
     post, path = "/v1/images/{id}/traces", tag = "traces", params(("id" = String, Path)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
-    responses((status = 200, body = TraceTaken), (status = 401, body = super::ErrorBody), (status = 404, body = super::ErrorBody),
-              (status = 413, body = super::ErrorBody), (status = 422, body = super::ErrorBody), (status = 507, body = super::ErrorBody)))]
+    responses((status = 200, body = TraceTaken), (status = 401, body = super::ErrorBody), (status = 403, body = super::ErrorBody),
+              (status = 404, body = super::ErrorBody), (status = 413, body = super::ErrorBody),
+              (status = 422, body = super::ErrorBody), (status = 429, body = super::ErrorBody), (status = 507, body = super::ErrorBody)))]
 pub(crate) async fn send(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
@@ -77,11 +79,18 @@ pub(crate) async fn send(
 ) -> ApiResult<Json<TraceTaken>> {
     let id = parse_id(&id)?;
     let holding = readable(&hub, &id, &viewer)?;
-    let _permit = hub.packs_received.acquire().await;
+    if viewer.name().is_none() && !hub.anonymous_traces {
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "no-anonymous-traces",
+            "this hub takes no traces without a token",
+            "send it with a token, or ask the hub's operator to serve with --anonymous-traces",
+        ));
+    }
     let max = TRACE_BYTES_MAX as u64;
-    let body = collect_body(body, &headers, "the trace", max, &hub.limits).await?;
+    let body = collect_body(&hub, &viewer, body, &headers, "the trace", max).await?;
     let uploader = viewer.name().map(str::to_owned);
-    let added = blocking(&hub, move |hub| {
+    let added = blocking(&hub, viewer.party(), move |hub| {
         let refused = |error: traces::TraceError| {
             metrics::counter!(telemetry::HUB_TRACES_REFUSED).increment(1);
             ApiError::new(
@@ -94,11 +103,12 @@ pub(crate) async fn send(
         traces::check(&body, &shape(hub, &id)?).map_err(refused)?;
         hub.check_room(body.len() as u64)?;
         // the owner may have removed the image meanwhile; what comes later finds it gone
-        let _publishing = hub.publishing.lock();
+        let _tracing = hub.tracing.lock();
         if !hub.catalogue.holds(&id, &holding.owner) {
             return Err(ApiError::no_image(id));
         }
         let owner = &holding.owner;
+        quota::check_traces(hub, uploader.as_deref())?;
         let added = hub
             .traces
             .add(&id, owner, uploader.as_deref(), &body, now_unix_ms())?;
@@ -127,7 +137,7 @@ pub(crate) async fn all(
 ) -> ApiResult<Json<TraceList>> {
     let id = parse_id(&id)?;
     let holding = own(&hub, &id, &viewer)?;
-    let list = blocking(&hub, move |hub| {
+    let list = blocking(&hub, viewer.party(), move |hub| {
         Ok(TraceList::of(
             &hub.traces,
             &shape(hub, &id)?,
@@ -159,7 +169,7 @@ pub(crate) async fn one(
     let id = parse_id(&id)?;
     let holding = own(&hub, &id, &viewer)?;
     let hash = parse_id(&hash)?;
-    let bytes = blocking(&hub, move |hub| {
+    let bytes = blocking(&hub, viewer.party(), move |hub| {
         let found = hub.traces.read(&id, &holding.owner, &hash)?;
         found.ok_or_else(|| no_trace(&hash))
     });
@@ -178,7 +188,7 @@ pub(crate) async fn remove(
     let id = parse_id(&id)?;
     let holding = own(&hub, &id, &viewer)?;
     let hash = parse_id(&hash)?;
-    blocking(&hub, move |hub| {
+    blocking(&hub, viewer.party(), move |hub| {
         if !hub.traces.remove_trace(&id, &holding.owner, &hash)? {
             return Err(no_trace(&hash));
         }
@@ -216,7 +226,12 @@ pub(crate) async fn model(
                 })?
         }
     };
-    let bytes = blocking(&hub, move |hub| {
+    // Only what may have to be trained first is long.
+    let gate = match method {
+        Method::Floe => &hub.gate,
+        _ => &hub.long_gate,
+    };
+    let bytes = behind(gate, &hub, viewer.party(), move |hub| {
         let name = method.name();
         let owner = &*holding.owner;
         let mut model = hub.traces.model(&id, owner, name)?;

@@ -8,8 +8,9 @@ use super::access::Viewer;
 use super::catalogue::Upload;
 use super::error::{ApiError, ApiResult};
 use super::publish::{self, Wish};
+use super::quota;
 use super::shelf::{Scope, verify_pack};
-use super::state::{Hub, Remembered, blocking, write_durably};
+use super::state::{Hub, Remembered, blocking, blocking_long, write_durably};
 use super::wire::{collect_body, json, parse_id, parse_name};
 use super::{HAVE_INDEX_ITEMS_MAX, HAVE_ITEMS_MAX, MANIFEST_BYTES_MAX};
 use crate::telemetry;
@@ -66,7 +67,7 @@ pub struct Committed {
 
 async fn owned(hub: &Arc<Hub>, viewer: &Viewer, key: String) -> ApiResult<Upload> {
     let owner = viewer.user()?.to_owned();
-    blocking(hub, move |hub| {
+    blocking(hub, viewer.party(), move |hub| {
         hub.catalogue.upload(&key, &owner)?.ok_or_else(|| {
             ApiError::new(
                 StatusCode::NOT_FOUND,
@@ -92,18 +93,13 @@ pub(crate) async fn open(
     body: Body,
 ) -> ApiResult<Json<UploadOpened>> {
     let owner = viewer.user()?.to_owned();
-    let bytes = collect_body(
-        body,
-        &headers,
-        "the manifest",
-        MANIFEST_BYTES_MAX as u64,
-        &hub.limits,
-    )
-    .await?;
-    blocking(&hub, move |hub| {
+    let max = MANIFEST_BYTES_MAX as u64;
+    let bytes = collect_body(&hub, &viewer, body, &headers, "the manifest", max).await?;
+    blocking(&hub, viewer.party(), move |hub| {
         Manifest::decode(&bytes).map_err(|e| refused("manifest", &e))?;
         let image = Hash::of(&bytes);
         hub.check_room(bytes.len() as u64)?;
+        quota::check_images(hub, &owner, &image)?;
         let upload = hub
             .catalogue
             .open_upload(&owner, &image, hub.limits.uploads_max)?
@@ -119,7 +115,7 @@ pub(crate) async fn open(
                 )
             })?;
         let folder = hub.staging(&upload.key);
-        std::fs::create_dir_all(&folder)?;
+        floe_store::private::make_dirs(&folder)?;
         write_durably(&folder.join("manifest"), &bytes)?;
         Ok(Json(UploadOpened {
             id: upload.key,
@@ -155,9 +151,9 @@ pub(crate) async fn have(
 ) -> ApiResult<Response> {
     let upload = owned(&hub, &viewer, key).await?;
     let max = HAVE_ITEMS_MAX * HAVE_QUESTION_BYTES;
-    let body = collect_body(body, &headers, "the question", max as u64, &hub.limits).await?;
+    let body = collect_body(&hub, &viewer, body, &headers, "the question", max as u64).await?;
     let questions = decode_questions(&body)?;
-    let bits = blocking(&hub, move |hub| {
+    let bits = blocking(&hub, viewer.party(), move |hub| {
         let packs = candidates(hub, &upload)?;
         let mut needed = BTreeSet::new();
         let mut bits = vec![0u8; questions.len().div_ceil(8)];
@@ -237,11 +233,13 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
                 .catalogue
                 .visible_packs(&upload.owner, parent.as_ref())?
             {
-                let pack = hub
-                    .shelf
-                    .pack(&reference, hub.shelf.pack_path(&reference.id))?;
-                items += pack.index.hashes().len();
-                packs.push(pack);
+                // What is damaged must be sent again, so nobody is told that it is here.
+                let readable = match hub.shelf.is_damaged(&reference.id) {
+                    true => continue,
+                    false => hub.scope_of(&[reference])?,
+                };
+                items += readable.len();
+                packs.extend(readable.packs);
                 // An honest "not here" costs the client some bytes, an unbounded index would cost the hub its memory.
                 if items > HAVE_INDEX_ITEMS_MAX {
                     break;
@@ -288,7 +286,11 @@ fn holds(
     };
     let mut rests_on = vec![scope.packs[place.pack as usize].reference];
     if kind == Kind::Segment {
-        let segment = publish::read_segment(hub, scope, place, hash)?;
+        let pack = scope.packs[place.pack as usize].reference.id;
+        let segment = match publish::read_segment(hub, scope, place, hash) {
+            Err(_) if hub.shelf.is_damaged(&pack) => return Ok(false),
+            segment => segment?,
+        };
         for chunk in segment.hashes().iter().filter(|chunk| !chunk.is_zero()) {
             let Some((scope, place)) = find(Kind::Chunk, chunk) else {
                 return Ok(false);
@@ -316,20 +318,9 @@ pub(crate) async fn put_pack(
 ) -> ApiResult<StatusCode> {
     let id = parse_id(&pack)?;
     let upload = owned(&hub, &viewer, key).await?;
-    let _room = hub
-        .packs_received
-        .acquire()
-        .await
-        .map_err(std::io::Error::other)?;
-    let bytes = collect_body(
-        body,
-        &headers,
-        "the pack",
-        hub.limits.pack_bytes_max,
-        &hub.limits,
-    )
-    .await?;
-    blocking(&hub, move |hub| {
+    let max = hub.limits.pack_bytes_max;
+    let bytes = collect_body(&hub, &viewer, body, &headers, "the pack", max).await?;
+    blocking(&hub, viewer.party(), move |hub| {
         let staged = hub.catalogue.staged_bytes(&upload.owner)?;
         if staged + bytes.len() as u64 > hub.limits.staged_bytes_max {
             return Err(ApiError::new(
@@ -342,6 +333,7 @@ pub(crate) async fn put_pack(
                 "commit or cancel an unfinished upload first",
             ));
         }
+        quota::check_bytes(hub, &upload.owner, bytes.len() as u64)?;
         hub.check_room(bytes.len() as u64)?;
         let reference = verify_pack(&bytes, &id).map_err(|e| refused("pack", &e))?;
         write_durably(&hub.staging(&upload.key).join(format!("{id}.pack")), &bytes)?;
@@ -367,18 +359,21 @@ pub(crate) async fn commit(
     body: Body,
 ) -> ApiResult<Json<Committed>> {
     let upload = owned(&hub, &viewer, key).await?;
-    let request: CommitRequest = json(body, &headers, &hub.limits).await?;
+    let request: CommitRequest = json(&hub, &viewer, body, &headers).await?;
     let name = request.name.as_deref().map(parse_name).transpose()?;
-    blocking(&hub, move |hub| {
+    blocking_long(&hub, viewer.party(), move |hub| {
         let folder = hub.staging(&upload.key);
         let manifest = std::fs::read(folder.join("manifest"))?;
         let packs = hub.catalogue.upload_packs(&upload.key)?;
-        // A pack that went away with its image since `have` counted on it is missing, not an error.
+        // A pack that went away with its image since `have` counted on it is missing, not an error; a damaged one too.
         let files = packs
             .iter()
             .map(|p| (p.pack, hub.staged_pack_path(&upload.key, &p.pack.id)));
+        let whole = |(pack, path): &(PackRef, std::path::PathBuf)| {
+            path.exists() && (path.starts_with(&folder) || !hub.shelf.is_damaged(&pack.id))
+        };
         let packs = files
-            .filter(|(_, path)| path.exists())
+            .filter(whole)
             .map(|(pack, path)| hub.shelf.pack(&pack, path));
         let scope = Scope::new(packs.collect::<Result<_, _>>()?);
         let own = hub
@@ -419,7 +414,7 @@ pub(crate) async fn cancel(
     Path(key): Path<String>,
 ) -> ApiResult<StatusCode> {
     let upload = owned(&hub, &viewer, key).await?;
-    blocking(&hub, move |hub| {
+    blocking_long(&hub, viewer.party(), move |hub| {
         hub.drop_upload(&upload.key)?;
         hub.sweep()?;
         Ok(StatusCode::NO_CONTENT)

@@ -1,10 +1,10 @@
 //! Reading requests: ids, names and bodies, all bounded.
 
-use super::Limits;
 use super::access::Viewer;
 use super::catalogue::Holding;
 use super::error::{ApiError, ApiResult};
 use super::state::Hub;
+use crate::front::{Held, TooSlow};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
@@ -38,13 +38,38 @@ pub(crate) fn parse_name(text: &str) -> ApiResult<ImageName> {
     ImageName::parse(text).map_err(|error| ApiError::bad(error.to_string(), "use NAME or NAME:TAG"))
 }
 
-/// A whole body of at most `max` bytes, whose bytes keep coming.
+/// Bytes, counted for somebody as long as they live.
+struct Counted {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Counts what an answer needs until its reader has taken it.
+pub(crate) fn counted(hub: &Hub, viewer: &Viewer, bytes: impl Into<Bytes>) -> ApiResult<Bytes> {
+    let bytes = bytes.into();
+    let mut held = hub.memory.hold(viewer.party());
+    if !held.grow(bytes.len() as u64) {
+        return Err(ApiError::busy(
+            "answers that nobody has taken yet are in the way",
+        ));
+    }
+    Ok(Bytes::from_owner(Counted { bytes, _held: held }))
+}
+
+/// A whole body of at most `max` bytes, counted for the sender. That its bytes keep coming is the connection's care.
 pub(crate) async fn collect_body(
+    hub: &Hub,
+    viewer: &Viewer,
     mut body: Body,
     headers: &HeaderMap,
     what: &str,
     max: u64,
-    limits: &Limits,
 ) -> ApiResult<Bytes> {
     let announced = headers
         .get(header::CONTENT_LENGTH)
@@ -52,28 +77,23 @@ pub(crate) async fn collect_body(
     if announced.is_some_and(|length| length > max) {
         return Err(ApiError::too_large(what, max));
     }
+    let mut held = hub.memory.hold(viewer.party());
     let mut first: Option<Bytes> = None;
     let mut whole = BytesMut::new();
     loop {
-        let frame = tokio::time::timeout(limits.body_idle_timeout, body.frame())
-            .await
-            .map_err(|_| {
-                ApiError::new(
-                    StatusCode::REQUEST_TIMEOUT,
-                    "timeout",
-                    format!("no byte of {what} came for {:?}", limits.body_idle_timeout),
-                    "check the connection and send it again",
-                )
-            })?;
-        let Some(frame) = frame else { break };
-        let frame = frame
-            .map_err(|e| ApiError::bad(format!("{what} was cut off: {e}"), "send it again"))?;
+        let Some(frame) = body.frame().await else {
+            break;
+        };
+        let frame = frame.map_err(|error| cut_off(what, error))?;
         let Ok(data) = frame.into_data() else {
             continue;
         };
         let so_far = first.as_ref().map_or(whole.len(), Bytes::len);
         if (so_far + data.len()) as u64 > max {
             return Err(ApiError::too_large(what, max));
+        }
+        if !held.grow(data.len() as u64) {
+            return Err(ApiError::busy("too many bodies are under way"));
         }
         match first.take() {
             // A small body comes in one piece and is not copied.
@@ -87,23 +107,32 @@ pub(crate) async fn collect_body(
             }
         }
     }
-    Ok(first.unwrap_or_else(|| whole.freeze()))
+    let bytes = first.unwrap_or_else(|| whole.freeze());
+    Ok(Bytes::from_owner(Counted { bytes, _held: held }))
+}
+
+fn cut_off(what: &str, error: axum::Error) -> ApiError {
+    let error = error.into_inner();
+    if let Some(slow) = error.downcast_ref::<TooSlow>() {
+        return ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "timeout",
+            format!("{what}: {slow}"),
+            "check the connection and send it again",
+        );
+    }
+    ApiError::bad(format!("{what} was cut off: {error}"), "send it again")
 }
 
 /// A JSON body.
 pub(crate) async fn json<T: DeserializeOwned>(
+    hub: &Hub,
+    viewer: &Viewer,
     body: Body,
     headers: &HeaderMap,
-    limits: &Limits,
 ) -> ApiResult<T> {
-    let bytes = collect_body(
-        body,
-        headers,
-        "the JSON body",
-        super::JSON_BYTES_MAX as u64,
-        limits,
-    )
-    .await?;
+    let max = super::JSON_BYTES_MAX as u64;
+    let bytes = collect_body(hub, viewer, body, headers, "the JSON body", max).await?;
     serde_json::from_slice(&bytes).map_err(|e| {
         ApiError::bad(
             format!("the body is not the JSON that is expected: {e}"),

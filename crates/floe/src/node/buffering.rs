@@ -2,20 +2,15 @@
 //!
 //! The planner says through the mount when an image's machines should stand still and for how long; a thread of the node
 //! tells QEMU. A machine that is paused so says `buffering`. What a user asks for wins: a start lets it go on for the rest of
-//! the episode, a stop or a capture ends the pause first. The record on the disk says that a pause is ours, so that a node
-//! that starts after a crash lets the machine go on.
+//! the episode, a stop or a capture ends the pause first. Why a machine stands still is kept on the disk (`pause`), so that a
+//! node that starts after a crash lets it go on.
 
 use crate::{
     api::{Buffering, MachineStatus, StreamInfo},
-    node::{
-        Node,
-        error::NodeError,
-        files::{load_pauses, save_pauses},
-        machines::Entry,
-    },
+    node::{Node, error::NodeError, files::save_pauses, machines::Entry, record::PauseReason},
 };
 use floe_image::Hash;
-use floe_machine::{Machine, Status};
+use floe_machine::Status;
 use std::{
     collections::HashMap,
     sync::{Arc, Weak, mpsc},
@@ -172,31 +167,19 @@ impl Entry {
         if vm.status()? != Status::Running {
             return Ok(false);
         }
-        self.pause(&vm)?;
+        self.pause(&vm, PauseReason::Buffering)?;
         pauses.since_us = Some(now_us());
         Ok(true)
-    }
-
-    /// Stops its CPUs, and keeps on the disk that this was the node's doing.
-    pub(crate) fn pause(&self, vm: &Machine) -> Result<(), NodeError> {
-        self.update(|record| record.buffering = true)?;
-        if let Err(error) = vm.stop() {
-            self.update(|record| record.buffering = false)?;
-            return Err(error.into());
-        }
-        Ok(())
     }
 
     fn go_on(&self, pauses: &mut Pauses) -> Result<(), NodeError> {
         if pauses.since_us.is_none() {
             return Ok(());
         }
-        if let Some(vm) = self.state.read().vm.clone() {
-            vm.cont()?;
-        }
+        let vm = self.state.read().vm.clone();
+        self.end_pause(vm.as_deref(), PauseReason::Buffering)?;
         pauses.end(now_us());
-        save_pauses(&self.dir, &pauses.over)?;
-        self.update(|record| record.buffering = false)
+        save_pauses(&self.dir, &pauses.over)
     }
 
     /// Ends a pause for buffering: a user's operation wins. With `for_good` it is not paused again in this episode.
@@ -220,21 +203,6 @@ impl Node {
             .name("buffering".into())
             .spawn(move || heed_all(&node, &wishes))
             .map_err(super::error::at("cannot start the buffering's thread"))?;
-        Ok(())
-    }
-
-    /// Lets a machine that an earlier node had paused go on.
-    pub(crate) fn end_old_pause(&self, entry: &Entry) -> Result<(), NodeError> {
-        *entry.pauses.lock() = Pauses::after(load_pauses(&entry.dir));
-        if entry.record().buffering {
-            entry.vm()?.cont()?;
-            entry.update(|record| record.buffering = false)?;
-            self.tell(
-                "machine.continued",
-                entry.name.as_str(),
-                "it had been paused for buffering",
-            );
-        }
         Ok(())
     }
 

@@ -20,12 +20,14 @@ use crate::{
         fork::FORK_LABEL,
         images::{finish, parse_name},
         machines::Operation,
-        record::Wanted,
+        record::{PauseReason, Wanted},
         report::{Report, millis},
         sources::Found,
     },
 };
-use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Region, Segment};
+use floe_image::{
+    CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Region, Segment, memory_region,
+};
 use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};
 use floe_source::Fetcher;
@@ -75,23 +77,18 @@ impl Node {
         };
         // a capture is of a machine that goes on after it
         operation.end_buffering(false)?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
+        // one that is to be stopped goes on if the image does not come about, also if this node is killed before that
+        let paused = request.stop.then(|| paused.stands(&vm));
         report.stage("capture")?;
         // the image of a clone is no fork's: it stays
         captured.config.labels.remove(FORK_LABEL);
         entry.label_agent(&mut captured.config);
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, thumb.as_deref(), report);
-        let (mut id, stored) = match published {
-            Ok(done) => done,
-            Err(error) => {
-                // the frozen layers stay where they are; the machine goes on over them
-                if request.stop {
-                    let _ = vm.cont();
-                }
-                return Err(error);
-            }
-        };
+        // of one that fails the frozen layers stay where they are; the machine goes on over them
+        let (mut id, stored) = published?;
         report.stage("store")?;
         let seconds = request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT);
         if seconds > 0 {
@@ -110,8 +107,12 @@ impl Node {
         self.rebase(&operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
         self.tell("image.added", &id.short(), format!("captured from {name}"));
-        if request.stop {
-            operation.update(|record| record.wanted = Wanted::Stopped)?;
+        if let Some(paused) = paused {
+            operation.update(|record| {
+                record.wanted = Wanted::Stopped;
+                record.pauses.clear();
+            })?;
+            paused.ended();
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));
             self.take_trace(&operation);
@@ -171,7 +172,18 @@ impl Node {
         if let Some(thumb) = thumb {
             ingest.region_bytes(THUMB_REGION, thumb)?;
         }
-        self.store_ram(&mut ingest, operation, &captured.ram, &parent)?;
+        for (block, pages) in std::iter::once(&captured.ram)
+            .chain(&captured.blocks)
+            .enumerate()
+        {
+            self.store_memory(
+                &mut ingest,
+                operation,
+                &memory_region(block),
+                pages,
+                &parent,
+            )?;
+        }
         if captured.vram.size() > 0 {
             let pages = captured
                 .vram
@@ -211,10 +223,12 @@ impl Node {
         )
     }
 
-    fn store_ram(
+    /// Stores the memory of the machine's start, or a block that was added to it.
+    fn store_memory(
         &self,
         ingest: &mut Ingest,
         operation: &Operation,
+        name: &str,
         ram: &Pages,
         parent: &Manifest,
     ) -> Result<(), NodeError> {
@@ -223,7 +237,7 @@ impl Node {
         if ram.rest() == Rest::Zero {
             // Stored over the parent's memory, if it has any: what is the same is then named by the parent's tables.
             let base = parent
-                .region("ram")
+                .region(name)
                 .filter(|region| region.size == ram.size());
             let present: Vec<u64> = pages().map(|(chunk, _)| chunk).collect();
             let gone = match base {
@@ -233,19 +247,18 @@ impl Node {
             let gone = gone.into_iter().map(|chunk| (chunk, &[0; CHUNK_SIZE]));
             let pages = merge(pages(), gone).map(|(chunk, page)| Ok((chunk, &page[..])));
             let base = base.map(|region| region.name.as_str());
-            return Ok(ingest.region_from_pages("ram", ram.size(), base, pages)?);
+            return Ok(ingest.region_from_pages(name, ram.size(), base, pages)?);
         }
         if record.image == record.disk_base {
             let pages = pages().map(|(chunk, page)| Ok((chunk, &page[..])));
-            return Ok(ingest.region_from_pages("ram", ram.size(), Some("ram"), pages)?);
+            return Ok(ingest.region_from_pages(name, ram.size(), Some(name), pages)?);
         }
         let original = self.manifest_of(operation, &record.image)?;
         let dirty: Vec<u64> = ram.iter().map(|(chunk, _)| u64::from(chunk)).collect();
         let reverted = self.reverted(
-            &record.image,
-            &original,
-            &record.disk_base,
-            parent,
+            name,
+            (&record.image, &original),
+            (&record.disk_base, parent),
             &record.origin,
             &dirty,
         )?;
@@ -253,7 +266,7 @@ impl Node {
             pages().map(|(chunk, page)| (chunk, page.to_vec())),
             reverted.into_iter(),
         );
-        Ok(ingest.region_from_pages("ram", ram.size(), Some("ram"), merged.map(Ok))?)
+        Ok(ingest.region_from_pages(name, ram.size(), Some(name), merged.map(Ok))?)
     }
 
     /// Chunks of an image of the repository that are not among `present` and not zero.
@@ -271,18 +284,17 @@ impl Node {
         Ok(gone)
     }
 
-    /// Chunks of memory in which the parent differs from the original and that the machine has not dirtied: the
+    /// Chunks of a region of memory in which the parent differs from the original and that the machine has not dirtied: the
     /// original's content.
     fn reverted(
         &self,
-        original_id: &Hash,
-        original: &Manifest,
-        parent_id: &Hash,
-        parent: &Manifest,
+        name: &str,
+        (original_id, original): (&Hash, &Manifest),
+        (parent_id, parent): (&Hash, &Manifest),
         origin: &super::record::Origin,
         dirty: &[u64],
     ) -> Result<Vec<(u64, Vec<u8>)>, NodeError> {
-        let (Some(from), Some(over)) = (original.region("ram"), parent.region("ram")) else {
+        let (Some(from), Some(over)) = (original.region(name), parent.region(name)) else {
             return Ok(Vec::new());
         };
         let local = self.sources.fetcher(&Default::default())?;

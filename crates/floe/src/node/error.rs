@@ -142,6 +142,7 @@ fn machine_code(error: &floe_machine::MachineError) -> ErrorCode {
     use floe_machine::MachineError;
     match error {
         MachineError::Incompatible(_)
+        | MachineError::Grow(_)
         | MachineError::Untrusted { .. }
         | MachineError::QemuMissing { .. } => ErrorCode::Refused,
         MachineError::CaptureRunning { .. } => ErrorCode::Busy,

@@ -3,10 +3,11 @@
 use super::record::Record;
 use crate::node::error::{NodeError, at, failed};
 use floe_image::{Hash, Manifest};
+use floe_store::Durability;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -91,8 +92,8 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What an earlier node kept in a private directory, which is made if there is none: each `NAME.json` by its NAME. Of one
-/// that is not understood is told with `lost`, what it is not and what that costs; it stays.
+/// What an earlier node kept in a private directory, which is made if there is none: each `NAME.json` by its NAME. One that
+/// is not understood is set aside; `lost` says what it is not and what that costs.
 pub(crate) fn load_kept<T>(
     dir: &Path,
     bytes_max: u64,
@@ -112,7 +113,7 @@ pub(crate) fn load_kept<T>(
             Ok(one) => {
                 kept.insert(name.to_owned(), one);
             }
-            Err(why) => tracing::error!(path = %path.display(), why, "{lost}"),
+            Err(why) => set_aside(&path, &why, lost),
         }
     }
     Ok(kept)
@@ -140,34 +141,40 @@ pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
 
 /// Replaces a file by one with these bytes, readable by this user only; after a crash it is the old or the new one.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
-    let shown = path.display().to_string();
-    write_replacing(path, bytes, true).map_err(at(format!("cannot write {shown}")))
+    replace(path, bytes, Durability::Durable)
 }
 
 /// The same, but after a power cut it may be the old one, the new one or damaged.
-fn replace_file_soon(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
-    let shown = path.display().to_string();
-    write_replacing(path, bytes, false).map_err(at(format!("cannot write {shown}")))
+pub(crate) fn replace_file_soon(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    replace(path, bytes, Durability::Soon)
 }
 
-fn write_replacing(path: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let temporary = path.with_extension("tmp");
-    let mut file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)?;
-    file.write_all(bytes)?;
-    if sync {
-        file.sync_all()?;
+fn replace(path: &Path, bytes: &[u8], durability: Durability) -> Result<(), NodeError> {
+    floe_store::replace_file(path, bytes, 0o600, durability)
+        .map_err(at(format!("cannot write {}", path.display())))
+}
+
+/// What the names of files that were set aside end with, before the time.
+const UNREADABLE: &str = ".unreadable-";
+/// Files that are set aside in one directory; of more, the oldest go.
+const UNREADABLE_MAX: usize = 8;
+
+/// Gives a file that can't be understood another name, so that its place is free and somebody can look at it. `lost` says what
+/// is missing without it.
+pub(crate) fn set_aside(path: &Path, why: &str, lost: &str) {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!("{UNREADABLE}{}", super::unix_now()));
+    let aside = path.with_file_name(name);
+    let (from, to) = (path.display(), aside.display());
+    match fs::rename(path, &aside) {
+        Ok(()) => tracing::error!("{from} {lost} ({why}); it is now {to}"),
+        Err(error) => tracing::error!("{from} {lost} ({why}); it stays there: {error}"),
     }
-    fs::rename(&temporary, path)?;
-    match sync {
-        true => File::open(dir)?.sync_all(),
-        false => Ok(()),
+    let beside = oldest_first(path.parent().unwrap_or(Path::new("/")));
+    let is_aside = |path: &PathBuf| path.to_string_lossy().contains(UNREADABLE);
+    let aside: Vec<_> = beside.into_iter().filter(is_aside).collect();
+    for old in &aside[..aside.len().saturating_sub(UNREADABLE_MAX)] {
+        let _ = fs::remove_file(old);
     }
 }
 
@@ -197,14 +204,33 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(!dir.path().join("machine.tmp").exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_set_aside_and_does_not_pile_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let number = |bytes: &[u8]| {
+            String::from_utf8_lossy(bytes)
+                .parse::<u32>()
+                .map_err(|e| e.to_string())
+        };
+        for round in 0..3 * UNREADABLE_MAX {
+            fs::write(dir.path().join("good.json"), "7").unwrap();
+            fs::write(dir.path().join(format!("bad-{round}.json")), "").unwrap();
+            let kept = load_kept(dir.path(), 100, number, "is no number").unwrap();
+            assert_eq!(kept, BTreeMap::from([("good".to_owned(), 7)]));
+            assert!(!dir.path().join(format!("bad-{round}.json")).exists());
+        }
+        let names = fs::read_dir(dir.path()).unwrap();
+        assert_eq!(names.count(), 1 + UNREADABLE_MAX);
     }
 
     #[test]
     fn an_interrupted_write_leaves_the_old_record() {
         let dir = tempfile::tempdir().unwrap();
         record().save(dir.path()).unwrap();
-        fs::write(dir.path().join("machine.tmp"), b"{\"versi").unwrap();
+        fs::write(dir.path().join("machine.json.tmp"), b"{\"versi").unwrap();
         assert_eq!(Record::load(dir.path()).unwrap(), record());
     }
 

@@ -32,6 +32,7 @@ pub fn dispatch(args: &[OsString]) -> Option<ExitCode> {
 fn supervise(socket: &Path) -> ExitCode {
     // Fails only for the leader of a group, which is detached enough.
     let _ = rustix::process::setsid();
+    floe_store::private::set_umask();
     match supervisor::run(socket) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

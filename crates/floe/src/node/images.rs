@@ -5,8 +5,10 @@ use crate::{
     api::*,
     node::{
         Node,
+        disk_format::Format,
         error::{NodeError, at, busy, refused, usage},
-        plan, qemu_img,
+        plan,
+        qemu_img::{self, DiskImage},
         report::Report,
     },
 };
@@ -86,8 +88,8 @@ impl Node {
             accel: config.accel.clone(),
             cpu_model: config.cpu_model.clone(),
             cpu_flags: config.cpu_flags.clone(),
-            cpus: config.cpus,
-            memory_bytes: config.memory_bytes,
+            cpus: config.cpus_now(),
+            memory_bytes: config.memory_bytes_now(),
             cmdline: config.cmdline.clone(),
             devices: config.devices.clone(),
         })
@@ -159,14 +161,16 @@ impl Node {
         path: &Path,
         report: &mut Report,
     ) -> Result<(), NodeError> {
-        let format = qemu_img::format_of(path)?;
-        if format == "raw" {
+        let disk = DiskImage::open(path)?;
+        let format = disk.format;
+        if format == Format::Raw {
             return Ok(ingest.region_from_file(region, path)?);
         }
         let raw = self.scratch("convert")?;
         let line = report.progress_line("convert", "1/100 %");
-        qemu_img::convert(path, &format, raw.path(), "raw", &line)?;
-        report.stage(&format!("convert {format}"))?;
+        let programs = &self.options.programs;
+        qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
+        report.stage(&format!("convert {}", format.name()))?;
         Ok(ingest.region_from_file(region, raw.path())?)
     }
 
@@ -329,7 +333,9 @@ impl Node {
                     .export(&id, &request.region, raw.as_file(), &mut progress)?;
                 report.stage("export")?;
                 let line = report.progress_line("convert", "1/100 %");
-                qemu_img::convert(raw.path(), "raw", beside.path(), "qcow2", &line)?;
+                let disk = DiskImage::raw(raw.path())?;
+                let programs = &self.options.programs;
+                qemu_img::convert(programs, disk, beside.as_file(), Format::Qcow2, &line)?;
             }
         }
         beside

@@ -11,11 +11,13 @@ use crate::{
         network::Networks,
         plan,
         record::{Origin, Record},
+        serve::PASSABLE_MODE,
     },
 };
 use floe_image::{Hash, MachineConfig, Manifest};
-use floe_machine::{Boot, Machine, PortForward, Protocol, Spec, User};
+use floe_machine::{Boot, HostAccess, Machine, PortForward, Protocol, Spec, User};
 use floe_mount::{DiskSpec, ImageHandle, MachineHandle, MachineSpec, Mount};
+use floe_store::private;
 use std::{
     fs, io,
     net::TcpListener,
@@ -27,7 +29,9 @@ use std::{
 
 /// Disks come in sectors of this many bytes.
 const SECTOR: u64 = 512;
-/// What the guest wrote on its console, in QEMU's directory: floe-machine's name for it.
+/// QEMU's own directory in the machine's: floe-machine's name for it.
+pub(crate) const RUN_DIR: &str = "run";
+/// What the guest wrote on its console last.
 pub(crate) const CONSOLE_LOG: &str = "run/console.log";
 /// The console's socket there.
 pub(crate) const CONSOLE_SOCKET: &str = "run/console.sock";
@@ -96,7 +100,7 @@ impl Node {
             )?);
         }
         let dir = self.disk_dir(record);
-        std::fs::create_dir_all(&dir).map_err(crate::node::error::at(format!(
+        private::make_dirs(&dir).map_err(crate::node::error::at(format!(
             "cannot make {}",
             dir.display()
         )))?;
@@ -152,6 +156,7 @@ impl Node {
         spec.user = user_of(record);
         spec.network_down = guest::is_pending(record);
         spec.tap = self.tap_of(record)?;
+        spec.host_access = machine_access(&record.host_access)?;
         for forward in &record.forwards {
             match spec.tap {
                 None => spec.forwards.push(machine_forward(forward)?),
@@ -175,6 +180,7 @@ impl Node {
             };
             let to = dir.join(region);
             copy_for(&from, &to, record.uid)
+                .and_then(|()| let_pass(&dir, self.home.root(), record.uid))
                 .map_err(at(format!("cannot copy {region} to {}", to.display())))?;
             Ok(Some(to))
         };
@@ -198,8 +204,11 @@ impl Node {
                     "report this",
                 ));
             };
+            // To a guest that starts anew, what the host's disk failed to keep is what a power cut took.
+            disks.accept_losses();
             self.spec(&record, disks, Some(image))?
         };
+        self.reserve.make_room();
         let machine = Arc::new(Machine::start(spec)?);
         self.started(entry, machine.clone(), |_| ())?;
         Ok(machine)
@@ -237,14 +246,38 @@ impl Node {
 
 /// Copies a file so that only this user's group can read the copy.
 fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
-    let dir = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(dir)?;
-    fs::copy(from, to)?;
-    for (path, mode) in [(to, 0o440), (dir, 0o750)] {
-        std::os::unix::fs::chown(path, None, gid)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    private::make_dirs(to.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    // what an earlier start has copied needs no room again, which a full disk would not have
+    if fs::read(to).is_ok_and(|copy| fs::read(from).is_ok_and(|bytes| bytes == copy)) {
+        return Ok(());
     }
-    Ok(())
+    // what is there may be read-only; and a copy must not be readable by others for a moment
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut copy = private::options().write(true).open(to)?;
+    io::copy(&mut fs::File::open(from)?, &mut copy)?;
+    std::os::unix::fs::fchown(&copy, None, gid)?;
+    copy.set_permissions(fs::Permissions::from_mode(0o440))
+}
+
+/// Lets a machine's own user pass to a directory of its machine, `root/KIND/NAME/...`, and nobody else to more than the names
+/// KIND: they may pass that one and the state directory, but not list them.
+fn let_pass(dir: &Path, root: &Path, gid: Option<u32>) -> io::Result<()> {
+    let Some(gid) = gid else {
+        return Ok(()); // QEMU runs as the node's own user
+    };
+    let mut dir = dir.to_owned();
+    while let Some(above) = dir.parent().map(Path::to_owned) {
+        if above == *root {
+            return fs::set_permissions(&dir, fs::Permissions::from_mode(PASSABLE_MODE));
+        }
+        std::os::unix::fs::chown(&dir, None, Some(gid))?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o710))?;
+        dir = above;
+    }
+    Err(io::ErrorKind::InvalidInput.into())
 }
 
 /// The user that a machine's QEMU runs as.
@@ -298,6 +331,19 @@ pub(crate) fn choose_ports(
             Ok(forward)
         })
         .collect()
+}
+
+/// What a guest reaches of the host, in the words of the machine.
+pub(crate) fn machine_access(access: &api::HostAccess) -> Result<HostAccess, NodeError> {
+    let text = match access {
+        api::HostAccess::None => return Ok(HostAccess::None),
+        api::HostAccess::All => return Ok(HostAccess::All),
+        api::HostAccess::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            ports.join(",")
+        }
+    };
+    text.parse().map_err(|why: String| usage(why, ""))
 }
 
 /// A forward in the words of the machine.

@@ -5,21 +5,24 @@ use crate::{
     node::{
         Node,
         error::{NodeError, at, busy, failed, not_found},
-        launch::{CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
-        machines::{Entry, Operation, status},
+        launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
+        machines::{ADOPT, Entry, Operation, status},
         record::Wanted,
+        stopped::why_stopped,
     },
 };
-use floe_machine::{End, Machine, Status};
+use floe_machine::{End, Machine, Status, console::ConsoleLog};
 use std::{
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long QEMU may take to end once it was told to.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
 /// How often the watcher looks whether a QEMU has ended: one poll of a descriptor for each machine.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// How often the disk's reserve is filled again, if there is room.
+const REFILL_EVERY: Duration = Duration::from_secs(5);
 
 impl Node {
     /// All machines, by name.
@@ -60,15 +63,7 @@ impl Node {
         };
         let running = vm.as_ref().map(|vm| match status_of(vm) {
             Ok(Status::IoError { disk, no_space }) => {
-                let why = if no_space {
-                    "the host's disk is full"
-                } else {
-                    "it can't be written"
-                };
-                detail = format!(
-                    "paused at {disk}: {why}; put it right, then floe start {}",
-                    record.name
-                );
+                detail = why_stopped(&record.name, &disk, no_space, disks.as_ref());
                 false
             }
             Ok(Status::Paused) => {
@@ -86,6 +81,16 @@ impl Node {
                 false
             }
         });
+        let mut running = running;
+        if let (None, Wanted::Running, Some(why)) = (&vm, record.wanted, &orphaned) {
+            // its QEMU waits for what nobody has, and has never answered this node
+            running = Some(false);
+            detail = why.clone();
+        }
+        let adopting = vm.is_none() && entry.operation() == Some(ADOPT);
+        if adopting && running.is_none() && record.wanted == Wanted::Running {
+            detail = "it is being taken over from the earlier node".into();
+        }
         if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
             detail = why;
         }
@@ -115,14 +120,20 @@ impl Node {
         }
         MachineInfo {
             name: record.name,
-            status: status(record.wanted, running, failed, buffering.is_some()),
+            status: status(
+                record.wanted,
+                running,
+                failed,
+                buffering.is_some(),
+                adopting,
+            ),
             detail,
             image: record.image.to_string(),
             image_name: record.image_name,
             restored: record.restored,
             pid: vm.map(|vm| vm.pid()),
-            memory_bytes: record.config.memory_bytes.unwrap_or_default(),
-            cpus: record.config.cpus.unwrap_or(1),
+            memory_bytes: record.config.memory_bytes_now().unwrap_or_default(),
+            cpus: record.config.cpus_now().unwrap_or(1),
             accel: record
                 .config
                 .accel
@@ -132,6 +143,7 @@ impl Node {
             sources,
             stats,
             network: record.network.map(|place| self.networks.info(&place)),
+            allow_host: record.host_access,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,
@@ -151,7 +163,10 @@ impl Node {
         let entry = self.machines.get(name)?;
         let operation = entry.begin("stop")?;
         let vm = operation.vm()?;
-        operation.update(|record| record.wanted = Wanted::Stopped)?;
+        operation.update(|record| {
+            record.wanted = Wanted::Stopped;
+            record.pauses.clear();
+        })?;
         // a guest that stands still could not power down; one whose QEMU doesn't answer is ended below
         let _ = operation.end_buffering(true);
         if !request.now {
@@ -212,10 +227,13 @@ impl Node {
     /// Ends QEMU and takes the machine off the mount; trouble is logged.
     pub(crate) fn end_quietly(&self, entry: &Entry) {
         let vm = entry.state.read().vm.clone();
-        if let Some(vm) = vm
-            && let Err(error) = vm.quit(QUIT_WAIT)
-        {
-            tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
+        match vm.map(|vm| vm.quit(QUIT_WAIT)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
+            }
+            // one that never answered this node
+            None => self.end_qemu(entry),
         }
         self.take_trace(entry);
         if let Err(error) = self.detach(entry) {
@@ -245,9 +263,19 @@ impl Node {
         let vm = self.vm_dir(&record);
         Ok(ConsoleInfo {
             socket: vm.join(CONSOLE_SOCKET).display().to_string(),
-            log: self.console_log(&record).display().to_string(),
+            log: vm.join(CONSOLE_LOG).display().to_string(),
             vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
         })
+    }
+
+    /// What a machine's guest wrote on its console: all that is kept, or the last so many bytes.
+    pub fn console_history(
+        &self,
+        name: &str,
+        tail_bytes: Option<u64>,
+    ) -> Result<ConsoleLog, NodeError> {
+        let record = self.machines.get(name)?.record();
+        Ok(ConsoleLog::open(&self.console_dir(&record), tail_bytes))
     }
 
     /// Where QEMU shows the screen of a running machine, and what tells whether it is paused to buffer.
@@ -327,6 +355,8 @@ impl Node {
         let record = operation.record();
         if end == End::GuestReset && record.restored {
             operation.state.write().vm = None;
+            // with what it was given while it ran
+            let _ = operation.update(|record| record.config = vm.config());
             self.networks.close_inbound(&record.name, None);
             match self.boot(operation) {
                 Ok(_) => {
@@ -373,7 +403,12 @@ impl Node {
 }
 
 fn watch(node: &Weak<Node>) {
+    let mut refilled = Instant::now();
     while let Some(node) = node.upgrade() {
+        if refilled.elapsed() >= REFILL_EVERY {
+            node.reserve.refill();
+            refilled = Instant::now();
+        }
         for entry in node.machines.all() {
             let vm = entry.state.read().vm.clone();
             let Some(vm) = vm.filter(|vm| vm.wait_end(Duration::ZERO)) else {

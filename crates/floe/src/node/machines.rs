@@ -8,6 +8,7 @@ use crate::{
         error::{NodeError, busy, failed, not_found},
         guest::GuestState,
         record::{Record, Wanted},
+        reserve::Reserve,
     },
 };
 use floe_image::Hash;
@@ -22,8 +23,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An operation that is waited for instead of told of.
-const SHORT_OPERATION: &str = "fork";
+/// The operation of a machine that is being taken over from an earlier node.
+pub(crate) const ADOPT: &str = "adopt";
+/// Operations that are waited for instead of told of.
+const SHORT_OPERATIONS: [&str; 2] = ["fork", ADOPT];
 /// How long: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether it is over.
@@ -33,6 +36,7 @@ const SHORT_LOOK: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub(crate) struct Machines {
     entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
+    reserve: Arc<Reserve>,
 }
 
 /// One machine.
@@ -47,6 +51,8 @@ pub(crate) struct Entry {
     pub pauses: Mutex<Pauses>,
     /// Everything that changes.
     pub state: RwLock<State>,
+    /// Room for its record on a full disk.
+    reserve: Arc<Reserve>,
 }
 
 /// What changes about a machine.
@@ -126,11 +132,14 @@ impl Entry {
         }
         let mut record = state.record.clone();
         change(&mut record);
-        match record.rests_on_this_node() {
-            // after a power cut there is nothing that its record could tell of
-            true => record.save_soon(&self.dir)?,
-            false => record.save(&self.dir)?,
+        if record == state.record {
+            return Ok(());
         }
+        self.reserve.write(|| match record.rests_on_this_node() {
+            // after a power cut there is nothing that its record could tell of
+            true => record.save_soon(&self.dir),
+            false => record.save(&self.dir),
+        })?;
         state.record = record;
         Ok(())
     }
@@ -145,12 +154,13 @@ impl Entry {
         })
     }
 
-    /// Begins an operation, or says which one is under way. A fork's pause is waited for: it is short, and its background
-    /// work is nothing that a user has asked for.
+    /// Begins an operation, or says which one is under way. A fork's pause and an adoption are waited for: they are short, and
+    /// nothing that a user has asked for.
     pub fn begin(self: &Arc<Self>, what: &'static str) -> Result<Operation, NodeError> {
         let until = Instant::now() + SHORT_WAIT;
         let mut operation = self.operation.lock();
-        while *operation == Some(SHORT_OPERATION) && Instant::now() < until {
+        let short = |what: &str| SHORT_OPERATIONS.contains(&what);
+        while operation.is_some_and(short) && Instant::now() < until {
             MutexGuard::unlocked(&mut operation, || std::thread::sleep(SHORT_LOOK));
         }
         if let Some(other) = *operation {
@@ -172,6 +182,14 @@ impl Entry {
 }
 
 impl Machines {
+    /// None yet; their records get room from this reserve.
+    pub fn new(reserve: Arc<Reserve>) -> Machines {
+        Machines {
+            entries: RwLock::default(),
+            reserve,
+        }
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.entries.read().len()
@@ -234,6 +252,7 @@ impl Machines {
             operation: Mutex::new(Some(what)),
             pauses: Mutex::default(),
             state: RwLock::new(State::new(record)),
+            reserve: self.reserve.clone(),
         });
         entries.insert(name, entry.clone());
         Ok(Operation { entry })
@@ -247,6 +266,7 @@ impl Machines {
             operation: Mutex::new(None),
             pauses: Mutex::default(),
             state: RwLock::new(State::new(record)),
+            reserve: self.reserve.clone(),
         });
         self.entries.write().insert(name, entry.clone());
         entry
@@ -304,8 +324,10 @@ pub(crate) fn status(
     vm: Option<bool>,
     failed: bool,
     buffering: bool,
+    adopting: bool,
 ) -> MachineStatus {
     match (wanted, vm) {
+        (Wanted::Running, None) if adopting => MachineStatus::Starting,
         (_, Some(false)) if buffering => MachineStatus::Buffering,
         (Wanted::Starting, _) => MachineStatus::Starting,
         (_, Some(true)) => MachineStatus::Running,
@@ -345,9 +367,10 @@ mod tests {
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
             traced: true,
-            buffering: false,
+            pauses: Default::default(),
             family: None,
             network: None,
+            host_access: Default::default(),
         }
     }
 

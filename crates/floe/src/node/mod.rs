@@ -11,6 +11,8 @@
 mod adopt;
 mod buffering;
 mod capture;
+mod cluster;
+mod disk_format;
 pub mod doctor;
 pub mod error;
 mod files;
@@ -28,12 +30,14 @@ mod network;
 mod optimize;
 mod options;
 mod outbox;
+mod pause;
 mod placement;
 pub mod plan;
 mod qemu_img;
 pub mod record;
 mod rehearse;
 pub mod report;
+mod reserve;
 mod rest;
 mod restore;
 mod run;
@@ -41,6 +45,7 @@ mod serve;
 pub mod sources;
 mod standby;
 mod starts;
+mod stopped;
 mod thumbnail;
 mod traces;
 mod transfers;
@@ -68,7 +73,7 @@ use crate::{
 use error::failed;
 use floe_image::{Hash, Manifest};
 use floe_machine::Accel;
-use floe_mount::{ImageHandle, ImageSpec, Mount};
+use floe_mount::{ImageHandle, ImageSpec, Keeper, Mount};
 use floe_source::Fetcher;
 use floe_store::{Cache, Repository};
 use machines::Machines;
@@ -98,7 +103,11 @@ pub struct Node {
     pub(crate) sources: Sources,
     /// `None` once the node is on its way out.
     mount: RwLock<Option<Mount>>,
+    /// What outlives this process.
+    pub(crate) keeper: Keeper,
     pub(crate) machines: Machines,
+    /// Room on the disk for what must be written when it is full.
+    pub(crate) reserve: Arc<reserve::Reserve>,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
     /// Forks that are not stored yet.
@@ -106,6 +115,8 @@ pub struct Node {
     /// Forks that have clones.
     pub(crate) forks: fork::Forks,
     pub(crate) guests: guest::Guests,
+    /// The cluster that it is in, if it is in one.
+    pub(crate) cluster: Arc<cluster::Cluster>,
     /// Networks of families.
     pub(crate) networks: network::Networks,
     /// What forks were granted by placement.

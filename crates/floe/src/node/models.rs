@@ -77,7 +77,7 @@ impl Node {
     ) -> Coming {
         let coming = Coming::default();
         let (node, to) = (self.clone(), coming.clone());
-        let hub = Destination::of(image, origin);
+        let hub = Destination::of(image, origin, self.options.own_hub.as_ref());
         let fetch = move || {
             let found = match node.find_model(&image, hub.as_ref()) {
                 Ok(None) => node.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
@@ -209,7 +209,7 @@ impl Node {
         match asked {
             Ok(same) if same.is_empty() => Ok(known),
             Ok(bytes) => {
-                let kept = std::fs::create_dir_all(self.home.models());
+                let kept = floe_store::private::make_dirs(&self.home.models());
                 if kept.is_err() || replace_file(&file, &bytes).is_err() {
                     tracing::debug!("a fetched model was not kept");
                 }

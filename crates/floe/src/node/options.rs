@@ -1,6 +1,6 @@
 //! What a node can be told, and its limits: one place, each with its unit and its reason.
 
-use crate::paths::Home;
+use crate::{credentials::OwnHub, paths::Home};
 use floe_machine::Programs;
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -37,8 +37,12 @@ pub struct NodeOptions {
     pub guest_clones: u32,
     /// Where those run, as in [`ForkRequest::hosts`](crate::api::ForkRequest::hosts); empty is here.
     pub guest_hosts: Vec<String>,
+    /// Let those hosts and the ones that are known by name be asked in clear text, by their pages' addresses and this page's token.
+    pub insecure_hosts: bool,
     /// The plug-in that grants them, as in [`ForkRequest::placement`](crate::api::ForkRequest::placement).
     pub guest_placement: Option<String>,
+    /// The hub in the same process, if there is one: its user is the node's.
+    pub own_hub: Option<OwnHub>,
     /// Keep what machines touch, and send it to the hub that their image came from.
     pub traces: bool,
 }
@@ -115,7 +119,9 @@ impl NodeOptions {
             traces: true,
             guest_clones: GUEST_CLONES_DEFAULT,
             guest_hosts: Vec::new(),
+            insecure_hosts: false,
             guest_placement: None,
+            own_hub: None,
             home,
         })
     }

@@ -5,6 +5,7 @@
 //! hub refuses, or what could not be sent in [`TRIES_MAX`] tries, is dropped: a trace is worth no more.
 
 use crate::{
+    credentials::{HubAddress, OwnHub},
     node::{
         error::NodeError,
         files::{make_private_dir, oldest_first, replace_file},
@@ -49,17 +50,18 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// The hub among an image's sources, if its address could be a hub's.
-    pub fn of(image: Hash, origin: &Origin) -> Option<Destination> {
-        let hub = |url: &&String| {
-            ["http://", "https://", "floe://", "floe+http://"]
-                .iter()
-                .any(|scheme| url.starts_with(scheme))
-        };
+    /// The hub among an image's sources, if its address could be a hub's. `own` is the one in this process.
+    pub fn of(image: Hash, origin: &Origin, own: Option<&OwnHub>) -> Option<Destination> {
+        let url = origin
+            .urls
+            .iter()
+            .find(|url| HubAddress::of(url).is_some())?;
+        let token = origin.token_for(url);
+        let token = token.or_else(|| own.and_then(|own| own.token_for(url)));
         Some(Destination {
             image,
-            url: origin.urls.iter().find(hub)?.clone(),
-            token: origin.token.clone(),
+            url: url.clone(),
+            token: token.map(str::to_owned),
             ca: origin.ca.clone(),
         })
     }
@@ -245,7 +247,7 @@ mod tests {
                 urls: urls.iter().map(|url| (*url).to_owned()).collect(),
                 ..Default::default()
             };
-            Destination::of(Hash::ZERO, &origin).map(|to| to.url)
+            Destination::of(Hash::ZERO, &origin, None).map(|to| to.url)
         };
         assert_eq!(of(&["/srv/images"]), None);
         assert_eq!(of(&[]), None);

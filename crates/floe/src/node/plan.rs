@@ -77,9 +77,9 @@ pub fn plan(request: &RunRequest, manifest: &Manifest) -> Result<Plan, NodeError
         kind,
         memory_bytes: request
             .memory_bytes
-            .or(config.memory_bytes)
+            .or(config.memory_bytes_now())
             .unwrap_or(MEMORY_DEFAULT),
-        cpus: request.cpus.or(config.cpus).unwrap_or(1),
+        cpus: request.cpus.or(config.cpus_now()).unwrap_or(1),
         disks,
         cmdline: request.cmdline.clone().or_else(|| config.cmdline.clone()),
         kernel: has("kernel"),
@@ -140,7 +140,8 @@ fn check_forwards(request: &RunRequest) -> Result<(), NodeError> {
 
 fn check_restore(request: &RunRequest, manifest: &Manifest, plan: &Plan) -> Result<(), NodeError> {
     let cold = "leave the option away, or boot the image's disks afresh with --cold";
-    let (Some(memory), Some(cpus)) = (manifest.config.memory_bytes, manifest.config.cpus) else {
+    let config = &manifest.config;
+    let (Some(memory), Some(cpus)) = (config.memory_bytes_now(), config.cpus_now()) else {
         return Err(refused(
             format!(
                 "{} does not say how much memory and how many CPUs it was captured with",

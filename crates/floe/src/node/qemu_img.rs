@@ -1,172 +1,194 @@
-//! Other formats than raw, by `qemu-img` (package `qemu-utils`), and the traps that foreign disk images hold.
+//! Other formats than raw, by `qemu-img` (package `qemu-utils`), which reads strangers' files and is confined for it.
 //!
-//! A qcow2 or vmdk file can name other files of the host (a backing file, an external data file, an extent outside of its
-//! directory), and a reader with the node's rights would copy them into the image. Such files are refused.
+//! The file is examined here, refused if it is made of others ([`disk_format`]), and handed over open; what `qemu-img` may do
+//! then is up to [`floe_machine::tool`].
 
 use crate::node::{
+    disk_format::{self, Format, Refused},
     error::{NodeError, at, failed, refused},
     report::{CANCEL_POLL, ProgressLine},
+};
+use floe_machine::{
+    Programs,
+    tool::{INPUT, OUTPUT, Tool},
 };
 use std::{
     fs::File,
     io::{self, Read},
-    path::Path,
-    process::{Child, Command, Stdio},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr},
+    sync::mpsc,
+    time::{Duration, Instant},
 };
 
-/// Longest answer of `qemu-img info` that is read.
-const INFO_BYTES_MAX: u64 = 1 << 20;
-/// Beginnings of formats that are not raw. A disk whose first sector looks like this is asked about.
-const MAGICS: [(usize, &[u8]); 6] = [
-    (0, b"QFI\xfb"),
-    (0, b"KDMV"),
-    (0, b"# Disk DescriptorFile"),
-    (0, b"conectix"),
-    (0, b"vhdxfile"),
-    (0x40, b"\x7f\x10\xda\xbe"),
-];
+/// Most bytes of what `qemu-img` says that an error repeats.
+const SAID_BYTES_MAX: usize = 2048;
+/// How long a conversion may take whatever its input: reading tables, on a busy host.
+const TIME_LEAST: Duration = Duration::from_secs(600);
+/// And one second more for so many bytes of the input; any disk reads ten times that.
+const BYTES_PER_S_LEAST: u64 = 1 << 20;
 
-/// The format of a disk image, `raw` if nothing else.
-pub fn format_of(path: &Path) -> Result<String, NodeError> {
-    let shown = path.display();
-    let mut head = [0; 512];
-    let mut file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
-    let len = read_up_to(&mut file, &mut head).map_err(at(format!("cannot read {shown}")))?;
-    let known = MAGICS
-        .iter()
-        .any(|(offset, magic)| head[..len].get(*offset..offset + magic.len()) == Some(*magic));
-    if !known {
-        return Ok("raw".into());
+/// A disk image that is open, and what it is.
+pub struct DiskImage {
+    file: File,
+    /// Its format.
+    pub format: Format,
+    /// Its name in messages.
+    shown: String,
+}
+
+impl DiskImage {
+    /// Opens one. Refuses those that are made of other files as well.
+    pub fn open(path: &Path) -> Result<DiskImage, NodeError> {
+        let shown = path.display().to_string();
+        let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
+        let read = |offset: u64, buffer: &mut [u8]| read_up_to(&file, offset, buffer);
+        let format = disk_format::examine(&read)
+            .map_err(at(format!("cannot read {shown}")))?
+            .map_err(|why| not_alone(&shown, &why))?;
+        Ok(DiskImage {
+            file,
+            format,
+            shown,
+        })
     }
-    let output = Command::new("qemu-img")
-        .args(["info", "--output=json", "-U", "--"])
-        .arg(path)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(missing)?;
-    if !output.status.success() {
-        return Err(refused(
-            format!(
-                "{shown} can't be read: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            ),
+
+    /// Opens a file of the node's own that holds a disk's bytes, whatever they look like.
+    pub fn raw(path: &Path) -> Result<DiskImage, NodeError> {
+        let shown = path.display().to_string();
+        let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
+        Ok(DiskImage {
+            file,
+            format: Format::Raw,
+            shown,
+        })
+    }
+}
+
+fn not_alone(shown: &str, why: &Refused) -> NodeError {
+    match why {
+        Refused::Needs { what, name } => refused(
+            format!("{shown} needs the {what} {name}"),
+            "make it stand alone first: qemu-img convert -O qcow2 IN OUT",
+        ),
+        Refused::Damaged(what) => refused(
+            format!("{shown} can't be read: {what}"),
             "check the file with `qemu-img check`",
-        ));
+        ),
     }
-    let bytes = &output.stdout[..output.stdout.len().min(INFO_BYTES_MAX as usize)];
-    let info: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| {
-        failed(
-            format!("qemu-img's answer about {shown}: {error}"),
-            "report this",
-        )
-    })?;
-    check_info(&shown.to_string(), &info)
 }
 
-/// Reads `qemu-img info`: the format, or why the file is refused.
-fn check_info(shown: &str, info: &serde_json::Value) -> Result<String, NodeError> {
-    let data = &info["format-specific"]["data"];
-    for (key, value) in [
-        ("backing file", &info["full-backing-filename"]),
-        ("data file", &data["data-file"]),
-    ] {
-        if let Some(other) = value.as_str() {
-            return Err(refused(
-                format!("{shown} needs the {key} {other}"),
-                "make it stand alone first: qemu-img convert -O qcow2 IN OUT",
-            ));
-        }
-    }
-    // a vmdk descriptor lists its extents; anything that leaves the directory is no part of this disk
-    for extent in data["extents"].as_array().into_iter().flatten() {
-        let name = extent["filename"].as_str().unwrap_or_default();
-        let dir = Path::new(shown).parent().unwrap_or(Path::new("/"));
-        if Path::new(name)
-            .parent()
-            .is_some_and(|parent| parent != dir && parent != Path::new(""))
-        {
-            return Err(refused(
-                format!("{shown} has an extent outside of its directory: {name}"),
-                "make it stand alone first: qemu-img convert -O qcow2 IN OUT",
-            ));
-        }
-    }
-    info["format"].as_str().map(str::to_owned).ok_or_else(|| {
-        refused(
-            format!("qemu-img does not tell the format of {shown}"),
-            "convert it to raw or qcow2 yourself",
-        )
-    })
-}
-
-/// Converts between formats; `None` of `progress` means in silence.
+/// Converts an image into a file, which is emptied first and again if that fails.
 pub fn convert(
-    from: &Path,
-    from_format: &str,
-    to: &Path,
-    to_format: &str,
+    programs: &Programs,
+    from: DiskImage,
+    to: &File,
+    to_format: Format,
     progress: &ProgressLine,
 ) -> Result<(), NodeError> {
-    let mut command = Command::new("qemu-img");
-    command.args(["convert", "-p", "-f", from_format, "-O", to_format]);
+    let DiskImage {
+        file,
+        format,
+        shown,
+    } = from;
+    let bytes = file.metadata().map_or(0, |m| m.len());
+    let limit = TIME_LEAST + Duration::from_secs(bytes / BYTES_PER_S_LEAST);
+    let mut args = vec!["convert", "-p", "-f", format.name(), "-O", to_format.name()];
     match to_format {
-        "raw" => command.args(["-S", "4k", "-W", "-m", "8"]),
-        _ => command.args(["-c", "-W", "-m", "8"]),
+        Format::Raw => args.extend(["-S", "4k", "-W", "-m", "8"]),
+        _ => args.extend(["-c", "-W", "-m", "8"]),
     };
-    let child = command
-        .arg("--")
-        .arg(from)
-        .arg(to)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(missing)?;
-    let result = watch(child, progress);
+    args.extend([INPUT, OUTPUT]);
+    let empty = || to.set_len(0).map_err(at("cannot empty a file"));
+    empty()?;
+    let tool = Tool {
+        program: program()?,
+        args: args.iter().map(Into::into).collect(),
+        input: file,
+        output: to.try_clone().map_err(at("cannot share a file"))?,
+    };
+    let child = tool.start(programs).map_err(at("cannot start qemu-img"))?;
+    let result = watch(child, &shown, limit, progress);
     if result.is_err() {
-        let _ = std::fs::remove_file(to);
+        empty()?;
     }
     result
 }
 
-fn watch(mut child: Child, progress: &ProgressLine) -> Result<(), NodeError> {
-    let mut stdout = child.stdout.take().expect("stdout is a pipe");
-    let (percents, seen) = std::sync::mpsc::channel();
-    let reader = std::thread::spawn(move || {
-        let mut buffer = [0; 256];
-        while let Ok(len @ 1..) = stdout.read(&mut buffer) {
-            if let Some(percent) = last_percent(&buffer[..len]) {
-                let _ = percents.send(percent);
-            }
-        }
-    });
+/// Waits for its end, tells of its progress, and ends it when the client has gone or the time is over.
+fn watch(
+    mut child: Child,
+    shown: &str,
+    limit: Duration,
+    progress: &ProgressLine,
+) -> Result<(), NodeError> {
+    let (percents, seen) = mpsc::channel();
+    let pipe = child.stderr.take();
+    let listener = std::thread::Builder::new()
+        .name("qemu-img".into())
+        .spawn(move || pipe.map(|pipe| listen(pipe, &percents)).unwrap_or_default());
+    let end = |child: &mut Child| {
+        let _ = child.kill(); // it may have ended by itself
+        let _ = child.wait();
+    };
+    let listener = listener
+        .map_err(at("cannot listen to qemu-img"))
+        .inspect_err(|_| end(&mut child))?;
+    let until = Instant::now() + limit;
     let status = loop {
         if let Some(percent) = seen.try_iter().last() {
             progress.at((percent * 100.0) as u64, 10_000);
         }
-        if !progress.goes_on() {
-            let _ = child.kill();
-            let _ = child.wait();
-            let _ = reader.join();
-            return Err(NodeError::Cancelled);
+        let late = Instant::now() > until;
+        if late || !progress.goes_on() {
+            end(&mut child);
+            let _ = listener.join();
+            if !late {
+                return Err(NodeError::Cancelled);
+            }
+            return Err(failed(
+                format!("converting {shown} took longer than {} s", limit.as_secs()),
+                "convert it yourself: qemu-img convert -O raw IN OUT",
+            ));
         }
         if let Some(status) = child.try_wait().map_err(at("cannot wait for qemu-img"))? {
             break status;
         }
         std::thread::sleep(CANCEL_POLL);
     };
-    let _ = reader.join();
+    let said = listener.join().unwrap_or_default();
     if status.success() {
         return Ok(());
     }
-    let mut said = String::new();
-    if let Some(stderr) = child.stderr.take() {
-        let _ = stderr.take(INFO_BYTES_MAX).read_to_string(&mut said);
-    }
+    let said = match said.trim() {
+        "" => status.to_string(),
+        said => said.replace(INPUT, shown).replace('\n', "; "),
+    };
     Err(failed(
-        format!("qemu-img failed: {}", said.trim()),
+        format!("qemu-img can't convert {shown}: {said}"),
         "check the file with `qemu-img check`, and the free space",
     ))
+}
+
+/// Reads what it says to the end: how far it is, and the last of the rest.
+fn listen(mut pipe: ChildStderr, percents: &mpsc::Sender<f64>) -> String {
+    let mut said = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(len @ 1..) = pipe.read(&mut buffer) {
+        let news = &buffer[..len];
+        if let Some(percent) = last_percent(news) {
+            let _ = percents.send(percent);
+        }
+        said.extend_from_slice(news);
+        let excess = said.len().saturating_sub(2 * SAID_BYTES_MAX);
+        said.drain(..excess);
+    }
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let lines = said.split(['\r', '\n']);
+    let lines = lines.filter(|line| !line.contains("/100%)") && !line.trim().is_empty());
+    let said = lines.collect::<Vec<_>>().join("\n");
+    said.chars().take(SAID_BYTES_MAX).collect()
 }
 
 /// The last `(12.34/100%)` in what qemu-img printed.
@@ -182,20 +204,25 @@ fn last_percent(text: &[u8]) -> Option<f64> {
         .filter(|p| (0.0..=100.0).contains(p))
 }
 
-fn missing(error: io::Error) -> NodeError {
-    match error.kind() {
-        io::ErrorKind::NotFound => refused("qemu-img is not installed", "apt install qemu-utils"),
-        _ => NodeError::Io {
-            what: "cannot start qemu-img".into(),
-            source: error,
-        },
-    }
+/// Where `qemu-img` is.
+fn program() -> Result<PathBuf, NodeError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|dir| dir.join("qemu-img"))
+        .find(|file| file.is_file())
+        .ok_or_else(|| refused("qemu-img is not installed", "apt install qemu-utils"))
 }
 
-fn read_up_to(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {
-        match file.read(&mut buffer[len..])? {
+        let Some(at) = offset
+            .checked_add(len as u64)
+            .filter(|at| *at < i64::MAX as u64)
+        else {
+            break;
+        };
+        match file.read_at(&mut buffer[len..], at)? {
             0 => break,
             more => len += more,
         }
@@ -206,35 +233,6 @@ fn read_up_to(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn a_disk_that_reaches_for_other_files_is_refused() {
-        let backing = json!({"format": "qcow2", "full-backing-filename": "/etc/shadow"});
-        let external =
-            json!({"format": "qcow2", "format-specific": {"data": {"data-file": "/etc/shadow"}}});
-        let extent = json!({"format": "vmdk", "format-specific": {"data": {"extents": [{"filename": "/etc/shadow"}]}}});
-        for info in [backing, external, extent] {
-            let error = check_info("/images/x", &info).unwrap_err().to_string();
-            assert!(error.contains("/etc/shadow"), "{error}");
-        }
-        let beside = json!({"format": "vmdk", "format-specific": {"data": {"extents": [{"filename": "/images/x-s001.vmdk"}]}}});
-        assert_eq!(check_info("/images/x", &beside).unwrap(), "vmdk");
-    }
-
-    #[test]
-    fn a_file_without_a_known_beginning_is_raw_even_without_qemu() {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, bytes) in [
-            ("empty", &b""[..]),
-            ("short", b"QF"),
-            ("disk", &[0x55; 1024]),
-        ] {
-            let path = dir.path().join(name);
-            std::fs::write(&path, bytes).unwrap();
-            assert_eq!(format_of(&path).unwrap(), "raw");
-        }
-    }
 
     #[test]
     fn progress_is_read_from_what_qemu_img_prints() {

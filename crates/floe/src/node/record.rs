@@ -4,12 +4,16 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use crate::{
-    api::{Identity, MulticastGroup, PortForward},
+    api::{HostAccess, Identity, MulticastGroup, PortForward},
+    credentials::{HubAddress, Tokens},
     node::MachineName,
 };
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize};
-use std::path::{Component, Path};
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path},
+};
 
 /// Version of the file. A field that an older node must not ignore raises it.
 pub const RECORD_VERSION: u32 = 1;
@@ -52,15 +56,24 @@ pub struct Record {
     /// Whether what it touches is kept and sent.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub traced: bool,
-    /// Whether the node itself has paused it, so that what it needs next can arrive.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub buffering: bool,
+    /// Why its guest stands still, as far as floe is the reason; on the disk before QEMU is told to stop. An earlier version
+    /// knew one reason and wrote `buffering: true`.
+    #[serde(
+        default,
+        alias = "buffering",
+        deserialize_with = "pauses",
+        skip_serializing_if = "BTreeSet::is_empty"
+    )]
+    pub pauses: BTreeSet<PauseReason>,
     /// Of a clone: the fork that made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<Family>,
     /// Its place in its family's network; `None` is QEMU's user network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Attachment>,
+    /// What its guest reaches of this host.
+    #[serde(default, skip_serializing_if = "HostAccess::is_none")]
+    pub host_access: HostAccess,
 }
 
 /// A place in a family's network.
@@ -94,6 +107,46 @@ fn yes() -> bool {
     true
 }
 
+/// Why the guest of a machine that should run stands still. It goes on once there is no reason left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseReason {
+    /// The user wants it so.
+    User,
+    /// What it needs next is still on its way.
+    Buffering,
+    /// It is a clone and its parent's node does not answer.
+    Orphaned,
+    /// Its state is being taken, for a capture or a fork.
+    Capture,
+    /// The host's disk has no room for what it writes.
+    DiskFull,
+}
+
+impl PauseReason {
+    /// Whether the reason was the work of one node process: it is over when that process has ended.
+    pub fn ends_with_its_node(self) -> bool {
+        match self {
+            PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
+            PauseReason::User | PauseReason::DiskFull => false,
+        }
+    }
+}
+
+fn pauses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeSet<PauseReason>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Buffering(bool),
+        Reasons(BTreeSet<PauseReason>),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::Buffering(true) => [PauseReason::Buffering].into(),
+        Written::Buffering(false) => BTreeSet::new(),
+        Written::Reasons(reasons) => reasons,
+    })
+}
+
 /// What the node is to make of a machine that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -114,13 +167,28 @@ pub enum Wanted {
 pub struct Origin {
     /// Base addresses of sources, the preferred first. Empty: the node's own repository.
     pub urls: Vec<String>,
-    /// Token for them. The file is readable by the node's user only.
+    /// Token for the first of them, and for no other server. The file is readable by the node's user only.
     pub token: Option<String>,
+    /// Tokens for hubs, each sent to that hub only.
+    #[serde(default, skip_serializing_if = "Tokens::is_empty")]
+    pub tokens: Tokens,
     /// File with their certificate authority.
     pub ca: Option<String>,
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
+}
+
+impl Origin {
+    /// The token that may be sent to one of its addresses.
+    pub fn token_for(&self, url: &str) -> Option<&str> {
+        let hub = HubAddress::of(url)?;
+        if let Some(token) = self.tokens.get(&hub) {
+            return Some(token);
+        }
+        let first = HubAddress::of(self.urls.first().map_or(url, String::as_str));
+        self.token.as_deref().filter(|_| first == Some(hub))
+    }
 }
 
 impl Record {
@@ -177,6 +245,7 @@ pub(super) mod tests {
             origin: Origin {
                 urls: vec!["https://hub".into()],
                 token: Some("t".into()),
+                tokens: Tokens::default(),
                 ca: None,
                 multicast: None,
             },
@@ -193,23 +262,36 @@ pub(super) mod tests {
             place: "machines/web".into(),
             mount_name: "web".into(),
             traced: true,
-            buffering: false,
+            pauses: BTreeSet::new(),
             family: None,
             network: None,
+            host_access: HostAccess::None,
         }
     }
 
     #[test]
     fn a_record_of_a_node_that_knew_no_traces_is_read() {
         let text = serde_json::to_string(&record()).unwrap();
-        assert!(!text.contains("traced") && !text.contains("buffering"));
+        assert!(!text.contains("traced") && !text.contains("pauses"));
         let odd = Record {
             traced: false,
-            buffering: true,
+            pauses: [PauseReason::User, PauseReason::Capture].into(),
             ..record()
         };
         let text = serde_json::to_string(&odd).unwrap();
+        assert!(text.contains(r#""pauses":["user","capture"]"#), "{text}");
         assert_eq!(Record::parse(text.as_bytes()).unwrap(), odd);
+    }
+
+    #[test]
+    fn a_record_of_a_node_that_knew_one_reason_for_a_pause_is_read() {
+        let mut value = serde_json::to_value(record()).unwrap();
+        value["buffering"] = true.into();
+        let read = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(read.pauses, [PauseReason::Buffering].into());
+        value["buffering"] = false.into();
+        let read = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(read, record());
     }
 
     #[test]

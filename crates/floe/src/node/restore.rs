@@ -62,16 +62,16 @@ impl Node {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a QEMU that waits is on its user network
+        // a QEMU that waits is on its user network, and its guest reaches nothing of the host
         let record = entry.record();
         let waiting = match record.network {
-            None => {
+            None if record.host_access.is_none() => {
                 let forwards = record.forwards.iter().map(machine_forward);
                 let forwards = forwards.collect::<Result<_, _>>()?;
                 let waiting = self.take_standby(&found.id, !is_pending(&record));
                 waiting.map(|waiting| (waiting, forwards))
             }
-            Some(_) => None,
+            _ => None,
         };
         if let Some((waiting, forwards)) = waiting {
             let (standby, attached, place) = waiting.into_parts();
@@ -170,11 +170,9 @@ impl Node {
         disks: &MachineHandle,
         images: &[ImageHandle],
     ) -> Result<Snapshot, NodeError> {
-        let ram = disks
-            .ram_path()
-            .ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?;
+        let memory = disks.memory_paths();
         if let Some(loads) = found.loads.get() {
-            return Ok(loads.snapshot(ram));
+            return loads.snapshot(memory);
         }
         let mut names = vec!["device"];
         if found.manifest.region("vram").is_some() {
@@ -203,17 +201,22 @@ impl Node {
             device,
             vram: vram.collect(),
         };
-        Ok(found.loads.get_or_init(|| loads).snapshot(ram))
+        found.loads.get_or_init(|| loads).snapshot(memory)
     }
 }
 
 impl Loads {
-    fn snapshot(&self, ram: PathBuf) -> Snapshot {
-        Snapshot {
-            ram,
+    /// `memory`: the file of the region `ram`, and those of `ram1`, `ram2`, ...
+    fn snapshot(&self, memory: Vec<PathBuf>) -> Result<Snapshot, NodeError> {
+        let mut files = memory.into_iter();
+        let ram = files.next();
+        Ok(Snapshot {
+            ram: ram
+                .ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?,
+            blocks: files.collect(),
             device: self.device.clone(),
             vram: self.vram.clone(),
-        }
+        })
     }
 }
 

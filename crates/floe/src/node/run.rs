@@ -2,23 +2,25 @@
 
 use crate::{
     api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait},
+    credentials::{HubAddress, Tokens},
     node::{
         MachineName, Node,
-        error::{NodeError, at, busy, failed, usage},
+        error::{NodeError, at, busy, failed, refused, usage},
         files::save_manifest,
-        launch::{CONSOLE_LOG, choose_ports, cold_config},
+        launch::{RUN_DIR, choose_ports, cold_config, machine_access},
         machines::{Entry, Operation},
         models::Coming,
         plan::{self, Kind, Plan},
         record::{RECORD_VERSION, Record, Wanted},
         report::Report,
-        sources::Found,
+        sources::{Found, bind_token},
         traces::TOUCHED_BEFORE_MAX,
         unix_now,
         wait::{Waited, wait},
     },
 };
-use floe_machine::Status;
+use floe_machine::{Status, console::ConsoleLog};
+use floe_store::private;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 impl Node {
@@ -34,13 +36,14 @@ impl Node {
             .map(str::parse::<MachineName>)
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
+        check_host_access(request)?;
         self.check_passable()?;
-        let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
-        let found = self
-            .sources
-            .find(&request.image, &request.sources, token, ca, |name| {
-                report.stage(name)
-            })?;
+        let (more, ca) = (&request.sources, request.ca.as_deref());
+        let found =
+            self.sources
+                .find_in(&request.image, more, tokens_of(request)?, ca, |name| {
+                    report.stage(name)
+                })?;
         let plan = plan::plan(request, &found.manifest)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self.fetch_model(found.id, manifest, &found.origin, fetcher);
@@ -96,9 +99,10 @@ impl Node {
                 place: format!("machines/{name}"),
                 mount_name: name.to_string(),
                 traced: self.options.traces && !request.no_trace && !(request.cold && live),
-                buffering: false,
+                pauses: Default::default(),
                 family: None,
                 network: None,
+                host_access: request.allow_host.clone(),
             };
             (self.home.machine(name.as_str()), record)
         };
@@ -175,7 +179,7 @@ impl Node {
     ) -> Result<(), NodeError> {
         report.stage("record")?;
         let vm = entry.vm()?;
-        let log = self.console_log(&entry.record());
+        let console = self.console_dir(&entry.record());
         let timeout = Duration::from_secs(timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let alive = || {
             // a restored guest that resets is started anew by the watcher; only a QEMU that stays away is an end
@@ -189,8 +193,8 @@ impl Node {
         };
         match wait(
             what,
-            &log,
-            0,
+            &console,
+            (0, 0),
             &entry.record().forwards,
             timeout,
             &report.cancel(),
@@ -209,9 +213,9 @@ impl Node {
         Ok(())
     }
 
-    /// File of all that the guest wrote on its console.
-    pub(crate) fn console_log(&self, record: &Record) -> PathBuf {
-        self.vm_dir(record).join(CONSOLE_LOG)
+    /// Directory of what the guest wrote on its console.
+    pub(crate) fn console_dir(&self, record: &Record) -> PathBuf {
+        self.vm_dir(record).join(RUN_DIR)
     }
 
     /// Starts a stopped machine from its disks, or lets a paused one go on.
@@ -222,6 +226,10 @@ impl Node {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let entry = self.machines.get(name)?;
+        let cannot = entry.state.read().orphaned.clone();
+        if let Some(why) = cannot {
+            return Err(refused(format!("machine {name} cannot go on: {why}"), ""));
+        }
         let operation = entry.begin("start")?;
         let vm = operation.state.read().vm.clone();
         if let Some(vm) = vm {
@@ -233,14 +241,14 @@ impl Node {
             if vm.status()? != Status::Running {
                 vm.cont()?;
             }
+            operation.update(|record| record.pauses.clear())?;
             report.stage("continue")?;
             return Ok(Outcome {
                 machine: Some(self.info_of(&operation)),
                 ..Default::default()
             });
         }
-        let before =
-            std::fs::metadata(self.console_log(&operation.record())).map_or(0, |log| log.len());
+        let before = ConsoleLog::position(&self.console_dir(&operation.record()));
         self.attach(&operation)?;
         report.stage("mount")?;
         let booted = self
@@ -253,15 +261,15 @@ impl Node {
         operation.update(|record| {
             record.wanted = Wanted::Running;
             record.restored = false;
+            record.pauses.clear();
             record.detail.clear();
         })?;
         self.tell("machine.started", name, "from its disks");
         let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let record = operation.record();
-        let log = self.console_log(&record);
         let waited = wait(
             request.wait,
-            &log,
+            &self.console_dir(&record),
             before,
             &record.forwards,
             timeout,
@@ -278,9 +286,37 @@ impl Node {
     }
 }
 
+/// Refuses a wish that can't be carried out.
+fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
+    machine_access(&request.allow_host)?;
+    if request.network.is_some() && !request.allow_host.is_none() {
+        return Err(usage(
+            "a family network does not lead to the host's loopback",
+            "name link-local addresses with --allow, such as --allow 169.254.169.254:80, or leave --network out",
+        ));
+    }
+    Ok(())
+}
+
+/// The tokens of a request, each for one hub.
+fn tokens_of(request: &RunRequest) -> Result<Tokens, NodeError> {
+    let more = request.sources.iter().map(String::as_str);
+    let addresses = std::iter::once(&*request.image).chain(more);
+    let mut tokens = bind_token(request.token.as_deref(), addresses)?;
+    for (address, token) in &request.tokens {
+        let hub = HubAddress::of(address)
+            .ok_or_else(|| usage(format!("{address:?} is no hub's address"), ""))?;
+        tokens.extend(bind_token(Some(token), [hub.as_str()])?);
+    }
+    Ok(tokens)
+}
+
 pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
     use std::os::unix::fs::DirBuilderExt;
-    match std::fs::DirBuilder::new().mode(0o711).create(dir) {
+    match std::fs::DirBuilder::new()
+        .mode(private::DIR_MODE)
+        .create(dir)
+    {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(busy(
             format!(
                 "{} exists, although no machine of this name is known",

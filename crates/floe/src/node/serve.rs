@@ -1,24 +1,26 @@
 //! The node's life: open everything, take over what an earlier node left, answer, and end without hurting machines.
 
 use crate::node::{
-    Node, NodeOptions, Stop,
+    Node, NodeOptions, Stop, cluster,
     error::{NodeError, at, busy},
     fork,
     guest::Guests,
     helpers,
     machines::Machines,
-    network, placement, rest,
+    network, placement,
+    reserve::Reserve,
+    rest,
     sources::Sources,
     standby, starts,
     traces::Traces,
     web,
 };
-use floe_mount::{Mount, MountOptions};
-use floe_store::{Cache, Repository};
+use floe_mount::{Keeper, Mount, MountOptions};
+use floe_store::{Cache, Repository, private};
 use parking_lot::{Mutex, RwLock};
 use std::{
     fs,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicU64, mpsc},
     time::{Duration, Instant},
@@ -37,8 +39,8 @@ const STORING_END: Duration = Duration::from_secs(60);
 const CONNECTIONS_END: Duration = Duration::from_secs(1);
 /// Threads of the interface: they only translate.
 const REST_THREADS: usize = 2;
-/// Others may pass through on the way to a socket or disk that is theirs, but not look around.
-const DIR_MODE: u32 = 0o711;
+/// Mode of a directory that others, such as the machines' own users, may pass on the way to what is theirs, but not list.
+pub(crate) const PASSABLE_MODE: u32 = 0o711;
 
 /// A running node. Dropping it ends the node; machines go on.
 pub struct NodeHandle {
@@ -50,17 +52,7 @@ pub struct NodeHandle {
 /// Starts a node on threads of its own and returns once it answers. Callable with or without a tokio runtime around it.
 pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let home = options.home.clone();
-    for dir in [
-        home.root().to_owned(),
-        home.machines(),
-        home.run(),
-        home.tmp(),
-        options.mountpoint.clone(),
-    ] {
-        make_dir(&dir)?;
-    }
-    fs::set_permissions(home.tmp(), fs::Permissions::from_mode(0o700))
-        .map_err(at("cannot protect tmp/"))?;
+    make_dirs(&options)?;
     let _ = crate::telemetry::metrics();
     // a name that is wrong is said now, not to the first guest that asks
     placement::plug_in(options.guest_placement.as_deref(), &home)?;
@@ -73,12 +65,15 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (page_listener, page) = web.unzip();
     let repo = Repository::create(&home.repo())?;
     let cache = Arc::new(Cache::open(&home.cache(), options.cache_budget)?);
-    let mount = start_mount(&options)?;
+    let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
+    let keeper = start_keeper(&options)?;
+    let mount = start_mount(&options, &keeper)?;
     let took_over = mount.took_over();
     let (stop, stopped) = watch::channel(None);
     let (wishes, wished) = mpsc::channel();
     let (guests, arrived) = Guests::new();
-    let layers = fork::Layers::default();
+    let layers = fork::Layers::new(fork::Keeping::new(keeper.clone(), home.forks()));
+    let cluster = Arc::new(cluster::Cluster::open(&home)?);
     let node = Arc::new(Node {
         sources: Sources::new(
             repo.clone(),
@@ -86,17 +81,22 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             cache.clone(),
             options.io_timeout,
             home.run().join("index"),
+            cluster.clone(),
+            options.own_hub.clone(),
         ),
         repo,
         cache,
         mount: RwLock::new(Some(mount)),
-        machines: Machines::default(),
+        keeper,
+        machines: Machines::new(reserve.clone()),
+        reserve,
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
         layers,
         forks: fork::Forks::open(&home)?,
         tickets: placement::Tickets::open(&home)?,
-        networks: network::Networks::open(&home)?,
+        networks: network::Networks::open(&home, cluster.clone())?,
+        cluster,
         traces: Arc::new(Traces::open(&home)?),
         image_bytes: Mutex::default(),
         wishes,
@@ -114,9 +114,11 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         home,
         options,
     });
+    node.tidy_tmp();
+    let found = node.find_layers_again();
     node.find_lost_forks();
     node.open_groups_again();
-    node.adopt_machines();
+    let left = node.attach_machines();
     node.adopt_views();
     node.tidy_networks();
     node.with_mount(|mount| {
@@ -129,8 +131,11 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     node.start_watching_parents()?;
     node.start_watching_hosts()?;
     node.start_watching_tickets()?;
+    node.start_keeping_cluster()?;
     node.start_tracing()?;
     node.fetch_models_again();
+    node.store_found(found);
+    node.take_over_machines(left);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REST_THREADS)
         .thread_name("node-rest")
@@ -156,12 +161,12 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(at("cannot listen for browsers"))?
         };
-        runtime.spawn(async move {
-            if let Err(error) = axum::serve(listener, app).await {
-                tracing::error!(%error, "the page ended");
-            }
-        });
+        runtime.spawn(web::serve(listener, app));
     }
+    let members =
+        rest::members_router(node.clone()).merge(fork::router(node.clone(), fork::Way::Sealed));
+    let members = cluster::router(node.clone(), members);
+    node.cluster.serve(runtime.handle().clone(), members);
     tracing::info!(socket = %node.options.socket.display(), took_over, "node answers");
     Ok(NodeHandle {
         node: Some(node),
@@ -253,9 +258,9 @@ impl NodeHandle {
         if let Err(error) = node.cache.flush() {
             tracing::warn!(%error, "the cache was not written out");
         }
-        let supervisor = supervisor_socket(&node.options);
-        if !running && let Ok(client) = floe_mount::supervisor::Client::connect(&supervisor) {
-            let _ = client.quit(); // it holds nothing any more
+        match running {
+            true => node.keeper.leave(),
+            false => node.keeper.end(),
         }
         runtime.shutdown_timeout(CONNECTIONS_END);
     }
@@ -279,15 +284,19 @@ fn end_jobs(node: &Node) {
     }
 }
 
-fn supervisor_socket(options: &NodeOptions) -> PathBuf {
-    options.home.run().join("supervisor.sock")
+/// Starts a supervisor if there is none, now and whenever it has ended.
+fn start_keeper(options: &NodeOptions) -> Result<Keeper, NodeError> {
+    let socket = options.home.run().join("supervisor.sock");
+    let command = options.supervisor.clone();
+    let ensure = move |socket: &Path| {
+        helpers::ensure_supervisor(&command, socket).map_err(|error| error.to_api().to_string())
+    };
+    Ok(Keeper::start(&socket, ensure)?)
 }
 
-fn start_mount(options: &NodeOptions) -> Result<Mount, NodeError> {
-    let supervisor = supervisor_socket(options);
-    helpers::ensure_supervisor(&options.supervisor, &supervisor)?;
+fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeError> {
     let mut mount = MountOptions::new(options.home.run());
-    mount.supervisor = Some(supervisor);
+    mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
     if !options.read_ahead {
         // A window of one chunk is the demanded one.
@@ -297,23 +306,78 @@ fn start_mount(options: &NodeOptions) -> Result<Mount, NodeError> {
     Ok(Mount::start(&options.mountpoint, mount)?)
 }
 
-fn make_dir(dir: &Path) -> Result<(), NodeError> {
-    // the mountpoint of a node that died answers nobody until it is taken over: don't touch it if it is there
-    if fs::symlink_metadata(dir).is_ok() {
-        return Ok(());
+/// The state directory and what has to be in it, closed to other users.
+fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
+    let home = &options.home;
+    let cannot = |dir: &Path| at(format!("cannot make {}", dir.display()));
+    for dir in [
+        home.root().to_owned(),
+        home.machines(),
+        home.run(),
+        home.tmp(),
+    ] {
+        private::make_dirs(&dir).map_err(cannot(&dir))?;
     }
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(DIR_MODE)
-        .create(dir)
-        .map_err(at(format!("cannot make {}", dir.display())))
+    let mountpoint = &options.mountpoint;
+    make_mountpoint(mountpoint).map_err(cannot(mountpoint))?;
+    // a machine's own user, and whoever may use the socket, must get to what is theirs
+    let mut passable = Vec::new();
+    if rustix::process::geteuid().is_root() {
+        passable.push(home.machines());
+        passable.push(home.root().join(standby::DIR));
+    }
+    if !passable.is_empty() || options.socket_group.is_some() {
+        passable.push(home.root().to_owned());
+    }
+    close_to_others(home.root(), &passable, mountpoint)?;
+    // of what an operator has put on another disk
+    for dir in [home.repo(), home.cache(), home.machines(), home.traces()] {
+        if dir.is_symlink() {
+            close_to_others(&dir, &passable, mountpoint)?;
+        }
+    }
+    Ok(())
+}
+
+/// The mountpoint of a node that died answers nobody until it is taken over. So it is not looked at, not even by lstat: that
+/// waits for an answer if anybody has listed the directory before.
+fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
+    if let Some(above) = dir.parent() {
+        private::make_dirs_with(above, PASSABLE_MODE)?;
+    }
+    match fs::create_dir(dir) {
+        Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(PASSABLE_MODE)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// `dir` may be a link; the other paths begin with its name.
+fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), NodeError> {
+    let close = || {
+        let real = dir.canonicalize()?;
+        let there = |path: &Path| match path.strip_prefix(dir) {
+            Ok(rest) if rest.as_os_str().is_empty() => real.clone(),
+            Ok(rest) => real.join(rest),
+            Err(_) => path.to_owned(),
+        };
+        let passable: Vec<PathBuf> = passable.iter().map(|path| there(path)).collect();
+        private::close_to_others(&real, &passable, &[there(skip)])
+    };
+    let closed = close().map_err(at(format!("cannot close {} to others", dir.display())))?;
+    if closed.changed > 0 {
+        let (changed, dir) = (closed.changed, dir.display());
+        tracing::info!(changed, %dir, "files and directories were open to other users; they are closed now");
+    }
+    Ok(())
 }
 
 /// Binds the socket; one that a dead node left is replaced, a live node's is not.
 fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixListener, NodeError> {
     let shown = socket.display();
     if let Some(dir) = socket.parent() {
-        fs::create_dir_all(dir).map_err(at(format!("cannot make {}", dir.display())))?;
+        private::make_dirs_with(dir, PASSABLE_MODE)
+            .map_err(at(format!("cannot make {}", dir.display())))?;
     }
     if std::os::unix::net::UnixStream::connect(socket).is_ok() {
         return Err(busy(
@@ -339,6 +403,38 @@ fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixLis
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_directory_behind_a_link_and_a_cache_on_another_disk_are_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, disk) = (dir.path().join("real"), dir.path().join("disk"));
+        for open in [real.join("repo"), disk.clone(), real.join("mnt/inside")] {
+            private::make_dirs_with(&open, 0o755).unwrap();
+        }
+        std::os::unix::fs::symlink(&real, dir.path().join("home")).unwrap();
+        std::os::unix::fs::symlink(&disk, real.join("cache")).unwrap();
+        fs::write(disk.join("chunks"), b"memory").unwrap();
+        fs::set_permissions(disk.join("chunks"), fs::Permissions::from_mode(0o644)).unwrap();
+        let home = crate::paths::Home::at(dir.path().join("home"));
+        make_dirs(&NodeOptions::new(home).unwrap()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&real.join("repo")), 0o700);
+        assert_eq!((mode(&disk), mode(&disk.join("chunks"))), (0o700, 0o600));
+        assert_eq!(
+            mode(&real.join("mnt/inside")),
+            0o755,
+            "a mount may not answer"
+        );
+        let passable = if rustix::process::geteuid().is_root() {
+            0o711
+        } else {
+            0o700
+        };
+        assert_eq!(
+            (mode(&real), mode(&real.join("machines"))),
+            (passable, passable)
+        );
+    }
 
     #[test]
     fn only_the_owner_can_connect_and_a_dead_nodes_socket_is_replaced() {

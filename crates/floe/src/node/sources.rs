@@ -8,10 +8,14 @@
 //! /srv/images/debian, file:///...      the repository that encloses the path
 //! ```
 
-use crate::node::{
-    error::{NodeError, usage},
-    fork::{Layers, Local, Patient, is_parent},
-    record::Origin,
+use crate::{
+    credentials::{HubAddress, OwnHub, Tokens, check_token},
+    node::{
+        cluster::Cluster,
+        error::{NodeError, usage},
+        fork::{Layers, Local, Patient, is_parent},
+        record::Origin,
+    },
 };
 use floe_image::{Hash, Kind, Manifest, Segment, datagram::GroupKey};
 use floe_source::multicast::{Group, Invitation, Multicast};
@@ -47,6 +51,19 @@ pub fn is_address(text: &str) -> bool {
         || text.starts_with('/')
         || text.starts_with("./")
         || text.starts_with("../")
+}
+
+/// A token that came with a request is for the first hub that the request names, and for no other.
+pub fn bind_token<'a>(
+    token: Option<&str>,
+    addresses: impl IntoIterator<Item = &'a str>,
+) -> Result<Tokens, NodeError> {
+    let Some(token) = token else {
+        return Ok(Tokens::default());
+    };
+    check_token(token).map_err(|why| usage(why, "leave the token out, or give the hub's"))?;
+    let hub = addresses.into_iter().find_map(HubAddress::of);
+    Ok(hub.map(|hub| (hub, token.to_owned())).into_iter().collect())
 }
 
 /// The ways in which an address can be read, the likeliest first.
@@ -153,8 +170,8 @@ impl Found {
     }
 }
 
-/// Where a fetcher fetches from: addresses, and the token for them.
-type Place = (Vec<String>, Option<String>);
+/// Where a fetcher fetches from: addresses, and the tokens for them.
+type Place = (Vec<String>, Option<String>, Tokens);
 
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
 pub struct Sources {
@@ -163,17 +180,22 @@ pub struct Sources {
     cache: Arc<Cache>,
     io_timeout: Option<Duration>,
     index_dir: PathBuf,
+    cluster: Arc<Cluster>,
+    own_hub: Option<OwnHub>,
     fetchers: Mutex<HashMap<Place, Weak<Fetcher>>>,
 }
 
 impl Sources {
-    /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever.
+    /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever. `own_hub`: the
+    /// hub in this process, which knows the node's user.
     pub(crate) fn new(
         repo: Repository,
         layers: Layers,
         cache: Arc<Cache>,
         io_timeout: Option<Duration>,
         index_dir: PathBuf,
+        cluster: Arc<Cluster>,
+        own_hub: Option<OwnHub>,
     ) -> Sources {
         Sources {
             repo,
@@ -181,16 +203,30 @@ impl Sources {
             cache,
             io_timeout,
             index_dir,
+            cluster,
+            own_hub,
             fetchers: Mutex::default(),
         }
     }
 
-    /// Finds the id that a name or address points to, and the sources that have it. `stage` is told what was done.
+    /// Finds the id that a name or address points to, and the source that has it. `token` is for that address. `stage` is
+    /// told what was done.
     pub fn find(
         &self,
         image: &str,
-        more: &[String],
         token: Option<&str>,
+        ca: Option<&str>,
+        stage: impl FnMut(&str) -> Result<(), NodeError>,
+    ) -> Result<Found, NodeError> {
+        self.find_in(image, &[], bind_token(token, [image])?, ca, stage)
+    }
+
+    /// The same with more sources, which are tried when the first fails, and tokens for those that are hubs.
+    pub fn find_in(
+        &self,
+        image: &str,
+        more: &[String],
+        tokens: Tokens,
         ca: Option<&str>,
         mut stage: impl FnMut(&str) -> Result<(), NodeError>,
     ) -> Result<Found, NodeError> {
@@ -211,7 +247,8 @@ impl Sources {
         }
         let mut origin = Origin {
             urls: Vec::new(),
-            token: token.map(str::to_owned),
+            token: None,
+            tokens,
             ca: ca.map(str::to_owned),
             multicast: None,
         };
@@ -279,17 +316,29 @@ impl Sources {
 
     fn open(&self, base: &str, origin: &Origin) -> Result<Arc<dyn Source>, NodeError> {
         let options = floe_source::Options {
-            token: origin.token.clone(),
+            token: self.token_for(base, origin.token_for(base)),
             ca: origin.ca.as_ref().map(PathBuf::from),
             index_dir: Some(self.index_dir.clone()),
+            // another member shows a certificate of the cluster, and asks for ours
+            tls: is_parent(base).then(|| self.cluster.tls_of_parents()),
             ..Default::default()
         };
         Ok(floe_source::open(base, &options)?)
     }
 
+    /// The token for an address: the one that was given for it, or that of this process's own hub.
+    pub(crate) fn token_for(&self, address: &str, given: Option<&str>) -> Option<String> {
+        let own = || self.own_hub.as_ref()?.token_for(address);
+        given.or_else(own).map(str::to_owned)
+    }
+
     /// The fetcher for these sources, shared while anybody uses it.
     pub fn fetcher(&self, origin: &Origin) -> Result<Arc<Fetcher>, NodeError> {
-        let key = (origin.urls.clone(), origin.token.clone());
+        let key = (
+            origin.urls.clone(),
+            origin.token.clone(),
+            origin.tokens.clone(),
+        );
         let mut fetchers = self.fetchers.lock();
         if let Some(fetcher) = fetchers.get(&key).and_then(Weak::upgrade) {
             return Ok(fetcher);
@@ -535,5 +584,100 @@ mod tests {
         }
         assert!(!is_address("debian:12"));
         assert!(!is_address("team/debian"));
+    }
+
+    /// A server that answers every request with `answer` and keeps what it was asked.
+    fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let keep = heard.clone();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut head = Vec::new();
+                let mut piece = [0; 4096];
+                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                    match stream.read(&mut piece) {
+                        Ok(n) if n > 0 => head.extend_from_slice(&piece[..n]),
+                        _ => break,
+                    }
+                }
+                keep.lock()
+                    .push(String::from_utf8_lossy(&head).into_owned());
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        (url, heard)
+    }
+
+    #[test]
+    fn a_token_reaches_the_hub_that_it_is_for_and_no_other_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let (elsewhere, led) = server(none.into());
+        let away = format!(
+            "HTTP/1.1 307 Temporary Redirect\r\nlocation: {elsewhere}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        let (hub, asked) = server(away);
+        let (other, also) = server(none.into());
+        let (own, mine) = server(none.into());
+        let cache = Arc::new(Cache::open(&dir.path().join("cache"), 1 << 20).unwrap());
+        let sources = Sources::new(
+            Repository::create(&dir.path().join("repo")).unwrap(),
+            Layers::default(),
+            cache,
+            None,
+            dir.path().join("index"),
+            Arc::new(Cluster::open(&crate::paths::Home::at(dir.path())).unwrap()),
+            Some(OwnHub {
+                hub: HubAddress::of(&own).unwrap(),
+                token: "floe_own".into(),
+            }),
+        );
+        let more = [format!("{other}/web"), format!("{own}/web")];
+        let image = format!("{hub}/web");
+        let tokens = bind_token(Some("floe_given"), [&*image]).unwrap();
+        let found = sources.find_in(&image, &more, tokens, None, |_| Ok(()));
+        assert!(found.is_err());
+        let carried = |heard: &Mutex<Vec<String>>, token: &str| {
+            let heard = heard.lock();
+            assert!(!heard.is_empty(), "it was asked");
+            let with = |head: &&String| head.to_lowercase().contains(&format!("bearer {token}"));
+            (
+                heard.iter().filter(with).count() == heard.len(),
+                heard.iter().any(|head| head.contains("floe_")),
+            )
+        };
+        assert_eq!(carried(&asked, "floe_given"), (true, true));
+        assert_eq!(
+            carried(&also, "floe_given"),
+            (false, false),
+            "another server"
+        );
+        assert_eq!(carried(&mine, "floe_own"), (true, true));
+        assert!(led.lock().is_empty(), "a redirect is not followed");
+        assert!(
+            bind_token(Some(""), [&*image]).is_err(),
+            "an empty token is not none"
+        );
+    }
+
+    #[test]
+    fn a_record_of_an_older_version_keeps_its_token_for_its_first_hub() {
+        let origin = Origin {
+            urls: vec!["https://hub/team".into(), "https://other".into()],
+            token: Some("floe_t".into()),
+            ..Default::default()
+        };
+        assert_eq!(origin.token_for("https://hub"), Some("floe_t"));
+        for other in [
+            "https://other",
+            "http://hub",
+            "https://hub:4500",
+            "/srv/images",
+        ] {
+            assert_eq!(origin.token_for(other), None, "{other}");
+        }
     }
 }

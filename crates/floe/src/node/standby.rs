@@ -28,6 +28,8 @@ use std::{
 
 /// Users of waiting machines are the last ones of the range, away from those of named machines.
 const UID_FROM_END: u32 = 1024;
+/// Where they are, in the state directory.
+pub(crate) const DIR: &str = "standby";
 /// How long a node that ends waits for those being prepared: their QEMUs would outlive it until another node ends them.
 const PREPARING_END: Duration = Duration::from_secs(10);
 
@@ -253,7 +255,7 @@ impl Node {
         // unlike any machine's name, and unlike that of a machine that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
         let place = Place {
-            directory: format!("standby/{unique}"),
+            directory: format!("{DIR}/{unique}"),
             mount_name: format!("standby.{unique}"),
             uid,
         };
@@ -298,9 +300,10 @@ impl Node {
             place: place.directory.clone(),
             mount_name: place.mount_name.clone(),
             traced: true,
-            buffering: false,
+            pauses: Default::default(),
             family: None,
             network: None,
+            host_access: Default::default(),
         };
         let attached = self.attach_record(
             &record,

@@ -1,6 +1,9 @@
 //! How long runs of an image take: what the catalogue shows as its typical start.
 
-use crate::paths::Home;
+use crate::{
+    node::files::{replace_file_soon, set_aside},
+    paths::Home,
+};
 use floe_image::Hash;
 use parking_lot::Mutex;
 use std::{
@@ -28,7 +31,7 @@ impl Starts {
             Ok(times) => times,
             Err(_) if read.is_empty() => BTreeMap::new(),
             Err(error) => {
-                tracing::warn!(path = %file.display(), %error, "start times are forgotten");
+                set_aside(&file, &error.to_string(), "holds no start times");
                 BTreeMap::new()
             }
         };
@@ -50,10 +53,8 @@ impl Starts {
             times.pop_first();
         }
         // no fsync: a run waits for this, and after a power failure an empty list is as good
-        let temporary = self.file.with_extension("tmp");
         let bytes = serde_json::to_vec(&*times).unwrap_or_default();
-        let written = std::fs::write(&temporary, bytes);
-        if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &self.file)) {
+        if let Err(error) = replace_file_soon(&self.file, &bytes) {
             tracing::warn!(%error, "start times are not kept");
         }
     }

@@ -118,7 +118,7 @@ impl Node {
             return Ok(());
         };
         let run = format!("{} {}", record.mount_name, record.created_unix_s);
-        match Destination::of(record.image, &record.origin) {
+        match Destination::of(record.image, &record.origin, self.options.own_hub.as_ref()) {
             Some(hub) => {
                 self.keep(&shape, &trace, false)?;
                 self.traces.outbox.put(&hub, &run, &trace)?;
@@ -188,13 +188,14 @@ impl Node {
     fn whose(&self, of: &TracesRequest) -> Result<Whose, NodeError> {
         if is_address(&of.image) {
             let (token, ca) = (of.token.as_deref(), of.ca.as_deref());
-            let found = self.sources.find(&of.image, &[], token, ca, |_| Ok(()))?;
-            let hub = Destination::of(found.id, &found.origin).ok_or_else(|| {
-                refused(
-                    format!("{} is on no hub", of.image),
-                    "ask for its traces on this host by its id",
-                )
-            })?;
+            let found = self.sources.find(&of.image, token, ca, |_| Ok(()))?;
+            let hub = Destination::of(found.id, &found.origin, self.options.own_hub.as_ref())
+                .ok_or_else(|| {
+                    refused(
+                        format!("{} is on no hub", of.image),
+                        "ask for its traces on this host by its id",
+                    )
+                })?;
             return Ok(Whose {
                 shape: Shape::of(found.id, &found.manifest),
                 manifest: found.manifest,
@@ -438,6 +439,7 @@ mod tests {
             summary,
             uploader: None,
             received_unix_ms: 0,
+            weight_percent: 100,
         };
         let shown = detail(entry, &bytes, &manifest);
         let regions: Vec<_> = shown

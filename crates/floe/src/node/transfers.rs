@@ -7,7 +7,7 @@ use crate::{
         error::{NodeError, usage},
         images::parse_name,
         report::Report,
-        sources::{Found, is_address},
+        sources::{Found, bind_token, is_address},
     },
     transfer::{self, Destination, Progress, PullOptions, PushOptions},
 };
@@ -58,7 +58,7 @@ impl Node {
             line.at(progress.done_bytes, progress.total_bytes);
         };
         if let Some(dir) = directory(&request.to) {
-            let there = Repository::create(&dir)?;
+            let there = Repository::create_public(&dir)?;
             if there.contains(id) && there.layout(id)? != self.repo.layout(id)? {
                 let path = dir.join(id.to_string());
                 report.note(format!(
@@ -90,8 +90,11 @@ impl Node {
             connections: 0,
             cancel: report.cancel(),
         };
-        let token = request.token.as_deref();
-        let done = transfer::push(&self.repo, id, &request.to, token, &options, &progress)?;
+        let given = bind_token(request.token.as_deref(), [&*request.to])?;
+        let given = given.into_values().next();
+        let token = self.sources.token_for(&request.to, given.as_deref());
+        let (to, token) = (&request.to, token.as_deref());
+        let done = transfer::push(&self.repo, id, to, token, &options, &progress)?;
         Ok(TransferReport {
             wire_bytes: done.bytes_sent,
             skipped_bytes: done.chunks_reused * CHUNK_SIZE as u64,
@@ -114,7 +117,7 @@ impl Node {
         let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
         let found = self
             .sources
-            .find(&request.from, &[], token, ca, |name| report.stage(name))?;
+            .find(&request.from, token, ca, |name| report.stage(name))?;
         let transfer = self.bring_here(&found, report)?;
         if let Some(name) = &name {
             self.repo.tag(name, &found.id)?;

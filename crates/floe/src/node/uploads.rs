@@ -101,6 +101,11 @@ impl Node {
         }
     }
 
+    /// Removes the temporary files that an earlier node was killed over: all but uploads, which may still be imported.
+    pub(crate) fn tidy_tmp(&self) {
+        tidy(&self.home.tmp());
+    }
+
     fn forget_old_uploads(&self) {
         let Ok(files) = std::fs::read_dir(self.home.tmp()) else {
             return;
@@ -113,5 +118,31 @@ impl Node {
                 let _ = std::fs::remove_file(file.path());
             }
         }
+    }
+}
+
+fn tidy(dir: &std::path::Path) {
+    for file in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let upload = file.file_name().to_string_lossy().starts_with(PREFIX);
+        if !upload && file.file_type().is_ok_and(|kind| kind.is_file()) {
+            let _ = std::fs::remove_file(file.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_starts_removes_what_a_killed_one_left_but_not_uploads() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["screenUJ219s", "convertX", "upload-0a"] {
+            std::fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        tidy(dir.path());
+        let left = std::fs::read_dir(dir.path()).unwrap().flatten();
+        let left: Vec<_> = left.map(|file| file.file_name()).collect();
+        assert_eq!(left, ["upload-0a"]);
     }
 }

@@ -99,7 +99,6 @@ impl Node {
         }
         let found = self.sources.find(
             &request.image,
-            &[],
             request.token.as_deref(),
             request.ca.as_deref(),
             |_| Ok(()),

@@ -1,6 +1,6 @@
 //! When has the guest answered?
 //!
-//! On the console: when the first byte stands in the log that wasn't there before. On a port it is harder, because QEMU's
+//! On the console: when something stands in the log that wasn't there before. On a port it is harder, because QEMU's
 //! user network accepts every connection to a forwarded port at once, whether the guest listens or not. So a connection
 //! counts when the *guest* has said something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. A guest that
 //! does not listen makes QEMU close the connection, and the next one is tried.
@@ -10,6 +10,7 @@ use crate::{
     node::{error::NodeError, report::CANCEL_POLL},
     transfer::Cancel,
 };
+use floe_machine::console::ConsoleLog;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
@@ -37,11 +38,11 @@ pub enum Waited {
     Nothing,
 }
 
-/// Waits as asked. `alive` is asked now and then whether the machine is still there.
+/// Waits as asked. `console` is the directory of the console's log, and `console_before` where that was. `alive` is asked now and then whether the machine is still there.
 pub fn wait(
     what: Wait,
-    console_log: &Path,
-    console_before: u64,
+    console: &Path,
+    console_before: (u64, u64),
     forwards: &[PortForward],
     timeout: Duration,
     cancel: &Cancel,
@@ -59,7 +60,7 @@ pub fn wait(
         match (what, port) {
             (Wait::None, _) | (Wait::Port, None) => return Ok(Waited::Nothing),
             (Wait::Console, _) => {
-                if std::fs::metadata(console_log).is_ok_and(|file| file.len() > console_before) {
+                if ConsoleLog::position(console) != console_before {
                     return Ok(Waited::Answered(Instant::now()));
                 }
                 std::thread::sleep(CANCEL_POLL);
@@ -122,8 +123,8 @@ mod tests {
         let timeout = Duration::from_millis(ms);
         wait(
             Wait::Port,
-            Path::new("/dev/null"),
-            0,
+            Path::new("/nowhere"),
+            (0, 0),
             forwards,
             timeout,
             &Cancel::default(),
@@ -162,10 +163,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("console.log");
         std::fs::write(&log, b"before").unwrap();
+        let before = ConsoleLog::position(dir.path());
         let console = |before, ms| {
             wait(
                 Wait::Console,
-                &log,
+                dir.path(),
                 before,
                 &[],
                 Duration::from_millis(ms),
@@ -174,8 +176,9 @@ mod tests {
             )
             .unwrap()
         };
-        assert_eq!(console(6, 30), Waited::TimedOut);
-        assert!(matches!(console(5, 60_000), Waited::Answered(_)));
+        assert_eq!(console(before, 30), Waited::TimedOut);
+        std::fs::write(&log, b"before and after").unwrap();
+        assert!(matches!(console(before, 60_000), Waited::Answered(_)));
     }
 
     #[test]
@@ -185,7 +188,7 @@ mod tests {
         let waited = wait(
             Wait::Console,
             Path::new("/nowhere"),
-            0,
+            (0, 0),
             &[],
             Duration::from_secs(60),
             &cancel,

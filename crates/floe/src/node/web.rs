@@ -1,5 +1,6 @@
 //! The node's page: a TCP port for browsers, with the interface of the socket behind the page's guard.
 
+use crate::front::{Bounds, pace::Pace};
 use crate::{
     api::PageInfo,
     node::{
@@ -19,6 +20,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 /// Binds the page's port.
@@ -56,10 +58,35 @@ pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guar
     Ok((listener, Guard::new(address, token)))
 }
 
+/// Connections in all: browsers, and the nodes that read what this one forked.
+const CONNECTIONS_MAX: usize = 1024;
+/// Connections of one address: a node that reads has some twenty.
+const CONNECTIONS_EACH_MAX: usize = 256;
+/// How slow a browser or a node may be, see [`Pace`].
+const PACE: Pace = Pace {
+    bytes_per_s_min: 256,
+    stretch: Duration::from_secs(30),
+};
+
+/// Serves the port until the runtime ends.
+pub(crate) async fn serve(listener: tokio::net::TcpListener, app: Router) {
+    let bounds = Bounds {
+        connections_max: CONNECTIONS_MAX,
+        connections_each_max: CONNECTIONS_EACH_MAX,
+        handshake: Duration::from_secs(10),
+        head: Duration::from_secs(15),
+        idle: Duration::from_secs(120),
+        pace: PACE,
+        drain: Duration::from_secs(1),
+    };
+    let (_goes_on, stop) = tokio::sync::watch::channel(false);
+    crate::front::run(listener, None, app, bounds, stop).await;
+}
+
 /// Everything that the port answers.
 pub(crate) fn router(node: Arc<Node>, guard: Arc<Guard>) -> Router {
-    // what clones on other hosts read has a token of its own
-    let forks = fork::router(node.clone());
+    // what clones on other hosts read has a token of its own, and is here only for forks that were to go in clear text
+    let forks = fork::router(node.clone(), fork::Way::Clear);
     guarded(guard, assets::router(Page::Node), rest::router(node)).merge(forks)
 }
 
@@ -99,6 +126,42 @@ mod tests {
         assert!(error.to_api().fix.contains("FLOE_WEB_TOKEN"));
         assert!(listen(&web("0.0.0.0:0", false, Some("short")), &home).is_err());
         listen(&web("0.0.0.0:0", false, Some("0123456789abcdef")), &home).unwrap();
+    }
+
+    #[test]
+    fn a_head_that_comes_byte_by_byte_holds_no_connection_of_the_page() {
+        use std::io::{Read, Write};
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime
+            .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
+            .unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/", axum::routing::get(async || "page"));
+        runtime.spawn(serve(listener, app));
+        let mut drip = std::net::TcpStream::connect(address).unwrap();
+        // more connections than one address may have
+        let held: Vec<_> = (0..CONNECTIONS_EACH_MAX + 10)
+            .map(|_| std::net::TcpStream::connect(address).unwrap())
+            .collect();
+        let mut other = std::net::TcpStream::connect(address).unwrap();
+        other
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        other.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with("page"), "{answer}");
+        // the oldest made room
+        while drip.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut newest = held.last().unwrap();
+        while newest.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use super::token::Token;
 use crate::api::{ApiError, ErrorCode};
+use crate::front::{Party, Peer};
 use axum::{
     Json, Router,
     extract::{Query, Request, State},
@@ -23,6 +24,8 @@ use std::{
 
 /// How long a browser stays logged in, seconds: a month.
 const COOKIE_S: u64 = 30 * 24 * 3600;
+/// Whom the connections count for that have shown the page's token.
+const TOKEN_HOLDERS: &str = "the node's user";
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// What requests are checked against.
@@ -192,7 +195,13 @@ async fn with_token(State(guard): State<Arc<Guard>>, request: Request, next: Nex
         .check_origin(request.headers(), host(&request))
         .and_then(|()| guard.check_token(request.headers()));
     match checked {
-        Ok(()) => next.run(request).await,
+        Ok(()) => {
+            // whoever has the token shares no place with those who have not
+            if let Some(peer) = request.extensions().get::<Peer>() {
+                peer.is(&Party::User(TOKEN_HOLDERS.into()));
+            }
+            next.run(request).await
+        }
         Err(failure) => {
             tracing::debug!(
                 path = request.uri().path(),

@@ -2,10 +2,10 @@
 
 use crate::paths::Home;
 use floe_image::Hash;
+use floe_store::Durability;
 use std::{
     fs::File,
-    io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
+    io::{self, Read},
 };
 
 /// Least characters of a token that an operator chooses: as many as 64 random bits have in hexadecimal.
@@ -82,18 +82,7 @@ impl Token {
         }
         let bytes: [u8; TOKEN_BYTES] = rand::random();
         let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let temporary = path.with_extension("token.tmp");
-        let written = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)
-            .and_then(|mut file| {
-                file.write_all(text.as_bytes())
-                    .and_then(|()| file.sync_all())
-            })
-            .and_then(|()| std::fs::rename(&temporary, &path));
+        let written = floe_store::replace_file(&path, text.as_bytes(), 0o600, Durability::Durable);
         written.map_err(failed)?;
         Token::chosen(&text)
     }

@@ -16,6 +16,9 @@ pub struct TraceEntry {
     pub uploader: Option<String>,
     /// When it came, Unix time in milliseconds.
     pub received_unix_ms: u64,
+    /// Its part in the image's models, in percent: 0 if newer traces of the same sender count instead.
+    #[serde(default)]
+    pub weight_percent: u32,
 }
 
 /// A model in a list.
@@ -46,7 +49,12 @@ impl TraceList {
     /// What a store has of an owner's image. A trace that can't be read is left out.
     pub fn of(store: &TraceStore, shape: &Shape, owner: &str) -> io::Result<TraceList> {
         let kept = store.traces(&shape.image, owner)?;
-        let digest = TraceStore::digest(&kept);
+        let counting = TraceStore::counting(&kept, owner);
+        let digest = TraceStore::digest(&counting);
+        let weight_percent = |trace: &Kept| match counting.iter().any(|c| c.hash == trace.hash) {
+            true => (100.0 / counting.len() as f64).round().max(1.0) as u32,
+            false => 0,
+        };
         let mut list = TraceList {
             image: shape.image.to_string(),
             ..Default::default()
@@ -56,7 +64,15 @@ impl TraceList {
                 continue;
             };
             match check(&bytes, shape) {
-                Ok(summary) => list.traces.push(entry(trace, summary)),
+                Ok(summary) => {
+                    let weight_percent = weight_percent(&trace);
+                    list.traces.push(TraceEntry {
+                        summary,
+                        uploader: trace.uploader,
+                        received_unix_ms: trace.received_ms,
+                        weight_percent,
+                    });
+                }
                 Err(error) => {
                     tracing::warn!(trace = trace.hash.short(), %error, "a kept trace is damaged");
                 }
@@ -73,13 +89,5 @@ impl TraceList {
             }
         }
         Ok(list)
-    }
-}
-
-fn entry(trace: Kept, summary: TraceSummary) -> TraceEntry {
-    TraceEntry {
-        summary,
-        uploader: trace.uploader,
-        received_unix_ms: trace.received_ms,
     }
 }

@@ -13,7 +13,7 @@ mod train;
 
 pub use floe_planner::{ACCESSES_MAX, Method, Model};
 pub use list::{ModelEntry, TraceEntry, TraceList};
-pub use store::{Added, Kept, StoredModel, TraceStore};
+pub use store::{Added, Kept, StoredModel, TraceStore, count_authors};
 pub use train::{Train, Trainer, learn};
 
 use floe_image::{
@@ -32,6 +32,12 @@ pub const TRACE_US_MAX: u64 = 366 * 24 * 3600 * 1_000_000;
 pub const TRACES_MAX: usize = 64;
 /// Traces kept of one uploader who is not the image's owner, so that a stranger can't displace the others.
 pub const STRANGER_TRACES_MAX: usize = 16;
+
+/// Newest traces of one named sender, other than the image's owner, that count in a model: a few tell what a machine needs, and
+/// many of one sender would steer what all others fetch.
+pub const STRANGER_TRACES_COUNTED: usize = 4;
+/// The same for all who send without a name, together.
+pub const NAMELESS_TRACES_COUNTED: usize = 2;
 
 /// The regions of an image, as far as a trace needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,10 +10,11 @@
 //! outside, and each was parsed before.
 //!
 //! At most [`TRACES_MAX`] traces are kept: the newest, but whoever sent most loses one first, and nobody but the owner has
-//! more than [`STRANGER_TRACES_MAX`]. A trace that continues one of the same uploader takes its place.
+//! more than [`STRANGER_TRACES_MAX`]. Of those, fewer count in a model ([`TraceStore::counting`]). A trace that continues one of the same uploader takes its place.
 
-use super::{STRANGER_TRACES_MAX, TRACES_MAX};
+use super::{NAMELESS_TRACES_COUNTED, STRANGER_TRACES_COUNTED, STRANGER_TRACES_MAX, TRACES_MAX};
 use floe_image::Hash;
+use floe_store::private;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -72,13 +73,28 @@ pub struct TraceStore {
     root: PathBuf,
     /// Held while files come and go.
     changing: Mutex<()>,
+    /// Traces that are kept of each named sender.
+    authors: Mutex<HashMap<String, u64>>,
+}
+
+/// How many traces are kept of each named sender, below a store's folder.
+pub fn count_authors(root: &Path) -> io::Result<HashMap<String, u64>> {
+    let mut counts = HashMap::new();
+    for image in folders(root)? {
+        for owner in folders(&image)? {
+            for author in traces(&owner)?.into_iter().filter_map(|t| t.uploader) {
+                *counts.entry(author).or_default() += 1;
+            }
+        }
+    }
+    Ok(counts)
 }
 
 impl TraceStore {
     /// Opens the store in a folder, and clears away what an earlier process did not finish.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<TraceStore> {
         let root = root.into();
-        fs::create_dir_all(&root)?;
+        private::make_dirs(&root)?;
         for image in folders(&root)? {
             for owner in folders(&image)? {
                 for (name, path) in files(&owner)? {
@@ -89,9 +105,43 @@ impl TraceStore {
             }
         }
         Ok(TraceStore {
+            authors: Mutex::new(count_authors(&root)?),
             root,
             changing: Mutex::new(()),
         })
+    }
+
+    /// Traces of this sender that are kept, of all images.
+    pub fn count_of(&self, author: &str) -> u64 {
+        self.authors.lock().get(author).copied().unwrap_or(0)
+    }
+
+    fn has_gone(&self, trace: &Kept) {
+        if let Some(author) = &trace.uploader
+            && let Some(count) = self.authors.lock().get_mut(author)
+        {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// Those of an image's traces that count in its models: all of the owner's, and the newest few of each other sender.
+    pub fn counting(kept: &[Kept], owner: &str) -> Vec<Kept> {
+        let mut counts: HashMap<Option<&str>, usize> = HashMap::new();
+        let mut counting: Vec<Kept> = Vec::new();
+        for trace in kept.iter().rev() {
+            let most = match trace.uploader.as_deref() {
+                Some(name) if name == owner => TRACES_MAX,
+                Some(_) => STRANGER_TRACES_COUNTED,
+                None => NAMELESS_TRACES_COUNTED,
+            };
+            let count = counts.entry(trace.uploader.as_deref()).or_default();
+            *count += 1;
+            if *count <= most {
+                counting.push(trace.clone());
+            }
+        }
+        counting.reverse();
+        counting
     }
 
     fn folder(&self, image: &Hash, owner: &str) -> PathBuf {
@@ -153,16 +203,20 @@ impl TraceStore {
             bytes: bytes.len() as u64,
         };
         if !folder.exists() {
-            fs::create_dir_all(&folder)?;
+            private::make_dirs(&folder)?;
             sync(&self.root.join(image.to_string()))?;
             sync(&self.root)?;
         }
         write(&folder, &file_name(&new), bytes)?;
+        if let Some(author) = uploader {
+            *self.authors.lock().entry(author.to_owned()).or_default() += 1;
+        }
         kept.retain(|trace| !continued.contains(trace));
         kept.push(new);
         let excess = excess(&mut kept, owner);
         for gone in continued.iter().chain(&excess) {
             remove(&folder.join(file_name(gone)))?;
+            self.has_gone(gone);
         }
         Ok(Added {
             hash,
@@ -194,6 +248,7 @@ impl TraceStore {
         let found = kept.iter().find(|trace| trace.hash == *hash);
         if let Some(trace) = found {
             remove(&folder.join(file_name(trace)))?;
+            self.has_gone(trace);
         }
         Ok(found.is_some())
     }
@@ -246,9 +301,10 @@ impl TraceStore {
     /// Removes all that is kept of an owner's image.
     pub fn remove(&self, image: &Hash, owner: &str) -> io::Result<()> {
         let _changing = self.changing.lock();
+        let kept = traces(&self.folder(image, owner))?;
         match fs::remove_dir_all(self.folder(image, owner)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+            _ => kept.iter().for_each(|trace| self.has_gone(trace)),
         }
         // the last owner's: a folder that is not empty stays
         let _ = fs::remove_dir(self.root.join(image.to_string()));
@@ -442,6 +498,41 @@ mod tests {
         let kept = world.store.traces(&image(), "ann").unwrap();
         assert_eq!(kept.len(), TRACES_MAX);
         assert_eq!(kept[0].hash, Hash::of(&trace(6, &[(0, 1, 0, 0)])));
+    }
+
+    #[test]
+    fn few_of_a_strangers_traces_count_and_all_of_the_owners() {
+        let world = world();
+        for start in 0..10 {
+            world.add(Some("ann"), start);
+            world.add(Some("bob"), 100 + start);
+            world.add(None, 200 + start);
+        }
+        let kept = world.store.traces(&image(), "ann").unwrap();
+        let counting = TraceStore::counting(&kept, "ann");
+        let of = |who: Option<&str>| -> Vec<&Kept> {
+            counting
+                .iter()
+                .filter(|t| t.uploader.as_deref() == who)
+                .collect()
+        };
+        assert_eq!(
+            (of(Some("ann")).len(), of(Some("bob")).len(), of(None).len()),
+            (10, STRANGER_TRACES_COUNTED, NAMELESS_TRACES_COUNTED)
+        );
+        // the newest ones
+        let last = trace(109, &[(0, 1, 0, 0)]);
+        assert!(of(Some("bob")).iter().any(|t| t.hash == Hash::of(&last)));
+        assert_eq!(world.store.count_of("bob"), 10);
+        world
+            .store
+            .remove_trace(&image(), "ann", &Hash::of(&last))
+            .unwrap();
+        assert_eq!(world.store.count_of("bob"), 9);
+        let again = TraceStore::open(world.dir.path()).unwrap();
+        assert_eq!((again.count_of("bob"), again.count_of("ann")), (9, 10));
+        again.remove(&image(), "ann").unwrap();
+        assert_eq!(again.count_of("ann"), 0);
     }
 
     #[test]

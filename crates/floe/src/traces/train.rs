@@ -120,7 +120,9 @@ impl Trainer {
                 .inner
                 .store
                 .model(&image, &owner, Method::Floe.name())?;
-            let current = model.is_some_and(|m| m.digest == TraceStore::digest(&traces));
+            let current = model.is_some_and(|m| {
+                m.digest == TraceStore::digest(&TraceStore::counting(&traces, &owner))
+            });
             if !traces.is_empty() && !current {
                 self.schedule(&image, &owner);
             }
@@ -202,7 +204,7 @@ impl Inner {
     }
 
     fn train_image(&self, image: &Hash, owner: &str, wanted: &[Method]) -> io::Result<()> {
-        let kept = self.store.traces(image, owner)?;
+        let kept = TraceStore::counting(&self.store.traces(image, owner)?, owner);
         if kept.is_empty() {
             return Ok(());
         }
@@ -278,7 +280,9 @@ mod tests {
         let store = TraceStore::open(dir.path()).unwrap();
         for start in 0..traces {
             let bytes = trace(start, &[(0, 1, 0, 0), (0, 2, 10, 0)]);
-            store.add(&image(), "ann", None, &bytes, start).unwrap();
+            store
+                .add(&image(), "ann", Some("ann"), &bytes, start)
+                .unwrap();
         }
         Arc::new(store)
     }
@@ -341,7 +345,9 @@ mod tests {
         fail.store(true, Ordering::SeqCst);
         for start in 10..12 {
             let bytes = trace(start, &[(0, 3, 0, 0)]);
-            store.add(&image(), "ann", None, &bytes, start).unwrap();
+            store
+                .add(&image(), "ann", Some("ann"), &bytes, start)
+                .unwrap();
             trainer.train_now(&image(), "ann", Method::Floe, LONG);
             let model = store.model(&image(), "ann", "floe").unwrap().unwrap();
             assert_eq!(

@@ -1,6 +1,6 @@
 //! The hub's interface as function calls, for everything but the hot reads (those are `floe-source`'s).
 
-use super::{Cancel, TransferError, retry};
+use super::{Cancel, Failed, NO_HUB, Passes, TransferError, retry};
 use crate::hub::{
     CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
     ImageList, Resolved, TagRequest, TraceTaken, UploadOpened, Visibility,
@@ -139,18 +139,23 @@ impl HubClient {
         body: Option<&[u8]>,
         on_bytes: &dyn Fn(u64),
     ) -> Result<Vec<u8>, TransferError> {
-        let may_pass = |error: &TransferError| match error {
-            TransferError::Unreachable { .. } => true,
-            // A hub that restarts behind a proxy, or is asked too much; a full disk does not pass by itself.
-            TransferError::Refused { status, code, .. } => {
-                matches!(status, 408 | 500 | 502 | 503 | 504) || (*status == 429 && code == "busy")
-            }
-            _ => false,
+        let passes = |error: &TransferError| match error {
+            TransferError::Unreachable { .. } => Passes::Often,
+            // A hub that restarts behind a proxy, or is asked too much, and what a proxy says for itself; a full disk does not
+            // pass by itself, nor does what a hub means.
+            TransferError::Refused { status, code, .. } => match status {
+                408 | 500 | 502 | 503 | 504 => Passes::Often,
+                403 | 429 if code == NO_HUB => Passes::Often,
+                404 if code == NO_HUB => Passes::Once,
+                _ => Passes::Never,
+            },
+            _ => Passes::Never,
         };
         if self.once {
-            return self.call_once(method, path, what, body, None, on_bytes);
+            let asked = self.call_once(method, path, what, body, None, on_bytes);
+            return asked.map_err(|failed| failed.error);
         }
-        retry(&self.cancel, may_pass, || {
+        retry(&self.cancel, passes, || {
             self.call_once(method, path, what, body, None, on_bytes)
         })
     }
@@ -164,7 +169,7 @@ impl HubClient {
         body: Option<&[u8]>,
         seen: Option<&Hash>,
         on_bytes: &dyn Fn(u64),
-    ) -> Result<Vec<u8>, TransferError> {
+    ) -> Result<Vec<u8>, Failed> {
         let unreachable = |reason: String| TransferError::Unreachable {
             url: self.base.clone(),
             what: what.to_owned(),
@@ -220,18 +225,24 @@ impl HubClient {
             return Ok(bytes);
         }
         let said = serde_json::from_slice::<ErrorBody>(&bytes).unwrap_or_else(|_| ErrorBody {
-            code: "no-hub".into(),
+            code: NO_HUB.into(),
             message: format!("it answered {status} without saying why"),
-            fix: "check that the URL is a hub's".into(),
+            fix: "check that the URL is a hub's, and what stands between".into(),
         });
         let (code, message, fix) = (said.code, said.message, said.fix);
-        Err(TransferError::Refused {
+        let after = answer.headers().get("retry-after");
+        let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let error = TransferError::Refused {
             url: self.base.clone(),
             what: what.to_owned(),
             status,
             code,
             message,
             fix,
+        };
+        Err(Failed {
+            error,
+            after: after.map(Duration::from_secs),
         })
     }
 
@@ -380,7 +391,8 @@ impl HubClient {
         seen: Option<&Hash>,
     ) -> Result<Vec<u8>, TransferError> {
         let path = format!("/v1/images/{id}/model?method={}", method.name());
-        self.call_once("GET", &path, "an image's model", None, seen, &|_| ())
+        let asked = self.call_once("GET", &path, "an image's model", None, seen, &|_| ());
+        asked.map_err(|failed| failed.error)
     }
 
     /// Removes an image of the token's owner.

@@ -162,7 +162,10 @@ impl TransferError {
     pub fn is_resumable(&self) -> bool {
         match self {
             TransferError::Cancelled | TransferError::Unreachable { .. } => true,
-            TransferError::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            // What says 403 and is no hub stands between; a hub means it.
+            TransferError::Refused { status, code, .. } => {
+                matches!(status, 408 | 429 | 500..) || (*status == 403 && code == NO_HUB)
+            }
             TransferError::Source(error) => error.is_retryable(),
             TransferError::Store(error) => error.is_full(),
             TransferError::Options(_) | TransferError::Protocol { .. } => false,
@@ -170,28 +173,71 @@ impl TransferError {
     }
 }
 
+/// The word for an answer that is no hub's.
+const NO_HUB: &str = "no-hub";
 /// Tries of one request.
-const TRIES: u32 = 5;
+const TRIES: u32 = 6;
+/// Longest wait between two tries, whatever the other side asks for.
+const WAIT_MAX: Duration = Duration::from_secs(15);
 /// Wait before the second try; doubled for each further one, times 0.5 to 1 by chance, so that a hundred hosts do not
 /// come back at once.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
+/// Whether an error may pass by itself.
+enum Passes {
+    /// No.
+    Never,
+    /// Perhaps: it is worth one more try.
+    Once,
+    /// It usually does.
+    Often,
+}
+
+/// Why an attempt failed, and how long the other side wants to be left alone.
+struct Failed {
+    error: TransferError,
+    after: Option<Duration>,
+}
+
+impl From<TransferError> for Failed {
+    fn from(error: TransferError) -> Failed {
+        Failed { error, after: None }
+    }
+}
+
+impl From<SourceError> for Failed {
+    fn from(error: SourceError) -> Failed {
+        TransferError::from(error).into()
+    }
+}
+
 /// Repeats `attempt` while its error may pass.
 fn retry<T>(
     cancel: &Cancel,
-    may_pass: impl Fn(&TransferError) -> bool,
-    mut attempt: impl FnMut() -> Result<T, TransferError>,
+    passes: impl Fn(&TransferError) -> Passes,
+    mut attempt: impl FnMut() -> Result<T, Failed>,
 ) -> Result<T, TransferError> {
     let mut wait = FIRST_WAIT;
-    for _ in 1..TRIES {
+    let mut tries = 0;
+    loop {
         cancel.check()?;
-        match attempt() {
+        let failed = match attempt() {
+            Ok(value) => return Ok(value),
             Err(_) if cancel.is_cancelled() => return Err(TransferError::Cancelled),
-            Err(error) if may_pass(&error) => tracing::debug!(%error, "trying again"),
-            other => return other,
+            Err(failed) => failed,
+        };
+        tries += 1;
+        let tries_max = match passes(&failed.error) {
+            Passes::Never => 1,
+            Passes::Once => 2,
+            Passes::Often => TRIES,
+        };
+        if tries >= tries_max {
+            return Err(failed.error);
         }
-        cancel.sleep(wait.mul_f64(rand::random_range(0.5..1.0)))?;
+        tracing::debug!(error = %failed.error, "trying again");
+        let own = wait.mul_f64(rand::random_range(0.5..1.0));
+        cancel.sleep(own.max(failed.after.unwrap_or_default()).min(WAIT_MAX))?;
         wait *= 2;
     }
-    attempt()
 }

@@ -3,11 +3,11 @@
 //! Into a repository, what comes is packed and kept from the first pack on: a journal beside the repository's other
 //! temporary files names the packs of an unfinished pull, so that the next one goes on with them.
 
-use super::{Cancel, Meter, OnProgress, TransferError, retry};
+use super::{Cancel, Meter, OnProgress, Passes, TransferError, retry};
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
 };
-use floe_source::{Purpose, Request, Source};
+use floe_source::{Purpose, Request, Source, SourceError};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -78,7 +78,7 @@ pub fn pull(
         });
     }
     let cancel = &options.cancel;
-    let manifest = retry(cancel, may_pass, || Ok(source.manifest(image)?))?;
+    let manifest = retry(cancel, passes, || Ok(source.manifest(image)?))?;
     let keep = match to {
         Destination::Repository(repository, cache) => {
             Keep::Packs(Unfinished::open(repository, cache, image)?)
@@ -154,8 +154,15 @@ fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
     hashes.filter(|hash| seen.insert(*hash)).collect()
 }
 
-fn may_pass(error: &TransferError) -> bool {
-    matches!(error, TransferError::Source(error) if error.is_retryable())
+fn passes(error: &TransferError) -> Passes {
+    match error {
+        TransferError::Source(error) if error.is_retryable() => Passes::Often,
+        // A cache or proxy between may be wrong for a moment.
+        TransferError::Source(SourceError::Missing { .. } | SourceError::Denied { .. }) => {
+            Passes::Once
+        }
+        _ => Passes::Never,
+    }
 }
 
 /// Called with each item of a list, fetched or found here.
@@ -229,12 +236,9 @@ impl Fetch<'_> {
             .iter()
             .filter(|(_, hash)| !wants.iter().any(|(_, want)| want == hash));
         meter.add(here.map(|(kind, _)| kind.raw_size() as u64).sum(), 0);
-        let request = Request {
-            purpose: Purpose::Settle,
-            deadline: READ_DEADLINE,
-        };
+        let request = Request::of(Purpose::Settle, READ_DEADLINE);
         let fetched = wants.len() as u64;
-        retry(&self.options.cancel, may_pass, || {
+        retry(&self.options.cancel, passes, || {
             wants.retain(|(_, hash)| !got.contains_key(hash));
             if wants.is_empty() {
                 return Ok(());
@@ -463,9 +467,9 @@ impl<'a> Unfinished<'a> {
         let partial = self.journal.with_extension("partial");
         let note = || -> io::Result<()> {
             if let Some(folder) = self.journal.parent() {
-                std::fs::create_dir_all(folder)?;
+                floe_store::private::make_dirs(folder)?;
             }
-            std::fs::write(&partial, layout.encode())?;
+            floe_store::private::write(&partial, &layout.encode())?;
             std::fs::rename(&partial, &self.journal)
         };
         if let Err(error) = note() {

@@ -274,7 +274,7 @@ fn names_are_each_owners_own_and_public_ones_stay_with_the_first() {
 }
 
 #[test]
-fn wrong_tokens_are_refused_and_then_slowed_down() {
+fn wrong_tokens_are_slowed_down_and_right_ones_are_not() {
     let world = world_with(|o| o.limits.wrong_tokens_per_minute = 5);
     for token in ["floe_0000", "x", &world.ann[..world.ann.len() - 1]] {
         let answer = world.get("/v1/images", Some(token));
@@ -308,6 +308,11 @@ fn wrong_tokens_are_refused_and_then_slowed_down() {
     }
     assert_eq!(world.get("/v1/images", Some("wrong")).status, 429);
     assert_eq!(world.get("/v1/images", None).status, 200);
+    // whoever knows the right one is not locked out by those who guess beside it, nor is one made just now
+    assert_eq!(world.get("/v1/images", Some(&world.ann)).status, 200);
+    let carol = hub::create_token(&world.hub_dir(), "carol").unwrap();
+    assert_eq!(world.get("/v1/images", Some(&carol)).status, 200);
+    assert_eq!(world.get("/v1/images", Some("wrong")).status, 429);
     let catalogue = std::fs::read(world.hub_dir().join("hub.db")).unwrap();
     assert!(
         !catalogue
@@ -340,38 +345,63 @@ fn a_revoked_token_ends_and_a_closed_hub_needs_one() {
 }
 
 #[test]
-fn a_hub_without_tokens_serves_its_own_host_only() {
-    let world = world_with(|o| o.anonymous = Anonymous::User("local".into()));
+fn a_browser_is_logged_in_by_a_link_and_no_other_page_uses_that() {
+    let world = world();
     let id = image(&world.repository, &[1, 2, 3]);
+    let (url, ann) = (world.hub.url(), world.ann.clone());
     push(
         &world.repository,
         &id,
-        &world.hub.url(),
-        None,
+        &url,
+        Some(&ann),
         &PushOptions::default(),
         &|_| (),
     )
     .unwrap();
-    assert_eq!(world.visible(None), 1);
-    let url = world.hub.url();
-    for header in [
-        ("host", "evil.example"),
+    let seen = |headers: &[(&str, &str)]| {
+        let answer = ask(&url, "GET", "/v1/images", None, headers, None);
+        assert_eq!(answer.status, 200, "{headers:?}");
+        answer.text().contains(&id.to_string())
+    };
+    assert!(!seen(&[]), "whoever has no token sees what is public");
+    let login = ask(&url, "GET", &format!("/login?token={ann}"), None, &[], None);
+    assert_eq!(login.status, 303);
+    let cookie = login.header("set-cookie").to_owned();
+    assert!(
+        cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"),
+        "{cookie}"
+    );
+    let cookie = cookie.split(';').next().unwrap().to_owned();
+    let mine = ("cookie", cookie.as_str());
+    assert!(seen(&[
+        mine,
+        ("origin", &url),
+        ("sec-fetch-site", "same-origin")
+    ]));
+    for foreign in [
         ("origin", "https://evil.example"),
         ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
     ] {
-        assert_eq!(
-            ask(&url, "GET", "/v1/images", None, &[header], None).status,
-            403,
-            "{header:?}"
-        );
+        assert!(!seen(&[mine, foreign]), "{foreign:?}");
     }
-    assert_eq!(
-        ask(&url, "GET", "/v1/images", None, &[("origin", &url)], None).status,
-        200
-    );
-    let mut outside = HubOptions::new(world.dir.path().join("other"), "0.0.0.0:0".parse().unwrap());
-    outside.anonymous = Anonymous::User("local".into());
-    assert!(hub::serve(outside).is_err());
+    // a browser's cookie looks; it changes nothing
+    let path = format!("/v1/images/{id}");
+    let answer = ask(&url, "DELETE", &path, None, &[mine], None);
+    assert_eq!(answer.status, 401);
+    for wrong in ["floe_wrong", ""] {
+        let login = ask(
+            &url,
+            "GET",
+            &format!("/login?token={wrong}"),
+            None,
+            &[],
+            None,
+        );
+        assert_eq!(login.status, 401, "{wrong:?}");
+        assert_eq!(login.header("set-cookie"), "");
+    }
 }
 
 #[test]

@@ -418,3 +418,134 @@ fn a_full_disk_is_told_and_the_push_goes_on_when_there_is_room() {
         1
     );
 }
+
+/// A proxy that answers some requests itself: `refuse` says how, by the request's number and first line. `after` bytes of a
+/// request's body are read before that.
+fn refusing_proxy(
+    to: SocketAddr,
+    refuse: impl Fn(usize, &str) -> Option<&'static str> + Send + Sync + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (refuse, number) = (Arc::new(refuse), Arc::new(AtomicUsize::new(0)));
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let Ok(mut client) = client else { return };
+            let (refuse, number) = (refuse.clone(), number.clone());
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut from = BufReader::new(client.try_clone()?);
+                loop {
+                    let (mut head, mut length) = (String::new(), 0);
+                    loop {
+                        let before = head.len();
+                        if from.read_line(&mut head)? == 0 {
+                            return Ok(());
+                        }
+                        let line = head[before..].to_ascii_lowercase();
+                        if let Some(value) = line.strip_prefix("content-length:") {
+                            length = value.trim().parse().unwrap();
+                        }
+                        if line == "\r\n" {
+                            break;
+                        }
+                    }
+                    let mut body = vec![0; length];
+                    from.read_exact(&mut body)?;
+                    if let Some(answer) = refuse(number.fetch_add(1, Ordering::SeqCst), &head) {
+                        client.write_all(answer.as_bytes())?;
+                        continue;
+                    }
+                    let mut server = TcpStream::connect(to)?;
+                    let head = head.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+                    server.write_all(head.as_bytes())?;
+                    server.write_all(&body)?;
+                    std::io::copy(&mut server, &mut client)?;
+                    return Ok(());
+                }
+            });
+        }
+    });
+    addr
+}
+
+const FORBIDDEN: &str = "HTTP/1.1 403 Forbidden\r\ncontent-length: 9\r\n\r\nforbidden";
+const TOO_MANY: &str =
+    "HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
+const BAD_GATEWAY: &str = "HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n";
+
+#[test]
+fn a_push_survives_a_proxy_that_refuses_now_and_then() {
+    let world = world();
+    let id = image(&world.repository, &(1..2500).collect::<Vec<_>>());
+    // each request is refused three times, in three ways, but only one pack in four
+    let refused = Arc::new(AtomicUsize::new(0));
+    let (counted, seen) = (
+        refused.clone(),
+        std::sync::Mutex::new(std::collections::HashMap::new()),
+    );
+    let proxy = refusing_proxy(world.hub.addr(), move |_, head| {
+        let line = head.lines().next()?.to_owned();
+        let last = line.split(' ').nth(1)?.chars().last()?;
+        if line.starts_with("PUT") && !"0123".contains(last) {
+            return None;
+        }
+        let mut seen = seen.lock().unwrap();
+        let tries = seen.entry(line).or_insert(0);
+        *tries += 1;
+        let answer = [FORBIDDEN, TOO_MANY, BAD_GATEWAY].get(*tries - 1).copied();
+        counted.fetch_add(usize::from(answer.is_some()), Ordering::SeqCst);
+        answer
+    });
+    let options = PushOptions {
+        name: Some("a".into()),
+        public: Some(true),
+        ..PushOptions::default()
+    };
+    let url = format!("http://{proxy}");
+    push(
+        &world.repository,
+        &id,
+        &url,
+        Some(&world.ann),
+        &options,
+        &|_| (),
+    )
+    .unwrap();
+    assert!(refused.load(Ordering::SeqCst) > 3);
+    assert_eq!(world.visible(None), 1);
+}
+
+#[test]
+fn a_push_that_a_proxy_refuses_for_good_ends_and_goes_on_later() {
+    let world = world();
+    let id = image(&world.repository, &(1..2500).collect::<Vec<_>>());
+    // some packs pass, then none
+    let passed = AtomicUsize::new(0);
+    let proxy = refusing_proxy(world.hub.addr(), move |_, head| {
+        let pack = head.starts_with("PUT") && passed.fetch_add(1, Ordering::SeqCst) >= 8;
+        pack.then_some(FORBIDDEN)
+    });
+    let options = PushOptions {
+        public: Some(true),
+        connections: 1,
+        ..PushOptions::default()
+    };
+    let url = format!("http://{proxy}");
+    let ended = push(
+        &world.repository,
+        &id,
+        &url,
+        Some(&world.ann),
+        &options,
+        &|_| (),
+    );
+    assert!(
+        matches!(&ended, Err(error @ TransferError::Refused { status: 403, .. }) if error.is_resumable()),
+        "{ended:?}"
+    );
+    let report = world.push(&id, "a", true).unwrap();
+    assert!(
+        report.chunks_sent > 0 && report.chunks_reused > 100,
+        "{report:?}"
+    );
+}

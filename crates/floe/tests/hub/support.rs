@@ -275,6 +275,7 @@ pub fn ask(
 ) -> Answer {
     let agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
+        .max_redirects(0)
         .proxy(None)
         .build()
         .new_agent();

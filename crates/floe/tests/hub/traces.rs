@@ -38,7 +38,10 @@ fn pages() -> Vec<u64> {
 
 /// A hub with ann's image.
 fn with_image(public: bool) -> (World, Hash) {
-    let world = world_with(|options| options.limits.training_quiet = QUIET);
+    let world = world_with(|options| {
+        options.limits.training_quiet = QUIET;
+        options.anonymous_traces = true;
+    });
     let id = image(&world.repository, &pages());
     world.push(&id, "desktop", public).unwrap();
     (world, id)
@@ -76,6 +79,7 @@ impl World {
         self.hub.shutdown();
         let mut options = options(&dir.path().join("hub"));
         options.limits.training_quiet = QUIET;
+        options.anonymous_traces = true;
         World {
             hub: hub::serve(options).unwrap(),
             dir,
@@ -309,4 +313,46 @@ fn a_hub_that_is_stopped_while_traces_come_keeps_whole_ones_and_trains_after() {
         let list = world.get(&format!("/v1/images/{id}/traces"), Some(&world.ann));
         list.json()["models"][0]["current"] == true
     });
+}
+
+#[test]
+fn a_trace_without_a_token_is_taken_only_where_the_operator_wants_it() {
+    let world = world();
+    let id = image(&world.repository, &pages());
+    world.push(&id, "desktop", true).unwrap();
+    let refused = world.send(&id, None, &trace(&id, 0));
+    assert_eq!(
+        (refused.status, refused.code()),
+        (403, "no-anonymous-traces".into())
+    );
+    world.taken(&id, Some(&world.bob), &trace(&id, 0));
+    assert_eq!(world.traces(&id).len(), 1);
+}
+
+#[test]
+fn strangers_do_not_outweigh_the_owner_in_a_model_and_the_list_says_what_counts() {
+    let (world, id) = with_image(true);
+    for seed in 0..8 {
+        world.taken(&id, Some(&world.ann), &trace(&id, seed));
+        world.taken(&id, Some(&world.bob), &trace(&id, 100 + seed));
+        world.taken(&id, None, &trace(&id, 200 + seed));
+    }
+    let kept = world.traces(&id);
+    let weight = |who: Option<&str>| -> (usize, u64) {
+        let of = kept
+            .iter()
+            .filter(|entry| entry["uploader"].as_str() == who);
+        let weights: Vec<u64> = of
+            .map(|entry| entry["weight_percent"].as_u64().unwrap())
+            .collect();
+        (
+            weights.iter().filter(|weight| **weight > 0).count(),
+            weights.iter().sum(),
+        )
+    };
+    assert_eq!(
+        (weight(Some("ann")).0, weight(Some("bob")).0, weight(None).0),
+        (8, 4, 2)
+    );
+    assert!(weight(Some("ann")).1 >= weight(Some("bob")).1 + weight(None).1);
 }

@@ -1,7 +1,7 @@
 //! A node of its own for a test: a state directory, a process that can be killed, and a client.
 
 use floe::{
-    api::{Event, ImportRequest, Outcome, RunRequest, Wait},
+    api::{ClusterInit, ClusterJoin, Event, ImportRequest, Outcome, RunRequest, Wait},
     client::{Client, ClientError, Events},
 };
 pub use rustix::process::Signal;
@@ -45,6 +45,10 @@ pub fn guest(file: &str) -> String {
 pub struct Setup {
     /// Where its page is, if it has one.
     pub web: Option<String>,
+    /// Where it answers the members of its cluster once it is in one.
+    pub member: Option<String>,
+    /// Whether it has a hub in its process, as `floe up` has.
+    pub hub: bool,
     /// What else is in its environment.
     pub env: Vec<(String, String)>,
     /// More arguments.
@@ -60,11 +64,10 @@ impl Setup {
         dead_code,
         reason = "not every file of tests has nodes that speak with each other"
     )]
-    /// A node with a page, through which other nodes of the test can reach it, also after a restart.
+    /// A node that can be put into a [`cluster`].
     pub fn on_the_network() -> Setup {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         Setup {
-            web: Some(free.local_addr().unwrap().to_string()),
+            member: Some(free_address()),
             ..Default::default()
         }
     }
@@ -78,7 +81,43 @@ pub struct TestNode {
 }
 
 /// Token of the pages of tests' nodes.
-const WEB_TOKEN: &str = "0123456789abcdef";
+pub const WEB_TOKEN: &str = "0123456789abcdef";
+
+/// An address of this host that nobody listens on.
+pub fn free_address() -> String {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap().to_string()
+}
+
+#[allow(
+    dead_code,
+    reason = "not every file of tests has nodes that speak with each other"
+)]
+/// Puts nodes into one cluster, as node-0, node-1 ...; the first one is its authority.
+pub fn cluster(nodes: &[&TestNode]) {
+    for (n, node) in nodes.iter().enumerate() {
+        let (name, listen) = (Some(format!("node-{n}")), node.member_address());
+        if n == 0 {
+            let request = ClusterInit {
+                name,
+                listen,
+                ..Default::default()
+            };
+            node.client().cluster_init(&request).unwrap();
+            continue;
+        }
+        let invited = nodes[0].client().cluster_invite(&Default::default());
+        let invited = invited.unwrap();
+        let request = ClusterJoin {
+            url: invited.url,
+            invitation: invited.invitation,
+            name,
+            listen,
+        };
+        let joined = node.client().cluster_join(&request);
+        joined.unwrap_or_else(|error| panic!("{error}\n{}\n{}", node.log(), nodes[0].log()));
+    }
+}
 
 impl TestNode {
     #[allow(
@@ -94,7 +133,7 @@ impl TestNode {
         dead_code,
         reason = "not every file of tests has nodes that speak with each other"
     )]
-    /// The same with a page, through which other nodes of the test can reach it, also after a restart.
+    /// The same of one that can be put into a [`cluster`].
     pub fn on_the_network() -> TestNode {
         TestNode::with(Setup::on_the_network())
     }
@@ -122,19 +161,34 @@ impl TestNode {
     }
 
     #[allow(dead_code, reason = "as above")]
-    /// A node in a network namespace, with a page at an address there. We speak with it through its socket.
+    /// A node in a network namespace, with a page at an address there, that can be put into a [`cluster`]. We speak with it through
+    /// its socket.
     pub fn in_namespace(namespace: &str, web: &str) -> TestNode {
+        let (host, _) = web.rsplit_once(':').unwrap();
         TestNode::with(Setup {
             web: Some(web.into()),
+            member: Some(format!("{host}:7071")),
             namespace: Some(namespace.into()),
             ..Default::default()
         })
     }
 
     #[allow(dead_code, reason = "as above")]
-    /// The address of its page.
+    /// Its address in its cluster.
     pub fn url(&self) -> String {
+        format!("https://{}", self.setup.member.as_deref().unwrap())
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// The address of its page.
+    pub fn page_url(&self) -> String {
         format!("http://{}", self.setup.web.as_deref().unwrap())
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// Where it answers the members of its cluster.
+    pub fn member_address(&self) -> Option<std::net::SocketAddr> {
+        self.setup.member.as_ref().map(|at| at.parse().unwrap())
     }
 
     /// The state directory.
@@ -144,9 +198,11 @@ impl TestNode {
 
     /// Starts the process.
     pub fn start_again(&mut self) {
+        use std::os::unix::fs::OpenOptionsExt;
         let log = fs::File::options()
             .create(true)
             .append(true)
+            .mode(0o600)
             .open(self.home().join("node.log"))
             .unwrap();
         let program = env!("CARGO_BIN_EXE_floe");
@@ -160,7 +216,10 @@ impl TestNode {
             }
         };
         let child = command
-            .arg("node")
+            .args(match self.setup.hub {
+                false => &["node"][..],
+                true => &["up", "--listen", "127.0.0.1:0"],
+            })
             .args(self.setup.web.iter().flat_map(|web| ["--web", web]))
             .args(&self.setup.args)
             .env("FLOE_WEB_TOKEN", WEB_TOKEN)
@@ -394,6 +453,7 @@ pub fn finish(events: Events) -> Outcome {
     events.finish(|_| ()).unwrap()
 }
 
+#[allow(dead_code, reason = "not every file of tests waits for something")]
 /// Waits until something is so.
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;

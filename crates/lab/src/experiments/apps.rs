@@ -4,7 +4,7 @@ use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use anyhow::Context as _;
-use floe::api::{NetworkRequest, RunRequest};
+use floe::api::{HostAccess, NetworkRequest, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -125,6 +125,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             image: "warm".into(),
             name: Some(name.into()),
             network: network.then(NetworkRequest::default),
+            // on the user network it reports to this host
+            allow_host: match network {
+                true => HostAccess::None,
+                false => HostAccess::All,
+            },
             ..RunRequest::default()
         };
         node.run(&request, |_| {})?;

@@ -169,6 +169,8 @@ pub(super) fn fork_to(
 ) -> anyhow::Result<Outcome> {
     let request = ForkRequest {
         clones,
+        // the experiments' hosts are alone on their network
+        insecure: !hosts.is_empty(),
         hosts,
         ..ForkRequest::default()
     };

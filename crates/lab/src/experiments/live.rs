@@ -53,6 +53,9 @@ pub struct NodeArguments {
 pub struct HubArguments {
     dir: PathBuf,
     listen: SocketAddr,
+    /// Seconds after which an upload that nobody goes on with is dropped
+    #[arg(long)]
+    upload_expiry: Option<u64>,
 }
 
 /// Each node has a socket of its own, beside the one that a node of this host may have.
@@ -84,12 +87,34 @@ impl NodeArguments {
 impl HubArguments {
     /// Serves.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let token = floe::hub::create_token(&self.dir, "lab")?;
-        let hub = floe::hub::serve(floe::hub::HubOptions::new(&self.dir, self.listen))?;
+        let token = self.token()?;
+        let mut options = floe::hub::HubOptions::new(&self.dir, self.listen);
+        if let Some(seconds) = self.upload_expiry {
+            options.limits.upload_expiry = Duration::from_secs(seconds);
+        }
+        let hub = floe::hub::serve(options)?;
         println!("ready {token}");
         wait_for_end_of_input()?;
         hub.shutdown();
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl HubArguments {
+    /// The token of an earlier hub in this folder, or a new one.
+    fn token(&self) -> anyhow::Result<String> {
+        let kept = self.dir.join("lab.token");
+        match std::fs::read_to_string(&kept) {
+            Ok(token) if !token.is_empty() => return Ok(token),
+            _ => {}
+        }
+        let token = floe::hub::create_token(&self.dir, "lab")?;
+        // the hub knows it for good, so it is kept for good
+        let mut file = std::fs::File::create(&kept)?;
+        file.write_all(token.as_bytes())?;
+        file.sync_all()?;
+        std::fs::File::open(&self.dir)?.sync_all()?;
+        Ok(token)
     }
 }
 
@@ -101,14 +126,14 @@ fn wait_for_end_of_input() -> anyhow::Result<()> {
 }
 
 /// A process of this program that serves until it is dropped.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     input: Option<ChildStdin>,
 }
 
 impl Server {
     /// Starts it, inside `namespace` if there is one, and returns the rest of its first line.
-    fn start(
+    pub(crate) fn start(
         namespace: Option<&Namespace>,
         arguments: &[&std::ffi::OsStr],
     ) -> anyhow::Result<(Server, String)> {
@@ -395,7 +420,8 @@ pub fn ask_console(socket: &Path, patience: Duration) -> anyhow::Result<Duration
     tell_console(socket, "", patience)
 }
 
-fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Result<Duration> {
+/// The same after a command that must succeed.
+pub fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let mut console = UnixStream::connect(socket)
         .with_context(|| format!("no console at {}", socket.display()))?;

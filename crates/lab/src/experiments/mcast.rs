@@ -12,7 +12,9 @@ use floe::transfer::{PushOptions, push};
 use floe_image::datagram::GroupKey;
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment as Table, chunk_hash};
 use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
-use floe_source::{Directory, FetchOptions, Fetcher, Options, Retry, RetryOptions, Source};
+use floe_source::{
+    Directory, FetchOptions, Fetcher, Options, Purpose, Retry, RetryOptions, Source, Who,
+};
 use floe_store::{Cache, Repository};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -293,7 +295,8 @@ impl Reader {
         let prefetch = |from: usize| {
             let ahead = self.hashes.iter().skip(from).take(AHEAD);
             let items = ahead.map(|hash| (Kind::Chunk, *hash)).collect();
-            self.fetcher.prefetch(&parent.image, items);
+            self.fetcher
+                .prefetch(Who::node(Purpose::Prefetch), &parent.image, items);
         };
         prefetch(0);
         for (number, hash) in self.hashes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The experiments, one file each. Every one drives the real crates and measures its alternative in the same run.
+//! The experiments, one file each ([`hammer`] is a folder). Every one drives the real crates and measures its alternative in the same run.
 //!
 //! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
 //! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
@@ -11,6 +11,10 @@ pub mod disk;
 pub mod emulator;
 pub mod fault;
 pub mod fork;
+pub mod fuzz;
+pub mod hammer;
+pub mod hardware;
+pub mod hub_hostile;
 pub mod import;
 pub mod live;
 pub mod local;
@@ -40,7 +44,7 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All of them, the cheap ones first.
+/// All of them but [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",
@@ -108,6 +112,11 @@ pub const ALL: &[Experiment] = &[
         run: restore::run,
     },
     Experiment {
+        name: "hardware",
+        about: "what room to grow costs: device state, start time and memory, against machines that can't grow",
+        run: hardware::run,
+    },
+    Experiment {
         name: "density",
         about: "memory of each further clone, against QEMU's migration file",
         run: density::run,
@@ -126,6 +135,11 @@ pub const ALL: &[Experiment] = &[
         name: "stream-real",
         about: "a desktop from a hub behind 7.2 Mbit/s and 120 ms: when is it usable, and does the simulator tell the truth?",
         run: stream_real::run,
+    },
+    Experiment {
+        name: "hub-hostile",
+        about: "honest reads and uploads at a hub beside 200 slow and 200 greedy strangers, against the same alone",
+        run: hub_hostile::run,
     },
     Experiment {
         name: "optimize",

@@ -48,6 +48,9 @@ pub struct Report {
     /// Pictures of the figures, as SVG, by name; they are written beside the JSON.
     #[serde(skip)]
     pub plots: BTreeMap<String, String>,
+    /// Broken promises: the command ends with an error if there is one.
+    #[serde(skip)]
+    pub violations: Vec<String>,
 }
 
 impl Report {
@@ -62,6 +65,7 @@ impl Report {
             machine,
             finished_unix_s: 0,
             plots: BTreeMap::new(),
+            violations: Vec::new(),
         }
     }
 
@@ -109,6 +113,13 @@ impl Report {
     pub fn add_mean(&mut self, name: &str, unit: &str, samples: &Samples) -> &mut Figure {
         let mean = samples.values().iter().sum::<f64>() / samples.len() as f64;
         self.put(name, unit, mean, samples.len(), samples.spread())
+    }
+
+    /// A promise that was broken: a remark, and the command's end.
+    pub fn fail(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        self.notes.push(format!("VIOLATION: {text}"));
+        self.violations.push(text);
     }
 
     /// A remark for the reader.

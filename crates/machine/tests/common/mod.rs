@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use floe_image::CHUNK_SIZE;
-use floe_machine::{Boot, Capture, Machine, Programs, Snapshot, Spec, User, accel};
+use floe_machine::{Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Spec, User, accel};
 
 /// How long anything in the guest may take on a loaded host.
 pub const PATIENCE: Duration = Duration::from_secs(100);
@@ -85,32 +85,23 @@ pub fn clone_spec<F>(
     spec
 }
 
-/// What the mount would show as the image: a file of its own for each clone, since QEMU's balloon would punch holes into an
-/// ordinary one.
+/// What the mount would show as the image: files of its own for each clone, since QEMU's balloon would punch holes into
+/// ordinary ones. Memory blocks that were added are beside `ram`, with their numbers behind its name.
 pub fn snapshot<F>(
     capture: &Capture<F>,
     base: Option<&Path>,
     ram: &Path,
     user: Option<User>,
 ) -> Snapshot {
-    use std::os::unix::fs::FileExt;
-    if let Some(base) = base {
-        std::fs::copy(base, ram).unwrap();
-    }
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(ram)
-        .unwrap();
-    file.set_len(capture.ram.size()).unwrap();
-    for (chunk, content) in capture.ram.iter() {
-        file.write_all_at(content, u64::from(chunk) * CHUNK_SIZE as u64)
-            .unwrap();
-    }
-    if let Some(User { uid, gid }) = user {
-        std::os::unix::fs::chown(ram, Some(uid), Some(gid)).unwrap();
-    }
+    write_region(&capture.ram, base, ram, user);
+    let blocks = (1..).zip(&capture.blocks).map(|(number, pages)| {
+        let (base, file) = (
+            base.map(|base| numbered(base, number)),
+            numbered(ram, number),
+        );
+        write_region(pages, base.as_deref(), &file, user);
+        file
+    });
     let vram = capture
         .vram
         .iter()
@@ -118,8 +109,58 @@ pub fn snapshot<F>(
         .collect();
     Snapshot {
         ram: ram.into(),
+        blocks: blocks.collect(),
         device: capture.device.clone(),
         vram,
+    }
+}
+
+fn numbered(ram: &Path, number: usize) -> PathBuf {
+    let mut name = ram.as_os_str().to_owned();
+    name.push(number.to_string());
+    name.into()
+}
+
+/// How a process has a file open, for each descriptor of it.
+pub fn open_modes(pid: u32, path: &Path) -> Vec<i32> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let of_file = fds
+        .flatten()
+        .filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == path));
+    let mode = |fd: std::fs::DirEntry| {
+        let number = fd.file_name();
+        let info = format!("/proc/{pid}/fdinfo/{}", number.to_string_lossy());
+        let info = std::fs::read_to_string(info).unwrap();
+        let flags = info.lines().find_map(|l| l.strip_prefix("flags:")).unwrap();
+        i32::from_str_radix(flags.trim(), 8).unwrap() & libc::O_ACCMODE
+    };
+    of_file.map(mode).collect()
+}
+
+/// The content of a region of memory, over that of the image before where the capture stands on it.
+fn write_region(pages: &Pages, base: Option<&Path>, to: &Path, user: Option<User>) {
+    use std::os::unix::fs::FileExt;
+    if let (Some(base), Rest::Base) = (base, pages.rest()) {
+        std::fs::copy(base, to).unwrap();
+    }
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(to)
+        .unwrap();
+    file.set_len(pages.size()).unwrap();
+    for (chunk, content) in pages.iter() {
+        file.write_all_at(content, u64::from(chunk) * CHUNK_SIZE as u64)
+            .unwrap();
+    }
+    give(to, user);
+}
+
+/// Makes a file the machine's user's.
+pub fn give(path: &Path, user: Option<User>) {
+    if let Some(User { uid, gid }) = user {
+        std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
     }
 }
 

@@ -4,6 +4,8 @@ use super::CHUNK;
 use super::Chain;
 use crate::MountError;
 use floe_image::{CHUNK_SIZE, Hash};
+use std::io;
+use std::path::Path;
 
 /// One disk as it was when it was frozen.
 pub struct FrozenDisk {
@@ -17,7 +19,8 @@ impl FrozenDisk {
         Self { name, size, chain }
     }
 
-    pub(crate) fn last_layer(&self) -> u32 {
+    /// The number of the highest layer that was frozen.
+    pub fn last_layer(&self) -> u32 {
         self.chain.top().number
     }
 
@@ -65,6 +68,22 @@ impl FrozenDisk {
     /// Whether all of a chunk was written: reading it needs nothing of the base.
     pub fn is_whole(&self, chunk: u64) -> bool {
         self.mask(chunk) == super::sectors(chunk, 0, self.size)
+    }
+
+    /// The layer whose file has all of a chunk, at the chunk's own offset; `None` if it is in several, or partly in the base.
+    pub fn layer_of(&self, chunk: u64) -> Option<u32> {
+        let whole = super::sectors(chunk, 0, self.size);
+        match self.chain.owner(chunk, whole) {
+            super::Owner::Layer(at) => Some(self.chain.layers[at].number),
+            super::Owner::Base | super::Owner::Mixed => None,
+        }
+    }
+
+    /// Gives a layer's file another name on the same file system: it stays when the disk drops the layer.
+    pub fn link_layer(&self, number: u32, to: &Path) -> io::Result<()> {
+        let mut layers = self.chain.layers.iter();
+        let layer = layers.find(|layer| layer.number == number);
+        layer.ok_or(io::ErrorKind::NotFound)?.link(to)
     }
 
     /// One chunk as it was.

@@ -1,29 +1,28 @@
 //! One layer of a disk: a sparse file of data and the map of what is in it.
 
-use super::map::{Map, SECTOR};
+use super::CHUNK;
+use super::map::{Map, SECTOR, boot_id};
+use super::storage::Storage;
+use super::unsynced::{Failure, Unsynced};
 use crate::MountError;
-use floe_image::CHUNK_SIZE;
-use parking_lot::Mutex;
-use rustix::fs::FallocateFlags;
+use parking_lot::RwLock;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-const CHUNK: u64 = CHUNK_SIZE as u64;
 
 /// A layer. The top one is written, those below are frozen.
 pub(crate) struct Layer {
     pub number: u32,
     dir: PathBuf,
-    data: File,
+    data: Box<dyn Storage>,
     map: Map,
-    /// Something was written since it was last made durable.
-    unflushed: AtomicBool,
-    /// A flush that finds nothing to do must not end before one that is doing it.
-    flushing: Mutex<()>,
-    /// Its directory entries aren't known to be durable yet.
+    /// What was written to `data` since it was last durable.
+    unsynced: Unsynced,
+    /// Writers share it from the data to its checksum; who compares the two has it alone.
+    writing: RwLock<()>,
+    /// The map's header and the directory entries aren't known to be durable yet.
     new: AtomicBool,
 }
 
@@ -62,13 +61,14 @@ impl Layer {
         data.set_len(disk_bytes).map_err(io)?;
         // The map last: a layer is there when its map is.
         let map = Map::create(&map_path(dir, number), live_dir, disk_bytes)?;
+        let unsynced = Unsynced::new(map.failure_path(), boot_id().map_err(io)?);
         Ok(Self {
             number,
             dir: dir.to_owned(),
-            data,
+            data: Box::new(data),
             map,
-            unflushed: AtomicBool::new(false),
-            flushing: Mutex::new(()),
+            unsynced,
+            writing: RwLock::new(()),
             new: AtomicBool::new(true),
         })
     }
@@ -91,15 +91,24 @@ impl Layer {
         }
         let map = Map::open(&map_path(dir, number), live_dir, disk_bytes)?;
         // What a killed node had written and not flushed is flushed with the next flush.
+        map.marks.something();
+        let unsynced = Unsynced::open(map.failure_path(), boot_id().map_err(io)?);
         Ok(Self {
             number,
             dir: dir.to_owned(),
-            data,
+            data: Box::new(data),
             map,
-            unflushed: AtomicBool::new(true),
-            flushing: Mutex::new(()),
+            unsynced,
+            writing: RwLock::new(()),
             new: AtomicBool::new(true),
         })
+    }
+
+    /// The same layer with other files under it.
+    #[cfg(test)]
+    pub(crate) fn on(mut self, data: Box<dyn Storage>, map: Box<dyn Storage>) -> Self {
+        (self.data, self.map.durable) = (data, map);
+        self
     }
 
     pub(crate) fn mask(&self, chunk: u64) -> u8 {
@@ -112,81 +121,120 @@ impl Layer {
 
     /// Bytes on the local disk.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        self.data.metadata().map_or(0, |m| m.blocks() * 512)
+        self.data.stored_bytes()
     }
 
+    /// Reads. After a sync that failed, what isn't as it was written is an error and never shown.
     pub(crate) fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-        self.data.read_exact_at(out, offset)
+        if !self.unsynced.has_failed() {
+            return self.data.read(out, offset);
+        }
+        let _alone = self.writing.write();
+        let end = offset + out.len() as u64;
+        if !self.unsynced.is_right(offset, end, &*self.data)? {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.data.read(out, offset)
     }
 
     /// Writes whole sectors. The map is set after the data, so nobody sees sectors before they are there.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         debug_assert!(offset.is_multiple_of(SECTOR) && (data.len() as u64).is_multiple_of(SECTOR));
-        self.data.write_all_at(data, offset)?;
+        let _shared = self.writing.read();
+        self.data.write(data, offset)?;
+        self.unsynced.wrote(offset, data);
         self.mark(offset, data.len() as u64);
         Ok(())
     }
 
     /// Makes whole sectors zero: a hole in the data file reads as zeros and takes no space.
     pub(crate) fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.data, punch, offset, len) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeros(offset, len)?,
-            Err(e) => return Err(e.into()),
-        }
+        let _shared = self.writing.read();
+        self.data.punch(offset, len)?;
+        self.unsynced.zeroed(offset, len);
         self.mark(offset, len);
         Ok(())
     }
 
-    fn write_zeros(&self, offset: u64, len: u64) -> io::Result<()> {
-        let zeros = vec![0; 1 << 20];
-        let mut at = 0;
-        while at < len {
-            let n = (len - at).min(zeros.len() as u64);
-            self.data.write_all_at(&zeros[..n as usize], offset + at)?;
-            at += n;
+    /// After the data.
+    fn mark(&self, offset: u64, len: u64) {
+        let end = offset + len;
+        let chunks = offset / CHUNK..end.div_ceil(CHUNK);
+        self.map
+            .mark(chunks.map(|chunk| (chunk, sectors(chunk, offset, end))));
+    }
+
+    /// Makes everything written so far durable; whether there was anything to do. Once it failed it fails until what may have
+    /// been lost was made good.
+    pub(crate) fn flush(&self) -> io::Result<bool> {
+        self.map.marks.flush(|pages| self.make_durable(pages))
+    }
+
+    fn make_durable(&self, pages: &[usize]) -> io::Result<()> {
+        self.make_good()?;
+        let pages = self.map.snapshot(pages);
+        self.unsynced.begin();
+        if let Err(error) = self.data.sync() {
+            self.unsynced.failed(&error);
+            return Err(error);
+        }
+        self.unsynced.succeeded();
+        let new = self.new.load(Ordering::Acquire);
+        self.map.write(&pages, new)?;
+        if new {
+            File::open(&self.dir)?.sync_all()?;
+            self.new.store(false, Ordering::Release);
         }
         Ok(())
     }
 
-    fn mark(&self, offset: u64, len: u64) {
-        self.unflushed.store(true, Ordering::Release);
-        let end = offset + len;
-        for chunk in offset / CHUNK..end.div_ceil(CHUNK) {
-            self.map.set(chunk, sectors(chunk, offset, end));
+    /// After a sync that failed: writes again what reads back right. An error if anything doesn't, or can't be checked.
+    fn make_good(&self) -> io::Result<()> {
+        let Some(failure) = self.unsynced.failure() else {
+            return Ok(());
+        };
+        let mut all = !failure.unknown;
+        self.unsynced.recount();
+        for chunk in self.unsynced.suspects() {
+            // Alone for one chunk at a time: the disk's writers don't wait for all of them.
+            let _alone = self.writing.write();
+            all &= self.unsynced.make_good(chunk, &*self.data)?;
         }
+        if all {
+            return Ok(());
+        }
+        Err(io::Error::from_raw_os_error(libc::EIO))
     }
 
-    /// Makes everything written so far durable; whether there was anything to do.
-    pub(crate) fn flush(&self) -> io::Result<bool> {
-        let _one = self.flushing.lock();
-        if !self.unflushed.swap(false, Ordering::AcqRel) {
-            return Ok(false);
-        }
-        let done = self.map.make_durable(&self.data).and_then(|_| {
-            if self.new.load(Ordering::Acquire) {
-                // The map's header and both files' directory entries.
-                File::open(map_path(&self.dir, self.number))?.sync_all()?;
-                File::open(&self.dir)?.sync_all()?;
-                self.new.store(false, Ordering::Release);
-            }
-            Ok(())
-        });
-        if done.is_err() {
-            self.unflushed.store(true, Ordering::Release);
-        }
-        done.map(|()| true)
+    /// Why flushes fail, if they do.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.unsynced.failure()
+    }
+
+    /// Takes the data as it is.
+    pub(crate) fn accept_losses(&self) {
+        self.unsynced.accept_losses();
+    }
+
+    /// Whether so much was written without a flush that it should be flushed unasked.
+    pub(crate) fn wants_flush(&self) -> bool {
+        self.unsynced.is_half_full()
+    }
+
+    /// Gives the data file another name.
+    pub(crate) fn link(&self, to: &Path) -> io::Result<()> {
+        std::fs::hard_link(data_path(&self.dir, self.number), to)
     }
 
     /// Removes the live map of a layer that is durable.
     pub(crate) fn close(&self) {
         self.map.remove_live();
+        self.unsynced.remove();
     }
 
     /// Removes the files. Who still reads the layer goes on reading it.
     pub(crate) fn remove(&self) {
-        self.map.remove_live();
+        self.close();
         remove_files(&self.dir, self.number);
     }
 }

@@ -1,7 +1,7 @@
 //! Which 512-byte sectors a layer has: one byte a chunk, one bit a sector.
 //!
-//! There are two copies. The *live* map lies in memory that outlives the process (tmpfs) and is set right after the data was
-//! written, so a killed node loses no completed write. The *durable* map lies beside the data and is only written after the
+//! There are two copies. The *live* map is mapped memory that outlives the process (a file on tmpfs, or in the page cache) and
+//! is set right after the data was written, so a killed node loses no completed write. The *durable* map lies beside the data and is only written after the
 //! data was made durable (`fdatasync` of the data, then the map, then `fdatasync` of the map). Bits are only ever set, and a
 //! byte stands for itself, so a map that was torn by a power cut is a mixture of two right ones: nothing is checksummed,
 //! nothing can be half true. What the durable map doesn't have reads as the layer below, as it was before.
@@ -9,14 +9,15 @@
 //! Both files: a header of 4096 bytes (magic, version u32, disk bytes u64, id 16 bytes; the live one's also the host's boot
 //! id), then the bytes of the map. A live map of another boot or another layer is not believed.
 
+use super::marks::Marks;
+use super::storage::Storage;
 use crate::MountError;
 use memmap2::{MmapOptions, MmapRaw};
-use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Bytes of a sector: what a mask's bit stands for.
 pub(crate) const SECTOR: u64 = 512;
@@ -97,16 +98,19 @@ impl MapHeader {
 pub(crate) struct Map {
     live: MmapRaw,
     live_path: PathBuf,
-    durable: File,
+    pub durable: Box<dyn Storage>,
+    header: MapHeader,
     chunks: u64,
-    /// Pages of the map that differ from the durable copy.
-    dirty: Box<[AtomicBool]>,
+    /// Pages of the map that may differ from the durable copy, and whether there is anything to flush.
+    pub marks: Marks,
     /// Chunks of which anything is set.
     present: AtomicU64,
-    writing: Mutex<()>,
 }
 
-fn boot_id() -> io::Result<[u8; 16]> {
+/// Pages of the map as they were at one moment: the first chunk of each, and its bytes.
+pub(crate) type Snapshot = Vec<(u64, Vec<u8>)>;
+
+pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let mut digits = text.bytes().filter_map(|b| char::from(b).to_digit(16));
     let mut id = [0; 16];
@@ -215,14 +219,23 @@ impl Map {
             && MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(wanted);
         if !valid {
             file.set_len(0).map_err(io)?;
-            // All of it is allocated now: a full tmpfs must be an error here, not a SIGBUS later.
+            keep_in_place(&file);
+            // All of it is allocated now: a full tmpfs or disk must be an error here, not a SIGBUS later.
             rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
                 .map_err(|e| io(e.into()))?;
-            if existing {
-                copy(&durable, &file, chunks).map_err(io)?;
+            let earlier = Some(live_path_before(&header.id)).filter(|path| *path != live_path);
+            let earlier = earlier.filter(|_| existing);
+            let left = earlier.as_ref().and_then(|path| open_live(path, &wanted));
+            match &left {
+                Some(left) => copy(left, &file, chunks).map_err(io)?,
+                None if existing => copy(&durable, &file, chunks).map_err(io)?,
+                None => {}
             }
             file.write_all_at(&wanted.encode(LIVE_MAGIC), 0)
                 .map_err(io)?;
+            if let (Some(_), Some(path)) = (left, earlier) {
+                let _ = std::fs::remove_file(path);
+            }
         }
         let live = MmapOptions::new()
             .len(len as usize)
@@ -231,13 +244,11 @@ impl Map {
         let map = Self {
             live,
             live_path: live_path.clone(),
-            durable,
+            durable: Box::new(durable),
+            header,
             chunks,
-            dirty: (0..chunks.div_ceil(PAGE))
-                .map(|_| AtomicBool::new(false))
-                .collect(),
+            marks: Marks::new(chunks.div_ceil(PAGE) as usize),
             present: AtomicU64::new(0),
-            writing: Mutex::new(()),
         };
         if existing {
             map.find_differences().map_err(io)?;
@@ -249,16 +260,15 @@ impl Map {
     fn find_differences(&self) -> io::Result<()> {
         let mut page = vec![0; PAGE as usize];
         let mut present = 0;
-        for (i, dirty) in self.dirty.iter().enumerate() {
-            let first = i as u64 * PAGE;
+        for i in 0..self.chunks.div_ceil(PAGE) {
+            let first = i * PAGE;
             let page = &mut page[..PAGE.min(self.chunks - first) as usize];
-            self.durable
-                .read_exact_at(page, HEADER_BYTES as u64 + first)?;
+            self.durable.read(page, HEADER_BYTES as u64 + first)?;
             for (chunk, durable) in (first..).zip(page.iter()) {
                 let live = self.get(chunk);
                 present += u64::from(live != 0);
                 if live != *durable {
-                    dirty.store(true, Ordering::Relaxed);
+                    self.marks.differs(i as usize);
                 }
             }
         }
@@ -280,19 +290,11 @@ impl Map {
         self.cell(chunk).load(Ordering::Acquire)
     }
 
-    /// Sets the bits of sectors whose data was written.
-    pub(crate) fn set(&self, chunk: u64, sectors: u8) {
-        let cell = self.cell(chunk);
-        let before = cell.load(Ordering::Relaxed);
-        if before & sectors == sectors {
-            return;
-        }
-        let before = cell.fetch_or(sectors, Ordering::Release);
-        if before == 0 {
-            self.present.fetch_add(1, Ordering::Relaxed);
-        }
-        // After the bit: who takes the mark sees the bit, who comes later finds the mark.
-        self.dirty[(chunk / PAGE) as usize].store(true, Ordering::Release);
+    /// Sets the bits of sectors whose data was written, for each chunk; the next flush makes them durable.
+    pub(crate) fn mark(&self, written: impl Iterator<Item = (u64, u8)>) {
+        let cells = written.map(|(chunk, bits)| ((chunk / PAGE) as usize, self.cell(chunk), bits));
+        let new = self.marks.mark(cells);
+        self.present.fetch_add(new as u64, Ordering::Relaxed);
     }
 
     /// Chunks of which anything is set.
@@ -300,46 +302,85 @@ impl Map {
         self.present.load(Ordering::Relaxed)
     }
 
-    /// Makes `data` durable, then what the map said *before that* of it. Returns whether the map had changed.
-    pub(crate) fn make_durable(&self, data: &File) -> io::Result<bool> {
-        let _one = self.writing.lock();
-        let mut pages = Vec::new();
-        for (i, dirty) in self.dirty.iter().enumerate() {
-            if dirty.swap(false, Ordering::AcqRel) {
-                let first = i as u64 * PAGE;
-                let last = (first + PAGE).min(self.chunks);
-                pages.push((
-                    i,
-                    first,
-                    (first..last).map(|c| self.get(c)).collect::<Vec<u8>>(),
-                ));
-            }
-        }
-        let result = data.sync_data().and_then(|()| self.write(&pages));
-        if result.is_err() {
-            for (i, ..) in &pages {
-                self.dirty[*i].store(true, Ordering::Release);
-            }
-        }
-        result.map(|()| !pages.is_empty())
+    /// What the map says of some of its pages now. To be taken before the data is made durable: bits that are set later may be of
+    /// data that isn't.
+    pub(crate) fn snapshot(&self, pages: &[usize]) -> Snapshot {
+        let one = |page: &usize| {
+            let first = *page as u64 * PAGE;
+            let last = (first + PAGE).min(self.chunks);
+            (first, (first..last).map(|chunk| self.get(chunk)).collect())
+        };
+        pages.iter().map(one).collect()
     }
 
-    fn write(&self, pages: &[(usize, u64, Vec<u8>)]) -> io::Result<()> {
-        for (_, first, page) in pages {
-            self.durable
-                .write_all_at(page, HEADER_BYTES as u64 + first)?;
+    /// Makes pages durable whose data is, and the header if it isn't known to be. After a failure it is to be called with the
+    /// same pages again (or newer ones): they are written anew, so that an error of the disk can't be forgotten.
+    pub(crate) fn write(&self, pages: &Snapshot, header: bool) -> io::Result<()> {
+        if header {
+            self.durable.write(&self.header.encode(DURABLE_MAGIC), 0)?;
         }
-        if pages.is_empty() {
-            Ok(())
-        } else {
-            self.durable.sync_data()
+        for (first, page) in pages {
+            self.durable.write(page, HEADER_BYTES as u64 + first)?;
         }
+        if pages.is_empty() && !header {
+            return Ok(());
+        }
+        self.durable.sync()
+    }
+
+    /// Where the layer's failure is recorded, beside the live map.
+    pub(crate) fn failure_path(&self) -> PathBuf {
+        self.live_path.with_extension("unsynced")
     }
 
     /// Removes the live copy: the durable one says the same, or the layer is gone.
     pub(crate) fn remove_live(&self) {
         let _ = std::fs::remove_file(&self.live_path);
     }
+}
+
+/// Where versions before this one kept the live map of every node, whoever ran it.
+fn live_path_before(id: &[u8; 16]) -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    Path::new(&format!("/dev/shm/floe-{uid}")).join(hex(id))
+}
+
+/// A live map, if it is this user's own, whole, and says what is wanted.
+fn open_live(path: &Path, wanted: &MapHeader) -> Option<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path).ok()?;
+    let meta = file.metadata().ok()?;
+    let whole = meta.len() == HEADER_BYTES as u64 + wanted.disk_bytes.div_ceil(4096);
+    let ours = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw();
+    let mut head = [0; HEADER_BYTES];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let right = MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(*wanted);
+    (whole && ours && right).then_some(file)
+}
+
+/// On a file system that writes each change to a new place (btrfs) a full disk would be a SIGBUS at any change. An empty file
+/// can be excepted from that; other file systems know no such flag and need none.
+fn keep_in_place(file: &File) {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    if let Ok(flags) = ioctl_getflags(file) {
+        let _ = ioctl_setflags(file, flags | IFlags::NOCOW);
+    }
+}
+
+/// Removes what earlier boots of the host left in a directory of live maps: nothing believes it any more.
+pub(crate) fn remove_earlier_boots(live_dir: &Path) -> io::Result<()> {
+    let boot = boot_id()?;
+    for entry in std::fs::read_dir(live_dir)? {
+        let path = entry?.path();
+        let mut head = [0; HEADER_BYTES];
+        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0));
+        let header = MapHeader::decode_as(LIVE_MAGIC, &head);
+        if read.is_ok() && header.is_ok_and(|header| header.boot != boot) {
+            std::fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
 }
 
 fn copy(durable: &File, live: &File, chunks: u64) -> io::Result<()> {
@@ -365,7 +406,7 @@ mod tests {
         let (path, live) = (dir.path().join("map"), dir.path().join("live"));
         std::fs::create_dir(&live).unwrap();
         let map = Map::create(&path, &live, 1 << 20).unwrap();
-        map.set(3, 0xF0);
+        map.mark([(3, 0xF0)].into_iter());
         let live_path = map.live_path.clone();
         drop(map);
         assert_eq!(Map::open(&path, &live, 1 << 20).unwrap().get(3), 0xF0);
@@ -373,6 +414,36 @@ mod tests {
         file.write_all_at(&[0xAA; 16], 36).unwrap();
         let map = Map::open(&path, &live, 1 << 20).unwrap();
         assert_eq!((map.get(3), map.present()), (0, 0));
+    }
+
+    #[test]
+    fn a_live_map_where_earlier_versions_kept_it_is_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, live) = (dir.path().join("map"), dir.path().join("live"));
+        let before = live_path_before(&[0; 16]).parent().unwrap().to_owned();
+        std::fs::create_dir(&live).unwrap();
+        floe_store::private::make_dirs(&before).unwrap();
+        let map = Map::create(&path, &before, 1 << 20).unwrap();
+        map.mark([(3, 0xF0)].into_iter());
+        let old = map.live_path.clone();
+        drop(map);
+        let map = Map::open(&path, &live, 1 << 20).unwrap();
+        assert_eq!(map.get(3), 0xF0);
+        assert!(map.live_path.starts_with(&live) && !old.exists());
+    }
+
+    #[test]
+    fn what_an_earlier_boot_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, live) = (dir.path().join("map"), dir.path().join("live"));
+        std::fs::create_dir(&live).unwrap();
+        let map = Map::create(&path, &live, 1 << 20).unwrap();
+        remove_earlier_boots(&live).unwrap();
+        assert!(map.live_path.exists(), "this boot's stays");
+        let file = OpenOptions::new().write(true).open(&map.live_path).unwrap();
+        file.write_all_at(&[0xAA; 16], 36).unwrap();
+        remove_earlier_boots(&live).unwrap();
+        assert!(!map.live_path.exists());
     }
 
     #[test]

@@ -9,25 +9,41 @@
 //! is to make the files of the next one, and a power cut that loses them loses nothing that was flushed. A whole chunk that
 //! is written never needs the base; of a part only its sectors are recorded, and reading merges.
 
+#[cfg(test)]
+mod failing_disk;
 mod frozen;
+#[cfg(test)]
+mod interleavings;
 mod layer;
 mod map;
+mod marks;
 #[cfg(test)]
 mod power_loss;
+mod storage;
+mod unsynced;
+
+/// What `marks` takes its atomics from.
+mod sync {
+    pub(super) use std::sync::Mutex;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+}
 
 pub use frozen::FrozenDisk;
 
 use crate::MountError;
 use crate::image::{Image, Reading};
 use floe_image::{CHUNK_SIZE, Hash};
+use floe_store::{Durability, private};
 use layer::{Layer, map_path, remove_files, sectors};
+pub(crate) use map::remove_earlier_boots;
 use map::{DISK_BYTES_MAX, MapHeader, SECTOR};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+pub(crate) use unsynced::Failure;
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
 /// Most layers of a disk: each read looks through all of them.
@@ -82,15 +98,10 @@ impl BaseRecord {
     }
 
     fn write(&self, dir: &Path) -> Result<(), MountError> {
-        let (path, new) = (dir.join("base.json"), dir.join("base.json.new"));
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            file.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            File::open(dir)?.sync_all()
-        };
-        write().map_err(MountError::io("write", &path))
+        let path = dir.join("base.json");
+        let bytes = serde_json::to_vec(self).expect("a record has only strings and numbers");
+        floe_store::replace_file(&path, &bytes, 0o600, Durability::Durable)
+            .map_err(MountError::io("write", &path))
     }
 
     pub(crate) fn image(&self) -> Option<Hash> {
@@ -277,7 +288,7 @@ impl Disk {
                 "{size} bytes are no size of a disk; give a multiple of 512, at most {DISK_BYTES_MAX}"
             )));
         }
-        std::fs::create_dir_all(dir).map_err(MountError::io("make", dir))?;
+        private::make_dirs(dir).map_err(MountError::io("make", dir))?;
         let (record, base) = match BaseRecord::read(dir)? {
             Some(record) => {
                 let base =
@@ -406,6 +417,21 @@ impl Disk {
         Ok(any)
     }
 
+    /// Why flushes fail, if they do: the first of the layers that has failed.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.chain().layers.iter().find_map(|layer| layer.failure())
+    }
+
+    /// Forgets failures: see [`crate::MachineHandle::accept_losses`].
+    pub(crate) fn accept_losses(&self) {
+        self.chain().layers.iter().for_each(|l| l.accept_losses());
+    }
+
+    /// Whether so much was written without a flush that it should be flushed unasked.
+    pub(crate) fn wants_flush(&self) -> bool {
+        self.chain.read().top().wants_flush()
+    }
+
     /// Puts a new layer on top.
     pub(crate) fn freeze(&self) -> Result<FrozenDisk, MountError> {
         let _one = self.changing.lock();
@@ -428,6 +454,16 @@ impl Disk {
         chain.layers.push(new);
         drop(chain);
         Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
+    }
+
+    /// What an earlier freeze left, by the number of its highest layer; `None` if there is nothing of it any more.
+    pub(crate) fn frozen(&self, last_layer: u32) -> Option<FrozenDisk> {
+        let mut chain = self.chain();
+        if chain.top().number <= last_layer {
+            return None;
+        }
+        chain.layers.retain(|layer| layer.number <= last_layer);
+        (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), self.size, chain))
     }
 
     /// How many layers there are.

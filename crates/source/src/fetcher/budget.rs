@@ -1,6 +1,6 @@
 //! How much to prefetch at once over a link: enough to keep it full, little enough that a demand soon has it to itself.
 
-use super::queue::Budget;
+use super::item::Budget;
 use crate::LinkEstimate;
 
 /// How long one batch may take: what a demand that arrives behind it waits at worst.

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use floe_image::{Hash, Kind};
+use floe_sched::Who;
 use floe_store::{Cache, StoreError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::budget::budget;
-use super::queue::{Batch, Budget, Calls, Next, Queue};
+use super::item::{Batch, Budget, Calls, Next, Wanted};
+use super::queue::{Added, Queue};
 use super::{Done, Each, FetchOptions, FetchStats};
 use crate::{Purpose, Request, Source, SourceError};
 
@@ -86,53 +88,77 @@ impl Engine {
         }
     }
 
-    pub fn demand(self: &Arc<Self>, image: &Hash, kind: Kind, hash: &Hash, done: Done) {
-        let Some(done) = self.answer_from_cache(kind, hash, done) else {
+    pub fn demand(self: &Arc<Self>, wanted: Wanted, done: Done) {
+        let Some(done) = self.answer_from_cache(wanted.kind, &wanted.hash, done) else {
             return;
         };
-        let until = self.options.until();
+        let what = || crate::packed::item_name(&(wanted.kind, wanted.hash));
+        let now = Instant::now();
+        let until = self.options.demand_deadline.map(|limit| now + limit);
         let mut state = self.state.lock();
         if state.stopped {
             drop(state);
-            return done(Err(SourceError::Stopped {
-                what: crate::packed::item_name(&(kind, *hash)),
-            }));
+            return done(Err(SourceError::Stopped { what: what() }));
         }
-        if state.queue.add_demand(image, kind, hash, until, done) {
-            self.counts.joined.fetch_add(1, Relaxed);
+        match state.queue.add_demand(now, wanted, until, done) {
+            Added::Queued => {}
+            Added::Joined => {
+                self.counts.joined.fetch_add(1, Relaxed);
+            }
+            Added::Full(done) => {
+                drop(state);
+                return done(Err(SourceError::Local {
+                    what: what(),
+                    reason: "too many requests are waiting for chunks already".into(),
+                }));
+            }
         }
         self.staff_demand(&mut state);
     }
 
-    pub fn demand_here(self: &Arc<Self>, image: &Hash, kind: Kind, hash: &Hash, done: Done) {
+    pub fn demand_here(self: &Arc<Self>, wanted: Wanted, done: Done) {
         let Some(_place) = self.place_here() else {
-            return self.demand(image, kind, hash, done);
+            return self.demand(wanted, done);
         };
-        let Some(done) = self.answer_from_cache(kind, hash, done) else {
+        let Some(done) = self.answer_from_cache(wanted.kind, &wanted.hash, done) else {
             return;
         };
         let mut state = self.state.lock();
-        if state.stopped || state.queue.knows(hash) {
+        if state.stopped || state.queue.knows(&wanted.hash) {
             drop(state);
-            return self.demand(image, kind, hash, done);
+            return self.demand(wanted, done);
         }
-        let batch = state
-            .queue
-            .add_flying(image, kind, hash, self.options.until(), done);
+        let batch = state.queue.add_flying(wanted, self.options.until(), done);
         drop(state);
         let limit = HERE_TIMEOUT.min(self.options.attempt_timeout);
         self.read(&batch, Purpose::Demand, limit, true);
     }
 
-    pub fn prefetch(self: &Arc<Self>, image: &Hash, items: &[(Kind, Hash)], each: Option<&Each>) {
+    pub fn prefetch(
+        self: &Arc<Self>,
+        who: Who,
+        image: &Hash,
+        items: &[(Kind, Hash)],
+        each: Option<&Each>,
+    ) {
+        let mut refused = Vec::new();
         let (here, wanted): (Vec<_>, Vec<_>) = items
             .iter()
             .partition(|(kind, hash)| hash.is_zero() || self.cache.contains(*kind, hash));
         if !wanted.is_empty() {
             let mut state = self.state.lock();
             if !state.stopped {
-                for (kind, hash) in &wanted {
-                    state.queue.add_prefetch(image, *kind, hash, each);
+                for &(kind, hash) in &wanted {
+                    let image = *image;
+                    let wanted = Wanted {
+                        who,
+                        image,
+                        kind,
+                        hash,
+                    };
+                    if !state.queue.add_prefetch(wanted, each) {
+                        refused.push((kind, hash));
+                    }
                 }
                 // All at once: a batch comes for each as soon as the link's budget allows it.
                 while state.prefetch.all < self.options.prefetch_threads.max(1)
@@ -146,6 +172,10 @@ impl Engine {
         if let Some(each) = each {
             here.iter()
                 .for_each(|(kind, hash)| each(*kind, hash, Ok(())));
+            for (kind, hash) in &refused {
+                let what = crate::packed::item_name(&(*kind, *hash));
+                each(*kind, hash, Err(&SourceError::Stopped { what }));
+            }
         }
     }
 
@@ -303,7 +333,11 @@ impl Engine {
     /// there is no pause: that attempt was a short one.
     fn read(self: &Arc<Self>, batch: &Batch, purpose: Purpose, deadline: Duration, here: bool) {
         self.counts.reads.fetch_add(1, Relaxed);
-        let request = Request { purpose, deadline };
+        let who = Who {
+            purpose,
+            ..batch.who
+        };
+        let request = Request { who, deadline };
         // A source or a callback that panics must not leave others waiting for ever.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             self.source.read(

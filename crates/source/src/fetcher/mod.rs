@@ -1,10 +1,11 @@
 //! Bringing chunks and segments into the node's cache: demand first, each hash once, until they are there.
 //!
-//! `queue` knows what is wanted by whom, `budget` how much prefetch a link bears; neither does I/O. `engine` is the threads
+//! `queue` knows what is wanted by whom (each `item`), `budget` how much prefetch a link bears; neither does I/O. `engine` is the threads
 //! that ask them what to do and do it.
 
 mod budget;
 mod engine;
+mod item;
 mod queue;
 
 use std::sync::Arc;
@@ -12,13 +13,15 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use floe_image::{Hash, Kind};
+use floe_sched::{Purpose, Who};
 use floe_store::Cache;
 
 use crate::{LinkEstimate, Source, SourceError};
 use engine::Engine;
+use item::Wanted;
 
 pub use budget::budget;
-pub use queue::Budget;
+pub use item::Budget;
 
 /// How a [`Fetcher`] works. The defaults suit a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,14 +106,23 @@ impl Fetcher {
     /// Get an item that a guest waits for; never blocks. It overtakes all prefetch: if it is queued there it is taken
     /// out, if it is on its way it is waited for. Errors that may pass are retried with backoff until
     /// [`FetchOptions::demand_deadline`]; missing and denied items fail at once. What is cached is answered on this thread.
+    /// `who` is whose demand it is; it goes along to the source.
     pub fn demand(
         &self,
+        who: Who,
         image: &Hash,
         kind: Kind,
         hash: &Hash,
         done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
     ) {
-        self.engine.demand(image, kind, hash, Box::new(done));
+        let (image, hash) = (*image, *hash);
+        let wanted = Wanted {
+            who,
+            image,
+            kind,
+            hash,
+        };
+        self.engine.demand(wanted, Box::new(done));
     }
 
     /// As [`Fetcher::demand`], but where the link is fast (or still unknown) and fewer than [`FetchOptions::here_max`]
@@ -118,15 +130,23 @@ impl Fetcher {
     /// most; a failed attempt goes to the fetcher's threads. `done` may run on this thread before it returns.
     pub fn demand_here(
         &self,
+        who: Who,
         image: &Hash,
         kind: Kind,
         hash: &Hash,
         done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
     ) {
-        self.engine.demand_here(image, kind, hash, Box::new(done));
+        let (image, hash) = (*image, *hash);
+        let wanted = Wanted {
+            who,
+            image,
+            kind,
+            hash,
+        };
+        self.engine.demand_here(wanted, Box::new(done));
     }
 
-    /// Get an item and wait for it, as long as [`FetchOptions::demand_deadline`] says.
+    /// Get an item for the node itself and wait for it, as long as [`FetchOptions::demand_deadline`] says.
     pub fn demand_wait(
         &self,
         image: &Hash,
@@ -134,7 +154,8 @@ impl Fetcher {
         hash: &Hash,
     ) -> Result<Vec<u8>, SourceError> {
         let (tell, told) = mpsc::sync_channel(1);
-        self.demand_here(image, kind, hash, move |outcome| {
+        let who = Who::node(Purpose::Demand);
+        self.demand_here(who, image, kind, hash, move |outcome| {
             // The receiver waits below for exactly this.
             let _ = tell.send(outcome.map(<[u8]>::to_vec));
         });
@@ -146,14 +167,14 @@ impl Fetcher {
     }
 
     /// Get items ahead of need, in this order, as the link allows. What is cached or on its way is skipped.
-    pub fn prefetch(&self, image: &Hash, items: Vec<(Kind, Hash)>) {
-        self.engine.prefetch(image, &items, None);
+    pub fn prefetch(&self, who: Who, image: &Hash, items: Vec<(Kind, Hash)>) {
+        self.engine.prefetch(who, image, &items, None);
     }
 
     /// As [`Fetcher::prefetch`], and tell `each` what became of every item: on this thread for what is cached, later
     /// and on another for the rest.
-    pub fn prefetch_with(&self, image: &Hash, items: Vec<(Kind, Hash)>, each: Each) {
-        self.engine.prefetch(image, &items, Some(&each));
+    pub fn prefetch_with(&self, who: Who, image: &Hash, items: Vec<(Kind, Hash)>, each: Each) {
+        self.engine.prefetch(who, image, &items, Some(&each));
     }
 
     /// Forget the queued prefetch of an image; what is on its way still comes. Those who were to be told get

@@ -1,13 +1,16 @@
 //! What is wanted and by whom: a state machine without I/O, threads or a clock.
 //!
-//! Each wanted hash is one [`Item`] in one of three states: queued for demand, queued for prefetch, or flying. Whoever wants it
-//! joins the item. The two queues hold hashes; an entry whose item has moved on meanwhile is skipped when it comes up.
+//! Each wanted hash is one [`Item`] in one of four states: ready for demand, waiting to be tried again, queued for prefetch, or
+//! flying. Whoever wants it joins the item. In which order demands are read is a [`Policy`]'s to say. Queues hold hashes; an
+//! entry whose item has moved on meanwhile is skipped when it comes up.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use floe_image::{Hash, Kind};
+use floe_image::Hash;
+use floe_sched::{Fifo, Full, Policy, Who};
 
+use super::item::{Batch, Budget, Calls, Counts, Item, Landed, Next, State, Waiter, Wanted};
 use super::{Done, Each};
 use crate::packed::item_name;
 use crate::wrap::retry::pause;
@@ -15,6 +18,13 @@ use crate::{RetryOptions, SourceError};
 
 /// Most items in one demand read: with more waiting than threads, they share requests.
 const DEMAND_BATCH_MAX: usize = 64;
+
+/// Most demands that are queued. The kernel bounds a mount's requests far below this; what comes on top is told to come
+/// again.
+const DEMAND_ITEMS_MAX: usize = 1 << 20;
+
+/// Most items that are queued for prefetch, some 200 bytes each; what comes on top is given up at once.
+const PREFETCH_ITEMS_MAX: u64 = 1 << 20;
 
 /// Most items in one prefetch read.
 const PREFETCH_BATCH_MAX: usize = 1024;
@@ -30,118 +40,53 @@ const RETRY: RetryOptions = RetryOptions {
     longest_pause: Duration::from_secs(2),
 };
 
-/// Items that a thread is to read from one image.
-pub(super) struct Batch {
-    /// Tells this read's items from those that were asked for again meanwhile.
-    pub flight: u64,
-    pub image: Hash,
-    pub wants: Vec<(Kind, Hash)>,
-}
+/// When something that was missing or refused is asked for once more.
+const ONCE_MORE_AFTER: Duration = Duration::from_millis(500);
 
-/// What a thread should do now.
-pub(super) enum Next {
-    Read(Batch),
-    /// Nothing before this time, or before something is added.
-    Wait(Option<Instant>),
-}
-
-/// Calls to make once the lock is released: that somebody's item came or did not.
-#[derive(Default)]
-pub(super) struct Calls {
-    pub done: Vec<(Done, SourceError)>,
-    pub each: Vec<(Each, Kind, Hash, SourceError)>,
-}
-
-impl Calls {
-    pub fn is_empty(&self) -> bool {
-        self.done.is_empty() && self.each.is_empty()
-    }
-
-    pub fn make(self) {
-        for (done, error) in self.done {
-            done(Err(error));
-        }
-        for (each, kind, hash, error) in self.each {
-            each(kind, &hash, Err(&error));
-        }
-    }
-}
-
-/// Those who get an item that has come.
-#[derive(Default)]
-pub(super) struct Landed {
-    pub done: Vec<Done>,
-    pub each: Vec<Each>,
-    /// Whether it had been asked for at all.
-    pub wanted: bool,
-}
-
-/// Somebody's demand.
-struct Waiter {
-    image: Hash,
-    until: Option<Instant>,
-    done: Done,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Demand,
-    Prefetch,
-    /// In the batch of this number.
-    Flying(u64),
-}
-
-struct Item {
-    kind: Kind,
-    /// The image through which it is read next.
-    image: Hash,
-    state: State,
-    waiters: Vec<Waiter>,
-    listeners: Vec<(Hash, Each)>,
-    failures: u32,
-    not_before: Option<Instant>,
-    last_error: Option<SourceError>,
-    /// Its share of the prefetch bytes in flight.
-    charge: u64,
-}
-
-impl Item {
-    fn new(kind: Kind, image: Hash, state: State) -> Item {
-        let (waiters, listeners) = (Vec::new(), Vec::new());
-        Item {
-            kind,
-            image,
-            state,
-            waiters,
-            listeners,
-            failures: 0,
-            not_before: None,
-            last_error: None,
-            charge: 0,
-        }
-    }
-}
-
-/// How much prefetch may be under way, in raw bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    /// In one request.
-    pub batch: u64,
-    /// In all requests together.
-    pub in_flight: u64,
+/// What became of a demand that was added.
+pub(super) enum Added {
+    /// It is queued.
+    Queued,
+    /// Somebody wanted it already.
+    Joined,
+    /// There is no room; here is what was to be called.
+    Full(Done),
 }
 
 /// All that is wanted and not yet here.
-#[derive(Default)]
 pub(super) struct Queue {
     items: HashMap<Hash, Item>,
-    demand: VecDeque<Hash>,
+    demand: Box<dyn Policy<Hash>>,
+    /// Demands that are tried again later, by time.
+    later: BTreeSet<(Instant, Hash)>,
+    /// When somebody's patience with a demand ends.
+    deadlines: BTreeSet<(Instant, Hash)>,
+    /// The zero of the policy's time.
+    began: Option<Instant>,
     prefetch: VecDeque<Hash>,
     prefetch_not_before: Option<Instant>,
     in_flight: u64,
     waiting: u64,
-    prefetch_queued: u64,
+    counts: Counts,
     flights: u64,
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue {
+            items: HashMap::new(),
+            demand: Box::new(Fifo::new(DEMAND_ITEMS_MAX)),
+            later: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            began: None,
+            prefetch: VecDeque::new(),
+            prefetch_not_before: None,
+            in_flight: 0,
+            waiting: 0,
+            counts: Counts::default(),
+            flights: 0,
+        }
+    }
 }
 
 impl Queue {
@@ -157,7 +102,7 @@ impl Queue {
 
     /// Items queued for prefetch.
     pub fn prefetch_queued(&self) -> u64 {
-        self.prefetch_queued
+        self.counts.prefetch
     }
 
     /// Raw bytes of prefetch in flight.
@@ -165,106 +110,123 @@ impl Queue {
         self.in_flight
     }
 
-    /// Entries in the demand queue; some may be stale.
+    /// Demands that no thread is reading.
     pub fn demand_len(&self) -> usize {
-        self.demand.len()
+        self.counts.ready + self.later.len()
     }
 
-    /// A guest wants `hash`. True if it was on its way to the queue or the host already.
+    /// `now` as the policy counts time.
+    fn microseconds(&mut self, now: Instant) -> u64 {
+        let began = *self.began.get_or_insert(now);
+        now.saturating_duration_since(began).as_micros() as u64
+    }
+
+    /// Somebody waits for an item, until `until` at the longest.
     pub fn add_demand(
         &mut self,
-        image: &Hash,
-        kind: Kind,
-        hash: &Hash,
+        now: Instant,
+        wanted: Wanted,
         until: Option<Instant>,
         done: Done,
-    ) -> bool {
-        let waiter = Waiter {
-            image: *image,
-            until,
-            done,
-        };
-        self.waiting += 1;
-        let known = self.items.contains_key(hash);
-        let item = self
-            .items
-            .entry(*hash)
-            .or_insert_with(|| Item::new(kind, *image, State::Demand));
-        item.waiters.push(waiter);
-        if !known {
-            self.demand.push_back(*hash);
-        } else if item.state == State::Prefetch {
-            item.state = State::Demand;
-            item.not_before = None;
-            self.prefetch_queued -= 1;
-            self.demand.push_back(*hash);
+    ) -> Added {
+        let Wanted { who, hash, .. } = wanted;
+        let known = self.items.get(&hash).map(|item| item.state);
+        let queue = known.is_none_or(|state| state == State::Prefetch);
+        if queue {
+            let now_us = self.microseconds(now);
+            let bytes = wanted.kind.raw_size() as u64;
+            if let Err(Full(_)) = self.demand.submit(now_us, who, bytes, hash) {
+                return Added::Full(done);
+            }
         }
-        known
+        let item = self.items.entry(hash).or_insert_with(|| {
+            self.counts.enter(State::Demand);
+            Item::new(&wanted, State::Demand)
+        });
+        if known.is_some() && queue {
+            item.who = who;
+            self.counts.change(item, State::Demand);
+        }
+        self.wait(wanted, until, done);
+        match known {
+            Some(_) => Added::Joined,
+            None => Added::Queued,
+        }
     }
 
-    /// As [`Queue::add_demand`] for an unknown item that the caller is going to read at once.
-    pub fn add_flying(
-        &mut self,
-        image: &Hash,
-        kind: Kind,
-        hash: &Hash,
-        until: Option<Instant>,
-        done: Done,
-    ) -> Batch {
-        self.waiting += 1;
-        self.flights += 1;
-        let mut item = Item::new(kind, *image, State::Flying(self.flights));
+    /// Enters somebody who waits for an item that is known.
+    fn wait(&mut self, wanted: Wanted, until: Option<Instant>, done: Done) {
+        let Some(item) = self.items.get_mut(&wanted.hash) else {
+            return;
+        };
         item.waiters.push(Waiter {
-            image: *image,
+            image: wanted.image,
             until,
             done,
         });
-        self.items.insert(*hash, item);
-        Batch {
-            flight: self.flights,
-            image: *image,
-            wants: vec![(kind, *hash)],
+        self.waiting += 1;
+        if let Some(until) = until {
+            self.deadlines.insert((until, wanted.hash));
         }
     }
 
-    /// Get `hash` ahead of need.
-    pub fn add_prefetch(&mut self, image: &Hash, kind: Kind, hash: &Hash, each: Option<&Each>) {
-        let known = self.items.contains_key(hash);
-        let item = self
-            .items
-            .entry(*hash)
-            .or_insert_with(|| Item::new(kind, *image, State::Prefetch));
+    /// As [`Queue::add_demand`] for an unknown item that the caller is going to read at once.
+    pub fn add_flying(&mut self, wanted: Wanted, until: Option<Instant>, done: Done) -> Batch {
+        self.flights += 1;
+        let item = Item::new(&wanted, State::Flying(self.flights));
+        self.items.insert(wanted.hash, item);
+        self.wait(wanted, until, done);
+        Batch {
+            flight: self.flights,
+            who: wanted.who,
+            image: wanted.image,
+            wants: vec![(wanted.kind, wanted.hash)],
+        }
+    }
+
+    /// Get an item ahead of need. False if there is no room for it.
+    pub fn add_prefetch(&mut self, wanted: Wanted, each: Option<&Each>) -> bool {
+        let known = self.items.contains_key(&wanted.hash);
+        if !known && self.counts.prefetch >= PREFETCH_ITEMS_MAX {
+            return false;
+        }
+        let item = self.items.entry(wanted.hash).or_insert_with(|| {
+            self.counts.enter(State::Prefetch);
+            Item::new(&wanted, State::Prefetch)
+        });
         if let Some(each) = each {
-            item.listeners.push((*image, each.clone()));
+            item.listeners.push((wanted.image, each.clone()));
         }
         if !known {
-            self.prefetch.push_back(*hash);
-            self.prefetch_queued += 1;
+            self.prefetch.push_back(wanted.hash);
         }
+        true
     }
 
     /// What a demand thread should do; `free` threads, this one included, share what waits. `calls` gets those whose
     /// time is over.
     pub fn next_demand(&mut self, now: Instant, free: usize, calls: &mut Calls) -> Next {
-        let mut wake: Option<Instant> = None;
-        let flight = self.flights + 1;
-        let mut batch: Option<Batch> = None;
+        self.expire(now, calls);
+        self.try_again(now);
+        let now_us = self.microseconds(now);
         let limit = self
-            .demand
-            .len()
+            .counts
+            .ready
             .div_ceil(free.max(1))
             .clamp(1, DEMAND_BATCH_MAX);
-        for _ in 0..self.demand.len() {
-            if batch
-                .as_ref()
-                .is_some_and(|batch| batch.wants.len() >= limit)
-            {
-                break;
-            }
-            let Some(hash) = self.demand.pop_front() else {
+        let flight = self.flights + 1;
+        let mut batch: Option<Batch> = None;
+        while batch.as_ref().is_none_or(|batch| batch.wants.len() < limit) {
+            let image = batch.as_ref().map(|batch| batch.image);
+            // What is no demand any more comes out too, to be dropped.
+            let items = &self.items;
+            let mut fits = |_: &Who, hash: &Hash| {
+                let item = items.get(hash).filter(|item| item.state == State::Demand);
+                item.is_none_or(|item| image.is_none_or(|image| image == item.image))
+            };
+            let Some((_, hash)) = self.demand.next(now_us, &mut fits) else {
                 break;
             };
-            self.expire(&hash, now, calls);
             let Some(item) = self
                 .items
                 .get_mut(&hash)
@@ -272,40 +234,75 @@ impl Queue {
             else {
                 continue;
             };
-            let due = item.not_before.is_none_or(|at| at <= now);
-            let fits = batch.as_ref().is_none_or(|batch| batch.image == item.image);
-            if due && fits {
-                item.state = State::Flying(flight);
-                let image = item.image;
-                batch
-                    .get_or_insert_with(|| Batch {
-                        flight,
-                        image,
-                        wants: Vec::new(),
-                    })
-                    .wants
-                    .push((item.kind, hash));
-                continue;
-            }
-            let next = item
-                .waiters
-                .iter()
-                .filter_map(|w| w.until)
-                .chain(item.not_before)
-                .min();
-            wake = [wake, if due { Some(now) } else { next }]
-                .into_iter()
-                .flatten()
-                .min();
-            self.demand.push_back(hash);
+            self.counts.change(item, State::Flying(flight));
+            let (image, who) = (item.image, item.who);
+            batch
+                .get_or_insert_with(|| Batch {
+                    flight,
+                    who,
+                    image,
+                    wants: Vec::new(),
+                })
+                .wants
+                .push((item.kind, hash));
         }
         match batch {
             Some(batch) => {
                 self.flights = flight;
                 Next::Read(batch)
             }
-            None => Next::Wait(wake),
+            None => Next::Wait(self.wake()),
         }
+    }
+
+    /// When there may be something to do for demand without anybody's doing.
+    fn wake(&self) -> Option<Instant> {
+        let policy = self.demand.wake_us().zip(self.began);
+        let policy = policy.map(|(us, began)| began + Duration::from_micros(us));
+        let later = self.later.first().map(|(at, _)| *at);
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        [policy, later, deadline].into_iter().flatten().min()
+    }
+
+    /// Hands to the policy what is to be tried again now.
+    fn try_again(&mut self, now: Instant) {
+        let now_us = self.microseconds(now);
+        while let Some((at, hash)) = self.later.first().copied() {
+            if at > now {
+                return;
+            }
+            self.later.pop_first();
+            let Some(item) = self
+                .items
+                .get_mut(&hash)
+                .filter(|item| item.state == State::Later(at))
+            else {
+                continue;
+            };
+            let bytes = item.kind.raw_size() as u64;
+            match self.demand.submit(now_us, item.who, bytes, hash) {
+                Ok(()) => self.counts.change(item, State::Demand),
+                Err(Full(_)) => {
+                    let at = now + RETRY.longest_pause;
+                    self.counts.change(item, State::Later(at));
+                    self.later.insert((at, hash));
+                }
+            }
+        }
+    }
+
+    /// Queues an item for demand again, at once or at a time of its own.
+    fn demand_again(&mut self, now: Instant, hash: &Hash, at: Option<Instant>) {
+        let Some(item) = self.items.get_mut(hash) else {
+            return;
+        };
+        // Deadlines that passed while it was being read count from now on.
+        let deadlines = item.waiters.iter().filter_map(|waiter| waiter.until);
+        self.deadlines.extend(deadlines.map(|until| (until, *hash)));
+        let at = at.unwrap_or(now);
+        self.counts.change(item, State::Later(at));
+        self.later.insert((at, *hash));
+        self.try_again(now);
     }
 
     /// What a prefetch thread should do.
@@ -317,11 +314,8 @@ impl Queue {
             self.prefetch_not_before = None;
         }
         // A demand that no thread has taken yet goes first.
-        let overtaken = self.demand.iter().any(|hash| {
-            self.items.get(hash).is_some_and(|i| {
-                i.state == State::Demand && i.not_before.is_none_or(|at| at <= now)
-            })
-        });
+        let due = self.later.first().is_some_and(|(at, _)| *at <= now);
+        let overtaken = self.counts.ready > 0 || due;
         let room = budget.in_flight.saturating_sub(self.in_flight);
         if overtaken || (self.in_flight > 0 && room < budget.batch.min(budget.in_flight)) {
             return Next::Wait(None);
@@ -348,14 +342,14 @@ impl Queue {
                 break;
             }
             self.prefetch.pop_front();
-            self.prefetch_queued -= 1;
-            item.state = State::Flying(flight);
+            self.counts.change(item, State::Flying(flight));
             item.charge = size;
             bytes += size;
-            let image = item.image;
+            let (image, who) = (item.image, item.who);
             batch
                 .get_or_insert_with(|| Batch {
                     flight,
+                    who,
                     image,
                     wants: Vec::new(),
                 })
@@ -382,7 +376,7 @@ impl Queue {
         let Some(item) = self.items.remove(hash) else {
             return Landed::default();
         };
-        self.leave(&item);
+        self.leave(hash, &item);
         Landed {
             done: item.waiters.into_iter().map(|waiter| waiter.done).collect(),
             each: item.listeners.into_iter().map(|(_, each)| each).collect(),
@@ -409,9 +403,9 @@ impl Queue {
         at_once: bool,
         calls: &mut Calls,
     ) {
-        // No descriptors or memory is as passing a trouble as no network.
-        let passes = error.is_retryable() || matches!(error, SourceError::Local { .. });
         let mut prefetch_again = Vec::new();
+        let mut demand_again = Vec::new();
+        let mut passing = false;
         for (_, hash) in &batch.wants {
             let Some(item) = self
                 .items
@@ -423,6 +417,20 @@ impl Queue {
             self.in_flight -= std::mem::take(&mut item.charge);
             item.failures += 1;
             item.last_error = Some(error.clone());
+            // No descriptors or memory is as passing a trouble as no network. That something is not there, or not to be had,
+            // is believed at the second time: a cache or a proxy between may be wrong for a moment.
+            let transient = error.is_retryable() || matches!(error, SourceError::Local { .. });
+            let denied = matches!(
+                error,
+                SourceError::Missing { .. } | SourceError::Denied { .. }
+            );
+            let once_more = denied && item.failures == 1;
+            let passes = transient || once_more;
+            passing |= passes;
+            let later = match once_more {
+                true => ONCE_MORE_AFTER,
+                false => pause(&RETRY, item.failures),
+            };
             if !passes {
                 let (gone, stay) = item
                     .waiters
@@ -450,28 +458,29 @@ impl Queue {
             }
             if let Some(waiter) = item.waiters.first() {
                 item.image = waiter.image;
-                item.state = State::Demand;
-                item.not_before = (passes && !at_once).then(|| now + pause(&RETRY, item.failures));
-                self.demand.push_back(*hash);
+                let at = (passes && !at_once).then(|| now + later);
+                demand_again.push((*hash, at));
             } else if !give_up || !item.listeners.is_empty() {
                 item.image = item
                     .listeners
                     .first()
                     .map_or(item.image, |(image, _)| *image);
-                item.state = State::Prefetch;
+                self.counts.change(item, State::Prefetch);
                 prefetch_again.push((*hash, item.failures));
             } else {
                 self.items.remove(hash);
             }
         }
         if let Some(failures) = prefetch_again.iter().map(|(_, failures)| *failures).max()
-            && passes
+            && passing
         {
             self.hold_prefetch(now + pause(&RETRY, failures));
         }
-        self.prefetch_queued += prefetch_again.len() as u64;
         for (hash, _) in prefetch_again.into_iter().rev() {
             self.prefetch.push_front(hash);
+        }
+        for (hash, at) in demand_again {
+            self.demand_again(now, &hash, at);
         }
     }
 
@@ -498,7 +507,7 @@ impl Queue {
             if let Some((other, _)) = item.listeners.first() {
                 item.image = *other;
             } else if item.image == *image {
-                self.prefetch_queued -= 1;
+                self.counts.leave(State::Prefetch);
                 self.items.remove(hash);
                 return false;
             }
@@ -526,15 +535,25 @@ impl Queue {
         *self = Queue::default();
     }
 
-    /// Drop the waiters of a queued item whose time is over, and the item if nobody else wants it.
-    fn expire(&mut self, hash: &Hash, now: Instant, calls: &mut Calls) {
-        let Some(item) = self
-            .items
-            .get_mut(hash)
-            .filter(|item| item.state == State::Demand)
-        else {
+    /// Drops the waiters whose time is over, of items that nobody is reading, and items that nobody else wants.
+    fn expire(&mut self, now: Instant, calls: &mut Calls) {
+        while let Some((until, hash)) = self.deadlines.first().copied() {
+            if until > now {
+                return;
+            }
+            self.deadlines.pop_first();
+            self.expire_item(&hash, now, calls);
+        }
+    }
+
+    fn expire_item(&mut self, hash: &Hash, now: Instant, calls: &mut Calls) {
+        let Some(item) = self.items.get_mut(hash) else {
             return;
         };
+        // Those of one that is being read end with that read: it fails into this queue, or it comes.
+        if let State::Flying(_) = item.state {
+            return;
+        }
         let (gone, stay) = item
             .waiters
             .drain(..)
@@ -557,23 +576,31 @@ impl Queue {
         calls
             .done
             .extend(gone.into_iter().map(|waiter| (waiter.done, error.clone())));
-        if item.waiters.is_empty() {
-            if item.listeners.is_empty() {
-                self.items.remove(hash);
-            } else {
-                item.state = State::Prefetch;
-                self.prefetch_queued += 1;
-                self.prefetch.push_back(*hash);
-            }
+        if !item.waiters.is_empty() {
+            return;
+        }
+        if let State::Later(at) = item.state {
+            self.later.remove(&(at, *hash));
+        }
+        if item.listeners.is_empty() {
+            self.counts.leave(item.state);
+            self.items.remove(hash);
+        } else {
+            self.counts.change(item, State::Prefetch);
+            self.prefetch.push_back(*hash);
         }
     }
 
-    /// Take an item's numbers out of the totals.
-    fn leave(&mut self, item: &Item) {
+    /// Takes an item's numbers out of the totals.
+    fn leave(&mut self, hash: &Hash, item: &Item) {
         self.in_flight -= item.charge;
         self.waiting -= item.waiters.len() as u64;
-        if item.state == State::Prefetch {
-            self.prefetch_queued -= 1;
+        self.counts.leave(item.state);
+        if let State::Later(at) = item.state {
+            self.later.remove(&(at, *hash));
+        }
+        for until in item.waiters.iter().filter_map(|waiter| waiter.until) {
+            self.deadlines.remove(&(until, *hash));
         }
     }
 }

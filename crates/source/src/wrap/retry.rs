@@ -77,6 +77,23 @@ impl Retry {
     }
 }
 
+impl Retry {
+    /// Asks once more, later, for what an image must have and a source says it has not, or keeps: a cache or a proxy between may
+    /// be wrong for a moment. (Chunks get their second chance in the fetcher, after all other sources were asked.)
+    fn once_more<T>(
+        &self,
+        mut call: impl FnMut() -> Result<T, SourceError>,
+    ) -> Result<T, SourceError> {
+        match call() {
+            Err(SourceError::Missing { .. } | SourceError::Denied { .. }) => {
+                std::thread::sleep(pause(&self.options, 2));
+                call()
+            }
+            other => other,
+        }
+    }
+}
+
 impl Source for Retry {
     fn describe(&self) -> String {
         self.inner.describe()
@@ -87,11 +104,11 @@ impl Source for Retry {
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-        self.again(None, || self.inner.manifest(id))
+        self.once_more(|| self.again(None, || self.inner.manifest(id)))
     }
 
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-        self.again(None, || self.inner.layout(id))
+        self.once_more(|| self.again(None, || self.inner.layout(id)))
     }
 
     fn read(

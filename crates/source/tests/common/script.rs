@@ -120,7 +120,7 @@ impl Source for Script {
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
         self.log.lock().push((
-            request.purpose,
+            request.who.purpose,
             wants.iter().map(|(_, hash)| *hash).collect(),
         ));
         {
@@ -133,7 +133,7 @@ impl Source for Script {
         let mut gate = self.gate.lock();
         gate.waiting += 1;
         self.changed.notify_all();
-        while gate.closed.contains(&request.purpose) {
+        while gate.closed.contains(&request.who.purpose) {
             self.changed.wait(&mut gate);
         }
         gate.waiting -= 1;

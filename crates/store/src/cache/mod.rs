@@ -8,7 +8,7 @@ mod shelf;
 mod slab;
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 
-use crate::StoreError;
+use crate::{StoreError, private};
 use shelf::{PinSet, Shelf};
 
 /// The segments' share of the budget: a dense image needs 1/128, one with few non-zero chunks a segment up to 1/10.
@@ -126,7 +126,7 @@ impl Cache {
     /// Open or create the cache in `dir`. One process at a time; what an earlier process left is found again and
     /// checked at its first read. A smaller budget than last time drops what does not fit.
     pub fn open(dir: &Path, budget_bytes: u64) -> Result<Cache, StoreError> {
-        std::fs::create_dir_all(dir).map_err(|e| StoreError::io("create", dir, e))?;
+        private::make_dirs(dir).map_err(|e| StoreError::io("create", dir, e))?;
         let lock = take_lock(dir)?;
         let segment_bytes = (budget_bytes / SEGMENT_SHARE).max(SEGMENT_BYTES_MIN);
         let chunk_bytes = budget_bytes
@@ -395,11 +395,9 @@ fn check(kind: Kind, hash: &Hash, data: &[u8]) -> Result<(), StoreError> {
 
 fn take_lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join("lock");
-    let mut file = OpenOptions::new()
+    let mut file = private::options()
         .read(true)
         .write(true)
-        .create(true)
-        .truncate(false)
         .open(&path)
         .map_err(|e| StoreError::io("open", &path, e))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {

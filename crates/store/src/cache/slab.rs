@@ -9,7 +9,7 @@
 //! There is no journal: data is written before its entry, neither is synced, and every item that an earlier process left
 //! is checked against its hash at its first read. So whatever a crash tears, the worst is a fetch.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use floe_image::Hash;
 use rustix::fs::FallocateFlags;
 
-use crate::StoreError;
+use crate::{StoreError, private};
 
 const MAGIC: &[u8; 8] = b"FLOECACH";
 const VERSION: u32 = 1;
@@ -81,11 +81,9 @@ impl Slab {
         shards_if_new: u32,
     ) -> Result<Slab, StoreError> {
         let open = |path: &Path| {
-            OpenOptions::new()
+            private::options()
                 .read(true)
                 .write(true)
-                .create(true)
-                .truncate(false)
                 .open(path)
                 .map_err(|e| StoreError::io("open", path, e))
         };

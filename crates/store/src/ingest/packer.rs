@@ -80,7 +80,10 @@ impl Packer {
         let writer = match &mut *open {
             Some(writer) => writer,
             none => {
-                let file = durable::temporary(&self.repository.tmp_dir())?;
+                let file = {
+                    let repository = &self.repository;
+                    durable::temporary(&repository.tmp_dir(), repository.file_mode())?
+                };
                 none.insert(PackWriter::new(file).map_err(|e| self.error(e))?)
             }
         };

@@ -10,6 +10,9 @@
 //! lock                shared by publishers, exclusive for gc; empty
 //! ```
 //!
+//! A node's own is closed to others. One that a user names for a web server ([`Repository::create_public`]) can be read by
+//! everybody, but for `tmp/` and `lock`: who may open the lock could hold it.
+//!
 //! Every file is written under a temporary name, synced and renamed, so a kill at any instant leaves at worst files that
 //! nothing refers to, which [`Repository::gc`] removes.
 
@@ -24,8 +27,9 @@ mod scope;
 mod verify;
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Permissions};
 use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,9 +47,15 @@ pub(crate) use scope::Walk;
 pub use scope::{FramePlace, Scope};
 pub use verify::{Damage, VerifyReport};
 
-use crate::{StoreError, durable};
+use crate::{StoreError, durable, private};
 
+const VERSION_WORDS: &[u8] = b"floe repository ";
 const VERSION_TEXT: &str = "floe repository 1\n";
+/// Modes of a public repository's directories and files: any web server may read them.
+const PUBLIC_DIR_MODE: u32 = 0o755;
+const PUBLIC_FILE_MODE: u32 = 0o644;
+/// What others need to list a directory.
+const OTHERS_LIST: u32 = 0o005;
 /// Scopes kept open: as many images are usually read at the same time.
 const SCOPES_MAX: usize = 16;
 
@@ -57,21 +67,44 @@ pub struct Repository {
 
 struct Inner {
     dir: PathBuf,
+    /// Whether others may read it: new files get the modes for that.
+    public: bool,
     indices: Mutex<packs::Indices>,
     /// Last used last. By layout, which may be replaced.
     scopes: Mutex<Vec<(Hash, Scope)>>,
 }
 
 impl Repository {
-    /// Create a repository in `dir` (which may exist), or open the one that is there.
+    /// Create a repository for this user alone in `dir` (which may exist), or open the one that is there.
     pub fn create(dir: &Path) -> Result<Repository, StoreError> {
-        std::fs::create_dir_all(dir).map_err(|e| StoreError::io("create", dir, e))?;
-        for part in ["images", "packs", "tags", "tmp"] {
-            durable::make_dir(&dir.join(part))?;
+        Repository::create_with(dir, private::DIR_MODE, private::FILE_MODE)
+    }
+
+    /// Create a repository that any web server may read, or open the one that is there as public or private as it is.
+    pub fn create_public(dir: &Path) -> Result<Repository, StoreError> {
+        Repository::create_with(dir, PUBLIC_DIR_MODE, PUBLIC_FILE_MODE)
+    }
+
+    fn create_with(dir: &Path, dirs: u32, files: u32) -> Result<Repository, StoreError> {
+        private::make_dirs_with(dir, dirs).map_err(|e| StoreError::io("create", dir, e))?;
+        for (part, mode) in [
+            ("images", dirs),
+            ("packs", dirs),
+            ("tags", dirs),
+            ("tmp", private::DIR_MODE),
+        ] {
+            durable::make_dir(&dir.join(part), mode)?;
         }
         let version = dir.join("version");
-        if !version.exists() {
-            durable::write_file(&dir.join("tmp"), &version, VERSION_TEXT.as_bytes())?;
+        // every version begins like this; a file that doesn't was damaged, and the images are what they are
+        let is_one = match std::fs::read(&version) {
+            Ok(text) => text.starts_with(VERSION_WORDS),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            Err(_) => true,
+        };
+        if !is_one {
+            let text = VERSION_TEXT.as_bytes();
+            durable::write_file(&dir.join("tmp"), &version, text, files)?;
         }
         Repository::open(dir)
     }
@@ -105,8 +138,12 @@ impl Repository {
                 ),
             });
         }
+        let images = std::fs::metadata(dir.join("images"));
+        let public =
+            images.is_ok_and(|meta| meta.permissions().mode() & OTHERS_LIST == OTHERS_LIST);
         let inner = Inner {
             dir: dir.to_path_buf(),
+            public,
             indices: Mutex::default(),
             scopes: Mutex::default(),
         };
@@ -123,6 +160,27 @@ impl Repository {
     /// Where files are written before they get their names; on the same file system.
     pub fn tmp_dir(&self) -> PathBuf {
         self.inner.dir.join("tmp")
+    }
+
+    /// Mode of a new directory here.
+    fn dir_mode(&self) -> u32 {
+        match self.inner.public {
+            true => PUBLIC_DIR_MODE,
+            false => private::DIR_MODE,
+        }
+    }
+
+    /// Mode of a new file here.
+    pub(crate) fn file_mode(&self) -> u32 {
+        match self.inner.public {
+            true => PUBLIC_FILE_MODE,
+            false => private::FILE_MODE,
+        }
+    }
+
+    /// Write one of its files durably.
+    fn write_file(&self, to: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        durable::write_file(&self.tmp_dir(), to, bytes, self.file_mode())
     }
 
     /// Where a pack is (or would be).
@@ -290,12 +348,17 @@ impl Repository {
     /// Publishers share the lock, gc has it alone: a pack cannot vanish between the check and the rename.
     fn lock(&self, operation: FlockOperation) -> Result<File, StoreError> {
         let path = self.inner.dir.join("lock");
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(|e| StoreError::io("open", &path, e))?;
+        let open = || {
+            let file = private::options().write(true).open(&path)?;
+            let meta = file.metadata()?;
+            // older versions let others open it, and so hold it
+            let open_to_others = meta.mode() & 0o077 != 0;
+            if open_to_others && meta.uid() == rustix::process::geteuid().as_raw() {
+                file.set_permissions(Permissions::from_mode(private::FILE_MODE))?;
+            }
+            Ok(file)
+        };
+        let file: File = open().map_err(|e| StoreError::io("open", &path, e))?;
         rustix::fs::flock(&file, operation).map_err(|e| StoreError::io("lock", &path, e.into()))?;
         Ok(file)
     }

@@ -127,11 +127,7 @@ impl Repository {
             return Err(self.no_image(format!("image {id}")));
         }
         let now = unix_now();
-        durable::write_file(
-            &self.tmp_dir(),
-            &self.tag_path(name),
-            format!("{id} {now}\n").as_bytes(),
-        )
+        self.write_file(&self.tag_path(name), format!("{id} {now}\n").as_bytes())
     }
 
     /// Remove a name; the image stays. Returns what it pointed to.

@@ -13,7 +13,7 @@ use floe_image::{
 };
 
 use super::Repository;
-use crate::{StoreError, durable};
+use crate::{StoreError, durable, private};
 
 /// Parsed indices kept in memory: about 4 GiB of stored data in packs of 8 MiB.
 const INDEX_BYTES_MAX: usize = 64 << 20;
@@ -184,7 +184,7 @@ impl Repository {
         max_bytes: u64,
     ) -> Result<PackRef, StoreError> {
         let tmp = self.tmp_dir();
-        let mut file = durable::temporary(&tmp)?;
+        let mut file = durable::temporary(&tmp, self.file_mode())?;
         copy(from, file.as_file_mut(), max_bytes, &tmp)?;
         let pack = read_ref(file.as_file(), file.path())?;
         let index = read_index(file.as_file(), file.path(), &pack)?;
@@ -231,12 +231,8 @@ impl Repository {
         let path = self.pack_path(&pack.id);
         let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
         let shelf = path.parent().unwrap_or(self.dir());
-        match std::fs::create_dir(shelf) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(StoreError::io("create", shelf, e));
-            }
-            _ => {}
-        }
+        private::make_dirs_with(shelf, self.dir_mode())
+            .map_err(|e| StoreError::io("create", shelf, e))?;
         durable::rename(file, &path)
     }
 

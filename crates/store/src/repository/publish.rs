@@ -5,7 +5,7 @@ use rustix::fs::FlockOperation;
 
 use super::Repository;
 use super::scope::{Scope, Walk};
-use crate::{StoreError, durable};
+use crate::StoreError;
 
 /// Segments read at once during a walk: 2 MiB.
 pub(super) const SEGMENTS_AT_ONCE: usize = 64;
@@ -38,8 +38,8 @@ impl Repository {
             }
         }
         self.sync_packs(&layout.packs)?;
-        durable::write_file(&self.tmp_dir(), &self.layout_path(&id), &layout.encode())?;
-        durable::write_file(&self.tmp_dir(), &self.manifest_path(&id), &bytes)?;
+        self.write_file(&self.layout_path(&id), &layout.encode())?;
+        self.write_file(&self.manifest_path(&id), &bytes)?;
         Ok(id)
     }
 

@@ -1,3 +1,4 @@
+use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -446,4 +447,41 @@ fn inspect_counts_zeros_and_what_the_parent_has() {
     );
     assert_eq!(inspection.lineage, [parent]);
     assert_eq!(inspection.shared_with_parent_bytes, 1028 * 4096);
+}
+
+#[test]
+fn a_nodes_own_repository_is_closed_and_one_for_a_web_server_is_readable_but_for_its_lock() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (own, web) = (dir.path().join("own"), dir.path().join("srv/www/images"));
+    let repositories = [
+        (Repository::create(&own).unwrap(), 0o700, 0o600),
+        (Repository::create_public(&web).unwrap(), 0o755, 0o644),
+    ];
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    // the umask of a node: it must not take away what a web server needs
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    for (repository, dirs, files) in &repositories {
+        let root = repository.dir();
+        let (id, _) = image(repository, None, 0..10);
+        repository.tag(&name("a:b"), &id).unwrap();
+        for part in ["images", "packs", "tags"] {
+            assert_eq!(mode(&root.join(part)), *dirs, "{part}");
+        }
+        assert_eq!(mode(&root.join("tmp")), 0o700);
+        assert_eq!(mode(&root.join("lock")), 0o600);
+        assert_eq!(mode(&root.join("version")), *files);
+        assert_eq!(mode(&root.join("images").join(id.to_string())), *files);
+        let pack = repository.pack_path(&repository.layout(&id).unwrap().packs[0].id);
+        assert_eq!(mode(&pack), *files);
+        assert_eq!(mode(pack.parent().unwrap()), *dirs);
+        assert_eq!(mode(&root.join("tags/a~~b")), *files);
+    }
+    rustix::process::umask(before);
+    assert_eq!(mode(&dir.path().join("srv")), 0o755);
+    // a lock that an older version left open is closed by the next one who takes it
+    let lock = web.join("lock");
+    std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o644)).unwrap();
+    image(&Repository::create_public(&web).unwrap(), None, 0..11);
+    assert_eq!(mode(&lock), 0o600);
 }

@@ -6,7 +6,7 @@ use super::{
     decide::{CloneId, Event, Fault, HostId},
 };
 use crate::{
-    api::{CloneRequest, ErrorCode, Identity, MachineInfo, Room},
+    api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room},
     node::{
         Node, STANDBY_BYTES,
         error::{NodeError, refused, usage},
@@ -65,8 +65,8 @@ impl Node {
             let state = entry.state.read();
             if state.vm.is_some() {
                 let config = &state.record.config;
-                cpus += config.cpus.unwrap_or(1);
-                memory += config.memory_bytes.unwrap_or_default() + STANDBY_BYTES;
+                cpus += config.cpus_now().unwrap_or(1);
+                memory += config.memory_bytes_now().unwrap_or_default() + STANDBY_BYTES;
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -108,7 +108,10 @@ impl Node {
         }
         let family = Node::family_of(record, clone, instant.layer.is_none());
         let network = start.network_of(clone);
-        match self.load_clone(&instant.found, &place.name, &record.parent, family, network) {
+        let parent = instant.parent.as_ref();
+        let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
+        let found = &instant.found;
+        match self.load_clone(found, &place.name, &record.parent, family, network, access) {
             Ok(loaded) => {
                 start.loaded.lock().insert(clone, loaded);
                 Event::Loaded(clone)
@@ -187,7 +190,9 @@ impl Node {
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
         let (name, parent) = (&request.name, &request.parent);
-        let loaded = self.load_clone(&found, name, parent, family, network.clone());
+        // what its parent's guest reaches of that host is no matter of this one's
+        let access = HostAccess::None;
+        let loaded = self.load_clone(&found, name, parent, family, network.clone(), access);
         let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
             if let Some(place) = &network {
@@ -208,6 +213,7 @@ impl Node {
         image_name: &str,
         family: Family,
         network: Option<Attachment>,
+        host_access: HostAccess,
     ) -> Result<LoadedClone, NodeError> {
         let name = name
             .parse()
@@ -242,9 +248,10 @@ impl Node {
                 mount_name: name.to_string(),
                 // siblings touch the same pages in one another's page cache: no trace of one would be whole
                 traced: false,
-                buffering: false,
+                pauses: Default::default(),
                 family: Some(family),
                 network,
+                host_access,
             };
             (self.home.machine(name.as_str()), record)
         };

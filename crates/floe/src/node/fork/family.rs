@@ -213,13 +213,16 @@ impl Forks {
         self.write(record).map(|()| true)
     }
 
-    /// Whether a token is that of a fork with this image.
-    pub fn opens(&self, token: &str, image: &Hash) -> bool {
+    /// Whether a token is that of a fork with this image; in clear text it opens only forks that were to go so.
+    pub fn opens(&self, token: &str, image: &Hash, in_clear_text: bool) -> bool {
         let given = Hash::of(token.as_bytes());
         let all = self.all.read();
         // hashes are compared, so that the time it takes tells nothing of the token
-        all.values()
-            .any(|fork| fork.image == *image && Hash::of(fork.token.as_bytes()) == given)
+        all.values().any(|fork| {
+            fork.image == *image
+                && Hash::of(fork.token.as_bytes()) == given
+                && (!in_clear_text || fork.hosts_token.is_some())
+        })
     }
 
     /// The fork and the host of a clone that runs elsewhere.
@@ -298,8 +301,13 @@ mod tests {
             ("web", "http://other:7070")
         );
         assert!(again.away("web.1").is_none());
-        assert!(again.opens(&fork.token, &image));
-        assert!(!again.opens(&fork.token, &Hash::of(b"another")) && !again.opens("", &image));
+        assert!(again.opens(&fork.token, &image, false));
+        // nothing of it goes out in clear text, because nobody said so
+        assert!(!again.opens(&fork.token, &image, true));
+        assert!(
+            !again.opens(&fork.token, &Hash::of(b"another"), false)
+                && !again.opens("", &image, false)
+        );
         again.strike("web.2").unwrap();
         assert_eq!(again.user_of(&image), None);
         again.strike("web.1").unwrap();

@@ -65,6 +65,7 @@ impl Node {
         ForkRequest {
             clones,
             hosts: self.options.guest_hosts.clone(),
+            insecure: self.options.insecure_hosts,
             placement: self.options.guest_placement.clone(),
             ..Default::default()
         }
@@ -117,12 +118,7 @@ impl Node {
             let address = named.map_or(address, |host| host.address.as_str());
             let host = match address {
                 HERE => Host::Here,
-                url => {
-                    let token = self.hosts_token(request).unwrap_or_default();
-                    let remote = Remote::new(url, &token)?;
-                    let source = self.address_for(&remote)?;
-                    Host::There(remote, source)
-                }
+                there => self.host_there(there, request)?,
             };
             if hosts.iter().any(|(_, known)| known.url() == host.url()) {
                 return Err(usage(format!("host {text} is named twice"), "name it once"));
@@ -132,6 +128,51 @@ impl Node {
         Ok(hosts)
     }
 
+    /// Another host than this one, unless it is this one by another name.
+    fn host_there(&self, text: &str, request: &ForkRequest) -> Result<Host, NodeError> {
+        let remote = match self.cluster.find(text) {
+            Some(member) if Some(member.address) == self.cluster.own_address() => {
+                return Ok(Host::Here);
+            }
+            Some(member) => self.remote(&format!("https://{}", member.address), None)?,
+            None if text.starts_with("http://") && request.insecure => {
+                let token = self.hosts_token(request);
+                self.remote(text, Some(token.as_deref().unwrap_or_default()))?
+            }
+            None => return Err(self.no_member(text)),
+        };
+        let source = self.address_for(&remote)?;
+        Ok(Host::There(remote, source))
+    }
+
+    /// A host that is not in this node's cluster.
+    pub(super) fn no_member(&self, host: &str) -> NodeError {
+        match self.cluster.own_address() {
+            None => refused(
+                format!(
+                    "host {host}: this node is in no cluster, and without one the machine's memory would cross the network in clear text"
+                ),
+                "floe cluster init on one host, floe cluster join on the others; or --insecure, on a network that only the hosts are in",
+            ),
+            Some(_) => refused(
+                format!("host {host} is no member of this node's cluster"),
+                "see floe cluster members; floe cluster invite here and floe cluster join there make it one",
+            ),
+        }
+    }
+
+    /// Another node: a member of the cluster if it has an https address. `token`: of the page of one that is asked in clear text.
+    pub(super) fn remote(&self, url: &str, token: Option<&str>) -> Result<Remote, NodeError> {
+        match (url.strip_prefix("https://"), token) {
+            (Some(address), _) => {
+                let tls = self.cluster.tls().ok_or_else(|| self.no_member(url))?;
+                Remote::member(address, tls)
+            }
+            (None, Some(token)) => Remote::in_clear_text(url, token),
+            (None, None) => Err(self.no_member(url)),
+        }
+    }
+
     pub(super) fn hosts_token(&self, request: &ForkRequest) -> Option<String> {
         let own = || self.page.as_ref().map(|page| page.token().to_owned());
         request.hosts_token.clone().or_else(own)
@@ -139,6 +180,11 @@ impl Node {
 
     /// Where another host finds this node's forks.
     pub(super) fn address_for(&self, remote: &Remote) -> Result<String, NodeError> {
+        if remote.is_member() {
+            let own = self.cluster.own_address();
+            let own = own.ok_or_else(|| self.no_member(remote.url()))?;
+            return Ok(format!("floe://{own}{}", serve::PATH));
+        }
         let page = self.page.as_ref().ok_or_else(|| {
             refused(
                 "clones on other hosts read their parent's state through this node's page, and it has none",
@@ -216,11 +262,11 @@ impl Node {
 
     /// The rooms of hosts that are known by name.
     pub(crate) fn rooms_of(&self, known: &[Known]) -> Vec<Result<Room, String>> {
-        let token = self.hosts_token(&ForkRequest::default());
+        let asked = self.guest_fork(1);
         let host = |known: &Known| match known.address.as_str() {
             HERE => Ok(Host::Here),
-            url => Remote::new(url, token.as_deref().unwrap_or_default())
-                .map(|remote| Host::There(remote, String::new()))
+            url => self
+                .host_there(url, &asked)
                 .map_err(|error| error.to_api().to_string()),
         };
         let hosts: Vec<Result<Host, String>> = known.iter().map(host).collect();

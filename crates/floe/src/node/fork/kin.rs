@@ -1,9 +1,6 @@
 //! Looking at a family, and ending clones.
 
-use super::{
-    record::{CloneRecord, ForkRecord},
-    remote::Remote,
-};
+use super::record::{CloneRecord, ForkRecord};
 use crate::{
     api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest, MachineStatus},
     node::{
@@ -73,7 +70,7 @@ impl Node {
                 let of = Some((fork.id.as_str(), clone));
                 member.clones.push(match &clone.host {
                     None => self.branch(&clone.name, of, generations - 1),
-                    Some(host) => away(&fork, clone, host),
+                    Some(host) => away(self, &fork, clone, host),
                 });
             }
         }
@@ -93,7 +90,7 @@ impl Node {
                 Ok(entry) if ended(self.info_of(&entry).status) => Life::Dead,
                 Ok(_) => Life::Alive,
             },
-            Some(host) => match told_by(host, fork, clone) {
+            Some(host) => match told_by(self, host, fork, clone) {
                 Ok(None) => Life::Gone,
                 Ok(Some(member)) if member.status.is_some_and(ended) => Life::Dead,
                 Ok(Some(_)) | Err(_) => Life::Alive,
@@ -121,7 +118,7 @@ impl Node {
                 done => done,
             };
         };
-        let remote = Remote::new(&host, fork.hosts_token.as_deref().unwrap_or_default())?;
+        let remote = self.remote(&host, fork.hosts_token.as_deref())?;
         let clones = match all {
             true => remote.end_clones(name),
             false => Ok(()),
@@ -251,15 +248,20 @@ enum Life {
 }
 
 /// What another host says of a clone: `None` if it is not there any more.
-fn told_by(host: &str, fork: &ForkRecord, clone: &CloneRecord) -> Result<Option<Family>, String> {
-    let token = fork.hosts_token.as_deref().unwrap_or_default();
-    let remote = Remote::new(host, token).map_err(|error| error.to_string())?;
+fn told_by(
+    node: &Node,
+    host: &str,
+    fork: &ForkRecord,
+    clone: &CloneRecord,
+) -> Result<Option<Family>, String> {
+    let remote = node.remote(host, fork.hosts_token.as_deref());
+    let remote = remote.map_err(|error| error.to_api().to_string())?;
     remote.family(&clone.name)
 }
 
 /// A clone on another host, for those who look at its family.
-fn away(fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
-    let (mut member, detail) = match told_by(host, fork, clone) {
+fn away(node: &Node, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+    let (mut member, detail) = match told_by(node, host, fork, clone) {
         Ok(Some(member)) => (member, None),
         Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),
         Err(why) => (Family::default(), Some(why)),

@@ -2,20 +2,27 @@
 //!
 //! A capture compresses what it keeps before anybody can start from it; a fork cannot wait for that. Here the pages that were
 //! copied in the pause are hashed on all cores (1 GB/s each), named by a manifest over the images that the machine stands
-//! on, and served from memory at once; written chunks of disks are read from the frozen layers' files. An ordinary pull of
-//! this source into the node's own repository makes it durable later, under the same id, and then it is forgotten.
+//! on, and served at once: pages from the memory file into which they were copied, written chunks of disks from the frozen
+//! layers' files, which get a second name for that. An ordinary pull of this source into the node's own repository makes it
+//! durable later, under the same id, and then it is forgotten. Until then the supervisor holds the memory file, with all that
+//! a node needs that finds it (`kept`).
 
-use crate::node::{error::NodeError, sources::Loads};
+use super::kept::{self, Names, Parent};
+use crate::node::{error::NodeError, record::Origin, sources::Loads};
 use floe_image::{
-    CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, Layout, MachineConfig, Manifest, Over, Region,
-    Segment, chunk_hash, compress_frame, is_zero,
+    CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, MachineConfig, Manifest, Over, Region, Segment,
+    chunk_hash, compress_frame, is_zero, memory_region,
 };
-use floe_machine::{Capture, Pages, Rest};
+use floe_machine::{Capture, MemoryFile, Pages, Rest};
 use floe_mount::{FrozenDisk, FrozenLayers, MountError};
-use floe_source::{Directory, Fetcher, READ_ITEMS_MAX, Request, Sink, Source, SourceError};
-use parking_lot::{Mutex, RwLock};
+use floe_source::{Fetcher, Request, Sink, SourceError};
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -35,22 +42,35 @@ type Chunk = [u8; CHUNK_SIZE];
 
 /// Where a chunk's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Page of the memory, by its place in the list.
-    Ram(u32),
-    /// The same of the video memory.
-    Vram(u32),
-    /// In the frozen layers of a disk, whole.
-    Disk(u16, u64),
-    /// Kept by itself: device state, and chunks of disks of which only some sectors were written.
-    Own(u32),
+pub(super) enum Place {
+    /// At this offset of the memory file.
+    Memory(u64),
+    /// The chunk with this number in one of the files of disks' layers.
+    File(u16, u64),
 }
 
 /// An image that a layer stands on.
-pub(crate) struct Base<'a> {
+pub(super) struct Base<'a> {
     pub id: Hash,
     pub manifest: &'a Manifest,
+    pub origin: Origin,
     pub fetcher: Arc<Fetcher>,
+}
+
+/// What a layer is made with, beside what was captured.
+pub(super) struct Making<'a> {
+    pub config: MachineConfig,
+    /// The image that the machine maps.
+    pub ram: Base<'a>,
+    /// The one that its disks stand on.
+    pub disks: Base<'a>,
+    /// Regions of that one that are taken over as they are.
+    pub kept: &'a [&'a str],
+    pub created_unix_s: u64,
+    /// The machine that was forked.
+    pub parent: Parent,
+    /// Where second names of files go.
+    pub dir: &'a Path,
 }
 
 /// What a fork keeps of its parent.
@@ -59,48 +79,58 @@ pub(crate) struct Layer {
     pub id: Hash,
     /// The image.
     pub manifest: Manifest,
-    /// The parent's disks as they were.
-    pub frozen: FrozenLayers,
-    /// The parent's device state.
-    device: Vec<u8>,
     /// Chunks of memory that the parent had written.
     pub ram_chunks: u64,
-    tables: HashMap<Hash, Arc<Segment>>,
-    chunks: HashMap<Hash, Place>,
-    own: Vec<Box<Chunk>>,
-    ram: Pages,
-    vram: Pages,
+    /// The machine that was forked.
+    pub(super) parent: Parent,
+    /// Under which names it is kept.
+    pub(super) names: Names,
+    pub(super) device: Vec<u8>,
+    pub(super) tables: HashMap<Hash, Arc<Segment>>,
+    pub(super) chunks: HashMap<Hash, Place>,
+    pub(super) memory: MemoryFile,
+    /// Data of disks' layers, each chunk at its own offset.
+    pub(super) files: Vec<File>,
     /// Where everything else is.
-    bases: Vec<(Hash, Arc<Fetcher>)>,
+    pub(super) bases: Vec<(Hash, Origin, Arc<Fetcher>)>,
 }
 
 impl Layer {
-    /// Names what was captured. `ram` is the image that the machine maps, `disks` the one that its disks stand on.
-    pub fn build(
+    /// Names what was captured with its memory in a memory file. Also returned are what a clone's QEMU loads, and the parent's
+    /// frozen disks.
+    pub(super) fn build(
         captured: Capture<FrozenLayers>,
-        config: MachineConfig,
-        ram: Base<'_>,
-        disks: Base<'_>,
-        kept: &[&str],
-        created_unix_s: u64,
-    ) -> Result<Layer, NodeError> {
+        making: Making<'_>,
+    ) -> Result<(Layer, Loads, FrozenLayers), NodeError> {
+        let Making { ram, disks, .. } = making;
         let mut building = Building::default();
         let mut regions = vec![building.bytes("device", &captured.device)?];
-        let ram_base = match captured.ram.rest() {
-            Rest::Zero => None,
-            Rest::Base => Some(&ram),
-        };
-        let hashes = hash_pages(&captured.ram);
-        let size = captured.ram.size();
-        regions.push(building.region("ram", size, ram_base, "ram", &hashes)?);
-        building.places(&hashes, Place::Ram);
+        let mut memory = vec![captured.ram];
+        memory.extend(captured.blocks);
+        for (block, pages) in memory.iter().enumerate() {
+            let base = match pages.rest() {
+                Rest::Zero => None,
+                Rest::Base => Some(&ram),
+            };
+            let hashes = hash_pages(pages);
+            let name = memory_region(block);
+            regions.push(building.region(&name, pages.size(), base, &name, &hashes)?);
+            for (at, (_, hash)) in hashes.iter().enumerate() {
+                if let Some(offset) = pages.offset(at) {
+                    building.place(*hash, Place::Memory(offset));
+                }
+            }
+        }
         if captured.vram.size() > 0 {
             let hashes = hash_pages(&captured.vram);
             regions.push(building.region("vram", captured.vram.size(), None, "vram", &hashes)?);
-            building.places(&hashes, Place::Vram);
+            for (at, (_, hash)) in hashes.iter().enumerate() {
+                building.keep(*hash, || Box::new(*captured.vram.nth(at).1));
+            }
         }
-        for (number, disk) in captured.frozen.disks().iter().enumerate() {
-            let changes = building.disk(number as u16, disk)?;
+        let mut names = Names::new(making.dir);
+        for disk in captured.frozen.disks() {
+            let changes = building.disk(disk, &mut names)?;
             let (base, region) = match disk.base() {
                 Some((_, region)) => (Some(&disks), region),
                 None => (None, ""),
@@ -108,33 +138,36 @@ impl Layer {
             let region = building.region(disk.name(), disk.size(), base, region, &changes)?;
             regions.push(region);
         }
-        for name in kept {
+        for name in making.kept {
             regions.extend(disks.manifest.region(name).cloned());
         }
         let manifest = Manifest {
             parent: Some(disks.id),
-            created_unix_s,
-            config,
+            created_unix_s: making.created_unix_s,
+            config: making.config,
             regions,
         };
-        let encoded = manifest.encode();
-        let mut bases = vec![(ram.id, ram.fetcher)];
-        if disks.id != ram.id {
-            bases.push((disks.id, disks.fetcher));
+        let loads = loads(&captured.device, &captured.vram);
+        let ram_chunks = memory.iter().map(|pages| pages.len() as u64).sum();
+        let mut bases = vec![(ram.id, ram.origin, ram.fetcher)];
+        if disks.id != bases[0].0 {
+            bases.push((disks.id, disks.origin, disks.fetcher));
         }
-        Ok(Layer {
-            id: Hash::of(&encoded),
-            device: captured.device,
-            ram_chunks: captured.ram.len() as u64,
+        let unfinished = kept::Unfinished {
+            memory,
+            own: building.own,
+            id: Hash::of(&manifest.encode()),
             manifest,
-            frozen: captured.frozen,
+            ram_chunks,
+            parent: making.parent,
+            names,
+            device: captured.device,
             tables: building.tables,
             chunks: building.chunks,
-            own: building.own,
-            ram: captured.ram,
-            vram: captured.vram,
+            files: building.files,
             bases,
-        })
+        };
+        Ok((unfinished.finish()?, loads, captured.frozen))
     }
 
     /// Bytes that a clone's node needs before the clone executes, as they are sent: manifest and device state. Graphics
@@ -153,24 +186,17 @@ impl Layer {
         (self.manifest.encode().len() + device + last) as u64
     }
 
-    /// What a clone's QEMU loads.
-    pub fn loads(&self) -> Loads {
-        let pages = self.vram.iter().filter(|(_, page)| !is_zero(&page[..]));
-        Loads {
-            device: self.device.clone(),
-            vram: pages
-                .map(|(chunk, page)| (chunk, Box::new(*page)))
-                .collect(),
-        }
-    }
-
     /// The images without which it cannot be read.
     pub fn bases(&self) -> impl Iterator<Item = &Hash> {
-        self.bases.iter().map(|(base, _)| base)
+        self.bases.iter().map(|(base, ..)| base)
     }
 
     /// Gives one item to `sink`; whether it is of this layer.
     fn give(&self, kind: Kind, hash: &Hash, sink: &mut Sink<'_>) -> Result<bool, SourceError> {
+        let failed = |reason: String| SourceError::Local {
+            what: format!("chunk {} of fork {}", hash.short(), self.id.short()),
+            reason,
+        };
         match kind {
             Kind::Segment => {
                 let Some(table) = self.tables.get(hash) else {
@@ -180,23 +206,23 @@ impl Layer {
             }
             Kind::Chunk => match self.chunks.get(hash) {
                 None => return Ok(false),
-                Some(Place::Ram(at)) => sink(kind, *hash, self.ram.nth(*at as usize).1),
-                Some(Place::Vram(at)) => sink(kind, *hash, self.vram.nth(*at as usize).1),
-                Some(Place::Own(at)) => sink(kind, *hash, &self.own[*at as usize][..]),
-                Some(Place::Disk(disk, chunk)) => {
-                    let disk = &self.frozen.disks()[usize::from(*disk)];
-                    let bytes = disk.chunk(*chunk).map_err(|error| SourceError::Local {
-                        what: format!("chunk {chunk} of {}", disk.name()),
-                        reason: error.to_string(),
-                    })?;
-                    sink(kind, *hash, &bytes);
+                Some(Place::Memory(offset)) => {
+                    let chunk = self.memory.chunk(*offset);
+                    let chunk = chunk.ok_or_else(|| failed("it is not in memory".into()))?;
+                    sink(kind, *hash, chunk);
+                }
+                Some(Place::File(file, chunk)) => {
+                    let file = self.files.get(usize::from(*file));
+                    let file = file.ok_or_else(|| failed("it has no file".into()))?;
+                    let bytes = read_chunk(file, *chunk).map_err(|e| failed(e.to_string()))?;
+                    sink(kind, *hash, &bytes[..]);
                 }
             },
         }
         Ok(true)
     }
 
-    fn read(
+    pub(super) fn read(
         &self,
         wants: &[(Kind, Hash)],
         request: &Request,
@@ -209,7 +235,7 @@ impl Layer {
             }
         }
         let mut given: HashSet<Hash> = HashSet::new();
-        for (base, fetcher) in &self.bases {
+        for (base, _, fetcher) in &self.bases {
             if rest.is_empty() {
                 break;
             }
@@ -238,13 +264,51 @@ impl Layer {
     }
 }
 
+/// A chunk of a layer's data; what is behind its end is zero.
+fn read_chunk(file: &File, chunk: u64) -> io::Result<Box<Chunk>> {
+    let mut bytes = Box::new([0; CHUNK_SIZE]);
+    let mut done = 0;
+    while done < CHUNK_SIZE {
+        let at = chunk * CHUNK_SIZE as u64 + done as u64;
+        match file.read_at(&mut bytes[done..], at)? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    Ok(bytes)
+}
+
+/// What a clone's QEMU loads.
+fn loads(device: &[u8], vram: &Pages) -> Loads {
+    let pages = vram.iter().filter(|(_, page)| !is_zero(&page[..]));
+    Loads {
+        device: device.to_vec(),
+        vram: pages
+            .map(|(chunk, page)| (chunk, Box::new(*page)))
+            .collect(),
+    }
+}
+
+/// Where a chunk is while a layer is made.
+#[derive(Clone, Copy)]
+pub(super) enum Whereabouts {
+    Known(Place),
+    /// Among those that are kept by themselves, by its place there.
+    Own(u32),
+}
+
 /// What a layer is made of, while it is made.
 #[derive(Default)]
 struct Building {
     tables: HashMap<Hash, Arc<Segment>>,
-    chunks: HashMap<Hash, Place>,
+    chunks: HashMap<Hash, Whereabouts>,
+    /// Device state, video memory, and chunks of disks that no one file has whole.
     own: Vec<Box<Chunk>>,
+    files: Vec<File>,
 }
+
+/// A written chunk of a disk: its number and hash, and its content or the layer whose file has it.
+type Written = (u64, Hash, Result<u32, Box<Chunk>>);
 
 impl Building {
     /// A region over its base, with its tables.
@@ -274,19 +338,20 @@ impl Building {
         Ok(over.region)
     }
 
-    fn places(&mut self, hashes: &[(u32, Hash)], place: impl Fn(u32) -> Place) {
-        for (at, (_, hash)) in hashes.iter().enumerate() {
-            if !hash.is_zero() {
-                self.chunks.entry(*hash).or_insert(place(at as u32));
-            }
+    fn place(&mut self, hash: Hash, place: Place) {
+        if !hash.is_zero() {
+            self.chunks.entry(hash).or_insert(Whereabouts::Known(place));
         }
     }
 
-    fn keep(&mut self, hash: Hash, bytes: Box<Chunk>) {
+    fn keep(&mut self, hash: Hash, bytes: impl FnOnce() -> Box<Chunk>) {
         let at = self.own.len() as u32;
+        if hash.is_zero() {
+            return;
+        }
         if let std::collections::hash_map::Entry::Vacant(entry) = self.chunks.entry(hash) {
-            entry.insert(Place::Own(at));
-            self.own.push(bytes);
+            entry.insert(Whereabouts::Own(at));
+            self.own.push(bytes());
         }
     }
 
@@ -298,34 +363,47 @@ impl Building {
             chunk[..piece.len()].copy_from_slice(piece);
             let hash = chunk_hash(&chunk[..]);
             changes.push((number as u32, hash));
-            if !hash.is_zero() {
-                self.keep(hash, chunk);
-            }
+            self.keep(hash, || chunk);
         }
         self.region(name, bytes.len() as u64, None, "", &changes)
     }
 
     /// The written chunks of a disk.
-    fn disk(&mut self, number: u16, disk: &FrozenDisk) -> Result<Vec<(u32, Hash)>, NodeError> {
+    fn disk(
+        &mut self,
+        disk: &FrozenDisk,
+        names: &mut Names,
+    ) -> Result<Vec<(u32, Hash)>, NodeError> {
         let written: Vec<u64> = disk.written().collect();
-        let read = |at: usize| -> Result<(u64, Hash, Option<Box<Chunk>>), MountError> {
+        let read = |at: usize| -> Result<Written, MountError> {
             let chunk = written[at];
             let bytes = disk.chunk(chunk)?;
-            let partial = (!disk.is_whole(chunk)).then(|| Box::new(bytes));
-            Ok((chunk, chunk_hash(&bytes), partial))
+            let layer = disk.layer_of(chunk).ok_or_else(|| Box::new(bytes));
+            Ok((chunk, chunk_hash(&bytes), layer))
         };
         let mut changes = Vec::with_capacity(written.len());
+        let mut files: HashMap<u32, u16> = HashMap::new();
         for read in on_all_cores(written.len(), read) {
-            let (chunk, hash, partial) = read?;
+            let (chunk, hash, layer) = read?;
             changes.push((chunk as u32, hash));
-            match partial {
-                _ if hash.is_zero() => {}
-                Some(bytes) => self.keep(hash, bytes),
-                None => {
-                    let place = Place::Disk(number, chunk);
-                    self.chunks.entry(hash).or_insert(place);
+            let layer = match layer {
+                _ if hash.is_zero() => continue,
+                Err(bytes) => {
+                    self.keep(hash, || bytes);
+                    continue;
                 }
-            }
+                Ok(layer) => layer,
+            };
+            let file = match files.get(&layer) {
+                Some(file) => *file,
+                None => {
+                    let file = self.files.len() as u16;
+                    self.files.push(names.link(disk, layer)?);
+                    files.insert(layer, file);
+                    file
+                }
+            };
+            self.place(hash, Place::File(file, chunk));
         }
         Ok(changes)
     }
@@ -369,144 +447,6 @@ fn on_all_cores<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<
     done.into_iter().flat_map(|(_, results)| results).collect()
 }
 
-/// The live layers of a node. Cheap to clone.
-#[derive(Clone, Default)]
-pub(crate) struct Layers(Arc<RwLock<Known>>);
-
-#[derive(Default)]
-struct Known {
-    layers: HashMap<Hash, Arc<Layer>>,
-    /// Layers that went with the node that had them in memory.
-    lost: HashSet<Hash>,
-}
-
-impl Layers {
-    /// One of them.
-    pub fn get(&self, id: &Hash) -> Option<Arc<Layer>> {
-        self.0.read().layers.get(id).cloned()
-    }
-
-    /// Enters one.
-    pub fn insert(&self, layer: Arc<Layer>) {
-        self.0.write().layers.insert(layer.id, layer);
-    }
-
-    /// Forgets one: it is stored now, or nobody needs it.
-    pub fn remove(&self, layer: &Arc<Layer>) {
-        let mut known = self.0.write();
-        // a machine that stood still between two forks has given both the same name
-        let is_it = |known: &Arc<Layer>| Arc::ptr_eq(known, layer);
-        if known.layers.get(&layer.id).is_some_and(is_it) {
-            known.layers.remove(&layer.id);
-        }
-    }
-
-    /// The images that they stand on.
-    pub fn bases(&self) -> Vec<Hash> {
-        let known = self.0.read();
-        known
-            .layers
-            .values()
-            .flat_map(|layer| layer.bases())
-            .copied()
-            .collect()
-    }
-
-    /// What stands on an image, in words.
-    pub fn user_of(&self, id: &Hash) -> Option<String> {
-        self.bases()
-            .contains(id)
-            .then(|| "a fork that is not stored yet".to_owned())
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.read().layers.is_empty()
-    }
-
-    /// An image that was never stored: who asks for it waits, and gets nothing wrong.
-    pub fn mark_lost(&self, id: Hash) {
-        self.0.write().lost.insert(id);
-    }
-
-    /// Whether an image was lost.
-    pub fn is_lost(&self, id: &Hash) -> bool {
-        self.0.read().lost.contains(id)
-    }
-
-    /// The layer; `None` if the image is no live layer.
-    fn find(&self, id: &Hash) -> Result<Option<Arc<Layer>>, SourceError> {
-        match self.get(id) {
-            None if self.is_lost(id) => Err(SourceError::Unreachable {
-                at: "the forks of this node".into(),
-                what: format!("image {}", id.short()),
-                reason: "the node ended before the fork was stored".into(),
-            }),
-            layer => Ok(layer),
-        }
-    }
-}
-
-/// All images of this node: those in its repository, and forks that are not there yet.
-pub(crate) struct Local {
-    layers: Layers,
-    directory: Directory,
-}
-
-impl Local {
-    /// Live layers before the repository.
-    pub fn new(layers: Layers, directory: Directory) -> Local {
-        Local { layers, directory }
-    }
-}
-
-impl Source for Local {
-    fn describe(&self) -> String {
-        self.directory.describe()
-    }
-
-    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        let known = name.parse().ok().map(|id| self.layers.find(&id));
-        match known.transpose()?.flatten() {
-            Some(layer) => Ok(layer.id),
-            None => self.directory.resolve(name),
-        }
-    }
-
-    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-        match self.layers.find(id)? {
-            Some(layer) => Ok(layer.manifest.clone()),
-            None => self.directory.manifest(id),
-        }
-    }
-
-    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-        match self.layers.find(id)? {
-            Some(_) => Ok(None),
-            None => self.directory.layout(id),
-        }
-    }
-
-    fn read(
-        &self,
-        image: &Hash,
-        wants: &[(Kind, Hash)],
-        request: &Request,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), SourceError> {
-        let Some(layer) = self.layers.find(image)? else {
-            return self.directory.read(image, wants, request, sink);
-        };
-        if wants.len() > READ_ITEMS_MAX {
-            return Err(SourceError::Unsupported {
-                at: self.describe(),
-                reason: format!("{} items at once; ask for {READ_ITEMS_MAX}", wants.len()),
-            });
-        }
-        layer.read(wants, request, sink)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -517,19 +457,5 @@ mod tests {
             let done = on_all_cores(count, |at| at * 2);
             assert_eq!(done, (0..count).map(|at| at * 2).collect::<Vec<_>>());
         }
-    }
-
-    #[test]
-    fn a_lost_layer_is_waited_for_and_an_unknown_one_is_missing() {
-        let dir = tempfile::tempdir().unwrap();
-        let repository = floe_store::Repository::create(dir.path()).unwrap();
-        let layers = Layers::default();
-        let local = Local::new(layers.clone(), Directory::new(repository));
-        let id = Hash::of(b"fork");
-        let error = local.manifest(&id).unwrap_err();
-        assert!(matches!(error, SourceError::Missing { .. }), "{error}");
-        layers.mark_lost(id);
-        let error = local.manifest(&id).unwrap_err();
-        assert!(error.is_retryable(), "{error}");
     }
 }

@@ -14,8 +14,10 @@ mod clones;
 mod decide;
 mod family;
 mod hosts;
+mod kept;
 mod kin;
 mod layer;
+mod layers;
 mod multicast;
 mod network;
 mod parents;
@@ -27,9 +29,10 @@ mod when;
 
 pub(crate) use family::Forks;
 pub(crate) use hosts::Reserved;
-pub(crate) use layer::{Layers, Local};
+pub(crate) use kept::Keeping;
+pub(crate) use layers::{Layers, Local};
 pub(crate) use parents::{Patient, is_parent};
-pub(crate) use serve::router;
+pub(crate) use serve::{Way, router};
 
 use crate::{
     api::{
@@ -42,7 +45,7 @@ use crate::{
         machines::Entry,
         placement::Held,
         plan,
-        record::{Attachment, Family, Origin},
+        record::{Attachment, Family, Origin, PauseReason},
         report::{Report, millis},
         sources::Found,
         unix_now,
@@ -53,7 +56,7 @@ use decide::{Action, CloneId, Event, Fault, Fork, State};
 use floe_image::Hash;
 use floe_machine::{CaptureOptions, Continuing};
 use hosts::no_room;
-use layer::{Base, Layer};
+use layer::{Base, Layer, Making};
 use parking_lot::Mutex;
 use record::ForkRecord;
 use remote::Remote;
@@ -63,9 +66,13 @@ use std::{
     sync::{Arc, mpsc},
     time::Duration,
 };
+use store::Parent;
 
 /// Label of an image that a fork made: it goes when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
+/// What is said of a fork with such a host.
+const IN_CLEAR_TEXT: &str = "memory of the machine and the page's token cross the network in clear text: whoever can listen there \
+    has both; floe cluster init makes it safe";
 /// How often a fork that waits for its clones looks whether its caller is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.
@@ -83,6 +90,11 @@ enum Host {
 }
 
 impl Host {
+    /// Whether what it is told and what it reads can be read on the way.
+    fn is_in_clear_text(&self) -> bool {
+        matches!(self, Host::There(remote, _) if !remote.is_member())
+    }
+
     fn url(&self) -> Option<&str> {
         match self {
             Host::Here => None,
@@ -106,7 +118,7 @@ struct Instant {
     found: Found,
     /// `None` of an image: it is stored already.
     layer: Option<Arc<Layer>>,
-    parent: Option<Arc<Entry>>,
+    parent: Option<Parent>,
     pause_ms: Option<f64>,
 }
 
@@ -139,6 +151,9 @@ impl Node {
         }
         self.check_passable()?;
         let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(request)?.into_iter().unzip();
+        if hosts.iter().any(Host::is_in_clear_text) {
+            report.note(IN_CLEAR_TEXT);
+        }
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before anything is stopped: a fork for which nobody has room costs its parent nothing
         let reserved = match reserved {
@@ -243,7 +258,8 @@ impl Node {
             held.of_fork(&record.id)?;
         }
         if hosts.iter().any(|host| host.url().is_some()) {
-            record.hosts_token = self.hosts_token(request);
+            let in_clear_text = hosts.iter().any(Host::is_in_clear_text);
+            record.hosts_token = self.hosts_token(request).filter(|_| in_clear_text);
             record.multicast = self.open_multicast(request.multicast, hosts, record);
             // after a crash in the middle of this their token must still open their parent's state
             self.forks.save(record.clone())?;
@@ -327,6 +343,7 @@ impl Node {
         let ram = Base {
             id: record.image,
             manifest: &ram_manifest,
+            origin: record.origin.clone(),
             fetcher: self.sources.fetcher(&record.origin)?,
         };
         // what a machine's disks were put on later was stored here
@@ -338,9 +355,15 @@ impl Node {
             id: record.disk_base,
             manifest: &disk_manifest,
             fetcher: self.sources.fetcher(&disk_origin)?,
+            origin: disk_origin,
         };
         operation.end_buffering(false)?;
-        let captured = vm.capture(CaptureOptions::default(), || disks.freeze())?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
+        let options = CaptureOptions {
+            in_file: true,
+            ..Default::default()
+        };
+        let captured = vm.capture(options, || disks.freeze())?;
         let pause_ms = millis(captured.pause.total());
         report.stage("capture")?;
         for disk in captured.frozen.disks() {
@@ -360,7 +383,24 @@ impl Node {
         config
             .labels
             .insert(FORK_LABEL.into(), entry.name.to_string());
-        let layer = Layer::build(captured, config, ram, under, &KEPT_REGIONS, unix_now())?;
+        let frozen = captured.frozen.disks().iter();
+        let making = Making {
+            config,
+            ram,
+            disks: under,
+            kept: &KEPT_REGIONS,
+            created_unix_s: unix_now(),
+            parent: kept::Parent {
+                name: entry.name.to_string(),
+                created_unix_s: record.created_unix_s,
+                last_layers: frozen.map(|disk| disk.last_layer()).collect(),
+            },
+            dir: &self.layers.dir(),
+        };
+        let (layer, loads, frozen) = std::thread::scope(|scope| {
+            scope.spawn(|| drop(paused)); // the disk is slower than the cores
+            Layer::build(captured, making)
+        })?;
         report.stage("hash")?;
         let origin = Origin::default();
         let fetcher = self.sources.fetcher(&origin)?;
@@ -373,10 +413,10 @@ impl Node {
                 manifest: layer.manifest.clone(),
                 fetcher,
                 origin,
-                loads: Arc::new(layer.loads().into()),
+                loads: Arc::new(loads.into()),
             },
             layer: Some(layer),
-            parent: Some(entry),
+            parent: Some(Parent { entry, frozen }),
             pause_ms: Some(pause_ms),
         })
     }

@@ -14,7 +14,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-/// This host's address as a host of clones sees it, and that one's.
+/// This host's address as a host of clones that is no member of the cluster sees it, and that one's.
 fn between(remote: &Remote) -> Result<(Ipv4Addr, Ipv4Addr), NodeError> {
     let url = remote.url();
     match remote.addresses()? {
@@ -39,38 +39,52 @@ impl Node {
         hosts: &[Host],
     ) -> Result<Vec<Attachment>, NodeError> {
         let parent = instant.parent.as_ref();
-        let Some(place) = parent.and_then(|parent| parent.record().network) else {
+        let Some(place) = parent.and_then(|parent| parent.entry.record().network) else {
             return Ok(Vec::new());
         };
-        let remotes = hosts.iter().filter_map(|host| match host {
-            Host::Here => None,
-            Host::There(remote, _) => Some(between(remote)),
-        });
-        let between: Vec<(Ipv4Addr, Ipv4Addr)> = remotes.collect::<Result<_, _>>()?;
-        if let Some((local, _)) = between.first() {
-            let there = between.iter().map(|(_, there)| *there);
-            let all = self.networks.reach(&place.network, *local, there)?;
-            self.tell_hosts(&place.network, &all);
+        let remotes = || {
+            hosts.iter().filter_map(|host| match host {
+                Host::Here => None,
+                Host::There(remote, _) => Some(remote),
+            })
+        };
+        let members: Vec<_> = remotes().filter_map(Remote::member_address).collect();
+        let all = match (remotes().count(), self.cluster.own_address()) {
+            (0, _) => None,
+            (all, Some(own)) if all == members.len() => {
+                let members = members.into_iter();
+                Some(self.networks.reach_members(&place.network, own, members)?)
+            }
+            _ => {
+                let between: Vec<(Ipv4Addr, Ipv4Addr)> =
+                    remotes().map(between).collect::<Result<_, _>>()?;
+                let local = between.first().map(|(local, _)| *local);
+                let there = between.iter().map(|(_, there)| *there);
+                let reach = |local| self.networks.reach(&place.network, local, there);
+                local.map(reach).transpose()?
+            }
+        };
+        if let Some(all) = all {
+            self.tell_hosts(&place.network, all);
         }
         let names = record.clones.iter().map(|clone| clone.name.as_str());
         self.networks.join(&place.network, names)
     }
 
     /// Tells the hosts of earlier forks that the family has come to more.
-    fn tell_hosts(&self, network: &str, all: &[Ipv4Addr]) {
+    fn tell_hosts(&self, network: &str, hosts: Vec<String>) {
         let mut urls = BTreeMap::new();
         for name in self.networks.members(network) {
             if let Some((fork, url)) = self.forks.away(&name) {
-                urls.insert(url, fork.hosts_token.unwrap_or_default());
+                urls.insert(url, fork.hosts_token);
             }
         }
-        let hosts = NetworkHosts {
-            hosts: all.iter().map(Ipv4Addr::to_string).collect(),
-        };
+        let hosts = NetworkHosts { hosts };
         std::thread::scope(|scope| {
             for (url, token) in &urls {
                 scope.spawn(|| {
-                    let told = Remote::new(url, token)
+                    let told = self
+                        .remote(url, token.as_deref())
                         .map_err(|error| error.to_api().to_string())
                         .and_then(|remote| remote.meet_hosts(network, &hosts));
                     if let Err(why) = told {
@@ -91,7 +105,10 @@ impl Node {
         place: &Attachment,
         remote: &Remote,
     ) -> Result<NetworkOrder, NodeError> {
-        let (_, there) = between(remote)?;
+        let there = match remote.member_address() {
+            Some(address) => address.ip(),
+            None => between(remote)?.1.into(),
+        };
         self.networks.order(place, there)
     }
 

@@ -8,7 +8,7 @@ use crate::node::{
     Node,
     error::{NodeError, at, failed},
     machines::Entry,
-    record::Origin,
+    record::{Origin, PauseReason},
 };
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_machine::{Machine, Status};
@@ -108,9 +108,11 @@ impl Silence {
             return None;
         }
         let url = origin.urls.first().map_or("", String::as_str);
-        let url = url
-            .trim_start_matches("floe+")
-            .trim_end_matches(super::serve::PATH);
+        let url = url.trim_end_matches(super::serve::PATH);
+        let url = match url.split_once("://") {
+            Some(("floe", address)) => format!("https://{address}"),
+            _ => url.trim_start_matches("floe+").to_owned(),
+        };
         Some(match self.denied {
             true => format!(
                 "its parent's node {url} no longer has what it needs; what it has not touched is lost: floe kill ends it"
@@ -126,7 +128,8 @@ impl Node {
     /// Forks that an earlier node had in memory only: whoever needs one waits for ever, and gets nothing wrong.
     pub(crate) fn find_lost_forks(&self) {
         for fork in self.forks.all() {
-            if self.repo.manifest(&fork.image).is_err() {
+            let is_here = self.layers.get(&fork.image).is_some();
+            if !is_here && self.repo.manifest(&fork.image).is_err() {
                 self.layers.mark_lost(fork.image);
                 self.tell(
                     "fork.lost",
@@ -152,6 +155,7 @@ impl Node {
         let options = floe_source::Options {
             token: origin.token.clone(),
             ca: origin.ca.as_ref().map(Into::into),
+            tls: Some(self.cluster.tls_of_parents()),
             timeout: Some(ANSWER_TIMEOUT),
             ..Default::default()
         };
@@ -260,6 +264,12 @@ impl Node {
         parents
     }
 
+    /// Whether machines here, or clones elsewhere, stand still if the other members of the cluster are not reached any more.
+    pub(crate) fn needs_members(&self) -> bool {
+        let mut forks = self.forks.all().into_iter();
+        !self.dependants().is_empty() || forks.any(|fork| fork.has_clones_away())
+    }
+
     /// Refuses an address that is no other node's.
     pub(super) fn check_parent_address(source: &str) -> Result<(), NodeError> {
         if source.starts_with("floe+http://") || source.starts_with("floe://") {
@@ -276,7 +286,7 @@ impl Node {
 fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
     let _operation = entry.begin("pause")?;
     if !waits && vm.status()? == Status::Running {
-        entry.pause(vm)?;
+        entry.pause(vm, PauseReason::Orphaned)?;
     }
     Ok(())
 }
@@ -284,11 +294,10 @@ fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), Node
 /// Lets a clone go on that was paused here.
 fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
     let _operation = entry.begin("continue")?;
-    if entry.record().buffering {
-        vm.cont()?;
-        entry.update(|record| record.buffering = false)?;
+    match entry.record().pauses.contains(&PauseReason::Orphaned) {
+        true => entry.end_pause(Some(vm), PauseReason::Orphaned),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn watch(node: &Weak<Node>) {

@@ -24,7 +24,7 @@ pub(crate) struct ForkRecord {
     pub image: Hash,
     /// With which clones' nodes read that image here. The file is readable by the node's user only.
     pub token: String,
-    /// Token of the pages of the other nodes that run clones.
+    /// Token of the pages of other nodes that are asked in clear text; without it none is, and nothing of the fork is read so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts_token: Option<String>,
     /// The multicast group of its clones on other hosts.

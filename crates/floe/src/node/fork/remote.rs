@@ -6,11 +6,16 @@ use crate::{
         ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo,
         NetworkHosts, Room,
     },
-    node::error::{NodeError, failed, usage},
+    node::{
+        cluster::{self, Silent},
+        error::{NodeError, failed, usage},
+    },
 };
+use rustls::ClientConfig;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
+    sync::Arc,
     time::Duration,
 };
 use ureq::{Agent, SendBody};
@@ -24,13 +29,21 @@ const START_TIMEOUT: Duration = Duration::from_secs(130);
 /// Longest answer that is read: a family of all clones that a fork can have.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// Another node, by the address of its page.
+/// Another node.
 #[derive(Clone)]
 pub(super) struct Remote {
-    agent: Agent,
-    /// `http://10.0.0.2:7070`.
+    way: Way,
+    /// `https://10.0.0.2:7071` of a member, `http://10.0.0.2:7070` of a page.
     url: String,
-    authorization: String,
+}
+
+/// How it is spoken to.
+#[derive(Clone)]
+enum Way {
+    /// As to another member of the cluster.
+    Member(Arc<ClientConfig>),
+    /// Over its page, with the page's token.
+    ClearText { agent: Agent, authorization: String },
 }
 
 /// Why a call had no result.
@@ -53,8 +66,22 @@ impl Failed {
 }
 
 impl Remote {
+    /// A member of the cluster, at `ADDRESS:PORT`. Nothing is connected yet.
+    pub fn member(address: &str, tls: Arc<ClientConfig>) -> Result<Remote, NodeError> {
+        let address: SocketAddr = address.trim_end_matches('/').parse().map_err(|_| {
+            usage(
+                format!("host {address:?} is no address with a port"),
+                "see floe cluster members",
+            )
+        })?;
+        Ok(Remote {
+            way: Way::Member(tls),
+            url: format!("https://{address}"),
+        })
+    }
+
     /// The node whose page is at `url`. Nothing is connected yet.
-    pub fn new(url: &str, token: &str) -> Result<Remote, NodeError> {
+    pub fn in_clear_text(url: &str, token: &str) -> Result<Remote, NodeError> {
         let bad = |why: &str| {
             usage(
                 format!("host {url:?}: {why}"),
@@ -76,10 +103,25 @@ impl Remote {
             .timeout_global(Some(START_TIMEOUT))
             .build();
         Ok(Remote {
-            agent: config.new_agent(),
+            way: Way::ClearText {
+                agent: config.new_agent(),
+                authorization: format!("Bearer {token}"),
+            },
             url: format!("http://{authority}"),
-            authorization: format!("Bearer {token}"),
         })
+    }
+
+    /// Whether it is a member of the cluster; all others are spoken to in clear text.
+    pub fn is_member(&self) -> bool {
+        matches!(self.way, Way::Member(_))
+    }
+
+    /// Its address in the cluster, if it is a member.
+    pub fn member_address(&self) -> Option<SocketAddr> {
+        match self.way {
+            Way::Member(_) => self.url.strip_prefix("https://")?.parse().ok(),
+            Way::ClearText { .. } => None,
+        }
     }
 
     /// Its address.
@@ -94,7 +136,7 @@ impl Remote {
 
     /// This host's address as that one sees it, and that one's.
     pub fn addresses(&self) -> Result<(IpAddr, IpAddr), NodeError> {
-        let authority = self.url.trim_start_matches("http://");
+        let authority = self.url.split_once("://").map_or("", |(_, rest)| rest);
         let unreachable = |why: String| {
             failed(
                 format!("host {}: {why}", self.url),
@@ -203,28 +245,88 @@ impl Remote {
         body: Option<&impl Serialize>,
         limit: Duration,
     ) -> Result<T, Failed> {
+        let body = body
+            .map(serde_json::to_vec)
+            .transpose()
+            .map_err(|error| Failed::NotAsked(error.to_string()))?;
+        let (status, bytes) = match &self.way {
+            Way::Member(tls) => self.ask_member(tls, method, path, body, limit)?,
+            Way::ClearText {
+                agent,
+                authorization,
+            } => self.ask_page(agent, authorization, (method, path), body, limit)?,
+        };
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(&bytes)
+                .map_err(|error| Failed::Unknown(format!("its answer makes no sense: {error}")));
+        }
+        let said = serde_json::from_slice(&bytes).unwrap_or_else(|_| ApiError {
+            code: ErrorCode::Refused,
+            message: format!("it answered {status}"),
+            fix: "check that this is a floe node of the same version".into(),
+        });
+        Err(Failed::Refused(match status {
+            401 => ApiError {
+                code: ErrorCode::Refused,
+                message: "it does not take this token".into(),
+                fix: "give the token of its page by FLOE_HOSTS_TOKEN".into(),
+            },
+            _ => said,
+        }))
+    }
+
+    fn ask_member(
+        &self,
+        tls: &Arc<ClientConfig>,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<(u16, Vec<u8>), Failed> {
+        let asked = cluster::ask(
+            tls.clone(),
+            cluster::Ask {
+                to: self.url.trim_start_matches("https://"),
+                method: method.parse().unwrap_or_default(),
+                path,
+                body: body.unwrap_or_default(),
+                limit,
+            },
+        );
+        match asked {
+            Ok((status, bytes)) => Ok((status, bytes.to_vec())),
+            Err(Silent::NotAsked(why) | Silent::Refused(why)) => Err(Failed::NotAsked(why)),
+            Err(Silent::Unknown(why)) => Err(Failed::Unknown(why)),
+        }
+    }
+
+    fn ask_page(
+        &self,
+        agent: &Agent,
+        authorization: &str,
+        (method, path): (&str, &str),
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<(u16, Vec<u8>), Failed> {
         let not_asked = |error: &dyn std::fmt::Display| Failed::NotAsked(error.to_string());
         let mut request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url))
-            .header("authorization", &self.authorization)
+            .header("authorization", authorization)
             .header("content-type", "application/json");
         let body = match body {
             None => SendBody::none(),
-            Some(body) => {
-                let bytes = serde_json::to_vec(body).map_err(|e| not_asked(&e))?;
+            Some(bytes) => {
                 request = request.header("content-length", bytes.len());
                 SendBody::from_owned_reader(std::io::Cursor::new(bytes))
             }
         };
         let request = request.body(body).map_err(|e| not_asked(&e))?;
-        let request = self
-            .agent
+        let request = agent
             .configure_request(request)
             .timeout_global(Some(limit))
             .build();
-        let mut answer = self
-            .agent
+        let mut answer = agent
             .run(request)
             .map_err(|error| match was_asked(&error) {
                 true => Failed::Unknown(error.to_string()),
@@ -234,23 +336,7 @@ impl Remote {
         let bytes = body
             .read_to_vec()
             .map_err(|error| Failed::Unknown(format!("the answer was cut off: {error}")))?;
-        if answer.status().is_success() {
-            return serde_json::from_slice(&bytes)
-                .map_err(|error| Failed::Unknown(format!("its answer makes no sense: {error}")));
-        }
-        let said = serde_json::from_slice(&bytes).unwrap_or_else(|_| ApiError {
-            code: ErrorCode::Refused,
-            message: format!("it answered {}", answer.status()),
-            fix: "check that this is the page of a floe node of the same version".into(),
-        });
-        Err(Failed::Refused(match answer.status().as_u16() {
-            401 => ApiError {
-                code: ErrorCode::Refused,
-                message: "it does not take this token".into(),
-                fix: "give the token of its page by FLOE_HOSTS_TOKEN".into(),
-            },
-            _ => said,
-        }))
+        Ok((answer.status().as_u16(), bytes))
     }
 }
 
@@ -300,15 +386,15 @@ mod tests {
             }
             client.write_all(answer.as_bytes()).unwrap();
         });
-        Remote::new(&url, "token").unwrap()
+        Remote::in_clear_text(&url, "token").unwrap()
     }
 
     #[test]
     fn an_address_that_is_none_of_a_node_is_refused() {
         for url in ["https://a", "a:1", "http://", "http://a/b", "http://t@a:1"] {
-            assert!(Remote::new(url, "t").is_err(), "{url}");
+            assert!(Remote::in_clear_text(url, "t").is_err(), "{url}");
         }
-        let remote = Remote::new("http://127.0.0.1:7070/", "t").unwrap();
+        let remote = Remote::in_clear_text("http://127.0.0.1:7070/", "t").unwrap();
         assert_eq!(remote.url(), "http://127.0.0.1:7070");
         assert!(remote.own_address().unwrap().is_loopback());
     }
@@ -318,7 +404,7 @@ mod tests {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", nobody.local_addr().unwrap());
         drop(nobody);
-        let fault = Remote::new(&url, "t").unwrap().start(&order());
+        let fault = Remote::in_clear_text(&url, "t").unwrap().start(&order());
         assert!(matches!(fault, Err(Fault::Host(_))), "{fault:?}");
         let fault = host("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").start(&order());
         assert!(matches!(fault, Err(Fault::Unknown(_))), "{fault:?}");

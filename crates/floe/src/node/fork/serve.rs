@@ -7,7 +7,7 @@ use crate::{
     node::{Node, record::Origin},
 };
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
     extract::{DefaultBodyLimit, Path, Query, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use floe_image::{
     Encoding, FRAME_MAX_CHUNKS, Hash, Kind, ReadRequest, ResponseEncoder, batch, compress_frame,
 };
-use floe_source::{Fetcher, Purpose, Request, SourceError};
+use floe_source::{Fetcher, Request, SourceError};
 use serde::Deserialize;
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -59,26 +59,36 @@ fn absent() -> Refusal {
     )
 }
 
+/// How what is read here travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Between members of a cluster, encrypted.
+    Sealed,
+    /// Over the page's port: only forks of which somebody said so.
+    Clear,
+}
+
 /// The routes.
-pub(crate) fn router(node: Arc<Node>) -> Router {
+pub(crate) fn router(node: Arc<Node>, way: Way) -> Router {
     let routes = Router::new()
         .route("/v1/resolve", get(resolve))
         .route("/v1/images/{id}/manifest", get(manifest))
         .route("/v1/images/{id}/read", post(read))
         .fallback(async || absent())
+        .layer(Extension(way))
         .layer(DefaultBodyLimit::max(batch::REQUEST_BYTES_MAX))
         .with_state(node);
     Router::new().nest(PATH, routes)
 }
 
 /// The image that is asked for, if the token is its fork's.
-fn allowed(node: &Node, headers: &HeaderMap, id: &str) -> Result<Hash, Refusal> {
+fn allowed(node: &Node, way: Way, headers: &HeaderMap, id: &str) -> Result<Hash, Refusal> {
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let id: Hash = id.parse().map_err(|_| absent())?;
     match token {
-        Some(token) if node.forks.opens(token.trim(), &id) => Ok(id),
+        Some(token) if node.forks.opens(token.trim(), &id, way == Way::Clear) => Ok(id),
         Some(_) => Err(absent()),
         None => Err(refusal(
             StatusCode::UNAUTHORIZED,
@@ -116,8 +126,13 @@ struct Name {
     name: String,
 }
 
-async fn resolve(State(node): Floe, headers: HeaderMap, Query(name): Query<Name>) -> Answered {
-    let id = allowed(&node, &headers, &name.name)?;
+async fn resolve(
+    State(node): Floe,
+    Extension(way): Extension<Way>,
+    headers: HeaderMap,
+    Query(name): Query<Name>,
+) -> Answered {
+    let id = allowed(&node, way, &headers, &name.name)?;
     let here = blocking(move || {
         let fetcher = here(&node)?;
         fetcher.source().resolve(&id.to_string())
@@ -126,8 +141,13 @@ async fn resolve(State(node): Floe, headers: HeaderMap, Query(name): Query<Name>
     Ok(Json(serde_json::json!({ "id": id.to_string() })).into_response())
 }
 
-async fn manifest(State(node): Floe, headers: HeaderMap, Path(id): Path<String>) -> Answered {
-    let id = allowed(&node, &headers, &id)?;
+async fn manifest(
+    State(node): Floe,
+    Extension(way): Extension<Way>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Answered {
+    let id = allowed(&node, way, &headers, &id)?;
     let manifest = blocking(move || {
         let fetcher = here(&node)?;
         fetcher.source().manifest(&id)
@@ -137,11 +157,12 @@ async fn manifest(State(node): Floe, headers: HeaderMap, Path(id): Path<String>)
 
 async fn read(
     State(node): Floe,
+    Extension(way): Extension<Way>,
     headers: HeaderMap,
     Path(id): Path<String>,
     body: Bytes,
 ) -> Answered {
-    let id = allowed(&node, &headers, &id)?;
+    let id = allowed(&node, way, &headers, &id)?;
     let bad = |why: String| refusal(StatusCode::BAD_REQUEST, ErrorCode::Usage, why);
     let request = ReadRequest::decode(&body).map_err(|error| bad(error.to_string()))?;
     let asked = headers.get(&ENCODING_HEADER).map(HeaderValue::as_bytes);
@@ -150,10 +171,7 @@ async fn read(
     let answer = blocking(move || {
         let fetcher = here(&node)?;
         let mut got: HashMap<Hash, Vec<u8>> = HashMap::new();
-        let limits = Request {
-            purpose: Purpose::Demand,
-            deadline: READ_TIMEOUT,
-        };
+        let limits = Request::demand(READ_TIMEOUT);
         let wants = &request.wants;
         let result = fetcher
             .source()

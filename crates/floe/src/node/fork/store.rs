@@ -11,6 +11,7 @@ use crate::{
     transfer::{self, Cancel, Destination, PullOptions},
 };
 use floe_image::Hash;
+use floe_mount::FrozenLayers;
 use std::{
     fs,
     sync::{Arc, Weak},
@@ -26,12 +27,54 @@ const DECIDE_EVERY: Duration = Duration::from_secs(1);
 /// Memory is short when no more than this part of it is available.
 const MEMORY_SHORT: u64 = 8;
 
+/// The machine that was forked, and its disks as they were.
+pub(super) struct Parent {
+    pub entry: Arc<Entry>,
+    pub frozen: FrozenLayers,
+}
+
 impl Node {
+    /// Finds the forks' layers that an earlier node has left with the supervisor.
+    pub(crate) fn find_layers_again(&self) -> Vec<Arc<Layer>> {
+        let found = self
+            .layers
+            .find_again(|origin| self.sources.fetcher(origin));
+        for layer in &found {
+            self.tell(
+                "fork.found",
+                &layer.id.short(),
+                "its memory outlived its node",
+            );
+        }
+        found
+    }
+
+    /// Goes on with what is to become of layers that were found again, once the machines are on the mount.
+    pub(crate) fn store_found(self: &Arc<Self>, layers: Vec<Arc<Layer>>) {
+        for layer in layers {
+            let parent = self.parent_of(&layer);
+            self.store_later(Some(layer), parent, false);
+        }
+    }
+
+    /// The machine whose fork a layer is, if it is still there with the frozen disks.
+    fn parent_of(&self, layer: &Layer) -> Option<Parent> {
+        let entry = self.machines.get(&layer.parent.name).ok()?;
+        if entry.record().created_unix_s != layer.parent.created_unix_s {
+            return None;
+        }
+        let disks = entry.state.read().disks.clone()?;
+        let frozen = disks.frozen(&layer.parent.last_layers)?;
+        let mut bases = frozen.disks().iter().filter_map(|disk| disk.base());
+        let same = bases.all(|(base, _)| Some(base) == layer.manifest.parent);
+        same.then_some(Parent { entry, frozen })
+    }
+
     /// Stores a fork's layer on a thread of its own when its time has come; `hurry`: at once.
     pub(super) fn store_later(
         self: &Arc<Self>,
         layer: Option<Arc<Layer>>,
-        parent: Option<Arc<Entry>>,
+        parent: Option<Parent>,
         hurry: bool,
     ) {
         let Some(layer) = layer else {
@@ -71,16 +114,17 @@ impl Node {
     }
 
     /// The parent's disks go on from the stored image, unless they stand on a later one by now.
-    fn settle_parent(&self, layer: &Layer, parent: &Arc<Entry>) -> Result<(), NodeError> {
+    fn settle_parent(&self, layer: &Layer, parent: &Parent) -> Result<(), NodeError> {
+        let Parent { entry, frozen } = parent;
         // one that was removed has no disks any more, and its name may be another's now
-        let known = self.machines.get(parent.name.as_str());
-        if !known.is_ok_and(|known| Arc::ptr_eq(&known, parent)) {
+        let known = self.machines.get(entry.name.as_str());
+        if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
             return Ok(());
         }
-        let operation = parent.begin("fork")?;
+        let operation = entry.begin("fork")?;
         let disks = operation.state.read().disks.clone();
-        match disks.filter(|disks| disks.has_frozen(&layer.frozen)) {
-            Some(disks) => self.rebase(&operation, &disks, &layer.frozen, &layer.id),
+        match disks.filter(|disks| disks.has_frozen(frozen)) {
+            Some(disks) => self.rebase(&operation, &disks, frozen, &layer.id),
             None => Ok(()),
         }
     }
@@ -111,7 +155,7 @@ impl Node {
 fn wait(
     node: &Weak<Node>,
     layer: &Layer,
-    parent: Option<&Arc<Entry>>,
+    parent: Option<&Parent>,
     forked: Instant,
     hurry: impl Fn() -> bool,
 ) -> Option<Next> {
@@ -136,7 +180,7 @@ fn wait(
             hurry: hurry(),
             idle_cores,
             memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
-            height: parent.map_or(0, |parent| height(layer, parent)),
+            height: parent.map_or(0, height),
         };
         match next(&seen) {
             Next::Wait => {}
@@ -146,9 +190,9 @@ fn wait(
 }
 
 /// Layers of the parent's disks as long as one of them is this fork's.
-fn height(layer: &Layer, parent: &Entry) -> usize {
-    let disks = parent.state.read().disks.clone();
-    let disks = disks.filter(|disks| disks.has_frozen(&layer.frozen));
+fn height(parent: &Parent) -> usize {
+    let disks = parent.entry.state.read().disks.clone();
+    let disks = disks.filter(|disks| disks.has_frozen(&parent.frozen));
     disks.map_or(0, |disks| disks.height())
 }
 
@@ -163,12 +207,7 @@ fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
     Some(())
 }
 
-fn store(
-    node: &Weak<Node>,
-    layer: &Arc<Layer>,
-    parent: Option<&Arc<Entry>>,
-    job: Job,
-) -> Option<()> {
+fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
     let mut job = Some(job);
     loop {
         let here = node.upgrade()?;
@@ -193,7 +232,7 @@ fn store(
     if let Some(parent) = parent
         && let Err(error) = node.settle_parent(layer, parent)
     {
-        tracing::warn!(machine = %parent.name, %error, "its disks keep the fork's frozen layers");
+        tracing::warn!(machine = %parent.entry.name, %error, "its disks keep the fork's frozen layers");
     }
     node.layers.remove(layer);
     node.settle_clones(layer);

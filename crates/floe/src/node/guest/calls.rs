@@ -64,7 +64,7 @@ impl Node {
         let room = self.room_for_guests().map_err(|error| went_wrong(&error))?;
         let family = self.eldest_of(entry.name.as_str());
         let each = match hierarchical {
-            true => entry.record().config.cpus.unwrap_or(1).max(1),
+            true => entry.record().config.cpus_now().unwrap_or(1).max(1),
             false => 1,
         };
         let asked = Asked {

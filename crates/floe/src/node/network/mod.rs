@@ -7,6 +7,8 @@
 mod inbound;
 mod namespace;
 mod plan;
+mod sealed;
+mod tunnel;
 
 use crate::{
     api::{
@@ -15,6 +17,7 @@ use crate::{
     },
     node::{
         Node,
+        cluster::Cluster,
         error::{NodeError, failed, not_found, refused, usage},
         files::{load_kept, replace_file},
         machines::Entry,
@@ -27,12 +30,15 @@ use inbound::Inbound;
 use namespace::Namespace;
 use parking_lot::Mutex;
 use plan::{BITS, GATEWAY, MEMBERS_MAX, NETWORK_VERSION, Network, Overlay};
+use sealed::mixed;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     path::PathBuf,
+    sync::Arc,
 };
+use tunnel::Tunnels;
 
 /// Largest network's file that is read, bytes: all members with the longest names.
 const NETWORK_BYTES_MAX: u64 = 1 << 20;
@@ -41,6 +47,8 @@ const NETWORK_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct Networks {
     dir: PathBuf,
     home: PathBuf,
+    cluster: Arc<Cluster>,
+    tunnels: Tunnels,
     /// Locked while a network is made, changed or taken down.
     all: Mutex<BTreeMap<String, Network>>,
     /// Open ports by machine.
@@ -49,7 +57,7 @@ pub(crate) struct Networks {
 
 impl Networks {
     /// Reads those that an earlier node left.
-    pub fn open(home: &Home) -> Result<Networks, NodeError> {
+    pub fn open(home: &Home, cluster: Arc<Cluster>) -> Result<Networks, NodeError> {
         let dir = home.networks();
         let kept = load_kept(
             &dir,
@@ -62,6 +70,8 @@ impl Networks {
         Ok(Networks {
             dir,
             home: home.root().to_owned(),
+            cluster,
+            tunnels: Tunnels::default(),
             all: Mutex::new(all),
             inbound: Mutex::default(),
         })
@@ -107,6 +117,7 @@ impl Networks {
             bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
             members: [(parent.to_owned(), 0)].into(),
             overlay: None,
+            sealed: None,
             id,
         };
         network
@@ -135,7 +146,7 @@ impl Networks {
     ) -> Result<Vec<Attachment>, NodeError> {
         let mut all = self.all.lock();
         let known = all.get_mut(network).ok_or_else(|| unknown(network))?;
-        if known.overlay.as_ref().is_some_and(|overlay| !overlay.home) {
+        if known.is_guest() {
             return Err(refused(
                 "the numbers of a family's network are given away on its first parent's host",
                 "fork the first parent, on its own host",
@@ -167,9 +178,12 @@ impl Networks {
         network: &str,
         local: Ipv4Addr,
         hosts: impl Iterator<Item = Ipv4Addr>,
-    ) -> Result<Vec<Ipv4Addr>, NodeError> {
+    ) -> Result<Vec<String>, NodeError> {
         let mut all = self.all.lock();
         let known = all.get_mut(network).ok_or_else(|| unknown(network))?;
+        if known.sealed.is_some() {
+            return Err(mixed());
+        }
         let mut changed = known.clone();
         let overlay = changed.overlay.get_or_insert_with(|| Overlay {
             local,
@@ -177,8 +191,8 @@ impl Networks {
             home: true,
         });
         overlay.peers.extend(hosts);
-        let mut everyone: Vec<_> = overlay.peers.iter().copied().collect();
-        everyone.push(overlay.local);
+        let everyone = overlay.peers.iter().chain([&overlay.local]);
+        let everyone = everyone.map(Ipv4Addr::to_string).collect();
         if changed != *known {
             self.apply(&changed)?;
             *known = changed;
@@ -194,11 +208,12 @@ impl Networks {
             Some(overlay) => namespace.join_hosts(network, overlay)?,
             None => {}
         }
+        self.open_tunnel(network)?;
         self.save(network)
     }
 
     /// What another host, which has this address, is told of a clone's network.
-    pub fn order(&self, place: &Attachment, there: Ipv4Addr) -> Result<NetworkOrder, NodeError> {
+    pub fn order(&self, place: &Attachment, there: IpAddr) -> Result<NetworkOrder, NodeError> {
         let all = self.all.lock();
         let network = all
             .get(&place.network)
@@ -213,16 +228,15 @@ impl Networks {
             bytes_per_s: network.bytes_per_s,
             local: there.to_string(),
             hosts: hosts.map(Ipv4Addr::to_string).collect(),
+            seal: self.seal_for(network),
         })
     }
 
     /// Gives a clone of another node's machine its place in its family's network, which is made if it is not here yet.
     pub fn receive(&self, order: &NetworkOrder, name: &str) -> Result<Attachment, NodeError> {
-        let local = addresses(std::slice::from_ref(&order.local))?;
-        let hosts = addresses(&order.hosts)?;
         let mut all = self.all.lock();
         let known = all.get(&order.id);
-        if known.is_some_and(|known| known.overlay.as_ref().is_none_or(|o| o.home)) {
+        if known.is_some_and(|known| !known.is_guest()) {
             return Err(refused(
                 format!("network {} has its home here", order.id),
                 "fork without --hosts",
@@ -236,6 +250,7 @@ impl Networks {
             bytes_per_s: order.bytes_per_s,
             members: BTreeMap::new(),
             overlay: None,
+            sealed: None,
         });
         let taken = |(other, number): (&String, &u32)| other != name && *number == order.number;
         if network.members.iter().any(taken) {
@@ -245,8 +260,13 @@ impl Networks {
             ));
         }
         network.members.insert(name.to_owned(), order.number);
-        if let Some(local) = local.first() {
-            network.meet(*local, &hosts);
+        match &order.seal {
+            Some(seal) => self.meet_members(&mut network, seal)?,
+            None if network.sealed.is_some() => return Err(mixed()),
+            None => {
+                let local = addresses(std::slice::from_ref(&order.local))?;
+                network.meet(local[0], &addresses(&order.hosts)?);
+            }
         }
         let checked = network.check().and_then(|()| match order.allow.len() {
             0..=NETWORK_ALLOW_MAX => Ok(()),
@@ -268,15 +288,13 @@ impl Networks {
     }
 
     /// A family whose home is elsewhere has come to more hosts.
-    fn meet(&self, network: &str, hosts: &[Ipv4Addr]) -> Result<(), NodeError> {
+    fn meet(&self, network: &str, hosts: &[String]) -> Result<(), NodeError> {
         let mut all = self.all.lock();
-        let known = all.get_mut(network).filter(|known| known.overlay.is_some());
+        let known = all.get_mut(network).filter(|known| known.is_guest());
         let known = known
             .ok_or_else(|| not_found(format!("there is no family network {network} here"), ""))?;
         let mut changed = known.clone();
-        if let Some(local) = changed.overlay.as_ref().map(|overlay| overlay.local) {
-            changed.meet(local, hosts);
-        }
+        self.meet_all(&mut changed, hosts)?;
         if changed != *known {
             self.apply(&changed)?;
             *known = changed;
@@ -315,7 +333,9 @@ impl Networks {
             }
             return;
         }
-        all.remove(network);
+        if let Some(network) = all.remove(network) {
+            self.tunnels.close(&network);
+        }
         self.namespace(network).remove();
         if let Err(error) = fs::remove_file(self.path(network)) {
             tracing::warn!(network, %error, "a network's file stays");
@@ -348,6 +368,7 @@ impl Networks {
                 .ok_or_else(|| unknown(&place.network))?;
             if !namespace.exists() {
                 namespace.make(network)?;
+                self.open_tunnel(network)?;
             }
         }
         Ok(Tap::new(namespace.open_port(place.number)?))
@@ -433,7 +454,7 @@ fn unknown(network: &str) -> NodeError {
 impl Node {
     /// A family whose parent is on another node has come to more hosts.
     pub fn meet_hosts(&self, network: &str, request: &NetworkHosts) -> Result<(), NodeError> {
-        self.networks.meet(network, &addresses(&request.hosts)?)
+        self.networks.meet(network, &request.hosts)
     }
 
     /// Puts a machine that is about to start into a network of its own.

@@ -195,6 +195,17 @@ impl Namespace {
             .map_err(at(what))
     }
 
+    /// Makes the port of the encrypted way to other hosts.
+    pub fn open_tunnel(&self) -> io::Result<OwnedFd> {
+        self.inside(|| open_tap("vx0"))?
+    }
+
+    /// Puts rules into effect inside.
+    pub fn clamp(&self, rules: &str) -> Result<(), NodeError> {
+        let inside = ["ip", "netns", "exec", &self.name, "nft", "-f", "-"];
+        run(&inside, rules).map(drop)
+    }
+
     /// Connects to a guest's port.
     pub fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         self.inside(move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT))?

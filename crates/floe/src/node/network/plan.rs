@@ -5,7 +5,7 @@
 //!  m0 (parent) --+
 //!  m1 (clone)  --+-- br0 10.0.2.2/24 -- up0 ======= flXXXXXXXX -- NAT -- allowed destinations (only with --allow)
 //!  m2 (clone)  --+
-//!                +-- vx0 (VXLAN) ------------------ the family's other hosts
+//!                +-- vx0 (encrypted, or VXLAN) --- the family's other hosts
 //! ```
 //! The inner addresses are those of QEMU's user network, so that a machine that was captured there goes on here: the parent is
 //! 10.0.2.15 and clone n is 10.0.2.(15+n), in every family alike. Each family has a namespace of its own, so that they never
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
 };
 
 /// Version of a network's file.
@@ -37,6 +37,16 @@ pub(crate) const MEMBERS_MAX: u32 = 254 - PARENT_LAST;
 pub(crate) const VXLAN_PORT: u16 = 4789;
 /// Connections a second that a family may begin beyond its network: a scan needs more.
 const NEW_PER_S: u32 = 200;
+
+/// Refuses link-local addresses, the host's loopback, and a metadata service that is at neither (Alibaba's).
+const GUARDED_DROP: &str =
+    "        ip daddr { 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop\n";
+
+/// Whether all of a destination is what [`GUARDED_DROP`] refuses: whoever writes that knows what it is.
+fn is_guarded(allow: &Allow) -> bool {
+    let link = allow.address.is_link_local() && allow.bits >= 16;
+    link || allow.address == Ipv4Addr::new(100, 100, 100, 200) && allow.bits == 32
+}
 
 /// A family's network on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +67,29 @@ pub(crate) struct Network {
     /// How it reaches other hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<Overlay>,
+    /// How it reaches other members of the cluster, instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<Sealed>,
+}
+
+/// The encrypted way to the family's other hosts.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sealed {
+    /// From which the key follows: 64 hex digits, drawn for this family. The file is readable by the node's user only.
+    pub secret: String,
+    /// This host's address in the cluster.
+    pub local: SocketAddr,
+    /// The others'.
+    pub peers: BTreeSet<SocketAddr>,
+    /// Whether this is the parent's host, which gives the numbers away.
+    pub home: bool,
+}
+
+impl std::fmt::Debug for Sealed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sealed({} to {:?})", self.local, self.peers)
+    }
 }
 
 /// The way to the family's other hosts.
@@ -95,10 +128,45 @@ impl Network {
         if parts.len() != 6 || !parts.iter().all(byte) {
             return Err(format!("{:?} is no network address", self.parent_mac));
         }
+        let hex = |b: u8| b.is_ascii_hexdigit();
+        if let Some(sealed) = &self.sealed
+            && (sealed.secret.len() != 64 || !sealed.secret.bytes().all(hex))
+        {
+            return Err("its secret is none".into());
+        }
         if self.members.values().any(|index| *index > MEMBERS_MAX) {
             return Err(format!("it has members beyond {MEMBERS_MAX}"));
         }
         Ok(())
+    }
+
+    /// Whether another host is the one that gives its numbers away.
+    pub fn is_guest(&self) -> bool {
+        let overlay = self.overlay.as_ref().map(|overlay| overlay.home);
+        overlay.or(self.sealed.as_ref().map(|sealed| sealed.home)) == Some(false)
+    }
+
+    /// Its id as the number that stands in datagrams.
+    pub fn number(&self) -> u32 {
+        u32::from_str_radix(&self.id, 16).unwrap_or(0)
+    }
+
+    /// For `nft -f` in the namespace: TCP segments between hosts that are short enough for what carries them. Guests take an Ethernet of
+    /// 1500 bytes for granted, and nobody tells them otherwise; longer packets of other protocols go in two parts.
+    pub fn clamp_rules(&self, mss: u32) -> String {
+        let syn = "ether type ip tcp flags & (syn | rst) == syn tcp option maxseg size set";
+        format!(
+            "add table bridge clamp
+delete table bridge clamp
+table bridge clamp {{
+    chain forward {{
+        type filter hook forward priority 0; policy accept;
+        oifname \"vx0\" {syn} {mss}
+        iifname \"vx0\" {syn} {mss}
+    }}
+}}
+"
+        )
     }
 
     /// The VXLAN network identifier: 24 bits of the id, of which the lowest is set so that it is never zero.
@@ -175,8 +243,13 @@ impl Network {
                 Network::port(number)
             );
         }
-        let mut allowed = String::new();
+        // what leads to the host's links and its cloud's metadata is let through where it is named, not by a wide destination
+        let (mut named, mut wide) = (String::new(), String::new());
         for allow in &self.allow {
+            let allowed = match is_guarded(allow) {
+                true => &mut named,
+                false => &mut wide,
+            };
             let out = "        iifname \"br0\" oifname \"up0\" ip daddr";
             let to = format!("{}/{}", allow.address, allow.bits);
             let _ = match allow.port {
@@ -238,7 +311,7 @@ table ip floe {{
         limit rate over {rate} bytes/second burst {burst} bytes counter drop
         ct state established,related accept
         ct state new limit rate over {NEW_PER_S}/second burst {NEW_PER_S} packets drop
-{allowed}    }}
+{named}{GUARDED_DROP}{wide}    }}
     chain post {{
         type nat hook postrouting priority 100;
         oifname \"up0\" masquerade
@@ -332,6 +405,7 @@ mod tests {
             bytes_per_s: 1_000_000,
             members: [("web".into(), 0)].into(),
             overlay: None,
+            sealed: None,
         }
     }
 
@@ -363,6 +437,19 @@ mod tests {
         assert!(rules.contains("ip daddr 192.0.2.0/24 tcp dport 443 accept"));
         assert!(rules.contains("ip daddr 10.0.0.1/32 accept"));
         assert!(rules.contains("limit rate over 1000000 bytes/second"));
+        network.allow = vec![
+            "0.0.0.0/0".parse().unwrap(),
+            "169.254.169.254:80".parse().unwrap(),
+        ];
+        let rules = network.rules();
+        let place = |text: &str| {
+            rules
+                .find(text)
+                .unwrap_or_else(|| panic!("{text}: {rules}"))
+        };
+        let refused = place("169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop");
+        assert!(place("ip daddr 169.254.169.254/32 tcp dport 80 accept") < refused);
+        assert!(refused < place("ip daddr 0.0.0.0/0 accept"));
         network.allow.clear();
         assert!(!network.rules().contains("ip daddr 1"));
         let overlay = Overlay {

@@ -31,7 +31,7 @@ pub(crate) fn known_hosts(home: &Home) -> Result<Vec<Known>, NodeError> {
     decode(&bytes).map_err(|why| {
         usage(
             format!("{}: {why}", path.display()),
-            "write one host a line: NAME ADDRESS, such as beta http://10.0.0.2:7070, or NAME here",
+            "write one host a line: NAME ADDRESS, such as beta https://10.0.0.2:7071, or NAME here",
         )
     })
 }

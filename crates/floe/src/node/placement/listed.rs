@@ -3,7 +3,7 @@
 //! ```text
 //! # NAME   ADDRESS
 //! alpha    here
-//! beta     http://10.0.0.2:7070
+//! beta     https://10.0.0.2:7071
 //! ```
 
 use crate::api::HERE;
@@ -16,7 +16,7 @@ const NAME_BYTES_MAX: usize = 255;
 pub(crate) struct Known {
     /// As plug-ins know it: the name of a node of Slurm, say.
     pub name: String,
-    /// Address of its page, without a slash at the end; [`HERE`] for this node.
+    /// Its address in the cluster (https) or of its page (http), without a slash at the end; [`HERE`] for this node.
     pub address: String,
 }
 
@@ -37,7 +37,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Known>, String> {
         if name.len() > NAME_BYTES_MAX || name == HERE || !name.bytes().all(good) {
             return bad(&format!("{name:?} is no host's name"));
         }
-        if address != HERE && !address.starts_with("http://") {
+        let is_url = ["https://", "http://"]
+            .iter()
+            .any(|scheme| address.starts_with(scheme));
+        if address != HERE && !is_url {
             return bad(&format!("{address:?} is no address"));
         }
         if hosts.iter().any(|host| host.name == name) {
@@ -58,14 +61,18 @@ mod tests {
 
     #[test]
     fn hosts_are_names_with_addresses() {
-        let text = "# ours\nalpha here\n\n beta\thttp://10.0.0.2:7070/ # the second\n";
+        let text = "# ours\nalpha here\n\n beta\thttps://10.0.0.2:7071/ # the second\ngamma http://10.0.0.3:7070";
         let host = |name: &str, address: &str| Known {
             name: name.into(),
             address: address.into(),
         };
         assert_eq!(
             decode(text.as_bytes()).unwrap(),
-            [host("alpha", "here"), host("beta", "http://10.0.0.2:7070")]
+            [
+                host("alpha", "here"),
+                host("beta", "https://10.0.0.2:7071"),
+                host("gamma", "http://10.0.0.3:7070")
+            ]
         );
         for (bad, why) in [
             ("alpha", "line 1"),

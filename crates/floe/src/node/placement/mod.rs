@@ -123,10 +123,10 @@ impl Node {
             }
         };
         let memory = config
-            .memory_bytes
+            .memory_bytes_now()
             .unwrap_or(floe_machine::MEMORY_BYTES_DEFAULT);
         Ok((
-            config.cpus.unwrap_or(1),
+            config.cpus_now().unwrap_or(1),
             memory + crate::node::STANDBY_BYTES,
         ))
     }

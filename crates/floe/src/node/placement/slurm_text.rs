@@ -135,7 +135,9 @@ pub(crate) fn expand(text: &str) -> Option<Vec<String>> {
             let width = from.len();
             let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
             let room = NODES_MAX.saturating_sub(names.len()) as u64;
-            if to.checked_sub(from)? >= room || prefix.len() + width > NAME_BYTES_MAX {
+            // `8-10`: the last may have more digits than the first
+            let digits = width.max(to.checked_ilog10().unwrap_or(0) as usize + 1);
+            if to.checked_sub(from)? >= room || prefix.len() + digits > NAME_BYTES_MAX {
                 return None;
             }
             names.extend((from..=to).map(|n| format!("{prefix}{n:0width$}")));
@@ -174,6 +176,9 @@ mod tests {
         assert_eq!(expand("a[1-99999999]"), None);
         assert_eq!(expand("b,a[0-18446744073709551615]"), None);
         assert_eq!(expand(&format!("a[{:0300}-2]", 1)), None);
+        let long = "n".repeat(NAME_BYTES_MAX - 1);
+        assert_eq!(expand(&format!("{long}[8-9]")).unwrap().len(), 2);
+        assert_eq!(expand(&format!("{long}[8-10]")), None);
         assert_eq!(
             job_of("salloc: Pending job allocation 3\nsalloc: Granted job allocation 31\n")
                 .unwrap(),

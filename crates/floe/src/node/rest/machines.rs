@@ -107,7 +107,8 @@ pub async fn console(
     answer(move || node.console(&name)).await
 }
 
-/// What the guest wrote on its console, as it is.
+/// What the guest wrote on its console, as far as it is kept (4 to 8 MiB), byte by byte. It may hold anything, escape sequences of
+/// terminals too.
 #[utoipa::path(get, path = "/v1/machines/{name}/logs", tag = "machines", params(("name" = String, Path), LogQuery),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
 pub async fn logs(
@@ -115,9 +116,8 @@ pub async fn logs(
     Path(name): Path<String>,
     Args(query): Args<LogQuery>,
 ) -> Result<Response, Failure> {
-    let info = blocking(move || node.console(&name)).await?;
-    let file = blocking(move || logs::open(info.log.as_ref(), query.tail_bytes)).await?;
-    let body = Body::from_stream(logs::stream(file, query.follow));
+    let log = blocking(move || node.console_history(&name, query.tail_bytes)).await?;
+    let body = Body::from_stream(logs::stream(log, query.follow));
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 

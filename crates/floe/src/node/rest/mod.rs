@@ -2,6 +2,7 @@
 //! where it may block.
 
 mod answer;
+mod cluster;
 mod forks;
 mod images;
 mod machines;
@@ -9,6 +10,8 @@ mod screen;
 mod system;
 mod traces;
 mod uploads;
+
+pub(crate) use answer::blocking;
 
 use crate::node::Node;
 use axum::{
@@ -20,6 +23,19 @@ use utoipa::OpenApi;
 
 /// Largest request body, bytes: labels and command lines are small.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// What the members of a cluster ask each other: to run clones, and how those are. The rest of the interface is not theirs.
+pub fn members_router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/clones", post(forks::receive))
+        .route("/v1/clones/room", get(forks::room))
+        .route("/v1/machines/{name}/family", get(forks::family))
+        .route("/v1/machines/{name}/kill", post(forks::kill))
+        .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
+        .fallback(answer::no_such_path)
+        .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node)
+}
 
 /// All routes.
 pub fn router(node: Arc<Node>) -> Router {
@@ -69,6 +85,12 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/clones/room", get(forks::room))
         .route("/v1/hosts", get(forks::hosts))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
+        .route("/v1/cluster", get(cluster::info))
+        .route("/v1/cluster/init", post(cluster::init))
+        .route("/v1/cluster/invite", post(cluster::invite))
+        .route("/v1/cluster/join", post(cluster::join))
+        .route("/v1/cluster/leave", post(cluster::leave))
+        .route("/v1/cluster/revoke", post(cluster::revoke))
         .route("/v1/traces/list", post(traces::list))
         .route("/v1/traces/show", post(traces::show))
         .route("/v1/traces/export", post(traces::export))
@@ -133,6 +155,12 @@ pub fn router(node: Arc<Node>) -> Router {
         forks::room,
         forks::hosts,
         forks::network_hosts,
+        cluster::info,
+        cluster::init,
+        cluster::invite,
+        cluster::join,
+        cluster::leave,
+        cluster::revoke,
         traces::list,
         traces::show,
         traces::export,

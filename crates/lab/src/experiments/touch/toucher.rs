@@ -4,7 +4,7 @@
 use super::uffd::Uffd;
 use anyhow::{Context, bail};
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -47,16 +47,10 @@ struct Mapping {
 impl Mapping {
     fn new(file: Option<&Path>, bytes: usize) -> anyhow::Result<Mapping> {
         let (flags, file) = match file {
-            // QEMU opens its RAM file for writing even when it maps it privately.
+            // As QEMU has it: open for reading, which is enough for a private mapping that is written.
             Some(path) => (
                 libc::MAP_PRIVATE,
-                Some(
-                    OpenOptions::new()
-                        .read(true)
-                        .write(true)
-                        .open(path)
-                        .with_context(|| format!("cannot open {}", path.display()))?,
-                ),
+                Some(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
             ),
             None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None),
         };

@@ -81,6 +81,7 @@ pub fn measure(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         spec,
         &Snapshot {
             ram,
+            blocks: Vec::new(),
             device: capture.device,
             vram,
         },

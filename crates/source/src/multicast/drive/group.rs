@@ -5,9 +5,9 @@ use std::io;
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey};
+use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey, GroupSealer};
 use floe_image::{Hash, Kind};
 use floe_store::Cache;
 use parking_lot::Mutex;
@@ -81,11 +81,8 @@ impl Group {
         }
         let (asking, own) = asking_socket(invitation.server).map_err(fail)?;
         let group = group_socket(invitation.group, own).map_err(fail)?;
-        // a node that was restarted must not use a number twice
-        let since_1970 = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let receiver = Receiver::new(rand::random(), since_1970.as_micros() as u64);
+        // a node that was restarted is another receiver
+        let receiver = Receiver::new(rand::random(), 0);
         let shared = Arc::new(Shared {
             cache,
             state: Mutex::new(State {
@@ -216,6 +213,7 @@ impl Drop for Waiting<'_> {
 impl Shared {
     fn work(&self, group: &UdpSocket, asking: &UdpSocket, key: &GroupKey) -> io::Result<()> {
         let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
+        let mut sealer = GroupSealer::new(*key, rand::random());
         while !self.ended.load(Relaxed) {
             // first what has come: it may be just what was to be asked for
             let more = self.receive(group, key, &mut buffer)?;
@@ -225,7 +223,10 @@ impl Shared {
                 (asks, state.receiver.wake())
             };
             for ask in asks {
-                match asking.send(&key.seal(ask.encode())) {
+                let Some(sealed) = sealer.seal(&ask.encode()) else {
+                    return Err(io::Error::other("the numbers of its datagrams are used up"));
+                };
+                match asking.send(&sealed) {
                     Ok(_) => {}
                     // as good as lost on the way
                     Err(error) if is_passing(&error) => {}
@@ -248,8 +249,8 @@ impl Shared {
                 Err(error) if is_passing(&error) => return Ok(false),
                 Err(error) => return Err(error),
             };
-            let opened = key.open(&buffer[..length]).and_then(Datagram::decode);
-            let Ok(Datagram::Piece(piece)) = opened else {
+            let opened = key.open(&buffer[..length]).unwrap_or_default();
+            let Ok(Datagram::Piece(piece)) = Datagram::decode(&opened) else {
                 self.forged.fetch_add(1, Relaxed);
                 continue;
             };

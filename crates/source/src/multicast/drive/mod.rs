@@ -20,6 +20,6 @@ pub struct Invitation {
     pub server: SocketAddrV4,
     /// Where answers come.
     pub group: SocketAddrV4,
-    /// What seals both.
+    /// What encrypts both.
     pub key: GroupKey,
 }

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey};
+use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey, GroupSealer};
 use floe_image::{Hash, Kind};
 use parking_lot::{Condvar, Mutex};
 
 use super::Invitation;
 use super::socket::{Bell, is_passing, server_socket};
 use crate::multicast::protocol::{Next, Packed, Server, ServerStats, pack};
-use crate::{Purpose, Request, Source, SourceError};
+use crate::{Request, Source, SourceError};
 
 /// Items loaded at a time: neighbours then come out of one frame, and a demand waits for no more than this.
 const LOAD_AT_A_TIME: usize = 64;
@@ -40,7 +40,7 @@ pub struct ServerOptions {
     pub group: SocketAddrV4,
     /// How many routers answers may pass, plus 1. With 1, they do not leave the segment.
     pub ttl: u32,
-    /// What seals the group's datagrams.
+    /// What encrypts the group's datagrams.
     pub key: GroupKey,
 }
 
@@ -153,6 +153,7 @@ impl Shared {
     /// Receives and sends until the server ends.
     fn send(&self, socket: &UdpSocket, group: SocketAddrV4, key: &GroupKey) -> io::Result<()> {
         let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
+        let mut sealer = GroupSealer::new(*key, rand::random());
         // one that the kernel had no room for
         let mut held: Option<Vec<u8>> = None;
         while !self.ended.load(Relaxed) {
@@ -161,7 +162,15 @@ impl Shared {
             for _ in 0..AT_A_TIME {
                 let next = match held.take() {
                     Some(sealed) => Ok(sealed),
-                    None => self.next().map(|datagram| key.seal(datagram)),
+                    None => match self.next() {
+                        Ok(datagram) => match sealer.seal(&datagram) {
+                            Some(sealed) => Ok(sealed),
+                            None => {
+                                return Err(io::Error::other("its datagrams' numbers are used up"));
+                            }
+                        },
+                        Err(until) => Err(until),
+                    },
                 };
                 match next {
                     Ok(sealed) => match socket.send_to(&sealed, group) {
@@ -206,9 +215,9 @@ impl Shared {
                 Err(error) if is_passing(&error) => return Ok(()),
                 Err(error) => return Err(error),
             };
-            let opened = key.open(&buffer[..length]).and_then(Datagram::decode);
+            let opened = key.open(&buffer[..length]).unwrap_or_default();
             // what a stranger sends is no news
-            if let Ok(Datagram::Ask(ask)) = opened {
+            if let Ok(Datagram::Ask(ask)) = Datagram::decode(&opened) {
                 let mut server = self.server.lock();
                 server.asked(self.started.elapsed(), &ask);
                 if server.has_loads() {
@@ -248,10 +257,7 @@ fn load(shared: &Weak<Shared>) {
 
 fn read(shared: &Shared, wants: &[(Kind, Hash)]) -> HashMap<Hash, Packed> {
     let mut loaded = HashMap::with_capacity(wants.len());
-    let request = Request {
-        purpose: Purpose::Demand,
-        deadline: LOAD_TIMEOUT,
-    };
+    let request = Request::demand(LOAD_TIMEOUT);
     let mut keep = |kind: Kind, hash: Hash, bytes: &[u8]| {
         if wants.contains(&(kind, hash)) {
             loaded.insert(hash, pack(kind, bytes, LEVEL));

@@ -11,7 +11,7 @@ use floe_store::Cache;
 
 use super::group::Group;
 use crate::packed::{Deadline, check_count};
-use crate::{LinkEstimate, LinkMeter, Purpose, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, LinkMeter, Request, Sink, Source, SourceError};
 
 /// Reads by multicast what it can, and the rest from another source.
 ///
@@ -76,7 +76,7 @@ impl Multicast {
         sink: &mut Sink<'_>,
     ) {
         let started = Instant::now();
-        let demand = request.purpose == Purpose::Demand;
+        let demand = request.is_demand();
         // at least half of the time is for the other source
         let most = request.deadline / 2;
         let mut patience = self.group.patience(demand);

@@ -27,8 +27,8 @@ use rustix::fs::FlockOperation;
 use super::publish::SEGMENTS_AT_ONCE;
 use super::scope::Walk;
 use super::{Repository, Scope};
+use crate::StoreError;
 use crate::ingest::{LEVEL_DEFAULT, PACK_BYTES_MAX, Packer};
-use crate::{StoreError, durable};
 use order::{Frame, frames};
 
 /// Chunks that are read at once, so that old packs are read in runs: 16 MiB.
@@ -236,7 +236,7 @@ impl Rearranged {
             });
         }
         let path = repository.layout_path(&self.image);
-        durable::write_file(&repository.tmp_dir(), &path, &self.after.encode())?;
+        repository.write_file(&path, &self.after.encode())?;
         self.published = true;
         repository.forget_scope(&self.before);
         at(Step::Switched)?;

@@ -1,0 +1,342 @@
+//! Tokens of hubs, each for one hub only.
+//!
+//! A token opens all that its user has on a hub, so it must not reach another server because a command named that. Every token
+//! is bound to an [`HubAddress`]: scheme, host and port. [`Credentials`] is a user's file of them (`floe login`); [`OwnHub`] is what
+//! a node knows of the hub in its own process (`floe up`). Redirects are followed nowhere, so none can carry a token away.
+
+use hyper::Uri;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::{self, File},
+    io::{self, Read, Write},
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+/// Tokens, each for one hub.
+pub type Tokens = BTreeMap<HubAddress, String>;
+
+/// Version of the file.
+const VERSION: u32 = 1;
+/// Largest file that is read: thousands of hubs.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Longest token that is kept; a hub's have 69 characters.
+pub const TOKEN_CHARACTERS_MAX: usize = 256;
+
+/// Scheme, host and port of a hub: what a token is good for, such as `https://hub.example:443`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct HubAddress(String);
+
+impl HubAddress {
+    /// Of a hub's or an image's address; `None` for what is no hub's: a name, a path, `s3://`.
+    pub fn of(address: &str) -> Option<HubAddress> {
+        let address = address.split('#').next().unwrap_or_default();
+        let (scheme, rest) = address.split_once("://")?;
+        let (scheme, port) = match scheme.to_ascii_lowercase().as_str() {
+            "https" | "floe" => ("https", 443),
+            "http" | "floe+http" => ("http", 80),
+            _ => return None,
+        };
+        // understood by the parser that the connection is made by, so that both mean the same host
+        let uri: Uri = format!("{scheme}://{rest}").parse().ok()?;
+        let host = uri.host().filter(|host| !host.is_empty())?;
+        let port = uri.port_u16().unwrap_or(port);
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        Some(HubAddress(format!("{scheme}://{host}:{port}")))
+    }
+
+    /// Whether what is sent there stays on this host or is encrypted.
+    pub fn is_safe(&self) -> bool {
+        let Some(rest) = self.0.strip_prefix("http://") else {
+            return true;
+        };
+        let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
+        let address = host.trim_start_matches('[').trim_end_matches(']');
+        // `localhost` is this host by RFC 6761
+        host == "localhost" || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HubAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for HubAddress {
+    type Error = String;
+    fn try_from(text: String) -> Result<HubAddress, String> {
+        HubAddress::of(&text)
+            .filter(|hub| hub.0 == text)
+            .ok_or_else(|| format!("{text:?} is no hub's scheme, host and port"))
+    }
+}
+
+impl From<HubAddress> for String {
+    fn from(hub: HubAddress) -> String {
+        hub.0
+    }
+}
+
+/// What is wrong with a token, if anything is: it has to fit into a line of a request.
+pub fn check_token(token: &str) -> Result<(), String> {
+    match token {
+        "" => Err("the token is empty".into()),
+        long if long.len() > TOKEN_CHARACTERS_MAX => Err(format!(
+            "the token has {} characters, the longest have {TOKEN_CHARACTERS_MAX}",
+            long.len()
+        )),
+        text if !text.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Err("the token has a space or a character that no token has".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A token that a user keeps.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    /// The token.
+    pub token: String,
+    /// Whether it may be sent without encryption over a network: the user said so.
+    #[serde(default)]
+    pub insecure: bool,
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").finish_non_exhaustive()
+    }
+}
+
+/// A user's tokens, by hub.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Credentials {
+    version: u32,
+    hubs: BTreeMap<HubAddress, Kept>,
+}
+
+impl Credentials {
+    /// Where they are: `floe/credentials.json` in `$XDG_CONFIG_HOME` or `~/.config`; `None` for a process without either.
+    pub fn file() -> Option<PathBuf> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let config = set("XDG_CONFIG_HOME").map(PathBuf::from);
+        let config = config.or_else(|| Some(PathBuf::from(set("HOME")?).join(".config")))?;
+        Some(config.join("floe/credentials.json"))
+    }
+
+    /// Reads a file; one that is not there holds none.
+    pub fn load(file: &Path) -> io::Result<Credentials> {
+        let bytes = match read(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Credentials::default());
+            }
+            bytes => bytes?,
+        };
+        let found: Credentials = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
+        match found.version {
+            VERSION => Ok(found),
+            other => Err(io::Error::other(format!(
+                "it is of version {other}, this floe knows {VERSION}"
+            ))),
+        }
+    }
+
+    /// Writes the file for this user alone, all or nothing.
+    pub fn save(&mut self, file: &Path) -> io::Result<()> {
+        self.version = VERSION;
+        if let Some(dir) = file.parent() {
+            floe_store::private::make_dirs(dir)?;
+        }
+        replace(file, &serde_json::to_vec_pretty(self)?)
+    }
+
+    /// The token for a hub.
+    pub fn get(&self, hub: &HubAddress) -> Option<&Kept> {
+        self.hubs.get(hub)
+    }
+
+    /// Keeps a token in place of the one that was there.
+    pub fn put(&mut self, hub: HubAddress, kept: Kept) {
+        self.hubs.insert(hub, kept);
+    }
+
+    /// Forgets a hub's token; whether there was one.
+    pub fn remove(&mut self, hub: &HubAddress) -> bool {
+        self.hubs.remove(hub).is_some()
+    }
+
+    /// The hubs that there are tokens for.
+    pub fn hubs(&self) -> impl Iterator<Item = (&HubAddress, &Kept)> {
+        self.hubs.iter()
+    }
+}
+
+/// The hub of `floe up` and the token of its user.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnHub {
+    /// Where it answers, or did last time.
+    pub hub: HubAddress,
+    /// The token, which is good there and nowhere else.
+    pub token: String,
+}
+
+impl fmt::Debug for OwnHub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnHub")
+            .field("hub", &self.hub)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OwnHub {
+    /// Reads the file; `None` if there is none that can be understood, which costs a new token.
+    pub fn load(file: &Path) -> Option<OwnHub> {
+        serde_json::from_slice(&read(file).ok()?).ok()
+    }
+
+    /// Writes the file for this user alone, all or nothing.
+    pub fn save(&self, file: &Path) -> io::Result<()> {
+        replace(file, &serde_json::to_vec(self)?)
+    }
+
+    /// Its token, if `address` leads there.
+    pub fn token_for(&self, address: &str) -> Option<&str> {
+        (HubAddress::of(address)? == self.hub).then_some(&*self.token)
+    }
+
+    /// The address that logs a browser in.
+    pub fn login_url(&self) -> String {
+        format!("{}/login?token={}", self.hub, self.token)
+    }
+}
+
+fn read(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?
+        .take(FILE_BYTES_MAX)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let dir = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    // readable by this user only, which tempfile sees to
+    let mut new = tempfile::Builder::new().prefix(".floe-").tempfile_in(dir)?;
+    new.write_all(bytes)?;
+    new.as_file().sync_all()?;
+    new.persist(file).map_err(|error| error.error)?;
+    fs::File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(address: &str) -> Option<String> {
+        HubAddress::of(address).map(String::from)
+    }
+
+    #[test]
+    fn an_address_is_scheme_host_and_port_however_the_address_is_written() {
+        for (address, origin) in [
+            ("https://hub.example", "https://hub.example:443"),
+            (
+                "https://HUB.example./team/web:v2",
+                "https://hub.example:443",
+            ),
+            ("floe://hub.example:4500/x#abc", "https://hub.example:4500"),
+            ("floe+http://hub", "http://hub:80"),
+            ("http://[::1]:4500/x", "http://[::1]:4500"),
+            // what looks like a hub before an @ is a user's name on another
+            (
+                "https://hub.example@evil.example/x",
+                "https://evil.example:443",
+            ),
+            (
+                "https://hub.example:443@evil.example:1/x",
+                "https://evil.example:1",
+            ),
+        ] {
+            assert_eq!(of(address).as_deref(), Some(origin), "{address}");
+            assert_eq!(of(origin).as_deref(), Some(origin), "it is its own");
+        }
+        for none in [
+            "debian:12",
+            "/srv/images",
+            "s3://bucket/x",
+            "file:///x",
+            "https://",
+            "://x",
+        ] {
+            assert_eq!(of(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn only_loopback_is_safe_without_encryption() {
+        for (address, safe) in [
+            ("https://hub.example", true),
+            ("http://127.0.0.1:4500", true),
+            ("http://[::1]:4500", true),
+            ("http://localhost:4500", true),
+            ("http://hub.example", false),
+            ("http://10.0.2.2:4500", false),
+            ("http://127.0.0.1.evil.example", false),
+            ("http://localhost.evil.example", false),
+        ] {
+            assert_eq!(
+                HubAddress::of(address).unwrap().is_safe(),
+                safe,
+                "{address}"
+            );
+        }
+    }
+
+    #[test]
+    fn credentials_are_kept_for_one_hub_each_and_for_nobody_else_to_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config/floe/credentials.json");
+        let mut credentials = Credentials::load(&file).unwrap();
+        let (hub, other) = (
+            HubAddress::of("https://hub").unwrap(),
+            HubAddress::of("http://hub").unwrap(),
+        );
+        let kept = Kept {
+            token: "floe_t".into(),
+            insecure: false,
+        };
+        credentials.put(hub.clone(), kept.clone());
+        credentials.save(&file).unwrap();
+        let again = Credentials::load(&file).unwrap();
+        assert_eq!((again.get(&hub), again.get(&other)), (Some(&kept), None));
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(&file, b"{").unwrap();
+        assert!(
+            Credentials::load(&file).is_err(),
+            "damage is told, not overwritten"
+        );
+        assert!(!format!("{credentials:?}").contains("floe_t"));
+    }
+
+    #[test]
+    fn a_token_that_can_not_be_one_is_told() {
+        for bad in ["", " ", "a b", "a\nb", &"x".repeat(300)] {
+            assert!(check_token(bad).is_err(), "{bad:?}");
+        }
+        assert!(check_token("floe_0123").is_ok());
+    }
+}

@@ -1,0 +1,42 @@
+//! What keeps the catalogue in order: a copy for the day on which it can't be read, and which packs are damaged.
+
+use super::HubError;
+use super::catalogue::{Catalogue, Rows, hash};
+use floe_image::Hash;
+use std::path::Path;
+
+impl Catalogue {
+    /// Copies the whole catalogue to a file, which is there whole or as it was before.
+    pub fn copy_to(&self, path: &Path) -> Result<(), HubError> {
+        let failed = |what| HubError::file(what, path);
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let work = tempfile::TempDir::new_in(folder).map_err(failed("cannot copy to"))?;
+        let copy = work.path().join("copy");
+        let name = copy.to_string_lossy();
+        self.db.lock().execute("VACUUM INTO ?1", [&*name])?;
+        let moved = || {
+            std::fs::File::open(&copy)?.sync_all()?;
+            std::fs::rename(&copy, path)?;
+            std::fs::File::open(folder)?.sync_all()
+        };
+        moved().map_err(failed("cannot copy to"))
+    }
+
+    /// Notes that a pack is damaged, or no more.
+    pub fn note_damaged(&self, pack: &Hash, damaged: bool) -> Rows<()> {
+        let change = match damaged {
+            true => "INSERT OR IGNORE INTO damaged VALUES (?1)",
+            false => "DELETE FROM damaged WHERE pack = ?1",
+        };
+        self.change(|db| db.execute(change, [pack.as_bytes()]))?;
+        Ok(())
+    }
+
+    /// Packs that were found damaged and not replaced.
+    pub fn damaged_packs(&self) -> Rows<Vec<Hash>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare("SELECT pack FROM damaged")?;
+        let rows = rows.query_map([], |row| hash(row, 0))?;
+        rows.collect()
+    }
+}

@@ -1,0 +1,355 @@
+//! Promises of clusters: who gets in, who does not, and what can be read on the way.
+
+mod node;
+
+use floe::api::*;
+use node::{Setup, TestNode, eventually};
+use std::{
+    net::{SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+/// What somebody who is not in the cluster gets of a member's port: `openssl s_client` with these arguments asks for its room.
+fn stranger(at: SocketAddr, args: &[&str]) -> String {
+    use std::io::Write;
+    let mut client = Command::new("openssl")
+        .args(["s_client", "-quiet", "-connect", &at.to_string()])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = client.stdin.take().unwrap();
+    let _ =
+        stdin.write_all(b"GET /v1/clones/room HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    let out = client.wait_with_output().unwrap();
+    drop(stdin);
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// A certificate and key of one's own, signed by an authority of one's own.
+fn foreign(dir: &std::path::Path) -> [String; 2] {
+    let files = ["foreign.pem", "foreign.key"].map(|f| dir.join(f).display().to_string());
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
+        .args([
+            "-subj",
+            "/CN=floe",
+            "-addext",
+            "subjectAltName=DNS:0000000000000001.floe",
+        ])
+        .args(["-out", &files[0], "-keyout", &files[1]])
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(made.success());
+    files
+}
+
+fn init(node: &TestNode, certificate_s: Option<u64>) -> ClusterInfo {
+    let request = ClusterInit {
+        name: Some("first".into()),
+        listen: node.member_address(),
+        certificate_s,
+    };
+    node.client().cluster_init(&request).unwrap()
+}
+
+fn invite(node: &TestNode, expires_s: Option<u64>) -> ClusterInvited {
+    let request = ClusterInvite { expires_s };
+    node.client().cluster_invite(&request).unwrap()
+}
+
+fn join(node: &TestNode, name: &str, invited: &ClusterInvited) -> Result<ClusterInfo, ApiError> {
+    let request = ClusterJoin {
+        url: invited.url.clone(),
+        invitation: invited.invitation.clone(),
+        name: Some(name.into()),
+        listen: node.member_address(),
+    };
+    let joined = node.client().cluster_join(&request);
+    joined.map_err(|error| error.to_api())
+}
+
+fn names(node: &TestNode) -> Vec<String> {
+    let members = node.client().cluster().unwrap().members;
+    members.into_iter().map(|member| member.name).collect()
+}
+
+/// A node that can be in a cluster. Nothing runs on it, so it needs no rights.
+fn quiet() -> TestNode {
+    TestNode::with(Setup::on_the_network())
+}
+
+#[test]
+fn an_invitation_lets_one_node_in_once_and_in_time() {
+    if !node::system() {
+        return;
+    }
+    let (here, there, third) = (quiet(), quiet(), quiet());
+    let made = init(&here, None);
+    assert!(made.authority && made.joined, "{made:?}");
+    let again = here.client().cluster_init(&Default::default()).unwrap_err();
+    assert_eq!(again.to_api().code, ErrorCode::Busy);
+
+    let invited = invite(&here, None);
+    assert_eq!(
+        invited.command,
+        format!("floe cluster join {} {}", here.url(), invited.invitation)
+    );
+    // what the authority keeps of it does not let anybody in
+    let secret = invited.invitation.rsplit('.').next().unwrap();
+    for file in std::fs::read_dir(here.home().join("cluster")).unwrap() {
+        let file = file.unwrap();
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        assert!(!text.contains(secret), "{:?}", file.path());
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    // a wrong secret, another cluster's fingerprint, text that is none
+    let changed = |from: usize| {
+        let mut text = invited.invitation.clone().into_bytes();
+        text[from] = if text[from] == b'0' { b'1' } else { b'0' };
+        ClusterInvited {
+            invitation: String::from_utf8(text).unwrap(),
+            ..invited.clone()
+        }
+    };
+    let wrong = join(&there, "second", &changed(invited.invitation.len() - 1)).unwrap_err();
+    assert!(wrong.message.contains("not good"), "{wrong}");
+    assert!(wrong.fix.contains("floe cluster invite"), "{wrong}");
+    let impostor = join(&there, "second", &changed(8)).unwrap_err();
+    assert!(impostor.message.contains("UnknownIssuer"), "{impostor}");
+    let taken = join(&there, "first", &invited).unwrap_err();
+    assert!(taken.fix.contains("--name"), "{taken}");
+    assert!(!there.client().cluster().unwrap().joined);
+
+    let joined = join(&there, "second", &invited).unwrap();
+    assert_eq!((joined.authority, joined.url), (false, there.url()));
+    assert_eq!(names(&here), ["first", "second"]);
+    assert_eq!(names(&there), ["first", "second"]);
+    // the CA's key is where it was made
+    assert!(here.home().join("cluster/ca.key").exists());
+    assert!(!there.home().join("cluster/ca.key").exists());
+
+    let used = join(&third, "third", &invited).unwrap_err();
+    assert_eq!(used.code, ErrorCode::Refused, "{used}");
+    assert!(used.message.contains("was used"), "{used}");
+    assert!(used.fix.contains("floe cluster invite"), "{used}");
+    let short = invite(&here, Some(1));
+    eventually("it has expired", || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.unwrap().as_secs() > short.expires_unix_s
+    });
+    // nobody without a certificate is even listened to now
+    let expired = join(&third, "third", &short).unwrap_err();
+    assert!(
+        expired.message.contains("let into that cluster now"),
+        "{expired}"
+    );
+    let _open = invite(&here, None);
+    let expired = join(&third, "third", &short).unwrap_err();
+    assert_eq!(expired.code, ErrorCode::Refused, "{expired}");
+    // it goes with the first who looks
+    assert!(expired.message.contains("expired") || expired.message.contains("not good"));
+    // nobody but the authority lets anybody in
+    let refused = there
+        .client()
+        .cluster_invite(&Default::default())
+        .unwrap_err();
+    assert!(refused.to_api().fix.contains("first"), "{refused}");
+
+    // wrong guesses void an invitation
+    let guessed = invite(&here, None);
+    let guess = ClusterInvited {
+        invitation: format!(
+            "{}{}",
+            &guessed.invitation[..guessed.invitation.len() - 32],
+            "7".repeat(32)
+        ),
+        ..guessed.clone()
+    };
+    for _ in 0..5 {
+        join(&third, "third", &guess).unwrap_err();
+    }
+    join(&third, "third", &guessed).unwrap_err();
+    join(&third, "third", &invite(&here, None)).unwrap();
+    eventually("all know", || names(&there).len() == 3);
+}
+
+#[test]
+fn strangers_other_clusters_and_revoked_members_are_refused() {
+    if !node::system() {
+        return;
+    }
+    let (here, there, mut third, outside) = (quiet(), quiet(), quiet(), quiet());
+    init(&here, None);
+    join(&there, "second", &invite(&here, None)).unwrap();
+    join(&third, "third", &invite(&here, None)).unwrap();
+    init(&outside, None);
+    eventually("all know", || names(&there).len() == 3);
+    let at = |node: &TestNode| node.member_address().unwrap();
+    let pem = |node: &TestNode| node.home().join("cluster/node.pem").display().to_string();
+    let answered = |text: &str| text.contains("200 OK") && text.contains("free_cpus");
+
+    let member = pem(&there);
+    let welcome = stranger(at(&here), &["-cert", &member, "-key", &member]);
+    assert!(answered(&welcome), "{welcome}");
+    let foreign = foreign(here.home());
+    let other = pem(&outside);
+    let ways: [&[&str]; 3] = [
+        &[],
+        &["-cert", &foreign[0], "-key", &foreign[1]],
+        &["-cert", &other, "-key", &other],
+    ];
+    // also while strangers may come to use an invitation
+    for invites in [false, true] {
+        if invites {
+            invite(&here, None);
+        }
+        for way in ways {
+            let refused = stranger(at(&here), way);
+            assert!(!refused.contains("200 OK"), "{way:?}: {refused}");
+        }
+    }
+    // a member serves other members only what they need
+    let admin = TcpStream::connect(at(&here)).unwrap();
+    drop(admin);
+
+    // a member that is revoked is refused by all, and refuses all
+    let lost = pem(&third);
+    assert!(answered(&stranger(
+        at(&there),
+        &["-cert", &lost, "-key", &lost]
+    )));
+    let revoke = |name: &str| {
+        let request = ClusterRevoke { name: name.into() };
+        here.client().cluster_revoke(&request)
+    };
+    // one that is away now learns it when it is back
+    third.end(node::Signal::KILL);
+    assert_eq!(revoke("third").unwrap().untold, Vec::<String>::new());
+    for node in [&here, &there] {
+        let refused = stranger(at(node), &["-cert", &lost, "-key", &lost]);
+        assert!(!refused.contains("200 OK"), "{refused}");
+    }
+    third.start_again();
+    eventually("it is told that it is no member", || {
+        let told = third.client().cluster().unwrap();
+        told.detail.contains("does not take this node for a member")
+    });
+    assert_eq!(
+        revoke("third").unwrap_err().to_api().code,
+        ErrorCode::NotFound
+    );
+    assert_eq!(
+        revoke("first").unwrap_err().to_api().code,
+        ErrorCode::Refused
+    );
+    // it can join anew, by the same name, and its old certificate is still good for nothing
+    let copy = third.home().join("old.pem");
+    std::fs::copy(&lost, &copy).unwrap();
+    let copy = copy.display().to_string();
+    third.client().cluster_leave(&Default::default()).unwrap();
+    join(&third, "third", &invite(&here, None)).unwrap();
+    assert!(answered(&stranger(
+        at(&here),
+        &["-cert", &lost, "-key", &lost]
+    )));
+    assert!(!stranger(at(&here), &["-cert", &copy, "-key", &copy]).contains("200 OK"));
+
+    // the authority goes only if nobody is left, or by force
+    let client = here.client();
+    let refused = client.cluster_leave(&Default::default()).unwrap_err();
+    assert!(refused.to_api().fix.contains("--force"), "{refused}");
+    third.client().cluster_leave(&Default::default()).unwrap();
+    there.client().cluster_leave(&Default::default()).unwrap();
+    assert_eq!(names(&here), ["first"]);
+    client.cluster_leave(&Default::default()).unwrap();
+    assert!(!client.cluster().unwrap().joined);
+    assert_eq!(
+        std::fs::read_dir(here.home().join("cluster"))
+            .unwrap()
+            .count(),
+        0
+    );
+    assert!(TcpStream::connect_timeout(&at(&here), Duration::from_secs(5)).is_err());
+}
+
+#[test]
+fn certificates_are_renewed_before_they_end_and_a_restarted_node_keeps_its_place() {
+    if !node::system() {
+        return;
+    }
+    let (mut here, mut there) = (quiet(), quiet());
+    init(&here, Some(CERTIFICATE_S_MIN));
+    join(&there, "second", &invite(&here, None)).unwrap();
+    let until = |node: &TestNode| node.client().cluster().unwrap().certified_until_unix_s;
+    let key = |node: &TestNode| std::fs::read(node.home().join("cluster/node.pem")).unwrap();
+    let before = [until(&here), until(&there)];
+    let keys = [key(&here), key(&there)];
+    eventually("both have new certificates", || {
+        until(&here) > before[0] && until(&there) > before[1]
+    });
+    assert_ne!([key(&here), key(&there)], keys);
+    for node in [&mut here, &mut there] {
+        node.end(node::Signal::KILL);
+    }
+    for node in [&mut here, &mut there] {
+        node.start_again();
+    }
+    assert_eq!(names(&there), ["first", "second"]);
+    let kept = there.home().join("cluster/node.pem").display().to_string();
+    let welcome = stranger(
+        here.member_address().unwrap(),
+        &["-cert", &kept, "-key", &kept],
+    );
+    assert!(welcome.contains("200 OK"), "{welcome}");
+    // files that make no sense cost a node its place, and nothing else
+    there.end(node::Signal::TERM);
+    std::fs::write(there.home().join("cluster/cluster.json"), b"").unwrap();
+    there.start_again();
+    assert!(!there.client().cluster().unwrap().joined);
+    assert!(there.log().contains("has lost its place"));
+}
+
+#[test]
+fn without_a_cluster_no_fork_goes_to_another_host_and_the_way_out_is_named() {
+    if !node::system() {
+        return;
+    }
+    let (here, there) = (quiet(), quiet());
+    here.boot_tiny("web");
+    let fork = |host: &str| {
+        let request = ForkRequest {
+            clones: 1,
+            hosts: vec![host.into()],
+            ..Default::default()
+        };
+        let forked = here.client().fork("web", &request).unwrap().finish(|_| ());
+        forked.unwrap_err().to_api()
+    };
+    for host in [there.url(), "http://127.0.0.1:1".into(), "beta".into()] {
+        let refused = fork(&host);
+        assert_eq!(refused.code, ErrorCode::Refused);
+        for word in ["floe cluster init", "floe cluster join", "--insecure"] {
+            assert!(refused.fix.contains(word), "{refused}");
+        }
+    }
+    init(&here, None);
+    for host in [there.url(), "http://127.0.0.1:1".into(), "beta".into()] {
+        let refused = fork(&host);
+        assert!(refused.fix.contains("floe cluster join"), "{refused}");
+    }
+}

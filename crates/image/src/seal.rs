@@ -1,0 +1,144 @@
+//! Authenticated encryption of what hosts send each other over UDP: ChaCha20-Poly1305 under a key of the sender's own.
+//!
+//! A nonce must never be used twice under one key, or both datagrams can be read and others forged. So no two senders have the
+//! same key, and each counts its own datagrams:
+//! - a sender draws 64 random bits when it starts, beside the number that it has in its group, and derives its key from the
+//!   shared secret and these 128 bits. A program that was restarted, or whose clock was set back, is another sender;
+//! - within a sender the nonce is a counter, and [`Sealer`] refuses one that does not grow.
+//!
+//! The header of a datagram, with the sender and the counter, is authenticated and not encrypted.
+
+use crate::FormatError;
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+
+/// Bytes that sealing adds behind the content.
+pub(crate) const TAG_BYTES: usize = 16;
+/// Bytes that tell senders of one secret apart.
+pub(crate) const SENDER_BYTES: usize = 16;
+
+/// A secret that several hosts share.
+#[derive(Clone, Copy)]
+pub(crate) struct Secret([u8; 32]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// The secret for one purpose that follows from some text; of another purpose it is another one.
+    pub fn derive(purpose: &str, text: &str) -> Secret {
+        Secret(blake3::derive_key(purpose, text.as_bytes()))
+    }
+
+    fn key_of(&self, sender: &[u8; SENDER_BYTES]) -> LessSafeKey {
+        let key = blake3::keyed_hash(&self.0, sender);
+        let unbound = UnboundKey::new(&CHACHA20_POLY1305, key.as_bytes());
+        LessSafeKey::new(unbound.expect("a BLAKE3 hash has the length of this cipher's keys"))
+    }
+
+    /// Decrypts `sealed`, which stands behind `header`, if the sender had this secret and nothing was changed.
+    pub fn open(
+        &self,
+        sender: &[u8; SENDER_BYTES],
+        counter: u64,
+        header: &[u8],
+        sealed: &[u8],
+    ) -> Option<Vec<u8>> {
+        let mut content = sealed.to_vec();
+        let opened =
+            self.key_of(sender)
+                .open_in_place(nonce(counter), Aad::from(header), &mut content);
+        let length = opened.ok()?.len();
+        content.truncate(length);
+        Some(content)
+    }
+}
+
+/// One sender.
+#[derive(Debug)]
+pub(crate) struct Sealer {
+    key: LessSafeKey,
+    last: u64,
+}
+
+impl Sealer {
+    /// `sender` must be one that nobody has had with this secret: at least half of it is random.
+    pub fn new(secret: &Secret, sender: &[u8; SENDER_BYTES]) -> Sealer {
+        Sealer {
+            key: secret.key_of(sender),
+            last: 0,
+        }
+    }
+
+    /// Appends the encrypted content and its tag to `header`. `None` if the counter is not greater than that of the datagram before.
+    pub fn seal(&mut self, counter: u64, header: &[u8], content: &[u8]) -> Option<Vec<u8>> {
+        if counter <= self.last {
+            return None;
+        }
+        self.last = counter;
+        let mut out = Vec::with_capacity(header.len() + content.len() + TAG_BYTES);
+        out.extend_from_slice(header);
+        out.extend_from_slice(content);
+        let (header, content) = out.split_at_mut(header.len());
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(nonce(counter), Aad::from(&*header), content)
+            .ok()?;
+        out.extend_from_slice(tag.as_ref());
+        Some(out)
+    }
+}
+
+fn nonce(counter: u64) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[4..].copy_from_slice(&counter.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+/// Why something could not be opened.
+pub(crate) fn not_a_member(what: &'static str) -> FormatError {
+    FormatError::invalid(
+        what,
+        "its seal is wrong: the sender is no member of this group",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_that_was_used_seals_nothing() {
+        let secret = Secret::derive("a test", "token");
+        let mut sealer = Sealer::new(&secret, &[1; 16]);
+        let first = sealer.seal(1, b"head", b"content").unwrap();
+        assert!(sealer.seal(1, b"head", b"other").is_none());
+        assert!(sealer.seal(0, b"head", b"other").is_none());
+        assert!(sealer.seal(7, b"head", b"other").is_some());
+        assert!(sealer.seal(6, b"head", b"other").is_none());
+        assert_eq!(
+            secret.open(&[1; 16], 1, b"head", &first[4..]).unwrap(),
+            b"content"
+        );
+        // another sender, another counter, another header, another purpose
+        assert!(secret.open(&[2; 16], 1, b"head", &first[4..]).is_none());
+        assert!(secret.open(&[1; 16], 2, b"head", &first[4..]).is_none());
+        assert!(secret.open(&[1; 16], 1, b"hEad", &first[4..]).is_none());
+        let other = Secret::derive("another test", "token");
+        assert!(other.open(&[1; 16], 1, b"head", &first[4..]).is_none());
+        assert!(secret.open(&[1; 16], 1, b"head", b"short").is_none());
+    }
+
+    #[test]
+    fn a_sender_that_was_restarted_has_another_key() {
+        let secret = Secret::derive("a test", "token");
+        let seal = |sender: u8| {
+            let mut sealer = Sealer::new(&secret, &[sender; 16]);
+            sealer.seal(1, b"", b"the same content").unwrap()
+        };
+        assert_ne!(seal(1), seal(2));
+        assert!(!seal(1).windows(4).any(|w| w == b"same"));
+    }
+}

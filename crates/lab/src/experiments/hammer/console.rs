@@ -1,0 +1,191 @@
+//! Guests' consoles: lines of text from QEMU's sockets, which live as long as their QEMU, whatever becomes of the node.
+use super::model::{Guest, Line, Progress};
+use super::schedule::Moment;
+use super::storm::Event;
+use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+/// How often a reader looks whether it is still wanted, and a closed console is tried again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Longest line: a guest's own lines have some hundred bytes.
+const LINE_BYTES_MAX: usize = 4096;
+
+/// What the threads of a run share.
+pub struct Shared {
+    /// When the run began: the zero of all times.
+    pub start: Instant,
+    /// The two machines.
+    pub guests: Mutex<Vec<Guest>>,
+    /// What happens, for the storm.
+    pub events: Mutex<Sender<Event>>,
+    /// Raised at the end.
+    pub over: AtomicBool,
+    /// Odd from a blow until everything is up again.
+    pub blows: std::sync::atomic::AtomicU64,
+    /// Held while a machine is captured or forked: a machine refuses a second operation.
+    pub busy: [Mutex<()>; 2],
+}
+
+impl Shared {
+    /// Time since the start.
+    pub fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Tells the storm. It may have ended.
+    pub fn tell(&self, event: Event) {
+        let _ = self.events.lock().send(event);
+    }
+
+    /// Work of this kind begins.
+    pub fn began(&self, moment: Moment) {
+        self.tell(Event::Began(moment));
+    }
+
+    /// Changes with every blow.
+    pub fn calm(&self) -> Calm<'_> {
+        Calm {
+            shared: self,
+            blows: self.blows.load(Relaxed),
+        }
+    }
+}
+
+/// Tells whether anything was hit since it was made, or was down then.
+pub struct Calm<'a> {
+    shared: &'a Shared,
+    blows: u64,
+}
+
+impl Calm<'_> {
+    /// Whether nothing was.
+    pub fn held(&self) -> bool {
+        self.blows.is_multiple_of(2) && self.shared.blows.load(Relaxed) == self.blows
+    }
+}
+
+/// A console from which lines are read.
+struct Console {
+    stream: UnixStream,
+    pending: Vec<u8>,
+}
+
+impl Console {
+    fn open(socket: &Path) -> std::io::Result<Console> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(LOOK_EVERY))?;
+        Ok(Console {
+            stream,
+            pending: Vec::new(),
+        })
+    }
+
+    /// The lines that have come; none after a while without any. An error is its end.
+    fn lines(&mut self) -> std::io::Result<Vec<String>> {
+        let mut buffer = [0; 4096];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => self.pending.extend_from_slice(&buffer[..bytes]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+        let mut lines = Vec::new();
+        while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            lines.push(String::from_utf8_lossy(&line).into_owned());
+        }
+        if self.pending.len() > LINE_BYTES_MAX {
+            self.pending.clear();
+        }
+        Ok(lines)
+    }
+}
+
+/// Reads the console of one of the two machines until the run is over.
+pub fn follow(shared: Arc<Shared>, index: usize, socket: PathBuf) {
+    while !shared.over.load(Relaxed) {
+        let Ok(mut console) = Console::open(&socket) else {
+            std::thread::sleep(LOOK_EVERY);
+            continue;
+        };
+        while let Ok(lines) = console.lines() {
+            for line in lines {
+                let now = shared.now();
+                let (answer, stepped) = {
+                    let guest = &mut shared.guests.lock()[index];
+                    let steps = guest.steps;
+                    (guest.hear(now, &line), guest.steps > steps)
+                };
+                if stepped {
+                    shared.tell(Event::Progress(index));
+                }
+                if let Some(answer) = answer {
+                    let _ = console.stream.write_all(answer.as_bytes());
+                }
+            }
+            if shared.over.load(Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+/// Steps of a guest in which it reads its whole disk and its whole memory: 16, and one that had begun before.
+const STEPS_FOR_ALL: u64 = 17;
+/// Writes of a step.
+const WRITES_PER_STEP: u64 = 16;
+
+/// Reads a copy's console until it has verified its whole disk and memory. `at_least` is what had been acknowledged before the copy
+/// was made, and `found` what its original had found wrong by then. Returns what is wrong, if anything is.
+pub fn verify_copy(
+    socket: &Path,
+    at_least: u64,
+    original: &Progress,
+    patience: Duration,
+    go_on: impl Fn() -> bool,
+) -> anyhow::Result<Vec<String>> {
+    let until = Instant::now() + patience;
+    let mut console = Console::open(socket).context("its console")?;
+    let mut first: Option<u64> = None;
+    let mut wrong = Vec::new();
+    loop {
+        for line in console.lines()? {
+            match Line::parse(&line) {
+                Some(Line::Bad(what)) => wrong.push(what),
+                Some(Line::Hello) => bail!("its guest has started anew: it lost its memory"),
+                Some(Line::Progress(now)) => {
+                    let first = *first.get_or_insert(now.acked);
+                    if first < at_least {
+                        wrong.push(format!(
+                            "it is at write {first}, but {at_least} was acknowledged before"
+                        ));
+                        return Ok(wrong);
+                    }
+                    if now.acked >= first + STEPS_FOR_ALL * WRITES_PER_STEP {
+                        let more = now.lost > original.lost
+                            || now.wrong_disk > original.wrong_disk
+                            || now.wrong_ram > original.wrong_ram;
+                        if more && wrong.is_empty() {
+                            wrong.push(format!("it found {now:?}"));
+                        }
+                        return Ok(wrong);
+                    }
+                }
+                None => {}
+            }
+        }
+        if !go_on() {
+            bail!("the run is over");
+        }
+        if Instant::now() > until {
+            bail!("it did not verify everything within {patience:?}; it began at {first:?}");
+        }
+    }
+}

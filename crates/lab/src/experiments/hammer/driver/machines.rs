@@ -1,0 +1,172 @@
+//! The two machines of a run: booted, looked at, killed, started again, and waited for.
+use super::{DISK_BYTES, Driver, IMAGE, LOOK_EVERY, MACHINES, MEMORY_BYTES, START_MAX, STEP_MAX};
+use crate::experiments::hammer::console::follow;
+use crate::experiments::hammer::world::kill;
+use crate::guest::Guest as Files;
+use anyhow::{Context as _, ensure};
+use floe::api::{ImportRequest, MachineInfo, MachineStatus, RunRequest, StartRequest};
+use floe::client::Client;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+impl Driver {
+    pub(super) fn client(&self) -> anyhow::Result<Client> {
+        self.world.client()
+    }
+
+    pub(super) fn machine(&self, name: &str) -> anyhow::Result<MachineInfo> {
+        Ok(self.client()?.machine(name)?)
+    }
+
+    pub(super) fn start_machine(&self, name: &str) -> anyhow::Result<()> {
+        self.client()?
+            .start(name, &StartRequest::default())?
+            .finish(|_| {})?;
+        Ok(())
+    }
+
+    /// Its guest loses what was not flushed, and no time of its own counts until it gets on again.
+    pub(super) fn kill_qemu(&mut self, index: usize) {
+        self.shared.guests.lock()[index].ends();
+        if let Some(pid) = self.pids[index].take() {
+            kill(pid);
+        }
+    }
+
+    pub(super) fn find_pids(&mut self) {
+        for (pid, name) in self.pids.iter_mut().zip(MACHINES) {
+            if let Ok(info) = self
+                .world
+                .client()
+                .and_then(|client| Ok(client.machine(name)?))
+            {
+                *pid = info.pid;
+            }
+        }
+    }
+
+    /// Starts a machine whose QEMU was killed. A capture or fork of it may still be under way.
+    pub(super) fn start_from_disk(&mut self, index: usize) -> anyhow::Result<()> {
+        let name = MACHINES[index];
+        let until = Instant::now() + START_MAX;
+        loop {
+            let error = match self.start_machine(name) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            // started by an earlier call of which the answer was lost
+            if self
+                .machine(name)
+                .is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some())
+            {
+                let pid = self.machine(name)?.pid;
+                if pid.is_some_and(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+                    return Ok(());
+                }
+            }
+            if Instant::now() > until {
+                return Err(error.context(format!("{name} cannot be started from its disk")));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    pub(super) fn import(&self, guest: &Files, initrd: &std::path::Path) -> anyhow::Result<()> {
+        let disk = initrd.with_file_name("disk.raw");
+        std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
+        let text = |path: PathBuf| path.display().to_string();
+        let request = ImportRequest {
+            disks: vec![text(disk)],
+            kernel: Some(text(guest.kernel())),
+            initrd: Some(text(initrd.to_owned())),
+            cmdline: Some(format!(
+                "{} mitigations=off nokaslr tsc=unstable",
+                guest.cmdline()?
+            )),
+            name: Some(IMAGE.into()),
+            memory_bytes: Some(MEMORY_BYTES),
+            cpus: Some(1),
+            ..ImportRequest::default()
+        };
+        self.client()?.import(&request)?.finish(|_| {})?;
+        Ok(())
+    }
+
+    /// Boots both machines, follows their consoles, and waits until both get on.
+    pub(super) fn boot_all(&mut self) -> anyhow::Result<()> {
+        for (index, name) in MACHINES.into_iter().enumerate() {
+            let client = self.client()?;
+            let request = RunRequest {
+                image: IMAGE.into(),
+                name: Some(name.into()),
+                cold: true,
+                ..RunRequest::default()
+            };
+            client.run(&request)?.finish(|_| {})?;
+            if self.threads.len() < MACHINES.len() {
+                let (shared, socket) = (self.shared.clone(), client.console(name)?.socket);
+                let read = move || follow(shared, index, socket.into());
+                self.threads.push(std::thread::spawn(read));
+            }
+        }
+        let steps = vec![0; MACHINES.len()];
+        self.wait_steps(&steps, 3).context("after booting")?;
+        self.find_pids();
+        Ok(())
+    }
+
+    pub(super) fn steps(&self) -> Vec<u64> {
+        self.shared
+            .guests
+            .lock()
+            .iter()
+            .map(|guest| guest.steps)
+            .collect()
+    }
+
+    /// Waits until each guest is so many steps further than `from`.
+    pub(super) fn wait_steps(&mut self, from: &[u64], steps: u64) -> anyhow::Result<()> {
+        let until = Instant::now() + STEP_MAX;
+        while self
+            .steps()
+            .iter()
+            .zip(from)
+            .any(|(now, from)| *now < from + steps)
+        {
+            self.hear_bad();
+            ensure!(
+                Instant::now() < until,
+                "the guests got to step {:?} from {from:?} within {STEP_MAX:?}",
+                self.steps()
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// After the last blow each guest reads everything once; then both are killed and verify their disks anew.
+    pub(super) fn last_look(&mut self) -> anyhow::Result<()> {
+        const STEPS_FOR_ALL: u64 = 17;
+        // consoles are read again: the threads ended with the work
+        self.shared.over.store(false, Relaxed);
+        for (index, name) in MACHINES.into_iter().enumerate() {
+            let (shared, socket) = (self.shared.clone(), self.client()?.console(name)?.socket);
+            let read = move || follow(shared, index, socket.into());
+            self.threads.push(std::thread::spawn(read));
+        }
+        let steps = self.steps();
+        self.wait_steps(&steps, STEPS_FOR_ALL)
+            .context("after the last blow")?;
+        self.find_pids();
+        for index in 0..MACHINES.len() {
+            self.kill_qemu(index);
+            self.start_from_disk(index)?;
+        }
+        let steps = self.steps();
+        self.wait_steps(&steps, STEPS_FOR_ALL)
+            .context("after both QEMUs were killed")?;
+        self.hear_bad();
+        Ok(())
+    }
+}

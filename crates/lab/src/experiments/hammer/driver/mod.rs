@@ -1,0 +1,515 @@
+//! All of it together: carries out what the storm says, and keeps what came of it.
+mod machines;
+
+use super::Options;
+use super::console::Shared;
+use super::leaks::{self, Count};
+use super::model::Guest;
+use super::schedule::{Blow, Moment, Schedule, Victim};
+use super::storm::{Action, Event, Limits, Storm};
+use super::work::{Done, Places, Worker, remove_images};
+use super::world::{UPLOAD_EXPIRY, World, make_initrd};
+use crate::guest::Guest as Files;
+use crate::harness::Context;
+use anyhow::{Context as _, bail, ensure};
+use floe::api::{KillRequest, MachineStatus};
+use floe::client::Client;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// The two machines.
+const MACHINES: [&str; 2] = ["one", "two"];
+/// The image that they are started from.
+const IMAGE: &str = "guest";
+/// Memory of each.
+const MEMORY_BYTES: u64 = 96 << 20;
+/// Disk of each.
+const DISK_BYTES: u64 = 8 << 20;
+/// How often the storm hears that time passes.
+const TICK: Duration = Duration::from_millis(20);
+/// How long a guest may take from its start to its first step, and at the end to verify everything.
+const STEP_MAX: Duration = Duration::from_secs(300);
+/// How long a machine whose QEMU was killed may refuse to be started, because something else is under way with it.
+const START_MAX: Duration = Duration::from_secs(120);
+/// How long a copy may take to verify everything, beside three other emulated guests; or five times what makes a guest hung.
+const VERIFY_MAX: Duration = Duration::from_secs(120);
+/// How often a machine that stands still for a full disk is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// What a blow did.
+#[derive(Clone, Debug)]
+pub struct Fallen {
+    /// What was hit.
+    pub victims: Vec<Victim>,
+    /// When.
+    pub moment: Moment,
+    /// Longest that a guest made no progress from then on, in seconds, without those whose QEMU was killed.
+    pub stall_s: f64,
+    /// Whether one was hung.
+    pub hung: bool,
+}
+
+/// What came of a run.
+#[derive(Default)]
+pub struct Record {
+    /// Processes, links and disks that were hit.
+    pub kills: u64,
+    /// Each blow.
+    pub blows: Vec<Fallen>,
+    /// The machines.
+    pub guests: Vec<Guest>,
+    /// What they told of wrong things.
+    pub bad: Vec<String>,
+    /// Guests that stood still.
+    pub hung: Vec<String>,
+    /// What did not come back as it should.
+    pub not_up: Vec<String>,
+    /// What was left behind.
+    pub leaks: Vec<(String, u64)>,
+    /// What captures, forks and transfers came to.
+    pub done: Done,
+}
+
+/// A run.
+pub struct Driver {
+    world: World,
+    options: Options,
+    seed: u64,
+    shared: Arc<Shared>,
+    events: Receiver<Event>,
+    /// Processes of the two QEMUs, as last seen.
+    pids: [Option<u32>; 2],
+    before: Count,
+    record: Record,
+    done: Arc<Mutex<Done>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    /// A guest that was given up once.
+    given_up: Option<usize>,
+    /// Set while machines may stand still for a disk that was full.
+    look_at_paused: Option<Instant>,
+}
+
+/// What the threads of a QEMU wait for in the kernel, but for other threads and for events: a request that nobody answers shows as
+/// `request_wait_answer`, with the system call's number and arguments (17 is pread64: descriptor, memory, bytes, offset).
+fn waits_of(pid: u32) -> Vec<String> {
+    let mut waits = Vec::new();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    for task in tasks.into_iter().flatten().flatten() {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let place = read("wchan");
+        if !place.contains("futex") && !place.contains("poll") {
+            waits.push(format!(
+                "{} {place} {}",
+                read("comm").trim(),
+                read("syscall").trim()
+            ));
+        }
+    }
+    waits
+}
+
+impl Driver {
+    /// Starts everything, and goes once through all that a run does, so that what is there once and for all is there.
+    pub fn start(context: &Context, options: &Options, seed: u64) -> anyhow::Result<Driver> {
+        let guest = Files::tiny()?;
+        let initrd = make_initrd(&guest, &context.scratch)?;
+        let world = World::start(&context.scratch)?;
+        let (sender, events) = channel();
+        let shared = Shared {
+            start: Instant::now(),
+            guests: Mutex::new(vec![Guest::new(1), Guest::new(2)]),
+            events: Mutex::new(sender),
+            over: AtomicBool::new(false),
+            blows: AtomicU64::new(0),
+            busy: Default::default(),
+        };
+        let mut driver = Driver {
+            world,
+            options: options.clone(),
+            seed,
+            shared: Arc::new(shared),
+            events,
+            pids: [None; 2],
+            before: Count::new(),
+            record: Record::default(),
+            done: Arc::default(),
+            threads: Vec::new(),
+            given_up: None,
+            look_at_paused: None,
+        };
+        driver.import(&guest, &initrd)?;
+        driver.boot_all()?;
+        driver.work_once()?;
+        driver.tear_down(false)?;
+        driver.before = leaks::count(&driver.world);
+        driver.world.start_all()?;
+        driver.import(&guest, &initrd)?;
+        Ok(driver)
+    }
+
+    /// The run.
+    pub fn run(&mut self) -> anyhow::Result<Record> {
+        *self.shared.guests.lock() = vec![Guest::new(1), Guest::new(2)];
+        self.boot_all()?;
+        self.start_working();
+        let schedule = Schedule::new(self.seed, self.options.victims());
+        let now = self.shared.now();
+        let limits = Limits {
+            until: now + Duration::from_secs_f64(self.options.minutes * 60.0),
+            kills: self.options.kills,
+            hung_after: Duration::from_secs(self.options.hung_s),
+        };
+        let mut storm = Storm::new(schedule, limits, MACHINES.len(), now);
+        let rage = self.rage(&mut storm);
+        self.record.kills = storm.kills;
+        self.shared.over.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.record.done = self.done.lock().clone();
+        rage?;
+        self.last_look()?;
+        self.record.guests = std::mem::take(&mut *self.shared.guests.lock());
+        self.tear_down(true)?;
+        let after = leaks::count(&self.world);
+        self.record.leaks = leaks::compare(&self.before, &after);
+        Ok(std::mem::take(&mut self.record))
+    }
+
+    /// Blow after blow, until there were enough.
+    fn rage(&mut self, storm: &mut Storm) -> anyhow::Result<()> {
+        loop {
+            let event = match self.events.recv_timeout(TICK) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => Event::Tick,
+                Err(RecvTimeoutError::Disconnected) => bail!("nobody reads the consoles any more"),
+            };
+            self.hear_bad();
+            self.continue_paused();
+            let mut actions = storm.handle(self.shared.now(), event);
+            while let Some(action) = actions.pop() {
+                match action {
+                    Action::Finish => return Ok(()),
+                    Action::Strike(blow) => {
+                        let kills = self.strike(&blow, storm)?;
+                        actions.extend(storm.handle(self.shared.now(), Event::Up { kills }));
+                    }
+                    Action::Hung(guest) => self.hung(guest, storm),
+                    Action::GiveUp(guest) => self.give_up(guest, storm)?,
+                }
+            }
+            self.note_stall();
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------- blows
+
+    /// Hits, and starts everything again at once. Returns how many kills that was.
+    fn strike(&mut self, blow: &Blow, storm: &mut Storm) -> anyhow::Result<u64> {
+        self.shared.blows.fetch_add(1, Relaxed);
+        let (kills, seconds) = (storm.kills, self.shared.now().as_secs());
+        eprintln!(
+            "{seconds:>5} s, {kills:>4} kills: blow {}: {blow}",
+            blow.number
+        );
+        self.record.blows.push(Fallen {
+            victims: blow.victims.clone(),
+            moment: blow.moment,
+            stall_s: 0.0,
+            hung: false,
+        });
+        let hit = |victim| blow.victims.contains(&victim);
+        let victim = blow.choice % MACHINES.len();
+        let mut kills = blow.victims.len() as u64;
+        if hit(Victim::Disk) {
+            self.world.fill()?;
+        }
+        if hit(Victim::Network) {
+            self.world.cut()?;
+        }
+        let at = Instant::now();
+        if hit(Victim::Qemu) {
+            self.kill_qemu(victim);
+        }
+        if hit(Victim::Supervisor) && !self.world.kill_supervisor() {
+            self.record
+                .not_up
+                .push(format!("blow {}: there is no supervisor", blow.number));
+        }
+        if hit(Victim::Hub) {
+            self.world.kill_hub();
+        }
+        if hit(Victim::Node) {
+            self.world.kill_node();
+            if blow.moment == Moment::Start {
+                self.world.spawn_node()?;
+                std::thread::sleep(blow.delay);
+                self.world.kill_node();
+                kills += 1;
+            }
+        }
+        self.raise(blow, at)?;
+        if hit(Victim::Qemu) {
+            self.start_from_disk(victim)?;
+            storm.handle(self.shared.now(), Event::Booting(victim));
+        }
+        if hit(Victim::Disk) {
+            self.look_at_paused = Some(Instant::now());
+            let now = self.shared.now();
+            self.shared
+                .guests
+                .lock()
+                .iter_mut()
+                .for_each(|guest| guest.excused(now));
+        }
+        self.find_pids();
+        // what happened before everything was up again tells nothing of how it is now
+        while self.events.try_recv().is_ok() {}
+        self.shared.blows.fetch_add(1, Relaxed);
+        Ok(kills)
+    }
+
+    /// Starts what was killed, and undoes the rest once it has been held for long enough.
+    fn raise(&mut self, blow: &Blow, at: Instant) -> anyhow::Result<()> {
+        let hit = |victim| blow.victims.contains(&victim);
+        self.world.spawn_node()?;
+        self.world.spawn_hub()?;
+        let first = self.world.node_ready();
+        std::thread::sleep(blow.hold.saturating_sub(
+            match hit(Victim::Network) || hit(Victim::Disk) {
+                true => at.elapsed(),
+                false => blow.hold,
+            },
+        ));
+        if hit(Victim::Network) {
+            self.world.mend()?;
+        }
+        if hit(Victim::Disk) {
+            self.world.free()?;
+        }
+        if let Err(error) = first {
+            self.record
+                .not_up
+                .push(format!("blow {} ({blow}): {error:#}", blow.number));
+            self.world.spawn_node()?;
+            self.world.node_ready()?;
+        }
+        if self.world.hub_ready().is_err() {
+            // a hub may refuse to start on a full disk of its own; this one's is not
+            self.world.spawn_hub()?;
+            self.world.hub_ready()?;
+        }
+        Ok(())
+    }
+
+    /// Machines that stand still because their disk was full go on when somebody says so.
+    fn continue_paused(&mut self) {
+        let Some(since) = self.look_at_paused else {
+            return;
+        };
+        if since.elapsed() < LOOK_EVERY {
+            return;
+        }
+        self.look_at_paused = Some(Instant::now());
+        let mut paused = false;
+        for name in MACHINES {
+            let Ok(info) = self.machine(name) else {
+                continue;
+            };
+            if info.status == MachineStatus::Paused && info.detail.contains("is full") {
+                paused = true;
+                let _ = self.start_machine(name);
+            }
+        }
+        let stalled = self.stalled();
+        if !paused
+            && stalled
+                .iter()
+                .flatten()
+                .all(|stall| *stall < Duration::from_secs(2))
+        {
+            self.look_at_paused = None;
+        }
+    }
+
+    /// A guest does not get on: what is told of it, and whether `floe start` helps.
+    fn hung(&mut self, guest: usize, storm: &mut Storm) {
+        let name = MACHINES[guest];
+        let seen = match self.machine(name) {
+            Ok(info) => format!("{:?}, {:?}", info.status, info.detail),
+            Err(error) => format!("nothing is known of it: {error:#}"),
+        };
+        let waits = self.pids[guest].map(waits_of).unwrap_or_default();
+        let blow = self.record.blows.len();
+        if let Some(last) = self.record.blows.last_mut() {
+            last.hung = true;
+        }
+        let started = match self.start_machine(name) {
+            Ok(()) => "floe start was accepted".to_owned(),
+            Err(error) => format!("floe start: {error:#}"),
+        };
+        let last = self
+            .record
+            .blows
+            .last()
+            .map(|blow| format!("{:?} {}", blow.victims, blow.moment));
+        let text = format!(
+            "{name} after blow {blow} ({}): {seen}; its QEMU waits: {waits:?}; {started}",
+            last.unwrap_or_default()
+        );
+        eprintln!("  hung: {text}");
+        self.record.hung.push(text);
+        // if it boots now, its hello is answered; it has longer
+        if self
+            .machine(name)
+            .is_ok_and(|info| !info.restored && info.pid != self.pids[guest])
+        {
+            self.shared.guests.lock()[guest].ends();
+            storm.handle(self.shared.now(), Event::Booting(guest));
+        }
+        self.find_pids();
+    }
+
+    /// It still does not: its QEMU is killed and it is started from its disk.
+    fn give_up(&mut self, guest: usize, storm: &mut Storm) -> anyhow::Result<()> {
+        let name = MACHINES[guest];
+        ensure!(
+            self.given_up.replace(guest) != Some(guest),
+            "{name} does not get on, whatever is done; the node's log ends with:\n{}",
+            self.world.log_tail("node.log", 40)
+        );
+        self.find_pids();
+        self.kill_qemu(guest);
+        self.start_from_disk(guest)?;
+        storm.handle(self.shared.now(), Event::Booting(guest));
+        Ok(())
+    }
+
+    /// The longest stall since the last blow.
+    fn note_stall(&mut self) {
+        let stalled = self.stalled();
+        if let Some(last) = self.record.blows.last_mut() {
+            let now = stalled
+                .iter()
+                .flatten()
+                .map(Duration::as_secs_f64)
+                .fold(0.0, f64::max);
+            last.stall_s = last.stall_s.max(now);
+        }
+    }
+
+    fn stalled(&self) -> Vec<Option<Duration>> {
+        let now = self.shared.now();
+        self.shared
+            .guests
+            .lock()
+            .iter()
+            .map(|guest| guest.stalled(now))
+            .collect()
+    }
+
+    fn hear_bad(&mut self) {
+        let blow = self.record.blows.len();
+        for (name, guest) in MACHINES.iter().zip(self.shared.guests.lock().iter_mut()) {
+            for bad in guest.take_bad() {
+                eprintln!("  {name}: {bad}");
+                self.record
+                    .bad
+                    .push(format!("{name} after blow {blow}: {bad}"));
+            }
+        }
+    }
+
+    // ----------------------------------------------------------------------------------------------- around it
+
+    fn worker(&self) -> Worker {
+        Worker {
+            shared: self.shared.clone(),
+            places: Places {
+                node: self.world.home.join("node.sock"),
+                far: self.world.far_home.join("node.sock"),
+                hub: self.world.hub_url(),
+                token: self.world.token.clone(),
+                machines: MACHINES.map(String::from).to_vec(),
+                verify_max: VERIFY_MAX.max(5 * Duration::from_secs(self.options.hung_s)),
+            },
+            done: self.done.clone(),
+        }
+    }
+
+    fn start_working(&mut self) {
+        let works: [fn(&Worker); 2] = [Worker::capture_without_end, Worker::fork_without_end];
+        for work in works {
+            let (worker, near) = (self.worker(), self.world.near.clone());
+            let run = move || {
+                let _ = near.run(|| work(&worker));
+            };
+            self.threads.push(std::thread::spawn(run));
+        }
+    }
+
+    /// Every kind of work once, with nothing hit: it must succeed.
+    fn work_once(&mut self) -> anyhow::Result<()> {
+        let worker = self.worker();
+        self.world.near.run(|| worker.once())??;
+        let done = std::mem::take(&mut *self.done.lock());
+        ensure!(
+            done.wrong.is_empty(),
+            "before the first blow: {:?}",
+            done.wrong
+        );
+        ensure!(
+            done.lost_clones.is_empty(),
+            "before the first blow: {:?}",
+            done.lost_clones
+        );
+        Ok(())
+    }
+
+    /// Removes all machines, captures and what the hub has, and ends everything.
+    fn tear_down(&mut self, after_blows: bool) -> anyhow::Result<()> {
+        self.shared.over.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let worker = self.worker();
+        for name in MACHINES {
+            let client = self.client()?;
+            let _ = client.kill(name, &KillRequest { all: true });
+        }
+        for machine in self.client()?.machines()?.machines {
+            let removed = self.client()?.remove_machine(&machine.name, true);
+            removed.with_context(|| format!("{} cannot be removed", machine.name))?;
+        }
+        self.world.near.run(|| worker.tidy())??;
+        if after_blows {
+            // a hub looks for uploads that nobody goes on with as often as they may be old
+            std::thread::sleep(2 * UPLOAD_EXPIRY + Duration::from_secs(5));
+        }
+        // with the image that the machines are started from go its traces
+        remove_images(&self.client()?, true)?;
+        self.client()?.cache_gc()?;
+        Client::connect(self.world.far_home.join("node.sock"))?.cache_gc()?;
+        self.world.end_all();
+        self.shared.over.store(false, Relaxed);
+        Ok(())
+    }
+
+    /// Copies the logs to where the user wants them.
+    pub fn keep_logs(&self) {
+        let Some(dir) = &self.options.keep else {
+            return;
+        };
+        let _ = std::fs::create_dir_all(dir);
+        for entry in std::fs::read_dir(self.world.logs())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let _ = std::fs::copy(entry.path(), dir.join(entry.file_name()));
+        }
+    }
+}

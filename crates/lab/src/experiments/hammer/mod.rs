@@ -1,0 +1,173 @@
+//! `hammer`: node, hub, supervisor, QEMU, network and disk are killed, cut and filled again and again under two machines that write
+//! and verify without end, are captured and forked, pushed and pulled. Is an acknowledged write lost, is a byte wrong, does a guest
+//! stand still, does anything stay behind?
+//!
+//! - [`schedule`]: which blow comes next, from a seed; [`storm`]: when it falls, and whether everybody got over it. Both without I/O.
+//! - [`model`]: what each guest has acknowledged. What it writes stands in `guests/hammer.rs`, which this compiles.
+//! - [`world`]: the processes, the link, the disk. [`work`]: captures, forks, transfers. [`console`]: what guests say.
+//! - [`leaks`]: what is there before and after. [`driver`]: all of it together.
+pub mod console;
+pub mod driver;
+pub mod leaks;
+pub mod model;
+pub mod schedule;
+pub mod storm;
+pub mod work;
+pub mod world;
+
+use crate::harness::{Context, Report, Samples};
+use driver::{Driver, Record};
+use schedule::{Moment, VICTIMS, Victim};
+use std::collections::BTreeMap;
+
+/// Options of the experiment.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// Ends after so many minutes
+    #[arg(long, value_name = "M", default_value_t = 90.0)]
+    minutes: f64,
+    /// Or after so many kills
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    kills: u64,
+    /// Repeats the blows of the run that printed this seed (default: another one each time)
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Hits only these
+    #[arg(long, value_name = "VICTIM,...", value_delimiter = ',')]
+    only: Vec<Victim>,
+    /// A guest without progress for so many seconds, with everything up, is hung
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    hung_s: u64,
+    /// Keep logs and what is left of the state here
+    #[arg(long, value_name = "DIR")]
+    keep: Option<std::path::PathBuf>,
+}
+
+impl Options {
+    fn victims(&self) -> &[Victim] {
+        match self.only.is_empty() {
+            true => &VICTIMS,
+            false => &self.only,
+        }
+    }
+}
+
+/// Runs it.
+pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
+    let mut options = options.clone();
+    if context.quick {
+        options.minutes = options.minutes.min(3.0);
+    }
+    let seed = options.seed.unwrap_or_else(rand::random);
+    eprintln!("hammer: seed {seed}");
+    let mut driver = Driver::start(context, &options, seed)?;
+    let outcome = driver.run();
+    driver.keep_logs();
+    let record = match outcome {
+        Ok(record) => record,
+        Err(error) => return Err(error.context(format!("seed {seed}"))),
+    };
+    Ok(tell(context, &options, seed, &record))
+}
+
+/// The report: figures, violations, and the table of what was hit.
+fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Report {
+    let mut report = Report::new("hammer", context.quick);
+    let done = &record.done;
+    report.add_value("kills", "count", record.kills as f64);
+    let lost: u64 = record.guests.iter().map(model::Guest::lost_writes).sum();
+    let wrong: u64 = record.guests.iter().map(model::Guest::wrong_bytes).sum();
+    let errors: u64 = record.guests.iter().map(model::Guest::errors).sum();
+    report.add_value("lost_writes", "count", lost as f64);
+    // a copy tells what it found in lines, of at least one byte each
+    report.add_value("wrong_bytes", "B", (wrong + done.wrong.len() as u64) as f64);
+    report.add_value("hung_guests", "count", record.hung.len() as f64);
+    let leaks: u64 = record.leaks.iter().map(|(_, more)| more).sum();
+    report.add_value("leaks", "count", leaks as f64);
+    report.add_value("io_errors", "count", errors as f64);
+    report.add_value("lost_clones", "count", done.lost_clones.len() as f64);
+    report.add_value("errors", "count", done.errors.len() as f64);
+    let stall = record
+        .guests
+        .iter()
+        .map(|guest| guest.stall_max.as_secs_f64());
+    report.add_value("stall_s_max", "s", stall.fold(0.0, f64::max));
+    let stalls: Samples = record.blows.iter().map(|blow| blow.stall_s).collect();
+    if !stalls.is_empty() {
+        report.add("stall_s_p50", "s", &stalls);
+        report.add_quantile("stall_s_p99", "s", &stalls, 0.99);
+    }
+    report.add_value(
+        "acknowledged_writes",
+        "count",
+        record.guests.iter().map(|guest| guest.acked as f64).sum(),
+    );
+    report.add_value("copies_verified", "count", done.verified as f64);
+    violations(&mut report, record);
+    for error in done.errors.iter().take(NOTES_MAX) {
+        report.note(format!("failed although nothing was hit: {error}"));
+    }
+    report.note(format!(
+        "seed {seed}; {} captures, {} forks, {} pushes, {} pulls, {} copies verified; {} jobs failed because something was hit",
+        done.captures, done.forks, done.pushes, done.pulls, done.verified, done.disturbed
+    ));
+    report.note(format!(
+        "hit: {}",
+        options
+            .victims()
+            .iter()
+            .map(Victim::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    ));
+    for line in table(record) {
+        report.note(line);
+    }
+    report
+}
+
+/// Most remarks of a kind.
+const NOTES_MAX: usize = 30;
+
+fn violations(report: &mut Report, record: &Record) {
+    let lists: [(&str, &[String]); 5] = [
+        ("a guest found", &record.bad),
+        ("a copy found", &record.done.wrong),
+        ("a guest stood still", &record.hung),
+        ("a clone was lost", &record.done.lost_clones),
+        ("it did not come back by itself", &record.not_up),
+    ];
+    for (what, list) in lists {
+        for one in list.iter().take(NOTES_MAX) {
+            report.fail(format!("{what}: {one}"));
+        }
+        if list.len() > NOTES_MAX {
+            report.fail(format!("{what}: and {} more", list.len() - NOTES_MAX));
+        }
+    }
+    for (what, more) in &record.leaks {
+        report.fail(format!("left behind: {more} {what}"));
+    }
+}
+
+/// What was hit at which moment, how often, and the longest that a guest stood still after it.
+fn table(record: &Record) -> Vec<String> {
+    let mut rows = BTreeMap::<(String, Moment), (u64, f64, u64)>::new();
+    for blow in &record.blows {
+        let victims: Vec<String> = blow.victims.iter().map(Victim::to_string).collect();
+        let row = rows.entry((victims.join(" + "), blow.moment)).or_default();
+        row.0 += 1;
+        row.1 = row.1.max(blow.stall_s);
+        row.2 += u64::from(blow.hung);
+    }
+    let head = format!(
+        "{:<24} {:<12} {:>6} {:>12} {:>5}",
+        "hit", "moment", "times", "stall max, s", "hung"
+    );
+    let lines = rows
+        .into_iter()
+        .map(|((victims, moment), (times, stall, hung))| {
+            format!("{victims:<24} {moment:<12} {times:>6} {stall:>12.1} {hung:>5}")
+        });
+    std::iter::once(head).chain(lines).collect()
+}

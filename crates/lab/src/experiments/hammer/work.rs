@@ -1,0 +1,340 @@
+//! What goes on while blows fall: one thread captures machines, sends captures to the hub and has another node run them; one forks
+//! machines. Every copy verifies its memory and disk. What fails because something was hit is tried again; what fails although
+//! nothing was is told.
+use super::console::{Shared, verify_copy};
+use super::model::Progress;
+use super::schedule::Moment;
+use anyhow::Context as _;
+use floe::api::{
+    CaptureRequest, ForkRequest, KillRequest, PullRequest, PushRequest, RemoveImageRequest,
+    RunRequest,
+};
+use floe::client::Client;
+use floe::transfer::{Cancel, HubClient};
+use parking_lot::Mutex;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How long a short call of the hub may take.
+const HUB_MAX: Duration = Duration::from_secs(10);
+/// Rest between two jobs of a thread.
+const REST: Duration = Duration::from_millis(400);
+/// Captures of which one is sent to the hub and run from there.
+const PUSH_EVERY: u64 = 3;
+/// What captures are called, with a number.
+const IMAGE: &str = "storm";
+/// The machine that a pulled image becomes.
+const COPY: &str = "copy";
+
+/// What the work came to.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// Captures, forks, pushes, pulls that succeeded.
+    pub captures: u64,
+    /// Forks.
+    pub forks: u64,
+    /// Images sent to the hub.
+    pub pushes: u64,
+    /// Images fetched from it and run.
+    pub pulls: u64,
+    /// Copies that verified everything and found it right.
+    pub verified: u64,
+    /// Jobs that failed because something was hit.
+    pub disturbed: u64,
+    /// What copies found wrong.
+    pub wrong: Vec<String>,
+    /// Clones that ran and were lost.
+    pub lost_clones: Vec<String>,
+    /// Jobs that failed although nothing was hit.
+    pub errors: Vec<String>,
+}
+
+/// The places that the work needs.
+#[derive(Clone)]
+pub struct Places {
+    /// Socket of the node.
+    pub node: PathBuf,
+    /// Socket of the node that reads from the hub.
+    pub far: PathBuf,
+    /// The hub.
+    pub hub: String,
+    /// What opens it.
+    pub token: String,
+    /// The two machines.
+    pub machines: Vec<String>,
+    /// How long a copy may take to verify everything.
+    pub verify_max: Duration,
+}
+
+/// One of the threads.
+pub struct Worker {
+    /// What all threads share.
+    pub shared: Arc<Shared>,
+    /// The places.
+    pub places: Places,
+    /// What the work came to.
+    pub done: Arc<Mutex<Done>>,
+}
+
+impl Worker {
+    fn node(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect(&self.places.node)?)
+    }
+
+    fn far(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect(&self.places.far)?)
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.shared.over.load(Relaxed)
+    }
+
+    /// How often a machine's QEMU was ended.
+    fn lives(&self, machine: usize) -> u64 {
+        self.shared.guests.lock()[machine].lives
+    }
+
+    /// Waits until a machine is not booting; how often its QEMU was ended by then.
+    fn wait_up(&self, machine: usize) -> u64 {
+        loop {
+            let (up, lives) = {
+                let guest = &self.shared.guests.lock()[machine];
+                (guest.is_up(), guest.lives)
+            };
+            if up || !self.goes_on() {
+                return lives;
+            }
+            std::thread::sleep(REST);
+        }
+    }
+
+    /// What a machine has acknowledged, and found wrong, so far.
+    fn known(&self, machine: usize) -> (u64, Progress) {
+        let guest = &self.shared.guests.lock()[machine];
+        (guest.acked, guest.now)
+    }
+
+    /// Does one job; tells what it came to.
+    fn job(&self, what: &str, job: impl FnOnce() -> anyhow::Result<()>) {
+        let calm = self.shared.calm();
+        let Err(error) = job() else { return };
+        let mut done = self.done.lock();
+        if calm.held() && self.goes_on() {
+            done.errors.push(format!("{what}: {error:#}"));
+        } else {
+            done.disturbed += 1;
+        }
+    }
+
+    /// Every kind of work once.
+    pub fn once(&self) -> anyhow::Result<()> {
+        let (at_least, found) = self.known(0);
+        let image = format!("{IMAGE}-0");
+        self.capture(0, &image)?;
+        self.push(&image)?;
+        self.pull(&image, at_least, &found)?;
+        self.fork(1)?;
+        self.tidy()
+    }
+
+    /// Captures, sends, fetches and runs until the run is over.
+    pub fn capture_without_end(&self) {
+        let mut number = 0u64;
+        while self.goes_on() {
+            number += 1;
+            let machine = number as usize % self.places.machines.len();
+            let lives = self.wait_up(machine);
+            let (at_least, found) = self.known(machine);
+            let image = format!("{IMAGE}-{number}");
+            let mut captured = false;
+            self.job(&format!("capture {number}"), || {
+                self.capture(machine, &image)?;
+                captured = true;
+                Ok(())
+            });
+            // the image of a machine that was killed before its capture is that of one that boots
+            captured &= lives == self.lives(machine);
+            if captured && number.is_multiple_of(PUSH_EVERY) {
+                self.job(&format!("push {number}"), || self.push(&image));
+                self.job(&format!("pull {number}"), || {
+                    self.pull(&image, at_least, &found)
+                });
+            }
+            self.job(&format!("tidy after capture {number}"), || self.tidy());
+            std::thread::sleep(REST);
+        }
+    }
+
+    fn capture(&self, machine: usize, image: &str) -> anyhow::Result<()> {
+        let node = self.node()?;
+        let request = CaptureRequest {
+            name: Some(image.into()),
+            rehearse_s: Some(0),
+            ..CaptureRequest::default()
+        };
+        let _busy = self.shared.busy[machine].lock();
+        self.shared.began(Moment::Capture);
+        node.capture(&self.places.machines[machine], &request)?
+            .finish(|_| {})?;
+        self.done.lock().captures += 1;
+        Ok(())
+    }
+
+    fn push(&self, image: &str) -> anyhow::Result<()> {
+        let request = PushRequest {
+            image: image.into(),
+            to: self.places.hub.clone(),
+            name: None,
+            token: Some(self.places.token.clone()),
+            ca: None,
+            public: true,
+        };
+        let node = self.node()?;
+        self.shared.began(Moment::Push);
+        node.push(&request)?.finish(|_| {})?;
+        self.done.lock().pushes += 1;
+        Ok(())
+    }
+
+    /// Fetches a whole image on the other node, checks it, runs it and has it verify everything.
+    fn pull(&self, image: &str, at_least: u64, found: &Progress) -> anyhow::Result<()> {
+        let far = self.far()?;
+        let request = PullRequest {
+            from: format!("{}/{image}", self.places.hub),
+            name: None,
+            token: Some(self.places.token.clone()),
+            ca: None,
+        };
+        self.shared.began(Moment::Pull);
+        far.pull(&request)?.finish(|_| {})?;
+        let problems = far.verify_image(image)?.finish(|_| {})?.verify;
+        let problems = problems.map(|report| report.problems).unwrap_or_default();
+        self.done.lock().wrong.extend(
+            problems
+                .iter()
+                .map(|problem| format!("pulled {image}: {problem}")),
+        );
+        let run = RunRequest {
+            image: image.into(),
+            name: Some(COPY.into()),
+            ..RunRequest::default()
+        };
+        far.run(&run)?.finish(|_| {})?;
+        let console = far.console(COPY)?.socket;
+        let verified = verify_copy(
+            console.as_ref(),
+            at_least,
+            found,
+            self.places.verify_max,
+            || self.goes_on(),
+        );
+        let removed = far.remove_machine(COPY, true);
+        self.judge(&format!("the pulled {image}"), verified?);
+        self.done.lock().pulls += 1;
+        Ok(removed?)
+    }
+
+    fn judge(&self, who: &str, wrong: Vec<String>) {
+        let mut done = self.done.lock();
+        match wrong.is_empty() {
+            true => done.verified += 1,
+            false => done
+                .wrong
+                .extend(wrong.into_iter().map(|what| format!("{who}: {what}"))),
+        }
+    }
+
+    /// Removes images that nobody needs: all captures but those on which the machines' disks stand.
+    pub fn tidy(&self) -> anyhow::Result<()> {
+        let far = self.far()?;
+        let _ = far.remove_machine(COPY, true);
+        remove_images(&far, true)?;
+        remove_images(&self.node()?, false)?;
+        let client = HubClient::impatient(
+            &self.places.hub,
+            Some(&self.places.token),
+            None,
+            &Cancel::default(),
+            HUB_MAX,
+        )?;
+        for image in client.images()? {
+            let id = image.id.parse().context("the hub tells ids")?;
+            client.remove(&id)?;
+        }
+        Ok(())
+    }
+
+    /// Forks until the run is over.
+    pub fn fork_without_end(&self) {
+        let mut number = 0usize;
+        while self.goes_on() {
+            number += 1;
+            let machine = (number + 1) % self.places.machines.len();
+            self.job(&format!("fork {number}"), || self.fork(machine));
+            std::thread::sleep(REST);
+        }
+    }
+
+    fn fork(&self, machine: usize) -> anyhow::Result<()> {
+        let node = self.node()?;
+        let parent = &self.places.machines[machine];
+        // what an earlier job could not end
+        node.kill(parent, &KillRequest { all: true })?;
+        let lives = self.wait_up(machine);
+        let (at_least, found) = self.known(machine);
+        let request = ForkRequest {
+            clones: 1,
+            ..ForkRequest::default()
+        };
+        let busy = self.shared.busy[machine].lock();
+        self.shared.began(Moment::Fork);
+        let fork = node.fork(parent, &request)?.finish(|_| {})?.fork;
+        drop(busy);
+        let fork = fork.context("a fork tells its clones")?;
+        self.done.lock().forks += 1;
+        for clone in &fork.clones {
+            let console = node.console(&clone.name)?.socket;
+            let verified = verify_copy(
+                console.as_ref(),
+                at_least,
+                &found,
+                self.places.verify_max,
+                || self.goes_on(),
+            );
+            match verified {
+                Ok(wrong) => self.judge(&format!("clone {} of {parent}", clone.name), wrong),
+                Err(error) if self.goes_on() && lives == self.lives(machine) => {
+                    let said = self.node().and_then(|node| Ok(node.machine(&clone.name)?));
+                    let said = match said {
+                        Ok(info) => format!("{:?}, {}", info.status, info.detail),
+                        Err(error) => format!("{error:#}"),
+                    };
+                    self.done
+                        .lock()
+                        .lost_clones
+                        .push(format!("clone {}: {error:#}; {said}", clone.name));
+                }
+                Err(_) => {}
+            }
+        }
+        self.node()?.kill(parent, &KillRequest { all: true })?;
+        Ok(())
+    }
+}
+
+/// Removes all captures, or whatever there is; what is in use stays.
+pub fn remove_images(node: &Client, all: bool) -> anyhow::Result<()> {
+    for image in node.images()?.images {
+        let capture = image.names.iter().any(|name| name.starts_with(IMAGE));
+        if all || capture || image.names.is_empty() {
+            let request = RemoveImageRequest {
+                image: image.id,
+                force: true,
+            };
+            let _ = node.remove_image(&request);
+        }
+    }
+    Ok(())
+}

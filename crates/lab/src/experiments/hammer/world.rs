@@ -1,0 +1,445 @@
+//! What is hit: a node with its supervisor on a small disk of its own, a hub in a network namespace of its own, the link between
+//! them, and a second node that reads from the hub.
+use crate::link::Namespace;
+use anyhow::{Context as _, bail, ensure};
+use floe::client::Client;
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// Bytes of the disk with the node's state: what two machines, their captures and clones take, several times.
+const DISK_BYTES: u64 = 1536 << 20;
+/// How long a node or hub may take to answer: a debug build on a busy host.
+const START_MAX: Duration = Duration::from_secs(120);
+/// What a push that was cut has sent already is kept for so long: it goes before what is left behind is counted.
+pub const UPLOAD_EXPIRY: Duration = Duration::from_secs(30);
+/// The two ends of the link.
+const NODE_ADDRESS: &str = "10.79.0.1/30";
+const HUB_ADDRESS: &str = "10.79.0.2/30";
+/// Where the hub listens.
+const HUB_LISTEN: &str = "10.79.0.2:7071";
+
+/// A process of this program that serves until it is killed or its input ends.
+struct Served {
+    child: Child,
+    input: Option<ChildStdin>,
+    ready: mpsc::Receiver<String>,
+}
+
+impl Served {
+    fn start(namespace: &Namespace, arguments: &[&OsStr], log: &Path) -> anyhow::Result<Served> {
+        let log = File::options().create(true).append(true).open(log)?;
+        let mut child = namespace
+            .command(std::env::current_exe()?)?
+            .args(arguments)
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let output = output.context("it was started with a pipe")?;
+        let (sender, ready) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = BufReader::new(output).read_line(&mut line);
+            let _ = sender.send(line);
+        });
+        Ok(Served {
+            child,
+            input,
+            ready,
+        })
+    }
+
+    /// Waits until it answers; the rest of the line that says so.
+    fn ready(&self) -> anyhow::Result<String> {
+        let line = self.ready.recv_timeout(START_MAX);
+        let line = line.with_context(|| format!("not ready within {START_MAX:?}"))?;
+        match line.trim().strip_prefix("ready") {
+            Some(rest) => Ok(rest.trim().to_owned()),
+            None => bail!("it ended before it was ready"),
+        }
+    }
+
+    /// SIGKILL, and its end.
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Ends it by the end of its input.
+    fn end(&mut self) {
+        drop(self.input.take());
+        let until = Instant::now() + START_MAX;
+        while Instant::now() < until {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.kill();
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The two hosts.
+pub struct World {
+    /// State directory of the node that is hit.
+    pub home: PathBuf,
+    /// That of the node that reads from the hub.
+    pub far_home: PathBuf,
+    /// The hub's folder.
+    pub hub_dir: PathBuf,
+    /// Mount point of the small disk.
+    disk: PathBuf,
+    logs: PathBuf,
+    /// Where the node is: who runs there reaches the hub as it does.
+    pub near: Arc<Namespace>,
+    far: Namespace,
+    node: Option<Served>,
+    far_node: Option<Served>,
+    hub: Option<Served>,
+    /// What opens the hub.
+    pub token: String,
+}
+
+impl World {
+    /// Makes the disk and the link, and starts everything.
+    pub fn start(scratch: &Path) -> anyhow::Result<World> {
+        let disk = scratch.join("disk");
+        let logs = scratch.join("logs");
+        for dir in [&disk, &logs] {
+            fs::create_dir_all(dir)?;
+        }
+        let size = std::ffi::CString::new(format!("size={DISK_BYTES},mode=711"))?;
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("floe-hammer", &disk, "tmpfs", flags, size.as_c_str())
+            .context("cannot mount a small disk; run as root")?;
+        let (near, far) = (Arc::new(Namespace::new()?), Namespace::new()?);
+        near.join_by_veth(&far, NODE_ADDRESS, HUB_ADDRESS)?;
+        let mut world = World {
+            home: disk.join("node"),
+            far_home: scratch.join("far"),
+            hub_dir: scratch.join("hub"),
+            disk,
+            logs,
+            near,
+            far,
+            node: None,
+            far_node: None,
+            hub: None,
+            token: String::new(),
+        };
+        for dir in [&world.home, &world.far_home, &world.hub_dir] {
+            fs::create_dir_all(dir)?;
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o711))?;
+        }
+        world.start_all()?;
+        Ok(world)
+    }
+
+    /// Starts what is not there and waits until all answer.
+    pub fn start_all(&mut self) -> anyhow::Result<()> {
+        self.spawn_hub()?;
+        self.spawn_node()?;
+        if self.far_node.is_none() {
+            let arguments = ["serve-node".as_ref(), self.far_home.as_os_str()];
+            self.far_node = Some(Served::start(
+                &self.near,
+                &arguments,
+                &self.logs.join("far.log"),
+            )?);
+        }
+        self.node_ready()?;
+        self.hub_ready()?;
+        let far = self.far_node.as_ref().context("it was just started")?;
+        if Client::connect(self.far_home.join("node.sock")).is_err() {
+            far.ready().context("the far node")?;
+        }
+        Ok(())
+    }
+
+    /// Starts the node if it is not there; does not wait.
+    pub fn spawn_node(&mut self) -> anyhow::Result<()> {
+        if self.node.is_none() {
+            let arguments = ["serve-node".as_ref(), self.home.as_os_str()];
+            self.node = Some(Served::start(
+                &self.near,
+                &arguments,
+                &self.logs.join("node.log"),
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the node answers. One that ended instead is forgotten, so that it can be started again.
+    pub fn node_ready(&mut self) -> anyhow::Result<()> {
+        let node = self.node.as_ref().context("no node was started")?;
+        if Client::connect(self.home.join("node.sock")).is_ok() {
+            return Ok(());
+        }
+        let ready = node.ready();
+        if ready.is_err() {
+            self.node = None;
+        }
+        ready.map(drop).with_context(|| {
+            format!(
+                "the node; its log ends with:\n{}",
+                self.log_tail("node.log", 15)
+            )
+        })
+    }
+
+    /// Starts the hub if it is not there; does not wait.
+    pub fn spawn_hub(&mut self) -> anyhow::Result<()> {
+        if self.hub.is_none() {
+            let expiry = UPLOAD_EXPIRY.as_secs().to_string();
+            let arguments = [
+                "serve-hub".as_ref(),
+                self.hub_dir.as_os_str(),
+                HUB_LISTEN.as_ref(),
+                "--upload-expiry".as_ref(),
+                expiry.as_ref(),
+            ];
+            let log = self.logs.join("hub.log");
+            self.hub = Some(Served::start(&self.far, &arguments, &log)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the hub answers, if it was just started.
+    pub fn hub_ready(&mut self) -> anyhow::Result<()> {
+        let hub = self.hub.as_ref().context("no hub was started")?;
+        match hub.ready() {
+            Ok(token) => self.token = token,
+            // it has said so before
+            Err(_)
+                if !self.token.is_empty()
+                    && self
+                        .far
+                        .run(|| std::net::TcpStream::connect(HUB_LISTEN).is_ok())? => {}
+            Err(error) => {
+                self.hub = None;
+                return Err(error.context(format!(
+                    "the hub; its log ends with:\n{}",
+                    self.log_tail("hub.log", 15)
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The hub's address.
+    pub fn hub_url(&self) -> String {
+        format!("http://{HUB_LISTEN}")
+    }
+
+    /// SIGKILL for the node.
+    pub fn kill_node(&mut self) {
+        if let Some(mut node) = self.node.take() {
+            node.kill();
+        }
+    }
+
+    /// SIGKILL for the hub.
+    pub fn kill_hub(&mut self) {
+        if let Some(mut hub) = self.hub.take() {
+            hub.kill();
+        }
+    }
+
+    /// SIGKILL for the supervisor; whether there was one.
+    pub fn kill_supervisor(&self) -> bool {
+        let socket = self.home.join("run/supervisor.sock");
+        let found = processes_with(&socket)
+            .into_iter()
+            .find(|(_, line)| line.contains("supervisor\0"));
+        found.is_some_and(|(pid, _)| kill(pid))
+    }
+
+    /// Cuts the link: packets are lost without a word, as on a broken line.
+    pub fn cut(&self) -> anyhow::Result<()> {
+        Ok(self.far.ip("link set floe1 down")?)
+    }
+
+    /// Mends it.
+    pub fn mend(&self) -> anyhow::Result<()> {
+        Ok(self.far.ip("link set floe1 up")?)
+    }
+
+    /// Fills the disk to the last page.
+    pub fn fill(&self) -> anyhow::Result<()> {
+        let file = File::create(self.filler())?;
+        let disk = rustix::fs::statvfs(&self.disk)?;
+        let (mut at, mut step) = (0, disk.f_bavail * disk.f_frsize);
+        // the node and its machines write meanwhile, and free again
+        while step >= disk.f_frsize {
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), at, step) {
+                Ok(()) => at += step,
+                Err(_) => step /= 2,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room again.
+    pub fn free(&self) -> anyhow::Result<()> {
+        match fs::remove_file(self.filler()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.disk.join("filler")
+    }
+
+    /// A client of the node.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect(self.home.join("node.sock"))?)
+    }
+
+    /// Ends everything as an operator does.
+    pub fn end_all(&mut self) {
+        for served in [&mut self.node, &mut self.far_node, &mut self.hub] {
+            if let Some(mut served) = served.take() {
+                served.end();
+            }
+        }
+    }
+
+    /// The last lines of a log.
+    pub fn log_tail(&self, name: &str, lines: usize) -> String {
+        let text = fs::read(self.logs.join(name)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let all: Vec<&str> = text.lines().collect();
+        all[all.len().saturating_sub(lines)..].join("\n")
+    }
+
+    /// Where the logs are.
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.free();
+        for home in [&self.home, &self.far_home] {
+            if let Ok(client) = Client::connect(home.join("node.sock")) {
+                for machine in client
+                    .machines()
+                    .map(|list| list.machines)
+                    .unwrap_or_default()
+                {
+                    let _ = client.remove_machine(&machine.name, true);
+                }
+            }
+        }
+        self.end_all();
+        // what a broken run left behind
+        for home in [&self.home, &self.far_home] {
+            for (pid, _) in processes_with(home) {
+                kill(pid);
+            }
+        }
+        let under = self.disk.parent().unwrap_or(&self.disk).to_owned();
+        for mount in mounts_under(&under).into_iter().rev() {
+            let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Processes other than this one whose command line names something: their ids and command lines.
+pub fn processes_with(path: &Path) -> Vec<(u32, String)> {
+    let wanted = path.display().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if pid != std::process::id() && line.contains(&wanted) {
+            found.push((pid, line));
+        }
+    }
+    found
+}
+
+/// Mount points at or under a directory.
+pub fn mounts_under(dir: &Path) -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    points
+        .map(PathBuf::from)
+        .filter(|point| point.starts_with(dir))
+        .collect()
+}
+
+/// SIGKILL for a process; whether there was one.
+pub fn kill(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok())
+}
+
+/// Compiles what the guests run and adds it to the tiny guest's initial RAM disk, as its first program.
+pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Result<PathBuf> {
+    const PROGRAM: &str = include_str!("../../../guests/hammer.rs");
+    const INIT: &str = include_str!("../../../guests/hammer-init");
+    let (source, root) = (scratch.join("hammer.rs"), scratch.join("initrd"));
+    fs::create_dir_all(root.join("bin"))?;
+    fs::write(&source, PROGRAM)?;
+    let program = root.join("bin/floe-hammer");
+    let compiled = Command::new("rustc")
+        .args([
+            "--edition",
+            "2024",
+            "-O",
+            "-C",
+            "target-feature=+crt-static",
+        ])
+        .args(["-C", "strip=symbols", "-C", "panic=abort", "-o"])
+        .args([&program, &source])
+        .output()
+        .context("cannot run rustc, which compiles what the guests run")?;
+    ensure!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    fs::write(root.join("init"), INIT)?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    let archive = Command::new("sh")
+        .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
+        .current_dir(&root)
+        .output()
+        .context("cannot run sh")?;
+    ensure!(
+        archive.status.success(),
+        "cpio is missing; install the Debian package cpio"
+    );
+    // The kernel unpacks archives one after the other; a later file replaces an earlier one.
+    let mut initrd = fs::read(guest.initrd())?;
+    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    initrd.extend(archive.stdout);
+    let path = scratch.join("hammer.initrd");
+    fs::write(&path, initrd)?;
+    Ok(path)
+}

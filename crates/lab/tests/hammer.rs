@@ -1,0 +1,59 @@
+//! Three minutes of the hammer: node, hub, supervisor, QEMU, network and disk are hit under two guests that write and verify.
+use floe_lab::harness::Report;
+use std::process::Command;
+
+/// Which blows fall. Any seed must hold; this one has every kind of victim among its first thirty.
+const SEED: &str = "15";
+
+#[test]
+fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
+    if std::env::var_os("FLOE_TEST_SYSTEM").is_none_or(|value| value != "1") {
+        println!(
+            "skipped: needs root, FUSE, QEMU, the tiny guest and rustc; set FLOE_TEST_SYSTEM=1 to run it"
+        );
+        return;
+    }
+    let dir = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
+        .tempdir()
+        .unwrap();
+    let json = dir.path().join("hammer.json");
+    // no time is asserted: a guest counts as hung only if it makes no progress for two minutes
+    let output = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
+        .args([
+            "hammer",
+            "--minutes",
+            "3",
+            "--hung-s",
+            "120",
+            "--seed",
+            SEED,
+            "--scratch",
+        ])
+        .arg(dir.path())
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .unwrap();
+    let said = format!(
+        "{}\n{}",
+        String::from_utf8_lossy(&output.stderr),
+        String::from_utf8_lossy(&output.stdout)
+    );
+    assert!(output.status.success(), "{said}");
+    let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    for name in [
+        "lost_writes",
+        "wrong_bytes",
+        "hung_guests",
+        "leaks",
+        "lost_clones",
+    ] {
+        assert_eq!(report.figures[name].value, 0.0, "{name}\n{said}");
+    }
+    assert!(
+        report.figures["kills"].value >= 1.0,
+        "nothing was hit\n{said}"
+    );
+    assert!(report.figures["acknowledged_writes"].value > 0.0, "{said}");
+}

@@ -1,0 +1,382 @@
+//! A block device that remembers every write and flush, in their order, and what it holds after a power cut at any of them.
+//!
+//! It is a file of a FUSE file system of our own, with a loop device on it: whatever the kernel's real ext4 or xfs sends to its disk
+//! comes here (data, journal, mmap'ed pages that were written back), which is what dm-log-writes would record where a kernel has it. So no
+//! model of a file system is needed: what a rename or a truncation leaves is decided by the real one, when it mounts what is left.
+//! Recording the calls of the processes instead (a passthrough file system, strace) would have to guess that.
+use super::abi::{self, Attr, FATTR_SIZE, IN_HEADER_BYTES, init, op};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// What a disk writes in one go: a write that was not flushed may be there in parts of this size.
+const SECTOR: usize = 512;
+/// The one file of the file system is its root.
+const ROOT: u64 = 1;
+/// Longest write that the kernel may send at once.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// One thing that came.
+#[derive(Clone)]
+pub enum Op {
+    /// Bytes at an offset.
+    Write(u64, Arc<[u8]>),
+    /// Zeroes at an offset, so many.
+    Zero(u64, u64),
+    /// All before it is durable.
+    Flush,
+}
+
+/// Everything that came, in its order.
+#[derive(Default)]
+pub struct Log {
+    pub ops: Vec<Op>,
+}
+
+struct Disk {
+    /// What it holds now.
+    file: File,
+    bytes: u64,
+    log: Arc<Mutex<Log>>,
+}
+
+impl Disk {
+    /// Answers the kernel until it is unmounted. One request after the other: the log's order is the disk's.
+    fn serve(&self, mut device: File) {
+        let mut request = vec![0; WRITE_BYTES_MAX + 4096];
+        loop {
+            let length = match device.read(&mut request) {
+                Ok(length) => length,
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
+                Err(_) => continue, // taken back, or interrupted
+            };
+            let Some((header, body)) = abi::parse(&request[..length]) else {
+                panic!("{length} bytes are no request of {IN_HEADER_BYTES} bytes and more");
+            };
+            let answer = match header.opcode {
+                op::FORGET | op::BATCH_FORGET | op::INTERRUPT => continue,
+                opcode => self.answer(opcode, body),
+            };
+            let (error, body) = match answer {
+                Ok(body) => (0, body),
+                Err(error) => (-error, Vec::new()),
+            };
+            let mut bytes = abi::out_header(body.len(), error, header.unique).to_vec();
+            bytes.extend(body);
+            let _ = device.write(&bytes);
+        }
+    }
+
+    fn answer(&self, opcode: u32, body: &[u8]) -> Result<Vec<u8>, i32> {
+        let attributes = abi::attr_out(&Attr {
+            ino: ROOT,
+            size: self.bytes,
+            mode: libc::S_IFREG | 0o600,
+            links: 1,
+            uid: 0,
+            gid: 0,
+        });
+        let eio = |_| libc::EIO;
+        match opcode {
+            op::INIT => {
+                let (_, _, offered) = abi::parse_init(body).ok_or(libc::EPROTO)?;
+                let wanted = init::BIG_WRITES | init::MAX_PAGES | init::INIT_EXT;
+                let pages = (WRITE_BYTES_MAX / 4096) as u16;
+                Ok(abi::init_out(
+                    offered & wanted,
+                    4096,
+                    16,
+                    WRITE_BYTES_MAX as u32,
+                    pages,
+                ))
+            }
+            op::GETATTR => Ok(attributes),
+            op::SETATTR => match abi::parse_setattr(body) {
+                Some((what, size)) if what & FATTR_SIZE != 0 && size != self.bytes => {
+                    Err(libc::EPERM)
+                }
+                _ => Ok(attributes),
+            },
+            op::OPEN => Ok(abi::open_out(0)),
+            op::READ => {
+                let (at, size) = abi::parse_read(body).ok_or(libc::EPROTO)?;
+                let mut data = vec![0; u64::from(size).min(self.bytes.saturating_sub(at)) as usize];
+                self.file.read_exact_at(&mut data, at).map_err(eio)?;
+                Ok(data)
+            }
+            op::WRITE => {
+                let (at, _, data) = abi::parse_write(body).ok_or(libc::EPROTO)?;
+                self.file.write_all_at(data, at).map_err(eio)?;
+                self.log.lock().ops.push(Op::Write(at, data.into()));
+                Ok(abi::Out::default().u32(data.len() as u32).u32(0).0)
+            }
+            // what a loop device makes of a discard or of zeroes to be written
+            op::FALLOCATE => {
+                let (at, bytes, mode) = abi::parse_fallocate(body).ok_or(libc::EPROTO)?;
+                if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) as u32 == 0 {
+                    return Err(libc::EOPNOTSUPP);
+                }
+                zero(&self.file, at, bytes).map_err(eio)?;
+                self.log.lock().ops.push(Op::Zero(at, bytes));
+                Ok(Vec::new())
+            }
+            op::FSYNC => {
+                self.log.lock().ops.push(Op::Flush);
+                Ok(Vec::new())
+            }
+            op::STATFS => Ok(abi::statfs_out()),
+            op::RELEASE | op::DESTROY => Ok(Vec::new()),
+            _ => Err(libc::ENOSYS),
+        }
+    }
+}
+
+fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(file, flags, at, bytes)?)
+}
+
+/// Runs a tool of the host; its output.
+pub fn tool(program: &str, arguments: &[&OsStr]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output
+        .unwrap_or_else(|error| panic!("{program}: {error}; `make deps` installs what is needed"));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// A loop device on a file, until this is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn new(file: &Path) -> Loop {
+        Loop(tool(
+            "losetup",
+            &["--find".as_ref(), "--show".as_ref(), file.as_ref()],
+        ))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// A file system on a loop device, mounted until this is dropped.
+pub struct Mounted {
+    pub dir: PathBuf,
+    _device: Loop,
+}
+
+impl Mounted {
+    /// The one that is in a file.
+    pub fn new(file: &Path, dir: &Path) -> Mounted {
+        Mounted::of(Loop::new(file), dir)
+    }
+
+    fn of(device: Loop, dir: &Path) -> Mounted {
+        std::fs::create_dir_all(dir).unwrap();
+        tool("mount", &[device.0.as_ref(), dir.as_ref()]);
+        Mounted {
+            dir: dir.to_owned(),
+            _device: device,
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.dir).status();
+    }
+}
+
+/// The recording device with a fresh file system on it.
+pub struct Recorder {
+    log: Arc<Mutex<Log>>,
+    bytes: u64,
+    /// Where it shows as a file.
+    shown: PathBuf,
+    mounted: Option<Mounted>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// `kind` is `ext4` or `xfs`.
+    pub fn new(scratch: &Path, kind: &str, bytes: u64) -> Recorder {
+        let (backing, shown) = (scratch.join("backing"), scratch.join("shown"));
+        File::create(&shown).unwrap();
+        let file = File::options()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(true)
+            .open(&backing)
+            .unwrap();
+        file.set_len(bytes).unwrap();
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .unwrap();
+        let options = format!(
+            "fd={},rootmode=100600,user_id=0,group_id=0",
+            device.as_raw_fd()
+        );
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("floe-recorder", &shown, "fuse", flags, options.as_c_str()).unwrap();
+        let log = Arc::<Mutex<Log>>::default();
+        let disk = Disk {
+            file,
+            bytes,
+            log: log.clone(),
+        };
+        let server = std::thread::spawn(move || disk.serve(device));
+        let mut recorder = Recorder {
+            log,
+            bytes,
+            shown: shown.clone(),
+            mounted: None,
+            server: Some(server),
+        };
+        let device = Loop::new(&shown);
+        let force = if kind == "ext4" { "-F" } else { "-f" };
+        tool(
+            &format!("mkfs.{kind}"),
+            &["-q".as_ref(), force.as_ref(), device.0.as_ref()],
+        );
+        recorder.mounted = Some(Mounted::of(device, &scratch.join("state")));
+        recorder
+    }
+
+    /// Where the file system is mounted.
+    pub fn dir(&self) -> &Path {
+        &self
+            .mounted
+            .as_ref()
+            .expect("it is mounted until the end")
+            .dir
+    }
+
+    /// How much has come so far: a place in the log.
+    pub fn at(&self) -> usize {
+        self.log.lock().ops.len()
+    }
+
+    /// Ends it; what was recorded.
+    pub fn end(mut self) -> Replay {
+        self.stop();
+        Replay {
+            ops: std::mem::take(&mut self.log.lock().ops),
+            bytes: self.bytes,
+        }
+    }
+
+    fn stop(&mut self) {
+        drop(self.mounted.take());
+        if let Some(server) = self.server.take() {
+            let _ = rustix::mount::unmount(&self.shown, rustix::mount::UnmountFlags::DETACH);
+            let _ = server.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What is kept of the writes that were not flushed before a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// None: only what was flushed.
+    Nothing,
+    /// All of them.
+    Everything,
+    /// Each sector of them by chance, from this seed.
+    Some(u64),
+}
+
+/// What was recorded.
+pub struct Replay {
+    pub ops: Vec<Op>,
+    bytes: u64,
+}
+
+impl Replay {
+    /// What the disk holds after a cut behind the first `cut` operations.
+    pub fn cut(&self, cut: usize, kept: Kept, to: &Path) {
+        let file = File::options()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(true)
+            .open(to)
+            .unwrap();
+        file.set_len(self.bytes).unwrap();
+        let flushed = self.ops[..cut]
+            .iter()
+            .rposition(|op| matches!(op, Op::Flush))
+            .unwrap_or(0);
+        for op in &self.ops[..flushed] {
+            match op {
+                Op::Write(at, data) => file.write_all_at(data, *at).unwrap(),
+                Op::Zero(at, bytes) => zero(&file, *at, *bytes).unwrap(),
+                Op::Flush => {}
+            }
+        }
+        let mut random = StdRng::seed_from_u64(match kept {
+            Kept::Some(seed) => seed,
+            _ => 0,
+        });
+        for op in &self.ops[flushed..cut] {
+            let keep = || match kept {
+                Kept::Nothing => false,
+                Kept::Everything => true,
+                Kept::Some(_) => random.random_bool(0.5),
+            };
+            apply_in_part(&file, op, keep);
+        }
+    }
+
+    /// Places right behind a flush.
+    pub fn flushes(&self) -> Vec<usize> {
+        let flushes = self
+            .ops
+            .iter()
+            .enumerate()
+            .filter(|(_, op)| matches!(op, Op::Flush));
+        flushes.map(|(at, _)| at + 1).collect()
+    }
+}
+
+fn apply_in_part(file: &File, op: &Op, mut keep: impl FnMut() -> bool) {
+    match op {
+        Op::Write(at, data) => {
+            for (index, sector) in data.chunks(SECTOR).enumerate() {
+                if keep() {
+                    file.write_all_at(sector, at + (index * SECTOR) as u64)
+                        .unwrap();
+                }
+            }
+        }
+        Op::Zero(at, bytes) if keep() => zero(file, *at, *bytes).unwrap(),
+        Op::Zero(..) | Op::Flush => {}
+    }
+}

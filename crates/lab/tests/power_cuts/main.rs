@@ -1,0 +1,126 @@
+//! Power cuts under a node and a hub: all writes of all their files are recorded below a real ext4 and a real xfs, and after a cut at
+//! any of them the same programs start again on what is left, have what they acknowledged, and show nothing that is half written.
+//!
+//! What a cut keeps of the writes that were not flushed is nothing, everything, or some sectors of them, by chance. Each promise is cut at
+//! right where it was acknowledged, with nothing kept; further cuts are sampled: `FLOE_POWER_CUTS` says how many (default 12 for each file
+//! system), `FLOE_POWER_CUTS_SEED` which.
+// The kernel's protocol, as the mount speaks it.
+#[allow(dead_code)]
+#[path = "../../../mount/src/abi.rs"]
+mod abi;
+mod device;
+mod hosts;
+mod work;
+
+use device::{Kept, Mounted, Recorder, Replay};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use work::{Fact, Promise};
+
+/// Size of the recorded disk: xfs wants 300 MB.
+const DISK_BYTES: u64 = 512 << 20;
+
+fn number(variable: &str, default: u64) -> u64 {
+    let value = std::env::var(variable).ok();
+    value.map_or(default, |value| value.parse().expect(variable))
+}
+
+/// Where it is cut, and what is kept: at each promise, then wherever chance says.
+fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usize, Kept)> {
+    let mut cuts: Vec<(usize, Kept)> = promises
+        .iter()
+        .map(|promise| (promise.from, Kept::Nothing))
+        .collect();
+    let mut random = StdRng::seed_from_u64(seed);
+    let first = promises
+        .first()
+        .map_or(1, |promise| promise.from.min(replay.ops.len() - 1));
+    let flushes = replay.flushes();
+    for _ in 0..more {
+        // half of them right before or behind a flush, where one write more or less decides
+        let anywhere = random.random_range(first / 2..=replay.ops.len());
+        let near = flushes[random.random_range(0..flushes.len())]
+            .saturating_sub(random.random_range(0..2));
+        let cut = if random.random_bool(0.5) {
+            anywhere
+        } else {
+            near.max(first / 2)
+        };
+        let kept = match random.random_range(0..3) {
+            0 => Kept::Nothing,
+            1 => Kept::Everything,
+            _ => Kept::Some(random.random()),
+        };
+        cuts.push((cut, kept));
+    }
+    cuts.sort_by_key(|(cut, _)| *cut);
+    cuts.dedup();
+    cuts
+}
+
+fn record_and_cut(kind: &str) {
+    if std::env::var_os("FLOE_TEST_SYSTEM").is_none_or(|value| value != "1") {
+        println!(
+            "skipped: needs root, FUSE, loop devices, QEMU and mkfs.{kind}; set FLOE_TEST_SYSTEM=1 to run it"
+        );
+        return;
+    }
+    let scratch = tempfile::Builder::new()
+        .prefix("floe-cuts-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
+        .tempdir()
+        .unwrap();
+    let recorder = Recorder::new(scratch.path(), kind, DISK_BYTES);
+    let promises = work::run(&recorder, scratch.path());
+    let replay = recorder.end();
+    let seed = number("FLOE_POWER_CUTS_SEED", 1);
+    let cuts = cuts(&replay, &promises, seed, number("FLOE_POWER_CUTS", 12));
+    println!(
+        "{kind}: {} writes and flushes, {} flushes, {} cuts",
+        replay.ops.len(),
+        replay.flushes().len(),
+        cuts.len()
+    );
+    let mut failures = Vec::new();
+    for (cut, kept) in cuts {
+        for what in look_at(&replay, &promises, cut, kept, scratch.path()) {
+            println!("{kind}, cut {cut}, {kept:?}: {what}");
+            failures.push((cut, kept, what));
+        }
+    }
+    assert!(failures.is_empty(), "{kind}, seed {seed}: {failures:#?}");
+}
+
+/// Cuts, mounts what is left, and starts everything on it.
+fn look_at(
+    replay: &Replay,
+    promises: &[Promise],
+    cut: usize,
+    kept: Kept,
+    scratch: &Path,
+) -> Vec<String> {
+    let (image, dir) = (scratch.join("cut"), scratch.join("left"));
+    replay.cut(cut, kept, &image);
+    let mounted = Mounted::new(&image, &dir);
+    let facts: Vec<&Fact> = promises
+        .iter()
+        .filter(|promise| promise.from <= cut && cut <= promise.until)
+        .map(|promise| &promise.fact)
+        .collect();
+    let wrong = work::check(&mounted.dir, scratch, &facts);
+    hosts::end_leftovers(&mounted.dir);
+    drop(mounted);
+    std::fs::remove_file(&image).unwrap();
+    wrong
+}
+
+#[test]
+fn a_power_cut_at_any_write_leaves_what_was_acknowledged_on_ext4() {
+    record_and_cut("ext4");
+}
+
+#[test]
+fn a_power_cut_at_any_write_leaves_what_was_acknowledged_on_xfs() {
+    record_and_cut("xfs");
+}

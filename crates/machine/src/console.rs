@@ -1,0 +1,171 @@
+//! What the serial console said, as far as it is kept: two files, of which the older one is replaced by the newer one when that
+//! is full (by the [guard](crate::guard) in QEMU, so that it holds without a node).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::command::files::{CONSOLE_LOG, CONSOLE_LOG_BEFORE};
+
+/// A console's log, read from somewhere on to its present end. Reading on later gives what was said since; of a guest that
+/// filled both files in between, what came first is missing.
+#[derive(Debug)]
+pub struct ConsoleLog {
+    dir: PathBuf,
+    /// What is being read; `None` before the machine has said anything.
+    file: Option<File>,
+    /// To be left out at the beginning, bytes.
+    skip: u64,
+}
+
+impl ConsoleLog {
+    /// The log in a machine's `run` directory: all that is kept, or the last so many bytes of it.
+    pub fn open(dir: &Path, tail_bytes: Option<u64>) -> ConsoleLog {
+        let [before, now] = [CONSOLE_LOG_BEFORE, CONSOLE_LOG].map(|name| open(&dir.join(name)));
+        let len = |file: &Option<File>| file.as_ref().map_or(0, size);
+        let all = len(&before) + len(&now);
+        ConsoleLog {
+            dir: dir.to_owned(),
+            skip: tail_bytes.map_or(0, |tail| all.saturating_sub(tail)),
+            file: before.or(now),
+        }
+    }
+
+    /// Where a console's log is at: a value that changes when the guest says something, and two zeros before it says anything.
+    pub fn position(dir: &Path) -> (u64, u64) {
+        let at = |file: File| file.metadata().map(|m| (m.ino(), m.len())).ok();
+        let at = open(&dir.join(CONSOLE_LOG)).and_then(at);
+        at.filter(|(_, len)| *len > 0).unwrap_or_default()
+    }
+
+    /// The file after this one, if there is one by now.
+    fn next(&self) -> Option<File> {
+        let inode = |file: &File| file.metadata().map(|m| (m.dev(), m.ino())).ok();
+        let now = open(&self.dir.join(CONSOLE_LOG))?;
+        let Some(this) = self.file.as_ref().and_then(inode) else {
+            return open(&self.dir.join(CONSOLE_LOG_BEFORE)).or(Some(now));
+        };
+        if inode(&now) == Some(this) {
+            return None;
+        }
+        match open(&self.dir.join(CONSOLE_LOG_BEFORE)) {
+            // this one is the older by now, or is gone
+            Some(before) if inode(&before) != Some(this) => Some(before),
+            _ => Some(now),
+        }
+    }
+}
+
+impl Read for ConsoleLog {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            // looked for before the end is found: what is appended until a file is replaced is read
+            let next = self.next();
+            if let Some(file) = &mut self.file {
+                if self.skip > 0 {
+                    let step = self.skip.min(size(file));
+                    file.seek(SeekFrom::Start(step))?;
+                    self.skip -= step;
+                }
+                match file.read(buffer)? {
+                    0 => {}
+                    read => return Ok(read),
+                }
+            }
+            match next {
+                Some(file) => self.file = Some(file),
+                None => return Ok(0),
+            }
+        }
+    }
+}
+
+fn size(file: &File) -> u64 {
+    file.metadata().map_or(0, |m| m.len())
+}
+
+/// The directory belongs to the machine's user: what is no ordinary file there (a link could lead anywhere, a pipe nowhere)
+/// is not read.
+fn open(path: &Path) -> Option<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .ok()?;
+    file.metadata().is_ok_and(|m| m.is_file()).then_some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn rest(log: &mut ConsoleLog) -> String {
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn append(dir: &Path, text: &str) {
+        use std::io::Write;
+        let path = dir.join(CONSOLE_LOG);
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    }
+
+    fn rotate(dir: &Path) {
+        fs::rename(dir.join(CONSOLE_LOG), dir.join(CONSOLE_LOG_BEFORE)).unwrap();
+    }
+
+    #[test]
+    fn a_reader_follows_the_log_from_file_to_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let mut log = ConsoleLog::open(dir, None);
+        assert_eq!(rest(&mut log), "");
+        append(dir, "one ");
+        assert_eq!(rest(&mut log), "one ");
+        append(dir, "two ");
+        rotate(dir);
+        assert_eq!(rest(&mut log), "two ");
+        append(dir, "three ");
+        assert_eq!(rest(&mut log), "three ");
+        append(dir, "four ");
+        rotate(dir);
+        append(dir, "five ");
+        assert_eq!(rest(&mut log), "four five ");
+        // both files were replaced between two readings
+        append(dir, "six ");
+        rotate(dir);
+        append(dir, "seven ");
+        rotate(dir);
+        append(dir, "eight");
+        assert_eq!(rest(&mut log), "six seven eight");
+        assert_eq!(rest(&mut ConsoleLog::open(dir, None)), "seven eight");
+        assert_eq!(rest(&mut ConsoleLog::open(dir, Some(7))), "n eight");
+        assert_eq!(rest(&mut ConsoleLog::open(dir, Some(3))), "ght");
+        assert_eq!(rest(&mut ConsoleLog::open(dir, Some(0))), "");
+    }
+
+    #[test]
+    fn a_link_or_a_pipe_in_its_place_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join(CONSOLE_LOG)).unwrap();
+        assert_eq!(rest(&mut ConsoleLog::open(dir.path(), None)), "");
+        let pipe = dir.path().join(CONSOLE_LOG_BEFORE);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        assert_eq!(rest(&mut ConsoleLog::open(dir.path(), None)), "");
+    }
+}

@@ -1,0 +1,533 @@
+//! Adding vCPUs, memory, network cards and disks to a running machine, and taking cards and disks away.
+//!
+//! ```no_run
+//! # use std::{path::Path, time::Duration};
+//! # use floe_machine::*;
+//! # fn resize(machine: &Machine) -> Result<(), MachineError> {
+//! let room = machine.room();
+//! println!("{} of at most {} vCPUs", room.cpus, room.cpus_max);
+//! for id in machine.add_cpus(3)? {
+//!     // The guest may need a moment, or may have no driver.
+//!     assert_eq!(machine.reception(&id, Duration::from_secs(10))?, Reception::Taken);
+//! }
+//! machine.add_memory(512 << 20)?;
+//! machine.add_card(None)?;
+//! let disk = machine.free_disk_name();
+//! machine.add_disk(&disk, Path::new("/var/lib/floe/more.raw"))?;
+//! machine.remove_disk(&disk, Duration::from_secs(10))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! All that was added is in the machine's configuration, so that a capture's image names it and a restore has it on its command
+//! line. A change is written down before QEMU is told of it; whoever adopts the machine after a crash asks QEMU which of
+//! it came to be ([`Machine::settle_hardware`]).
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use floe_image::{MachineConfig, memory_region};
+use serde_json::{Value, json};
+
+use crate::command::{self, RamBacking};
+use crate::devices;
+use crate::error::{GrowError, MachineError};
+use crate::hardware::{MEMORY_SLOTS, MEMORY_STEP_BYTES, Room};
+use crate::host::CPU_MODEL_DEFAULT;
+use crate::machine::Machine;
+use crate::qmp::QmpError;
+use crate::record::Record;
+use crate::spec::DISKS_MAX;
+
+/// How often a device is asked whether its driver is there: QEMU has no event for that.
+const DRIVER_INTERVAL: Duration = Duration::from_millis(50);
+/// Where QEMU keeps the devices that have an id.
+const DEVICES: &str = "/machine/peripheral";
+
+/// What a guest made of a device that it was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reception {
+    /// Its driver has it. Linux may still have to bring vCPUs and memory online, as its rules are.
+    Taken,
+    /// It refused, with this status of ACPI's `_OST`.
+    Refused(u64),
+    /// It said nothing: it is paused or busy, or has no driver; or this QEMU can't tell.
+    Silent,
+}
+
+impl Machine {
+    /// What can still be added.
+    pub fn room(&self) -> Room {
+        Room::of(&self.config())
+    }
+
+    /// Adds vCPUs, which can't be taken away again. Returns their ids; where there is an error, those before it were added.
+    pub fn add_cpus(&self, count: u32) -> Result<Vec<String>, MachineError> {
+        let _alone = self.hardware.lock();
+        let room = self.room();
+        self.check_limit("CPUs", room.cpus.into(), room.cpus_max.into(), count.into())?;
+        let model = self.config().cpu_model;
+        let model = model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
+        (room.cpus..room.cpus + count)
+            .map(|number| {
+                let device = devices::cpu(model, number);
+                self.plug(&device, |record| record.config.devices.push(device.clone()))
+            })
+            .collect()
+    }
+
+    /// Adds a block of memory, which can't be taken away again. Returns its id. It is zeros, and a region of its own in captures.
+    pub fn add_memory(&self, bytes: u64) -> Result<String, MachineError> {
+        let _alone = self.hardware.lock();
+        let room = self.room();
+        let config = self.config();
+        if bytes == 0 || !bytes.is_multiple_of(MEMORY_STEP_BYTES) {
+            let what = format!(
+                "{bytes} bytes of memory can't be added: guests take multiples of {} MiB",
+                MEMORY_STEP_BYTES >> 20
+            );
+            return Err(GrowError::Bad { what }.into());
+        }
+        if config.memory_bytes_max.is_none() {
+            return Err(self.fixed("memory"));
+        }
+        if room.memory_slots_free == 0 {
+            return Err(GrowError::NoSlot {
+                name: self.name(),
+                what: "memory slot",
+                most: MEMORY_SLOTS,
+                way_out: "each block takes one, whatever its size: fewer and larger ones would have gone further",
+            }
+            .into());
+        }
+        let (has, most) = (room.memory_bytes, room.memory_bytes_max);
+        self.check_limit("bytes of memory", has, most, bytes)?;
+        let number = config.memory_blocks.len() + 1;
+        let object = memory_region(number);
+        // what an earlier attempt left
+        let _ = self.qmp.execute("object-del", json!({"id": object}));
+        let inode = self.make_memory(&object, bytes)?;
+        let device = devices::memory(number);
+        let plugged = self.plug(&device, |record| {
+            record.config.memory_blocks.push(bytes);
+            record.blocks.push(RamBacking::Added { inode });
+            record.config.devices.push(device.clone());
+        });
+        match plugged {
+            Ok(id) => {
+                self.settle_alone()?; // writes down where QEMU has put it
+                Ok(id)
+            }
+            Err(error) => {
+                let _ = self.qmp.execute("object-del", json!({"id": object}));
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the memory of a block and returns its memfd's inode number.
+    fn make_memory(&self, object: &str, bytes: u64) -> Result<u64, MachineError> {
+        let before = self.memfds()?;
+        let arguments =
+            json!({"qom-type": "memory-backend-memfd", "id": object, "size": bytes, "share": true});
+        self.ask("object-add", arguments)?;
+        let after = self.memfds()?;
+        let mut new = after.difference(&before);
+        match (new.next(), new.next()) {
+            (Some(inode), None) => Ok(*inode),
+            _ => Err(MachineError::Io {
+                what: format!("find the memory of {object} among QEMU's descriptors"),
+                source: std::io::ErrorKind::NotFound.into(),
+            }),
+        }
+    }
+
+    /// The inode numbers of QEMU's memory.
+    fn memfds(&self) -> Result<BTreeSet<u64>, MachineError> {
+        let found = crate::capture::memfds(self.pid());
+        let found = found.map_err(MachineError::io("read QEMU's descriptors"))?;
+        Ok(found.into_iter().map(|(inode, _)| inode).collect())
+    }
+
+    /// Adds a network card on a user network of its own, as the first card is on one. Returns its id (`nic1`).
+    pub fn add_card(&self, mac: Option<&str>) -> Result<String, MachineError> {
+        let _alone = self.hardware.lock();
+        let mac = match mac {
+            Some(mac) if !command::is_mac(mac) => {
+                let what = format!("network address {mac:?} is not of the form 52:54:00:12:34:56");
+                return Err(GrowError::Bad { what }.into());
+            }
+            Some(mac) => mac.to_ascii_lowercase(),
+            None => command::random_mac(),
+        };
+        let place = self.free_place()?;
+        let config = self.config();
+        let taken = |number: &usize| {
+            let id = format!("nic{number}");
+            devices::by_id(&config.devices, &id).is_some()
+        };
+        let number = (1..).find(|number| !taken(number)).unwrap_or_default();
+        let netdev = format!("net{number}");
+        let subnet = command::added_subnet(&netdev);
+        // what an earlier attempt left
+        let _ = self.qmp.execute("netdev_del", json!({"id": netdev}));
+        self.ask(
+            "netdev_add",
+            json!({"type": "user", "id": netdev, "net": subnet}),
+        )?;
+        let device = devices::card(number, &mac, place);
+        let plugged = self.plug(&device, |record| record.config.devices.push(device.clone()));
+        plugged.inspect_err(|_| {
+            let _ = self.qmp.execute("netdev_del", json!({"id": netdev}));
+        })
+    }
+
+    /// Takes a card away that was added. Waits up to `limit` for the guest to let it go.
+    pub fn remove_card(&self, id: &str, limit: Duration) -> Result<(), MachineError> {
+        let _alone = self.hardware.lock();
+        let config = self.config();
+        let card = devices::by_id(&config.devices, id)
+            .filter(|d| d.starts_with("virtio-net-pci,") && devices::is_removable(d));
+        match card {
+            Some(_) => self.unplug(id, id, limit),
+            None => Err(self.not_there(id)),
+        }
+    }
+
+    /// The name that the next disk can have: `disk` and the first free number.
+    pub fn free_disk_name(&self) -> String {
+        let config = self.config();
+        let name = |number: usize| format!("disk{number}");
+        let free = (0..).map(name).find(|name| disk_is_free(&config, name));
+        free.unwrap_or_default()
+    }
+
+    /// Adds a disk: a file as those of a [`Spec`](crate::Spec). Its name is its region in captures, and the serial number that
+    /// the guest sees; [`Machine::free_disk_name`] has one.
+    pub fn add_disk(&self, name: &str, file: &Path) -> Result<(), MachineError> {
+        let _alone = self.hardware.lock();
+        let config = self.config();
+        let number = name.strip_prefix("disk").and_then(|n| n.parse().ok());
+        let number: usize = match number {
+            Some(number) if name == format!("disk{number}") && disk_is_free(&config, name) => {
+                number
+            }
+            _ => {
+                let free = self.free_disk_name();
+                let what = format!("a disk can't be called {name:?} here; {free} is free");
+                return Err(GrowError::Bad { what }.into());
+            }
+        };
+        if !file.is_absolute() {
+            let what = format!("path {} must be absolute", file.display());
+            return Err(GrowError::Bad { what }.into());
+        }
+        self.check_limit("disks", config.disks.len() as u64, DISKS_MAX as u64, 1)?;
+        let place = self.free_place()?;
+        let direct = json!({"direct": true});
+        let file_node = json!({"driver": "file", "cache": direct, "discard": "unmap", "aio": "threads",
+            "filename": file});
+        let node = json!({"driver": "raw", "node-name": name, "discard": "unmap", "detect-zeroes": "off",
+            "cache": direct, "file": file_node});
+        let _ = self.qmp.execute("blockdev-del", json!({"node-name": name}));
+        self.ask("blockdev-add", node)?;
+        let device = devices::disk(number, place);
+        let plugged = self.plug(&device, |record| {
+            record.config.devices.push(device.clone());
+            record.config.disks.push(name.to_owned());
+            record.disks.push(file.to_owned());
+        });
+        plugged.map(drop).inspect_err(|_| {
+            let _ = self.qmp.execute("blockdev-del", json!({"node-name": name}));
+        })
+    }
+
+    /// Takes a disk away that was added. Waits up to `limit` for the guest to let it go.
+    pub fn remove_disk(&self, name: &str, limit: Duration) -> Result<(), MachineError> {
+        let _alone = self.hardware.lock();
+        let config = self.config();
+        let mut disks = config.devices.iter().filter(|d| {
+            d.starts_with("virtio-blk-pci,")
+                && devices::is_removable(d)
+                && devices::property(d, "drive") == Some(name)
+        });
+        let id = disks.next().and_then(|d| devices::property(d, "id"));
+        match id {
+            Some(id) => self.unplug(id, name, limit),
+            None => Err(self.not_there(name)),
+        }
+    }
+
+    /// What the guest made of a device that was added, by its id (of a disk: its name). Waits up to `limit` for an answer.
+    pub fn reception(&self, id: &str, limit: Duration) -> Result<Reception, MachineError> {
+        let until = Instant::now() + limit;
+        let config = self.config();
+        let drive = |d: &&String| devices::property(d, "drive") == Some(id);
+        let device = config.devices.iter().find(drive);
+        let device = device.or_else(|| devices::by_id(&config.devices, id));
+        let device = device.ok_or_else(|| self.not_there(id))?;
+        let id = devices::property(device, "id").unwrap_or_default();
+        loop {
+            let seen = self.events.device_events();
+            let answer = match devices::property(device, "bus") {
+                Some(_) => self.driver_is_ready(id)?.then_some(Reception::Taken),
+                None => self.acpi_answer(id)?,
+            };
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
+            if Instant::now() >= until {
+                return Ok(Reception::Silent);
+            }
+            let next = Instant::now() + DRIVER_INTERVAL;
+            self.events.wait_device(seen, next.min(until));
+        }
+    }
+
+    /// What the guest's firmware interface was told of a vCPU or a memory block.
+    fn acpi_answer(&self, id: &str) -> Result<Option<Reception>, MachineError> {
+        let slots = self.ask("query-acpi-ospm-status", json!({}))?;
+        let mut slots = slots.as_array().into_iter().flatten();
+        let slot = slots.find(|slot| slot["device"] == id);
+        let told = slot.filter(|slot| slot["source"].as_u64().unwrap_or_default() != 0);
+        Ok(told.map(|slot| match slot["status"].as_u64() {
+            Some(0) => Reception::Taken,
+            status => Reception::Refused(status.unwrap_or(u64::MAX)),
+        }))
+    }
+
+    /// Whether a driver of the guest's has set a card or disk up.
+    fn driver_is_ready(&self, id: &str) -> Result<bool, MachineError> {
+        let path = format!("{DEVICES}/{id}/virtio-backend");
+        let status = match self.ask("x-query-virtio-status", json!({"path": path})) {
+            // a QEMU without it can't tell
+            Err(MachineError::Qmp(e)) if e.is_unknown_command() => return Ok(false),
+            status => status?,
+        };
+        let words = status["status"]["statuses"].as_array();
+        let ready = |word: &Value| word.as_str().is_some_and(|w| w.contains("DRIVER_OK"));
+        Ok(words.is_some_and(|words| words.iter().any(ready)))
+    }
+
+    /// Writes a device down and gives it to the guest. Returns its id.
+    fn plug(&self, device: &str, write: impl FnOnce(&mut Record)) -> Result<String, MachineError> {
+        let before = self.record();
+        self.change(write)?;
+        match self.ask("device_add", devices::arguments(device)) {
+            Ok(_) => Ok(devices::property(device, "id")
+                .unwrap_or_default()
+                .to_owned()),
+            Err(error) => {
+                self.change(|record| {
+                    record.config = before.config;
+                    record.blocks = before.blocks;
+                    record.disks = before.disks;
+                })?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks the guest to let a device go and waits until it has.
+    fn unplug(&self, id: &str, shown: &str, limit: Duration) -> Result<(), MachineError> {
+        let until = Instant::now() + limit;
+        let waiting = self.record().removing.iter().any(|other| other == id);
+        self.change(|record| {
+            record.removing.retain(|other| other != id);
+            record.removing.push(id.to_owned());
+        })?;
+        self.events.take_kept(id); // an answer to an earlier request
+        match self.ask("device_del", json!({"id": id})) {
+            // QEMU refuses to ask twice
+            Err(MachineError::Qmp(QmpError::Refused { .. })) if waiting => {}
+            other => drop(other?),
+        }
+        let (name, shown) = (self.name(), shown.to_owned());
+        loop {
+            let seen = self.events.device_events();
+            self.settle_alone()?;
+            if devices::by_id(&self.config().devices, id).is_none() {
+                return Ok(());
+            }
+            if self.events.take_kept(id) {
+                return Err(GrowError::Kept { name, id: shown }.into());
+            }
+            if Instant::now() >= until {
+                let id = shown;
+                return Err(GrowError::Silent { name, id, limit }.into());
+            }
+            self.events.wait_device(seen, until);
+        }
+    }
+
+    /// Makes what is written down of added devices what QEMU has: a change may have been cut short by the end of the process
+    /// that made it, and a guest may let a device go at any time after it was asked to.
+    pub fn settle_hardware(&self) -> Result<(), MachineError> {
+        let _alone = self.hardware.lock();
+        self.settle_alone()
+    }
+
+    pub(crate) fn settle_alone(&self) -> Result<(), MachineError> {
+        let record = self.record();
+        let added: Vec<&String> = record
+            .config
+            .devices
+            .iter()
+            .filter(|d| is_added(d))
+            .collect();
+        if added.is_empty() {
+            return Ok(());
+        }
+        let there = self.ask("qom-list", json!({"path": DEVICES}))?;
+        let there: BTreeSet<&str> = there
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry["name"].as_str())
+            .collect();
+        let gone: Vec<String> = added
+            .iter()
+            .filter(|d| devices::property(d, "id").is_none_or(|id| !there.contains(id)))
+            .map(|d| d.to_string())
+            .collect();
+        for device in &gone {
+            self.forget(device)?;
+        }
+        let unplaced = |d: &&&String| d.starts_with("pc-dimm,") && !d.contains(",addr=");
+        if added.iter().any(|d| unplaced(&d)) {
+            self.place_memory()?;
+        }
+        Ok(())
+    }
+
+    /// Writes down that a device is no longer there, and ends what was behind it.
+    fn forget(&self, device: &str) -> Result<(), MachineError> {
+        let id = devices::property(device, "id").unwrap_or_default();
+        // what is behind it may be gone already
+        if let Some(netdev) = devices::property(device, "netdev") {
+            let _ = self.qmp.execute("netdev_del", json!({"id": netdev}));
+        }
+        let drive = devices::property(device, "drive");
+        if let Some(drive) = drive {
+            let _ = self
+                .qmp
+                .execute("blockdev-del", json!({"node-name": drive}));
+        }
+        let memory = devices::property(device, "memdev");
+        self.change(|record| {
+            let config = &mut record.config;
+            config.devices.retain(|other| other != device);
+            record.removing.retain(|other| other != id);
+            if let Some(at) = drive.and_then(|d| config.disks.iter().position(|name| name == d)) {
+                config.disks.remove(at);
+                if at < record.disks.len() {
+                    record.disks.remove(at);
+                }
+            }
+            if memory.is_some() {
+                // a block that never came: only the last can be missing
+                config.memory_blocks.pop();
+                record.blocks.pop();
+            }
+        })
+    }
+
+    /// Writes down where QEMU has put memory blocks: a restore must put them there again.
+    fn place_memory(&self) -> Result<(), MachineError> {
+        let modules = self.ask("query-memory-devices", json!({}))?;
+        self.change(|record| {
+            for module in modules.as_array().into_iter().flatten() {
+                let data = &module["data"];
+                let (Some(id), Some(address)) = (data["id"].as_str(), data["addr"].as_u64()) else {
+                    continue;
+                };
+                let number = id.strip_prefix("dimm").and_then(|n| n.parse().ok());
+                let of_id = |d: &&mut String| devices::property(d, "id") == Some(id);
+                if let (Some(number), Some(device)) =
+                    (number, record.config.devices.iter_mut().find(of_id))
+                {
+                    *device = devices::placed_memory(number, address);
+                }
+            }
+        })
+    }
+
+    /// Changes the record, in memory and in its file.
+    fn change(&self, change: impl FnOnce(&mut Record)) -> Result<(), MachineError> {
+        let mut record = self.record.lock();
+        change(&mut record);
+        record.save(self.dir())
+    }
+
+    fn ask(&self, command: &str, arguments: Value) -> Result<Value, MachineError> {
+        self.qmp.execute(command, arguments).map_err(|e| match e {
+            QmpError::Closed { .. } if !self.process().is_alive() => self.dead(),
+            e => e.into(),
+        })
+    }
+
+    fn free_place(&self) -> Result<u32, MachineError> {
+        let config = self.config();
+        if !devices::has_places(&config.devices) {
+            return Err(self.fixed("cards and disks"));
+        }
+        devices::free_place(&config.devices).ok_or_else(|| {
+            GrowError::NoSlot {
+                name: self.name(),
+                what: "place for a card or disk",
+                most: devices::PLACES as usize,
+                way_out: "take one away first",
+            }
+            .into()
+        })
+    }
+
+    fn check_limit(
+        &self,
+        unit: &'static str,
+        has: u64,
+        most: u64,
+        asked: u64,
+    ) -> Result<(), MachineError> {
+        if asked <= most.saturating_sub(has) {
+            return Ok(());
+        }
+        if self.config().profile.is_none() {
+            return Err(self.fixed(unit));
+        }
+        let name = self.name();
+        Err(GrowError::Limit {
+            name,
+            unit,
+            has,
+            most,
+            asked,
+        }
+        .into())
+    }
+
+    fn fixed(&self, what: &'static str) -> MachineError {
+        let name = self.name();
+        GrowError::Fixed { name, what }.into()
+    }
+
+    fn not_there(&self, id: &str) -> MachineError {
+        let (name, id) = (self.name(), id.to_owned());
+        GrowError::NotThere { name, id }.into()
+    }
+}
+
+/// Whether a device is one that can be added while a machine runs.
+fn is_added(device: &str) -> bool {
+    let driver = device.split(',').next().unwrap_or_default();
+    devices::is_removable(device)
+        || driver == "pc-dimm"
+        || driver.ends_with(floe_image::CPU_DRIVER_SUFFIX)
+}
+
+/// Whether neither a region nor one of QEMU's disks has this name.
+fn disk_is_free(config: &MachineConfig, name: &str) -> bool {
+    let mut drives = devices::values(&config.devices, "virtio-blk-pci", "drive");
+    !config.disks.iter().any(|disk| disk == name) && !drives.any(|drive| drive == name)
+}

@@ -1,0 +1,276 @@
+//! Hardware profiles: what can be added to a machine while it runs.
+//!
+//! What a machine was started with is in its device state, and a state is loaded only into the same machine. So the room to grow
+//! must be there at the start: a limit of vCPUs above those that it has, slots for memory and addresses for it, a bus with places
+//! for cards and disks. An image names its profile; the state of an older one goes on as what it is.
+//!
+//! | profile | vCPUs | memory | cards and disks |
+//! | --- | --- | --- | --- |
+//! | 1 | as started | as started | as started |
+//! | 2 | up to 8, or twice as many as at the start | 8 slots, up to 8 times that of the start | 31 places behind one root port |
+//!
+//! Two costs fall on the guest. Linux keeps 256 KiB for each vCPU that may come: 1.8 MB for seven. And as soon as memory may appear
+//! above 4 GiB, Linux sets 64 MiB aside for devices that can't reach it, which none of floe's needs: with a kernel of ours it is
+//! told not to (`swiotlb=noforce`); a guest that boots from its own disk can't be told, so that one below
+//! [`SLOTS_FROM_BYTES`] has no memory slots.
+
+use floe_image::MachineConfig;
+
+use crate::devices;
+use crate::host::Incompatible;
+use crate::spec::CPUS_MAX;
+
+/// Memory blocks that can be added to a machine of profile 2.
+pub const MEMORY_SLOTS: usize = 8;
+/// Memory is added in multiples of this: the least that Linux on x86 takes.
+pub const MEMORY_STEP_BYTES: u64 = 128 << 20;
+/// vCPUs that any machine of profile 2 can have.
+const CPUS_MAX_LEAST: u32 = 8;
+/// Memory that any machine of profile 2 can have: address space costs nothing.
+const MEMORY_MAX_LEAST_BYTES: u64 = 16 << 30;
+/// Most memory of a machine that can grow: half of what the default CPU model addresses, which leaves room for devices.
+const MEMORY_MAX_MOST_BYTES: u64 = 512 << 30;
+/// A machine that boots from its own disk has slots for memory from this size on: the guest then loses at most a sixteenth.
+const SLOTS_FROM_BYTES: u64 = 1 << 30;
+/// Keeps Linux from setting memory aside for devices that address 4 GiB only.
+const NO_BOUNCE_BUFFER: &str = "swiotlb=noforce";
+
+/// What can be added to a machine while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Profile 1: nothing. All images of before there were profiles are of this one.
+    Fixed,
+    /// Profile 2: vCPUs, memory, cards and disks. Every machine that is started cold is of this one unless its spec says otherwise.
+    Growable,
+}
+
+impl Profile {
+    /// The newest number that this floe knows.
+    pub const NEWEST: u32 = 2;
+
+    /// The profile of an image's configuration; an error if it is of a later floe.
+    pub fn of(config: &MachineConfig) -> Result<Profile, Incompatible> {
+        match config.profile {
+            None => Ok(Profile::Fixed),
+            Some(Profile::NEWEST) => Ok(Profile::Growable),
+            Some(image) => Err(Incompatible::Profile {
+                image,
+                known: Profile::NEWEST,
+            }),
+        }
+    }
+}
+
+/// What a machine can still be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// vCPUs that it has.
+    pub cpus: u32,
+    /// Most that it can have.
+    pub cpus_max: u32,
+    /// Bytes of memory that it has.
+    pub memory_bytes: u64,
+    /// Most that it can have.
+    pub memory_bytes_max: u64,
+    /// Slots for memory that are free; each takes one block of any size.
+    pub memory_slots_free: usize,
+    /// Places for cards and disks that are free.
+    pub places_free: usize,
+}
+
+impl Room {
+    /// The room of a machine with a complete configuration.
+    pub fn of(config: &MachineConfig) -> Room {
+        let cpus = config.cpus_now().unwrap_or_default();
+        let memory_bytes = config.memory_bytes_now().unwrap_or_default();
+        let slots = config.memory_bytes_max.map_or(0, |_| MEMORY_SLOTS);
+        let taken = config.devices.iter().filter(|d| devices::is_removable(d));
+        let places = match devices::has_places(&config.devices) {
+            true => devices::PLACES as usize,
+            false => 0,
+        };
+        Room {
+            cpus,
+            cpus_max: config.cpus_max.unwrap_or(cpus),
+            memory_bytes,
+            memory_bytes_max: config.memory_bytes_max.unwrap_or(memory_bytes),
+            memory_slots_free: slots.saturating_sub(config.memory_blocks.len()),
+            places_free: places.saturating_sub(taken.count()),
+        }
+    }
+}
+
+/// Makes what was added to a machine part of its start, and gives it the room of its profile. `own_kernel`: QEMU loads the
+/// guest's kernel, whose command line is then ours.
+pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: bool) {
+    config.cpus = config.cpus_now();
+    config.memory_bytes = config.memory_bytes_now();
+    config.memory_blocks.clear();
+    (config.profile, config.cpus_max, config.memory_bytes_max) = (None, None, None);
+    if profile == Profile::Fixed {
+        return;
+    }
+    config.profile = Some(Profile::NEWEST);
+    let cpus = config.cpus.unwrap_or(1);
+    config.cpus_max = Some(
+        cpus.saturating_mul(2)
+            .clamp(CPUS_MAX_LEAST, CPUS_MAX.max(cpus)),
+    );
+    let memory = config.memory_bytes.unwrap_or_default();
+    let most = memory
+        .saturating_mul(8)
+        .clamp(MEMORY_MAX_LEAST_BYTES, MEMORY_MAX_MOST_BYTES);
+    let affordable = own_kernel || memory >= SLOTS_FROM_BYTES;
+    config.memory_bytes_max = Some(most).filter(|most| affordable && *most > memory);
+}
+
+/// The kernel's command line for a machine: the configured one, and what the machine's hardware asks for.
+pub(crate) fn cmdline(config: &MachineConfig) -> Option<String> {
+    let own = config.cmdline.as_deref();
+    // who says something about it knows why
+    let told = own.is_some_and(|line| line.split(' ').any(|word| word.starts_with("swiotlb")));
+    if config.memory_bytes_max.is_none() || told {
+        return own.map(str::to_owned);
+    }
+    Some(match own {
+        Some(line) if !line.is_empty() => format!("{line} {NO_BOUNCE_BUFFER}"),
+        _ => NO_BOUNCE_BUFFER.to_owned(),
+    })
+}
+
+/// What a configuration that an image brings says wrongly of its hardware.
+pub(crate) fn check(config: &MachineConfig) -> Result<(), String> {
+    let room = Room::of(config);
+    if config.cpus.is_some() && !(room.cpus..=CPUS_MAX.max(room.cpus)).contains(&room.cpus_max) {
+        return Err(format!(
+            "{} vCPUs of at most {}: the limit must be between that and {CPUS_MAX}",
+            room.cpus, room.cpus_max
+        ));
+    }
+    let most = crate::spec::MEMORY_BYTES_MAX;
+    if config.memory_bytes.is_some()
+        && (room.memory_bytes > room.memory_bytes_max
+            || room.memory_bytes_max > most
+            || !room.memory_bytes_max.is_multiple_of(1 << 20))
+    {
+        return Err(format!(
+            "{} bytes of memory of at most {}: the limit must be whole MiB between that and {most}",
+            room.memory_bytes, room.memory_bytes_max
+        ));
+    }
+    let blocks = &config.memory_blocks;
+    if blocks.len() > MEMORY_SLOTS {
+        return Err(format!(
+            "{} memory blocks: at most {MEMORY_SLOTS}",
+            blocks.len()
+        ));
+    }
+    let odd = |bytes: &&u64| **bytes == 0 || !bytes.is_multiple_of(MEMORY_STEP_BYTES);
+    if let Some(bytes) = blocks.iter().find(odd) {
+        return Err(format!(
+            "a memory block of {bytes} bytes: must be a multiple of {MEMORY_STEP_BYTES}"
+        ));
+    }
+    let modules = config.devices.iter().filter(|d| d.starts_with("pc-dimm,"));
+    if modules.count() != blocks.len() {
+        return Err(format!(
+            "its devices do not name each of the {} memory blocks once",
+            blocks.len()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(cpus: u32, mib: u64, own_kernel: bool) -> MachineConfig {
+        let mut config = MachineConfig {
+            cpus: Some(cpus),
+            memory_bytes: Some(mib << 20),
+            ..Default::default()
+        };
+        settle(&mut config, Profile::Growable, own_kernel);
+        check(&config).unwrap();
+        config
+    }
+
+    #[test]
+    fn the_room_to_grow_follows_the_size_at_the_start() {
+        let limits = |config: &MachineConfig| {
+            let gib = config.memory_bytes_max.map(|bytes| bytes >> 30);
+            (config.cpus_max.unwrap(), gib)
+        };
+        assert_eq!(limits(&settled(1, 128, true)), (8, Some(16)));
+        assert_eq!(limits(&settled(6, 4096, true)), (12, Some(32)));
+        assert_eq!(limits(&settled(200, 900 << 10, true)), (CPUS_MAX, None));
+        assert_eq!(
+            limits(&settled(CPUS_MAX, 1024, false)),
+            (CPUS_MAX, Some(16))
+        );
+        // a small guest that boots from its disk would lose half of its memory to a buffer
+        assert_eq!(limits(&settled(1, 512, false)), (8, None));
+    }
+
+    #[test]
+    fn what_was_added_belongs_to_the_machine_from_its_next_start() {
+        let mut config = settled(1, 256, true);
+        config.devices.push(devices::cpu("Nehalem", 1));
+        config.devices.push(devices::placed_memory(1, 1 << 32));
+        config.memory_blocks.push(MEMORY_STEP_BYTES);
+        check(&config).unwrap();
+        let room = Room::of(&config);
+        assert_eq!((room.cpus, room.memory_bytes >> 20), (2, 384));
+        assert_eq!((room.memory_slots_free, room.places_free), (7, 0));
+        settle(&mut config, Profile::Fixed, true);
+        assert_eq!(
+            (config.cpus, config.memory_bytes),
+            (Some(2), Some(384 << 20))
+        );
+        assert!(config.memory_blocks.is_empty() && config.profile.is_none());
+    }
+
+    #[test]
+    fn an_unknown_profile_is_refused_with_the_way_out() {
+        let mut config = MachineConfig::default();
+        assert_eq!(Profile::of(&config), Ok(Profile::Fixed));
+        config.profile = Some(2);
+        assert_eq!(Profile::of(&config), Ok(Profile::Growable));
+        config.profile = Some(3);
+        let error = Profile::of(&config).unwrap_err().to_string();
+        assert!(
+            error.contains("profile 3") && error.contains("update floe"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_kernel_keeps_no_buffer_that_no_device_needs() {
+        let mut config = settled(1, 256, true);
+        assert_eq!(cmdline(&config).unwrap(), "swiotlb=noforce");
+        config.cmdline = Some("quiet".into());
+        assert_eq!(cmdline(&config).unwrap(), "quiet swiotlb=noforce");
+        config.cmdline = Some("swiotlb=1024 quiet".into());
+        assert_eq!(cmdline(&config).unwrap(), "swiotlb=1024 quiet");
+        settle(&mut config, Profile::Fixed, true);
+        config.cmdline = None;
+        assert_eq!(cmdline(&config), None);
+    }
+
+    #[test]
+    fn a_foreign_image_cannot_claim_more_than_floe_gives() {
+        let change = |change: &dyn Fn(&mut MachineConfig)| {
+            let mut config = settled(2, 256, true);
+            change(&mut config);
+            check(&config).unwrap_err()
+        };
+        assert!(change(&|c| c.cpus_max = Some(1)).contains("vCPUs"));
+        assert!(change(&|c| c.cpus_max = Some(4000)).contains("vCPUs"));
+        assert!(change(&|c| c.memory_bytes_max = Some(u64::MAX)).contains("memory"));
+        assert!(change(&|c| c.memory_bytes_max = Some(1 << 20)).contains("memory"));
+        assert!(change(&|c| c.memory_blocks = vec![1 << 20]).contains("multiple"));
+        assert!(change(&|c| c.memory_blocks = vec![1 << 27]).contains("each"));
+        assert!(change(&|c| c.memory_blocks = vec![1 << 27; 9]).contains("at most 8"));
+    }
+}

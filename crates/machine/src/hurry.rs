@@ -1,0 +1,31 @@
+//! Going before everything else on the host.
+
+/// While it lives, the calling thread goes before everything else on the host: a guest is paused for it, for some tens of
+/// milliseconds. Only root may ask for that (others wait their turn), and niceness would not do: it counts only within a
+/// session.
+pub(crate) struct Hurry {
+    policy: libc::c_int,
+    parameters: libc::sched_param,
+}
+
+impl Hurry {
+    pub(crate) fn begin() -> Hurry {
+        let mut parameters = libc::sched_param { sched_priority: 0 };
+        let lowest = libc::sched_param { sched_priority: 1 };
+        // SAFETY: the calls read and write one structure each and concern only the calling thread.
+        let policy = unsafe {
+            libc::sched_getparam(0, &mut parameters);
+            let policy = libc::sched_getscheduler(0);
+            libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &lowest);
+            policy
+        };
+        Hurry { policy, parameters }
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        // SAFETY: the call reads one structure and concerns only the calling thread.
+        unsafe { libc::sched_setscheduler(0, self.policy, &self.parameters) };
+    }
+}

@@ -1,0 +1,263 @@
+//! A tool of QEMU's that reads a stranger's file (`qemu-img`), so confined that the file can do nothing with it.
+//!
+//! The node opens the files; the tool gets their descriptors and finds them as [`INPUT`] and [`OUTPUT`] (see
+//! [`guard`](crate::guard)). It has a user of its own where the node is root, no network and no other process, bounds of
+//! memory, time and size, and from the first opening of its input on the kernel lets it open nothing else: a file that names
+//! another one as its backing file, its data file or its extent gets an error in place of that file.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Resource, Rlimit};
+
+use crate::exec::{ExecPlan, UID_COUNT, UID_FIRST, User};
+use crate::guard::Role;
+use crate::spec::Programs;
+
+/// The name under which a tool opens its input.
+pub const INPUT: &str = "/floe/in";
+/// The name under which a tool opens its output.
+pub const OUTPUT: &str = "/floe/out";
+/// Most address space: tables and buffers of `qemu-img` take some 100 MiB, the stacks of 64 threads 512 MiB.
+const MEMORY_BYTES: u64 = 2 << 30;
+/// Most CPU time, seconds. The caller has a closer bound of its own; this one holds if it dies.
+const CPU_SECONDS: u64 = 24 * 3600;
+/// Largest file that it can write: the largest that ext4 holds.
+const FILE_BYTES: u64 = 16 << 40;
+/// Most open descriptors.
+const DESCRIPTORS: u64 = 64;
+/// Most processes and threads of its user.
+const THREADS: u64 = 256;
+/// Length of the range of users, behind that of machines.
+const USERS: u32 = 64;
+
+/// What to run on which files.
+#[derive(Debug)]
+pub struct Tool {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments, with [`INPUT`] and [`OUTPUT`] in place of files.
+    pub args: Vec<OsString>,
+    /// What it reads.
+    pub input: File,
+    /// What it writes; opened for reading and writing.
+    pub output: File,
+}
+
+impl Tool {
+    /// Starts it. What it says, on standard output and standard error alike, is read from the child's standard error.
+    pub fn start(self, programs: &Programs) -> io::Result<Child> {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed) % USERS;
+        let id = UID_FIRST + UID_COUNT + number;
+        let is_root = rustix::process::geteuid().is_root();
+        let plan = ExecPlan {
+            dir: "/".into(),
+            user: is_root.then_some(User { uid: id, gid: id }),
+            refuse_huge_pages: false,
+            ram: Vec::new(),
+            guard: Role::Tool,
+            program: self.program,
+            args: self.args,
+        };
+        let (wrapper, first) = programs.wrapper.split_first().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "no exec wrapper is given")
+        })?;
+        Command::new(wrapper)
+            .args(first)
+            .args(plan.to_args())
+            .env_clear()
+            .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+            .stdin(self.input)
+            .stdout(self.output)
+            .stderr(Stdio::piped())
+            .spawn()
+    }
+}
+
+/// The tool's output file, descriptor 1 so far, becomes descriptor 3, and what the tool says goes where its errors go. Returns
+/// the last descriptor to keep.
+pub(crate) fn arrange_descriptors() -> io::Result<u32> {
+    const OUTPUT_FD: i32 = 3; // where the guard looks for it
+    // SAFETY: these duplicate descriptors of this process, which nothing else in it uses.
+    let done = unsafe { libc::dup2(1, OUTPUT_FD) >= 0 && libc::dup2(2, 1) >= 0 };
+    match done {
+        true => Ok(OUTPUT_FD as u32),
+        false => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets the limits of this process and of what it becomes.
+pub(crate) fn limit() -> io::Result<()> {
+    let mut limits = vec![
+        (Resource::As, MEMORY_BYTES),
+        (Resource::Cpu, CPU_SECONDS),
+        (Resource::Fsize, FILE_BYTES),
+        (Resource::Nofile, DESCRIPTORS),
+        (Resource::Core, 0),
+    ];
+    if rustix::process::geteuid().is_root() {
+        // otherwise it would count all that the node's user runs
+        limits.push((Resource::Nproc, THREADS));
+    }
+    for (resource, most) in limits {
+        let most = Some(match rustix::process::getrlimit(resource).maximum {
+            Some(allowed) => most.min(allowed),
+            None => most,
+        });
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        rustix::process::setrlimit(resource, limit)?;
+    }
+    Ok(())
+}
+
+/// What the tool, its libraries and their loader need. No sockets, no processes, no names of files but to open and look at
+/// them, which ends when the tool opens its input. What is not listed does not exist (`ENOSYS`), so that a newer C library takes
+/// its older ways.
+const CALLS: &[libc::c_long] = &[
+    // files that are open
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_fadvise64,
+    libc::SYS_copy_file_range,
+    libc::SYS_fcntl,
+    libc::SYS_ioctl,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_pipe2,
+    libc::SYS_eventfd2,
+    libc::SYS_signalfd4,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    // names
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_faccessat,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_execve,
+    // memory
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_membarrier,
+    // threads and time
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_rseq,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+    // itself
+    libc::SYS_getrandom,
+    libc::SYS_getrlimit,
+    libc::SYS_prlimit64,
+    libc::SYS_getrusage,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+];
+
+/// Those that only x86-64 has.
+#[cfg(target_arch = "x86_64")]
+const OLDER_CALLS: &[libc::c_long] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd,
+    libc::SYS_dup2,
+    libc::SYS_pipe,
+    libc::SYS_time,
+    libc::SYS_arch_prctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER_CALLS: &[libc::c_long] = &[];
+
+/// Lets this process and what it becomes make those system calls only.
+pub(crate) fn filter() -> io::Result<()> {
+    use seccompiler::{
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule,
+    };
+    let thread = libc::CLONE_THREAD as u64;
+    let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
+        let is_thread = SeccompCondition::new(
+            0,
+            SeccompCmpArgLen::Qword,
+            SeccompCmpOp::MaskedEq(thread),
+            thread,
+        )?;
+        let calls = CALLS.iter().chain(OLDER_CALLS);
+        let mut rules: std::collections::BTreeMap<_, _> =
+            calls.map(|call| (*call, Vec::new())).collect();
+        rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![is_thread])?]);
+        SeccompFilter::new(
+            rules,
+            SeccompAction::Errno(libc::ENOSYS as u32),
+            SeccompAction::Allow,
+            std::env::consts::ARCH.try_into()?,
+        )?
+        .try_into()
+    };
+    let filter = filter().map_err(io::Error::other)?;
+    seccompiler::apply_filter(&filter).map_err(io::Error::other)
+}

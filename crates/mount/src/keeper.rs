@@ -1,0 +1,228 @@
+//! What a node has its supervisor hold, handed over anew whenever the supervisor was replaced.
+//!
+//! Either of the two may be killed alone and nothing is lost: the node holds every descriptor as well. A thread waits for the
+//! end of a connection that is never used for anything else; when the supervisor ends, that connection does, so nobody has to
+//! look now and then. The thread has a new supervisor started and gives it everything again.
+
+use crate::MountError;
+use crate::supervisor::Client;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long until a supervisor that could not be started is started again.
+const START_AGAIN: Duration = Duration::from_secs(1);
+
+/// Makes sure that a supervisor serves the socket.
+type Ensure = Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
+
+/// Descriptors that outlive this process. Cheap to clone.
+#[derive(Clone)]
+pub struct Keeper(Arc<Inner>);
+
+struct Inner {
+    socket: PathBuf,
+    ensure: Ensure,
+    held: Mutex<Held>,
+    /// The connection whose end tells the supervisor's.
+    watched: Mutex<Option<Client>>,
+    ending: AtomicBool,
+}
+
+#[derive(Default)]
+struct Held {
+    /// `None` while there is no supervisor.
+    client: Option<Client>,
+    descriptors: BTreeMap<String, OwnedFd>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Keeper").field(&self.0.socket).finish()
+    }
+}
+
+impl Keeper {
+    /// Connects to the supervisor of `socket`. `ensure` starts one where none serves the socket; it is called now, and from a
+    /// thread whenever the supervisor has ended.
+    pub fn start(
+        socket: &Path,
+        ensure: impl Fn(&Path) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Result<Keeper, MountError> {
+        let inner = Arc::new(Inner {
+            socket: socket.to_owned(),
+            ensure: Box::new(ensure),
+            held: Mutex::default(),
+            watched: Mutex::default(),
+            ending: AtomicBool::new(false),
+        });
+        let mut end = inner.connect()?;
+        let weak = Arc::downgrade(&inner);
+        std::thread::Builder::new()
+            .name("floe-keeper".into())
+            .spawn(move || {
+                loop {
+                    let _ = end.wait_end();
+                    match reconnect(&weak) {
+                        Some(next) => end = next,
+                        None => return,
+                    }
+                }
+            })
+            .map_err(MountError::io("start a thread for", socket))?;
+        Ok(Keeper(inner))
+    }
+
+    /// The names of all that the supervisor holds, also of what an earlier node gave it.
+    pub fn list(&self) -> Result<Vec<String>, MountError> {
+        self.0.ask(Client::list)
+    }
+
+    /// A copy of a descriptor that an earlier node gave, which counts as this one's from now on.
+    pub fn take(&self, name: &str) -> Result<Option<OwnedFd>, MountError> {
+        let Some(fd) = self.0.ask(|client| client.get(name))? else {
+            return Ok(None);
+        };
+        let ours = duplicate(&fd, name)?;
+        self.0.held.lock().descriptors.insert(name.to_owned(), ours);
+        Ok(Some(fd))
+    }
+
+    /// Has a descriptor held under a name, instead of the one that is there. Without a supervisor the next one gets it; an error
+    /// is a supervisor that does not take it.
+    pub fn hold(&self, name: &str, fd: impl AsFd) -> Result<(), MountError> {
+        let ours = duplicate(&fd, name)?;
+        let mut held = self.0.held.lock();
+        held.descriptors.insert(name.to_owned(), ours);
+        let put = held.client.as_mut().map(|client| client.put(name, &fd));
+        match put {
+            Some(Err(error @ MountError::Refused { .. })) => {
+                held.descriptors.remove(name);
+                Err(error)
+            }
+            Some(Err(error)) => {
+                tracing::warn!(name, %error, "it is handed over with the rest");
+                self.0.lost(&mut held);
+                Ok(())
+            }
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+
+    /// Lets go of what is held under a name.
+    pub fn release(&self, name: &str) {
+        let mut held = self.0.held.lock();
+        held.descriptors.remove(name);
+        if let Some(Err(error)) = held.client.as_mut().map(|client| client.drop_fd(name)) {
+            tracing::debug!(name, %error, "was not let go of");
+            self.0.lost(&mut held);
+        }
+    }
+
+    /// Ends the supervisor: nothing is to outlive this process.
+    pub fn end(&self) {
+        self.leave();
+        let mut held = self.0.held.lock();
+        held.descriptors.clear();
+        if let Some(client) = held.client.take() {
+            let _ = client.quit();
+        }
+    }
+
+    /// Leaves everything with the supervisor and looks after it no more: this process is about to end.
+    pub fn leave(&self) {
+        self.0.ending.store(true, Ordering::Release);
+    }
+}
+
+impl Inner {
+    /// Connects and hands everything over; the connection to wait on.
+    fn connect(&self) -> Result<Client, MountError> {
+        (self.ensure)(&self.socket).map_err(|reason| MountError::Supervisor {
+            path: self.socket.clone(),
+            reason,
+        })?;
+        let mut client = Client::connect(&self.socket)?;
+        let mut held = self.held.lock();
+        for (name, fd) in &held.descriptors {
+            match client.put(name, fd) {
+                Err(error @ MountError::Refused { .. }) => {
+                    tracing::error!(name, %error, "it ends with this process");
+                }
+                put => put?,
+            }
+        }
+        held.client = Some(client);
+        drop(held);
+        let end = Client::connect(&self.socket)?;
+        *self.watched.lock() = Some(end.another()?);
+        Ok(end)
+    }
+
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(&mut Client) -> Result<T, MountError>,
+    ) -> Result<T, MountError> {
+        let mut held = self.held.lock();
+        let Some(client) = &mut held.client else {
+            return Err(MountError::Supervisor {
+                path: self.socket.clone(),
+                reason: "it has ended and is being started again".into(),
+            });
+        };
+        question(client).inspect_err(|_| self.lost(&mut held))
+    }
+
+    /// A supervisor did not answer: whatever it says later is an answer to something else. The thread connects anew.
+    fn lost(&self, held: &mut Held) {
+        held.client = None;
+        if let Some(watched) = &*self.watched.lock() {
+            watched.hang_up();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // wakes the thread, which finds nobody
+        if let Some(watched) = self.watched.lock().take() {
+            watched.hang_up();
+        }
+    }
+}
+
+/// A supervisor has ended: has another one take its place. `None` if nobody needs one any more.
+fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
+    loop {
+        {
+            let inner = inner.upgrade()?;
+            if inner.ending.load(Ordering::Acquire) {
+                return None;
+            }
+            inner.held.lock().client = None;
+            tracing::warn!(
+                "the mount's supervisor has ended; another one is started if there is none"
+            );
+            match inner.connect() {
+                Ok(end) => {
+                    tracing::info!("a new supervisor holds the mount");
+                    return Some(end);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "machines would not survive the end of this node now");
+                }
+            }
+        }
+        std::thread::sleep(START_AGAIN);
+    }
+}
+
+fn duplicate(fd: impl AsFd, name: &str) -> Result<OwnedFd, MountError> {
+    let copy = fd.as_fd().try_clone_to_owned();
+    copy.map_err(MountError::io("copy the descriptor", name))
+}

@@ -1,0 +1,61 @@
+//! What a layer asks of the file system: narrow, so that tests can put a disk under it that fails.
+
+use rustix::fs::FallocateFlags;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// Bytes of zeros that are written at a time where holes can't be made.
+const ZEROS_BYTES: usize = 1 << 20;
+
+/// A file of fixed length.
+pub(crate) trait Storage: Send + Sync {
+    /// Fills `out` from `offset` on.
+    fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `data`; durable after the next [`Storage::sync`] that succeeds.
+    fn write(&self, data: &[u8], offset: u64) -> io::Result<()>;
+    /// Makes bytes zero and gives their space back.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Makes what was written durable. After a failure *anything* written since the last success may be lost, and the next call
+    /// may succeed all the same: see `unsynced`.
+    fn sync(&self) -> io::Result<()>;
+    /// Bytes that it takes on the disk.
+    fn stored_bytes(&self) -> u64;
+}
+
+impl Storage for File {
+    fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_exact_at(out, offset)
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all_at(data, offset)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(self, punch, offset, len) {
+            Err(rustix::io::Errno::OPNOTSUPP) => write_zeros(self, offset, len),
+            done => Ok(done?),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.metadata().map_or(0, |m| m.blocks() * 512)
+    }
+}
+
+fn write_zeros(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES];
+    let mut at = 0;
+    while at < len {
+        let n = (len - at).min(zeros.len() as u64);
+        file.write_all_at(&zeros[..n as usize], offset + at)?;
+        at += n;
+    }
+    Ok(())
+}

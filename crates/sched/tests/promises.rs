@@ -1,0 +1,110 @@
+//! What every policy promises, checked over random requests. A new policy is added to `policies`.
+
+use floe_sched::{Class, Fifo, Full, MachineId, Policy, Purpose, Who};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+/// Room of the queues in these tests.
+const ROOM: usize = 16;
+
+fn policies() -> Vec<(&'static str, Box<dyn Policy<u32>>)> {
+    vec![("fifo", Box::new(Fifo::new(ROOM)))]
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Submit(Who, u64),
+    Next,
+    NextOf(u32),
+    Forget(u32),
+}
+
+fn who() -> impl Strategy<Value = Who> {
+    (0..4u32, 0..4usize, 0..3usize).prop_map(|(machine, purpose, class)| Who {
+        machine: MachineId(machine),
+        purpose: [
+            Purpose::Demand,
+            Purpose::Prefetch,
+            Purpose::Seed,
+            Purpose::Settle,
+        ][purpose],
+        class: [Class::Interactive, Class::Normal, Class::Bulk][class],
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (who(), 1..1_000_000u64).prop_map(|(who, bytes)| Step::Submit(who, bytes)),
+        Just(Step::Next),
+        (0..4u32).prop_map(Step::NextOf),
+        (0..64u32).prop_map(Step::Forget),
+    ]
+}
+
+proptest! {
+    /// What goes in comes out once, with the name it came with, unless somebody took it back; and never more than fit.
+    #[test]
+    fn every_request_is_given_out_once_or_given_back(steps in proptest::collection::vec(step(), 0..200)) {
+        for (name, mut policy) in policies() {
+            let mut queued = std::collections::BTreeMap::new();
+            let mut given = BTreeSet::new();
+            let mut number = 0;
+            for (at, step) in steps.iter().enumerate() {
+                let now = at as u64;
+                match step {
+                    Step::Submit(who, bytes) => {
+                        number += 1;
+                        match policy.submit(now, *who, *bytes, number) {
+                            Ok(()) => { queued.insert(number, *who); }
+                            Err(Full(back)) => {
+                                prop_assert_eq!(back, number, "{}", name);
+                                prop_assert_eq!(queued.len(), ROOM, "{} refuses only when full", name);
+                            }
+                        }
+                    }
+                    Step::Next => {
+                        // Work conserving: these policies hold nothing back.
+                        let next = policy.next(now, &mut |_, _| true);
+                        prop_assert_eq!(next.is_some(), !queued.is_empty(), "{}", name);
+                        if let Some((who, request)) = next {
+                            prop_assert_eq!(queued.remove(&request), Some(who), "{}", name);
+                            prop_assert!(given.insert(request), "{} gave {} twice", name, request);
+                            policy.served(now, who, 1);
+                        }
+                    }
+                    Step::NextOf(machine) => {
+                        let machine = MachineId(*machine);
+                        let next = policy.next(now, &mut |who, _| who.machine == machine);
+                        let any = queued.values().any(|who| who.machine == machine);
+                        prop_assert_eq!(next.is_some(), any, "{}", name);
+                        if let Some((who, request)) = next {
+                            prop_assert_eq!(who.machine, machine, "{}", name);
+                            prop_assert_eq!(queued.remove(&request), Some(who), "{}", name);
+                            prop_assert!(given.insert(request), "{} gave {} twice", name, request);
+                        }
+                    }
+                    Step::Forget(request) => {
+                        policy.retain(&mut |other| other != request);
+                        queued.remove(request);
+                    }
+                }
+                prop_assert_eq!(policy.len(), queued.len(), "{}", name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_to_come_is_the_first_to_be_served() {
+    let mut fifo = Fifo::new(ROOM);
+    for request in 0..5u32 {
+        fifo.submit(0, Who::demand(MachineId(request % 2)), 4096, request)
+            .unwrap();
+    }
+    // One that is not ready keeps its place.
+    let second = fifo.next(1, &mut |who, _| who.machine == MachineId(1));
+    assert_eq!(second, Some((Who::demand(MachineId(1)), 1)));
+    let order: Vec<u32> =
+        std::iter::from_fn(|| fifo.next(2, &mut |_, _| true).map(|(_, request)| request)).collect();
+    assert_eq!(order, [0, 2, 3, 4]);
+}
