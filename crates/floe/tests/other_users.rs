@@ -220,6 +220,7 @@ fn open_as_before(home: &Path, paths: &[PathBuf]) {
 /// A node with a page, a hub and three machines: one booted, two from its captured state.
 fn node_with_machines() -> TestNode {
     let mut setup = Setup::on_the_network();
+    setup.web = Some(node::free_address());
     setup.hub = true;
     setup.args = vec!["--standby".into(), "0".into()];
     let node = TestNode::with(setup);
