@@ -303,23 +303,18 @@ impl Ingest {
             segments: vec![Hash::ZERO; count],
             ..Region::default()
         };
-        let mut last_to_cut = None;
         if let (true, Some(base)) = (over_base, base_region) {
             let shared = count.min(base.segments.len());
             kept.segments[..shared].copy_from_slice(&base.segments[..shared]);
             let chunks = size.div_ceil(floe_image::CHUNK_SIZE as u64);
             let within = |patch: &&floe_image::Patch| u64::from(patch.chunk) < chunks;
             kept.patches = base.patches.iter().filter(within).copied().collect();
-            // A base that reaches further: its last segment here must lose what lies beyond the new end.
-            if base.size > size && !size.is_multiple_of(floe_image::SEGMENT_SPAN) {
-                last_to_cut = Some(count - 1);
-            }
         }
         let scope = self.parent.as_ref().map(|(_, scope)| scope);
         let with_base = base_region.and_then(|region| Some((region, scope?)));
         let job = Job::new(&self.shared, feed, name, size, with_base, kept);
         let workers = self.workers.min(count.max(1));
-        let result = job.run(workers, last_to_cut);
+        let result = job.run(workers, over_base);
         match result {
             Ok((segments, patches)) => {
                 self.regions.push(Region {

@@ -216,6 +216,19 @@ proptest! {
 }
 
 #[test]
+fn a_shorter_region_read_whole_is_no_patch_of_the_longer_one() {
+    let (_dir, repository) = repository();
+    let parent: Vec<u8> = (1..=900).flat_map(chunk).collect();
+    let (id, _) = from_bytes(&repository, None, "ram", &parent);
+    for chunks in [899, 815] {
+        let bytes = &parent[..chunks * CHUNK_SIZE - 1];
+        let (child, stats) = from_bytes(&repository, Some(id), "ram", bytes);
+        assert!(back(&repository, &child, "ram") == bytes);
+        assert_eq!((stats.new_chunks, stats.new_segments), (1, 1));
+    }
+}
+
+#[test]
 fn pages_out_of_order_or_out_of_range_are_refused_and_nothing_is_published() {
     let (_dir, repository) = repository();
     for pages in [vec![5u64, 4], vec![3, 3], vec![10_000]] {

@@ -73,7 +73,10 @@ pub(super) struct Job<'a, F> {
     /// The parent's region and the scope that reads it.
     pub base: Option<(&'a Region, &'a Scope)>,
     tables: Mutex<Tables>,
-    /// The base's table at the region's end, without what lies beyond it.
+    /// The region's last segment if the base reaches beyond the region's end. Its table is always stored whole: a patch
+    /// cannot take away what lies beyond the end.
+    cut: Option<u64>,
+    /// The base's table at that place, without what lies beyond the end, where it stays if the feed brings nothing.
     trimmed: Option<(u64, Segment)>,
     /// The feed brought something for that place.
     trimmed_replaced: AtomicBool,
@@ -111,7 +114,7 @@ impl Table {
 
 /// The base's table at one place.
 struct Base {
-    /// That of the stored table; zero if it isn't stored as it is.
+    /// That of the stored table; zero if no table may be told as its patches.
     hash: Hash,
     stored: Segment,
     /// With its patches.
@@ -134,6 +137,8 @@ impl<'a, F: Feed> Job<'a, F> {
             patches.entry(number).or_default().push(patch);
         }
         let segments = kept.segments;
+        let longer = base.is_some_and(|(region, _)| region.size > size);
+        let cut = (longer && !size.is_multiple_of(SEGMENT_SPAN)).then(|| size / SEGMENT_SPAN);
         Job {
             shared,
             feed,
@@ -141,6 +146,7 @@ impl<'a, F: Feed> Job<'a, F> {
             size,
             base,
             tables: Mutex::new(Tables { segments, patches }),
+            cut,
             trimmed: None,
             trimmed_replaced: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
@@ -148,15 +154,15 @@ impl<'a, F: Feed> Job<'a, F> {
         }
     }
 
-    /// Read the whole feed with `workers` threads. Returns the region's segments and patches. Segment `last_to_cut` of the base reaches
-    /// beyond the region's end.
+    /// Read the whole feed with `workers` threads. Returns the region's segments and patches. `over_base`: what the feed
+    /// doesn't bring is the base's.
     pub fn run(
         mut self,
         workers: usize,
-        last_to_cut: Option<usize>,
+        over_base: bool,
     ) -> Result<(Vec<Hash>, Vec<Patch>), StoreError> {
-        if let Some(number) = last_to_cut {
-            self.trimmed = Some((number as u64, Worker::new(&self).trim(number as u64)?));
+        if let Some(number) = self.cut.filter(|_| over_base) {
+            self.trimmed = Some((number, Worker::new(&self).trim(number)?));
         }
         if workers <= 1 {
             Worker::new(&self).run()?;
@@ -283,8 +289,9 @@ impl<'a, F: Feed> Worker<'a, F> {
                 let stored = scope.segment(hash)?;
                 let mut table = stored.clone();
                 region.patch(number, &mut table);
+                let cut = self.job.cut == Some(number as u64);
                 Ok(Some(Base {
-                    hash: *hash,
+                    hash: if cut { Hash::ZERO } else { *hash },
                     stored,
                     table,
                 }))
