@@ -10,7 +10,7 @@ use crate::machine::{self, Machine};
 use crate::overlay::Stop;
 use crate::pinned::Pinned;
 use crate::push;
-use crate::tree::{Found, Node};
+use crate::tree::{Found, Node, Tree};
 use crossbeam_channel::Receiver;
 use floe_image::CHUNK_SIZE;
 use std::io;
@@ -232,19 +232,30 @@ impl Call<'_> {
 
     /// Goes on with the node that the request is for.
     fn node(&self, go_on: impl FnOnce(Node)) {
-        match self.core.tree.node(self.header.node) {
-            Found::Node(_, node) => go_on(node),
-            Found::Expected => self.keep(),
-            Found::Nothing => self.errno(libc::ESTALE),
+        if let Some((_, node)) = self.find(libc::ESTALE, |tree| tree.node(self.header.node)) {
+            go_on(node);
         }
     }
 
-    /// Keeps a request for something that a takeover hasn't added yet.
-    fn keep(&self) {
-        match &mut *self.core.early.lock() {
-            Some(early) => early.push((self.device, self.request.to_vec())),
-            None => self.errno(libc::ESTALE),
+    /// What `look` finds. Otherwise the request is kept until the takeover has added it, or answered: with `nothing` where
+    /// there is none.
+    fn find(&self, nothing: i32, look: impl Fn(&Tree) -> Found) -> Option<(u64, Node)> {
+        let mut found = look(&self.core.tree);
+        if matches!(found, Found::Expected) {
+            let mut early = self.core.early.lock();
+            // It may have been added, and the takeover have ended, since the first look.
+            found = look(&self.core.tree);
+            if let (Found::Expected, Some(early)) = (&found, &mut *early) {
+                early.push((self.device, self.request.to_vec()));
+                return None;
+            }
         }
+        match found {
+            Found::Node(ino, node) => return Some((ino, node)),
+            Found::Expected => self.errno(libc::ESTALE),
+            Found::Nothing => self.errno(nothing),
+        }
+        None
     }
 
     /// Hands the request to a thread that may be slow.
@@ -263,10 +274,9 @@ impl Call<'_> {
         let Some(name) = abi::parse_name(self.body) else {
             return self.errno(libc::ENOENT);
         };
-        match self.core.tree.lookup(self.header.node, name) {
-            Found::Node(ino, node) => self.reply(&abi::entry(&self.core.tree.attr(ino, &node))),
-            Found::Expected => self.keep(),
-            Found::Nothing => self.errno(libc::ENOENT),
+        let look = |tree: &Tree| tree.lookup(self.header.node, name);
+        if let Some((ino, node)) = self.find(libc::ENOENT, look) {
+            self.reply(&abi::entry(&self.core.tree.attr(ino, &node)));
         }
     }
 
