@@ -224,7 +224,7 @@ fn a_node_killed_in_its_first_moments_fails_no_write() {
                 let file = file.open(disk).unwrap();
                 let len = DISK_BYTES / WRITERS;
                 let mut data = memmap2::MmapMut::map_anon(len).unwrap();
-                for round in 1u8.. {
+                for round in (1..=u8::MAX).cycle() {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
