@@ -13,12 +13,6 @@ fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
         );
         return;
     }
-    // Two faults that it found are still open (a QEMU killed while its node starts, a supervisor killed in a capture), so it is
-    // asked for by name until they are mended.
-    if std::env::var_os("FLOE_TEST_HAMMER").is_none_or(|value| value != "1") {
-        println!("skipped: set FLOE_TEST_HAMMER=1 to run it");
-        return;
-    }
     let dir = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
         .tempdir()

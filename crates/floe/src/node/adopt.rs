@@ -193,12 +193,11 @@ impl Node {
                             return here.not_taken(&operation, &error.to_api().to_string());
                         }
                     }
-                    // in between somebody may end it
+                    // in between somebody may end it, or start it anew
                     drop((here, operation));
-                    std::thread::sleep(ASK_AGAIN);
-                    operation = match entry.begin(ADOPT) {
-                        Ok(operation) if operation.record().wanted == Wanted::Running => operation,
-                        _ => return,
+                    operation = match begin_again(&entry) {
+                        Some(operation) => operation,
+                        None => return,
                     };
                 }
             }
@@ -270,7 +269,7 @@ impl Node {
     }
 
     /// A machine's QEMU, if one is alive.
-    fn qemu_of(&self, entry: &Entry) -> Option<Process> {
+    pub(crate) fn qemu_of(&self, entry: &Entry) -> Option<Process> {
         Machine::process_in(&self.vm_dir(&entry.record()))
     }
 
@@ -293,6 +292,21 @@ impl Node {
                 end_vm(&dir.path().join("vm"));
                 let _ = std::fs::remove_dir_all(dir.path());
             }
+        }
+    }
+}
+
+/// Begins to take a machine over again after a while; `None` if there is nothing to take over any more.
+fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
+    loop {
+        std::thread::sleep(ASK_AGAIN);
+        // whatever else is under way ends, and leaves it as it is, ended or started
+        let operation = entry.begin(ADOPT).ok();
+        if !entry.waits_for_adoption() {
+            return None;
+        }
+        if operation.is_some() {
+            return operation;
         }
     }
 }

@@ -154,6 +154,12 @@ impl Entry {
         })
     }
 
+    /// Whether it should run and no QEMU of it is this node's yet: an earlier node's has not answered so far.
+    pub fn waits_for_adoption(&self) -> bool {
+        let state = self.state.read();
+        state.record.wanted == Wanted::Running && state.vm.is_none()
+    }
+
     /// Begins an operation, or says which one is under way. A fork's pause and an adoption are waited for: they are short, and
     /// nothing that a user has asked for.
     pub fn begin(self: &Arc<Self>, what: &'static str) -> Result<Operation, NodeError> {

@@ -248,6 +248,15 @@ impl Node {
                 ..Default::default()
             });
         }
+        if operation.waits_for_adoption() {
+            if self.qemu_of(&operation).is_some() {
+                return Err(busy(
+                    format!("machine {name} runs, but its QEMU does not answer this node yet"),
+                    format!("wait, or end it with floe kill {name} and start it then"),
+                ));
+            }
+            self.end_quietly(&operation);
+        }
         let before = ConsoleLog::position(&self.console_dir(&operation.record()));
         self.attach(&operation)?;
         report.stage("mount")?;

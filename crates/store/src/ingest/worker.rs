@@ -138,7 +138,7 @@ impl<'a, F: Feed> Job<'a, F> {
         }
         let segments = kept.segments;
         let longer = base.is_some_and(|(region, _)| region.size > size);
-        let cut = (longer && !size.is_multiple_of(SEGMENT_SPAN)).then(|| size / SEGMENT_SPAN);
+        let cut = (longer && !size.is_multiple_of(SEGMENT_SPAN)).then_some(size / SEGMENT_SPAN);
         Job {
             shared,
             feed,

@@ -119,7 +119,11 @@ pub fn follow(shared: Arc<Shared>, index: usize, socket: PathBuf) {
             for line in lines {
                 let now = shared.now();
                 let (answer, stepped) = {
-                    let guest = &mut shared.guests.lock()[index];
+                    let mut guests = shared.guests.lock();
+                    // the run has ended and taken them
+                    let Some(guest) = guests.get_mut(index) else {
+                        return;
+                    };
                     let steps = guest.steps;
                     (guest.hear(now, &line), guest.steps > steps)
                 };

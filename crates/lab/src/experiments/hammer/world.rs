@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const DISK_BYTES: u64 = 1536 << 20;
 /// How long a node or hub may take to answer: a debug build on a busy host.
 const START_MAX: Duration = Duration::from_secs(120);
+/// How long a node may take to replace its supervisor.
+const SUPERVISOR_MAX: Duration = Duration::from_secs(10);
 /// What a push that was cut has sent already is kept for so long: it goes before what is left behind is counted.
 pub const UPLOAD_EXPIRY: Duration = Duration::from_secs(30);
 /// The two ends of the link.
@@ -260,13 +262,20 @@ impl World {
         }
     }
 
-    /// SIGKILL for the supervisor; whether there was one.
+    /// SIGKILL for the supervisor; whether there was one. The node may just be replacing the one that was killed before.
     pub fn kill_supervisor(&self) -> bool {
         let socket = self.home.join("run/supervisor.sock");
-        let found = processes_with(&socket)
-            .into_iter()
-            .find(|(_, line)| line.contains("supervisor\0"));
-        found.is_some_and(|(pid, _)| kill(pid))
+        let until = Instant::now() + SUPERVISOR_MAX;
+        loop {
+            let found = processes_with(&socket)
+                .into_iter()
+                .find(|(_, line)| line.contains("supervisor\0"));
+            match found {
+                Some((pid, _)) => return kill(pid),
+                None if Instant::now() > until => return false,
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
     }
 
     /// Cuts the link: packets are lost without a word, as on a broken line.
