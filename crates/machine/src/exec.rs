@@ -1,6 +1,7 @@
 //! The exec wrapper: what must happen in QEMU's process before QEMU is there.
 //!
-//! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU: a session of
+//! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU: its process id in a file
+//! (so that a QEMU whose node is killed at this moment is found), a session of
 //! its own (so that QEMU outlives the node), the machine's directory as working directory (so that sockets have short
 //! names), the machine's own user, the [guard], and a seccomp filter. The alternative, `pre_exec` in the node, would run in a fork of a
 //! large threaded process, where almost nothing may be called.
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::guard::{self, CONSOLE_LOG_BYTES, HostAccess, Role};
+use crate::process::Process;
 use crate::tool;
 
 /// A numeric user and group: machines need no entry in `/etc/passwd`.
@@ -46,11 +48,22 @@ impl User {
     }
 }
 
+/// Where a process says who it is, before it becomes QEMU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// The file that gets its [`ProcessId`].
+    pub file: PathBuf,
+    /// The process that started it. If that has ended when the file is there, nobody may have seen the file: then it ends too.
+    pub starter: u32,
+}
+
 /// What the wrapper does before it becomes QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecPlan {
     /// The working directory, owned by the machine's user.
     pub dir: PathBuf,
+    /// How others find the process; tools, which end by themselves, need none.
+    pub announcement: Option<Announcement>,
     /// The user to become; needs root.
     pub user: Option<User>,
     /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
@@ -72,6 +85,10 @@ impl ExecPlan {
     /// The wrapper's own arguments, to be understood by [`run`].
     pub fn to_args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = vec!["--dir".into(), self.dir.clone().into()];
+        if let Some(Announcement { file, starter }) = &self.announcement {
+            args.extend(["--process-file".into(), file.clone().into()]);
+            args.extend(["--starter".into(), starter.to_string().into()]);
+        }
         if let Some(User { uid, gid }) = self.user {
             args.extend(["--user".into(), format!("{uid}:{gid}").into()]);
         }
@@ -99,6 +116,7 @@ impl ExecPlan {
     pub fn parse(args: &[OsString]) -> Result<ExecPlan, String> {
         let mut plan = ExecPlan {
             dir: PathBuf::new(),
+            announcement: None,
             user: None,
             refuse_huge_pages: false,
             ram: Vec::new(),
@@ -107,9 +125,15 @@ impl ExecPlan {
             args: Vec::new(),
         };
         let (mut tool, mut access, mut log_bytes) = (false, HostAccess::None, CONSOLE_LOG_BYTES);
+        let (mut process_file, mut starter) = (None, None);
         let mut rest = args.iter();
         let value =
             |name: &str, v: Option<&OsString>| v.cloned().ok_or(format!("{name} needs a value"));
+        let number = |name: &str, v: Option<&OsString>| -> Result<u64, String> {
+            let text = value(name, v)?;
+            let number = text.to_str().and_then(|text| text.parse().ok());
+            number.ok_or(format!("{name} {text:?}: expected a number"))
+        };
         loop {
             let Some(arg) = rest.next() else {
                 return Err("expected -- and a program after the options".into());
@@ -134,11 +158,9 @@ impl ExecPlan {
                     let text = value("--host-access", rest.next())?;
                     access = text.to_string_lossy().parse()?;
                 }
-                b"--log-bytes" => {
-                    let text = value("--log-bytes", rest.next())?;
-                    let bytes = text.to_str().and_then(|t| t.parse().ok());
-                    log_bytes = bytes.ok_or(format!("--log-bytes {text:?}: expected a number"))?;
-                }
+                b"--log-bytes" => log_bytes = number("--log-bytes", rest.next())?,
+                b"--process-file" => process_file = Some(value("--process-file", rest.next())?),
+                b"--starter" => starter = Some(number("--starter", rest.next())? as u32),
                 b"--" => break,
                 _ => return Err(format!("unknown option {arg:?}")),
             }
@@ -148,6 +170,14 @@ impl ExecPlan {
         if !tool {
             plan.guard = Role::Machine { access, log_bytes };
         }
+        plan.announcement = match (process_file, starter) {
+            (Some(file), Some(starter)) => Some(Announcement {
+                file: file.into(),
+                starter,
+            }),
+            (None, None) => None,
+            _ => return Err("--process-file and --starter go together".into()),
+        };
         if plan.dir.as_os_str().is_empty() {
             return Err("--dir is needed".into());
         }
@@ -177,6 +207,9 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
         let step = step.to_string();
         move |e: io::Error| (step, e)
     };
+    if let Some(announcement) = &plan.announcement {
+        announce(announcement).map_err(failed("say which process it is"))?;
+    }
     // EPERM: already a session leader, when started by hand.
     let _ = rustix::process::setsid();
     std::env::set_current_dir(&plan.dir)
@@ -217,6 +250,20 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     Err(exec(&plan.program, &plan.args)
         .map_err(failed(&format!("start {}", plan.program.display())))
         .unwrap_err())
+}
+
+/// Writes down which process this is. A node that starts looks for the file once its predecessor has ended: it finds this process, or
+/// this process finds that its starter has ended.
+fn announce(announcement: &Announcement) -> io::Result<()> {
+    let id = Process::hold(std::process::id())?.id();
+    let made = announcement.file.with_extension("new");
+    std::fs::write(&made, serde_json::to_vec(&id)?)?;
+    std::fs::rename(&made, &announcement.file)?;
+    let starter = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
+    match starter == Some(announcement.starter) {
+        true => Ok(()),
+        false => Err(io::Error::other("the process that started it has ended")),
+    }
 }
 
 /// Standard error.
@@ -288,6 +335,10 @@ mod tests {
     fn a_plan_survives_the_command_line() {
         let mut plan = ExecPlan {
             dir: "/var/lib/floe/machines/web".into(),
+            announcement: Some(Announcement {
+                file: "/var/lib/floe/machines/web/qemu.json".into(),
+                starter: 17,
+            }),
             user: Some(User {
                 uid: 90_001,
                 gid: 90_001,
@@ -323,6 +374,7 @@ mod tests {
             &["--dir", "/"],
             &["--host-access", "some", "--", "q"],
             &["--log-bytes", "-1", "--", "q"],
+            &["--dir", "/", "--starter", "1", "--", "q"],
             &["-z"],
         ] {
             let args: Vec<OsString> = bad.iter().map(Into::into).collect();

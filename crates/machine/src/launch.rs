@@ -14,7 +14,7 @@ use rustix::fs::inotify;
 
 use crate::command::{self, RamBacking, files};
 use crate::error::MachineError;
-use crate::exec::{ExecPlan, User};
+use crate::exec::{Announcement, ExecPlan, User};
 use crate::guard;
 use crate::machine::{EventLog, Machine};
 use crate::process::Process;
@@ -38,6 +38,8 @@ const ENVIRONMENT: [(&str, &str); 2] = [
 ];
 /// The directory of sockets and logs that belongs to the machine's user.
 pub(crate) const RUN_DIR: &str = "run";
+/// Which process its QEMU is: there before QEMU is, while the record waits until it answers.
+pub(crate) const PROCESS: &str = "qemu.json";
 /// What QEMU itself says.
 pub(crate) const LOG: &str = "qemu.log";
 /// Last bytes of it that an error repeats.
@@ -62,6 +64,10 @@ pub(crate) fn launch(
     let log_start = log.seek(SeekFrom::End(0)).unwrap_or(0);
     let plan = ExecPlan {
         dir: run.clone(),
+        announcement: Some(Announcement {
+            file: spec.dir.join(PROCESS),
+            starter: std::process::id(),
+        }),
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
         ram: std::iter::once(&ram)

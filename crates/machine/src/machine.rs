@@ -242,10 +242,13 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The QEMU of the machine in `dir`, if one is alive. It is asked nothing: one that is stuck can be ended this way.
+    /// The QEMU of the machine in `dir`, if one is alive, even one that has not answered yet. It is asked nothing: one that is
+    /// stuck can be ended this way.
     pub fn process_in(dir: &Path) -> Option<Process> {
-        let record = Record::load(dir).ok()?;
-        Process::find(record.process).ok()
+        let started = std::fs::read(dir.join(launch::PROCESS)).unwrap_or_default();
+        let started = serde_json::from_slice(&started).ok();
+        let recorded = || Record::load(dir).ok().map(|record| record.process);
+        Process::find(started.or_else(recorded)?).ok()
     }
 
     /// Its name.

@@ -57,6 +57,7 @@ impl Tool {
         let is_root = rustix::process::geteuid().is_root();
         let plan = ExecPlan {
             dir: "/".into(),
+            announcement: None,
             user: is_root.then_some(User { uid: id, gid: id }),
             refuse_huge_pages: false,
             ram: Vec::new(),

@@ -217,6 +217,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
     for (refuse, said) in [(true, "refused 22"), (false, "given")] {
         let plan = floe_machine::exec::ExecPlan {
             dir: "/".into(),
+            announcement: None,
             user: None,
             refuse_huge_pages: refuse,
             ram: Vec::new(),
@@ -239,6 +240,52 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
             "{out}"
         );
     }
+}
+
+/// Killed at any moment of a start, a node leaves either a QEMU that is found, or none.
+#[test]
+fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
+    let Some(guest) = guest() else { return };
+    if let Some(dir) = std::env::var_os(STARTER) {
+        let _ = Machine::start(spec(&guest, std::path::Path::new(&dir), "early", 13));
+        return;
+    }
+    let name = "a_qemu_whose_starter_was_killed_is_found_or_never_there";
+    let mut found = 0;
+    for delay in (0..160).step_by(8) {
+        let dir = scratch();
+        let mut starter = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(STARTER, dir.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(delay));
+        starter.kill().unwrap();
+        starter.wait().unwrap();
+        let vm = spec(&guest, dir.path(), "early", 13).dir;
+        let known = Machine::process_in(&vm);
+        found += u32::from(known.is_some());
+        let known = known.inspect(|qemu| qemu.kill());
+        assert!(known.is_none_or(|qemu| qemu.wait(std::time::Duration::from_secs(60))));
+        // one that had not said who it is yet gives up by itself
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while names_it(dir.path()) {
+            assert!(std::time::Instant::now() < until, "a QEMU was left behind");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+    assert!(found > 0, "none was killed late enough");
+}
+
+/// Whether a process was started for machines of a directory.
+fn names_it(dir: &std::path::Path) -> bool {
+    let wanted = dir.display().to_string();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.into_iter().any(|process| {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&wanted)
+    })
 }
 
 /// Set for the process that starts a machine and is killed.

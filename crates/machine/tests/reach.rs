@@ -241,6 +241,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> Option<String
     let python = fs::canonicalize("/usr/bin/python3").ok()?;
     let plan = ExecPlan {
         dir: dir.into(),
+        announcement: None,
         user: None,
         refuse_huge_pages: false,
         ram: Vec::new(),

@@ -15,8 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long until a supervisor that could not be started is started again.
-const START_AGAIN: Duration = Duration::from_secs(1);
+/// How long until a supervisor that could not be started is started again; twice as long each time. The first time is soon: what
+/// answered was perhaps the one that is just ending.
+const START_AGAIN_MIN: Duration = Duration::from_millis(10);
+/// The longest of these times.
+const START_AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// Makes sure that a supervisor serves the socket.
 type Ensure = Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
@@ -198,6 +201,7 @@ impl Drop for Inner {
 
 /// A supervisor has ended: has another one take its place. `None` if nobody needs one any more.
 fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
+    let mut pause = START_AGAIN_MIN;
     loop {
         {
             let inner = inner.upgrade()?;
@@ -218,7 +222,8 @@ fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
                 }
             }
         }
-        std::thread::sleep(START_AGAIN);
+        std::thread::sleep(pause);
+        pause = START_AGAIN_MAX.min(2 * pause);
     }
 }
 
