@@ -2,7 +2,7 @@
 
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use node::{Setup, TestNode, eventually};
 use std::{
     net::{SocketAddr, TcpStream},

@@ -2,8 +2,8 @@
 
 mod node;
 
-use floe::api::*;
-use node::{Setup, TestNode, cluster, eventually, finish, system};
+use floe_api::*;
+use node::{Setup, TestNode, cluster, eventually, system};
 use std::time::Duration;
 
 /// Boots the tiny guest as `web` with a mark in its memory.
@@ -614,7 +614,6 @@ fn a_full_disk_on_a_clones_host_stops_that_clone_alone_until_there_is_room() {
     assert!(!there.home().join("machines").join(&clone.name).exists());
 
     std::fs::remove_file(filler).unwrap();
-    finish(client.start("web.2", &StartRequest::default()).unwrap());
     there.wait_console("web.2", "wrote-18");
     let (fits, _) = fork(&here, "web", &more);
     assert_eq!(fits.running, 1);

@@ -6,7 +6,7 @@
 
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use floe_machine::{MEMORY_STEP_BYTES, Machine, qmp::Qmp};
 use node::{PATIENCE, Signal, TestNode, eventually, finish, system};
 use std::time::Instant;

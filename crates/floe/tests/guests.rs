@@ -3,7 +3,7 @@
 
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use node::{Setup, TestNode, cluster, eventually, system};
 use std::{
     io::{BufRead, BufReader},

@@ -2,8 +2,8 @@
 
 mod node;
 
-use floe::api::*;
-use floe::hub::HubOptions;
+use floe_api::*;
+use floe_hub::HubOptions;
 use node::{Setup, TestNode, eventually, finish, system};
 
 fn capture(name: &str) -> CaptureRequest {
@@ -398,8 +398,8 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
 
     let dir = tempfile::tempdir().unwrap();
     let loopback = "127.0.0.1:0".parse().unwrap();
-    let serve = |listen| floe::hub::serve(HubOptions::new(dir.path(), listen)).unwrap();
-    let token = floe::hub::create_token(dir.path(), "ann").unwrap();
+    let serve = |listen| floe_hub::serve(HubOptions::new(dir.path(), listen)).unwrap();
+    let token = floe_hub::create_token(dir.path(), "ann").unwrap();
     let hub = serve(loopback);
     let address = hub.addr();
     let push = PushRequest {

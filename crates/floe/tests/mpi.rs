@@ -4,7 +4,7 @@
 mod hosts;
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use hosts::Hosts;
 use node::{Setup, TestNode, eventually, system};
 

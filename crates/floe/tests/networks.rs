@@ -3,7 +3,7 @@
 mod hosts;
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use hosts::Hosts;
 use node::{Signal, TestNode, cluster, eventually, system};
 use std::{

@@ -3,8 +3,8 @@
 
 mod node;
 
-use floe::api::*;
-use floe::credentials::OwnHub;
+use floe_api::credentials::OwnHub;
+use floe_api::*;
 use node::{PATIENCE, Setup, Signal, TestNode, WEB_TOKEN, finish, system};
 use rustix::fs::{Gid, Uid};
 use std::collections::BTreeMap;

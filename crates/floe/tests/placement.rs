@@ -2,7 +2,7 @@
 
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use node::{Setup, Signal, TestNode, eventually, system};
 use std::{
     net::TcpListener,
@@ -233,7 +233,7 @@ fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
 
     // memory and CPUs counted by ourselves
     let known = here.client().hosts().unwrap().hosts;
-    let size = (256 << 20) + floe::node::STANDBY_BYTES;
+    let size = (256 << 20) + floe_node::STANDBY_BYTES;
     let fits = |host: &HostInfo| {
         let room = host.room.unwrap();
         room.free_cpus.min((room.free_memory_bytes / size) as u32)

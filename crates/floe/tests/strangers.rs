@@ -4,7 +4,7 @@
 mod hosts;
 mod node;
 
-use floe::api::*;
+use floe_api::*;
 use hosts::Hosts;
 use node::{Setup, Signal, TestNode, eventually, finish, system};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};

@@ -2,10 +2,10 @@
 
 mod node;
 
-use floe::api::*;
-use floe::hub::{self, HubHandle, HubOptions};
-use floe::traces::{Method, learn};
+use floe_api::*;
+use floe_hub::{HubHandle, HubOptions};
 use floe_image::{Access, Hash, TraceHeader, TraceWriter};
+use floe_traces::{Method, learn};
 use node::{TestNode, eventually, finish, system};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -33,8 +33,8 @@ fn world() -> World {
     let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
     options.limits.training_quiet = Duration::from_millis(100);
     options.anonymous_traces = true;
-    let token = hub::create_token(dir.path(), "ann").unwrap();
-    let hub = hub::serve(options).unwrap();
+    let token = floe_hub::create_token(dir.path(), "ann").unwrap();
+    let hub = floe_hub::serve(options).unwrap();
     let here = TestNode::start();
     here.boot_tiny("one");
     let capture = CaptureRequest {

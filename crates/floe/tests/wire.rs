@@ -4,7 +4,7 @@ mod hosts;
 mod node;
 mod sniff;
 
-use floe::api::*;
+use floe_api::*;
 use hosts::Hosts;
 use node::{TestNode, WEB_TOKEN, cluster, eventually, system};
 use sniff::Sniffer;

@@ -1,9 +1,7 @@
 //! A node of its own for a test: a state directory, a process that can be killed, and a client.
 
-use floe::{
-    api::{ClusterInit, ClusterJoin, Event, ImportRequest, Outcome, RunRequest, Wait},
-    client::{Client, ClientError, Events},
-};
+use floe_api::client::{Client, ClientError, Events};
+use floe_api::{ClusterInit, ClusterJoin, Event, ImportRequest, Outcome, RunRequest, Wait};
 pub use rustix::process::Signal;
 use std::{
     fs,
