@@ -12,6 +12,7 @@ use crate::{
     machines::{ADOPT, Entry, Operation},
     record::{Record, Wanted},
 };
+use floe_api::Happened;
 use floe_machine::{Machine, Process};
 use std::{
     path::Path,
@@ -71,7 +72,7 @@ impl Node {
                 }
                 Err(error) => {
                     tracing::error!(machine = %name, %error, "the machine is left alone");
-                    self.tell("machine.left-alone", name.as_str(), error.to_string());
+                    self.tell(Happened::MachineLeftAlone, name.as_str(), error.to_string());
                 }
             }
         }
@@ -213,7 +214,7 @@ impl Node {
             Err(error) if self.qemu_of(operation).is_some() => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
                 if lost {
-                    self.tell("machine.orphaned", operation.name.as_str(), LOST);
+                    self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
                 }
                 return Ok(Taken::AskAgain);
             }
@@ -229,9 +230,9 @@ impl Node {
         if lost {
             // One that waits for memory already can't be told; it stands still by itself.
             let _ = operation.vm()?.stop();
-            self.tell("machine.orphaned", operation.name.as_str(), LOST);
+            self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
         }
-        self.tell("machine.adopted", operation.name.as_str(), "");
+        self.tell(Happened::MachineAdopted, operation.name.as_str(), "");
         Ok(Taken::Over)
     }
 
@@ -265,7 +266,7 @@ impl Node {
         if let Err(error) = kept {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
-        self.tell("machine.lost", operation.name.as_str(), why);
+        self.tell(Happened::MachineLost, operation.name.as_str(), why);
     }
 
     /// A machine's QEMU, if one is alive.

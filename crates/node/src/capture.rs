@@ -19,6 +19,7 @@ use crate::{
     report::{Report, millis},
     sources::Found,
 };
+use floe_api::Happened;
 use floe_api::{
     CaptureRequest, ImageSummary, Outcome, REHEARSE_S_DEFAULT, REHEARSE_S_MAX, StoredReport,
 };
@@ -104,7 +105,11 @@ impl Node {
         let pause_ms = millis(captured.pause.total());
         self.rebase(&operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
-        self.tell("image.added", &id.short(), format!("captured from {name}"));
+        self.tell(
+            Happened::ImageAdded,
+            &id.short(),
+            format!("captured from {name}"),
+        );
         if let Some(paused) = paused {
             operation.update(|record| {
                 record.wanted = Wanted::Stopped;
@@ -116,7 +121,7 @@ impl Node {
             self.take_trace(&operation);
             self.detach(&operation)?;
             operation.update(|record| record.detail = "stopped by a capture".into())?;
-            self.tell("machine.stopped", name, "by a capture");
+            self.tell(Happened::MachineStopped, name, "by a capture");
         }
         let image: ImageSummary = self.image(&id.to_string())?.summary;
         Ok(Outcome {

@@ -182,7 +182,7 @@ impl Node {
         self.take_trace(&operation);
         self.detach(&operation)?;
         operation.update(|record| record.detail = "stopped on request".into())?;
-        self.tell("machine.stopped", name, "on request");
+        self.tell(Happened::MachineStopped, name, "on request");
         Ok(self.info_of(&operation))
     }
 
@@ -199,7 +199,7 @@ impl Node {
         operation.update(|record| record.wanted = Wanted::Removing)?;
         let record = operation.record();
         self.discard(&operation);
-        self.tell("machine.removed", name, "");
+        self.tell(Happened::MachineRemoved, name, "");
         let struck = self.forks.strike(name);
         self.tickets.look();
         self.drop_fork_image(&record.image);
@@ -367,7 +367,7 @@ impl Node {
                             "the guest was reset and was started cold from its disks".into();
                     });
                     self.tell(
-                        "machine.reset",
+                        Happened::MachineReset,
                         operation.name.as_str(),
                         "started cold from its disks",
                     );
@@ -399,7 +399,7 @@ impl Node {
             record.wanted = Wanted::Stopped;
             record.detail = detail.clone();
         });
-        self.tell("machine.ended", operation.name.as_str(), detail);
+        self.tell(Happened::MachineEnded, operation.name.as_str(), detail);
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
     Node, buffering::Pauses, error::NodeError, files::load_pauses, machines::Entry,
     record::PauseReason,
 };
+use floe_api::Happened;
 use floe_machine::{Machine, Status};
 use std::sync::Arc;
 
@@ -112,7 +113,7 @@ impl Node {
         }
         if goes_on {
             let why = format!("it had been paused for {}", words(&over));
-            self.tell("machine.continued", entry.name.as_str(), why);
+            self.tell(Happened::MachineContinued, entry.name.as_str(), why);
         }
         Ok(())
     }

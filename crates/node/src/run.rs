@@ -15,6 +15,7 @@ use crate::{
     unix_now,
     wait::{Waited, wait},
 };
+use floe_api::Happened;
 use floe_api::credentials::{HubAddress, Tokens};
 use floe_api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait};
 use floe_machine::{Status, console::ConsoleLog};
@@ -52,7 +53,7 @@ impl Node {
             return Err(error);
         }
         self.tell(
-            "machine.started",
+            Happened::MachineStarted,
             operation.name.as_str(),
             request.image.clone(),
         );
@@ -271,7 +272,7 @@ impl Node {
             record.pauses.clear();
             record.detail.clear();
         })?;
-        self.tell("machine.started", name, "from its disks");
+        self.tell(Happened::MachineStarted, name, "from its disks");
         let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let record = operation.record();
         let waited = wait(

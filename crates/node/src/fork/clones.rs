@@ -19,6 +19,7 @@ use crate::{
     sources::Found,
     unix_now,
 };
+use floe_api::Happened;
 use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room};
 use floe_image::Hash;
 use std::sync::Arc;
@@ -290,7 +291,7 @@ impl Node {
         let detail = record.family.map_or_else(String::new, |family| {
             format!("clone {} of {}", family.number, family.parent)
         });
-        self.tell("machine.started", operation.name.as_str(), detail);
+        self.tell(Happened::MachineStarted, operation.name.as_str(), detail);
         Ok(operation)
     }
 }

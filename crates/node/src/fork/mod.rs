@@ -48,6 +48,7 @@ use crate::{
 };
 use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
+use floe_api::Happened;
 use floe_api::{
     CLONES_MAX, CloneInfo, CloneRequest, CloneState, ForkReport, ForkRequest, Identity, Outcome,
 };
@@ -223,7 +224,7 @@ impl Node {
         }
         let _ = report.stage("clones"); // too late to hang up
         self.tell(
-            "machine.forked",
+            Happened::MachineForked,
             parent.as_str(),
             format!("{running} of {} clones run", request.clones),
         );

@@ -10,6 +10,7 @@ use crate::{
     machines::Entry,
     record::{Origin, PauseReason},
 };
+use floe_api::Happened;
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_machine::{Machine, Status};
 use floe_source::{LinkEstimate, Request, Sink, Source, SourceError};
@@ -132,7 +133,7 @@ impl Node {
             if !is_here && self.repo.manifest(&fork.image).is_err() {
                 self.layers.mark_lost(fork.image);
                 self.tell(
-                    "fork.lost",
+                    Happened::ForkLost,
                     &fork.image.short(),
                     "its node ended before it was stored",
                 );
@@ -184,7 +185,7 @@ impl Node {
                 }
                 match node.settle(&entry) {
                     Ok(()) => {
-                        node.tell("machine.settled", entry.name.as_str(), "");
+                        node.tell(Happened::MachineSettled, entry.name.as_str(), "");
                         return;
                     }
                     Err(error) => {
@@ -236,9 +237,9 @@ impl Node {
             return Err(error);
         }
         match why {
-            Some(why) => self.tell("machine.orphaned", entry.name.as_str(), why),
+            Some(why) => self.tell(Happened::MachineOrphaned, entry.name.as_str(), why),
             None => self.tell(
-                "machine.continued",
+                Happened::MachineContinued,
                 entry.name.as_str(),
                 "its parent's node answers",
             ),

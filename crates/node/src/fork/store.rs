@@ -8,6 +8,7 @@ use super::{
 use crate::host::{available_bytes, total_bytes};
 use crate::transfer::{self, Cancel, Destination, PullOptions};
 use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin};
+use floe_api::Happened;
 use floe_image::Hash;
 use floe_mount::FrozenLayers;
 use std::{
@@ -39,7 +40,7 @@ impl Node {
             .find_again(|origin| self.sources.fetcher(origin));
         for layer in &found {
             self.tell(
-                "fork.found",
+                Happened::ForkFound,
                 &layer.id.short(),
                 "its memory outlived its node",
             );
@@ -201,7 +202,11 @@ fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
     node.forget_image(&layer.id);
     node.layers.remove(layer);
     layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.tell("fork.dropped", &layer.id.short(), "its clones have ended");
+    node.tell(
+        Happened::ForkDropped,
+        &layer.id.short(),
+        "its clones have ended",
+    );
     Some(())
 }
 
@@ -213,7 +218,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
             Ok(()) => break,
             Err(error) => {
                 here.tell(
-                    "fork.not-stored",
+                    Happened::ForkNotStored,
                     &layer.id.short(),
                     format!("its clones need this node's memory until it is: {error}"),
                 );
@@ -234,7 +239,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
     }
     node.layers.remove(layer);
     node.settle_clones(layer);
-    node.tell("fork.stored", &layer.id.short(), "");
+    node.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
     layer.bases().for_each(|base| node.drop_fork_image(base));
     node.drop_fork_image(&layer.id);
