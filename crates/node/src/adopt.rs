@@ -9,7 +9,8 @@ use crate::{
     MachineName, Node,
     error::{NodeError, failed},
     files::RECORD_FILE,
-    machines::{ADOPT, Entry, Operation},
+    lifecycle::Task,
+    machines::{Entry, Operation},
     record::{Record, Wanted},
 };
 use floe_api::Happened;
@@ -82,7 +83,7 @@ impl Node {
     fn attach_left(&self, name: MachineName, dir: &Path, record: Record) -> Option<Left> {
         let wanted = record.wanted;
         let entry = self.machines.insert(name, dir.to_owned(), record);
-        let operation = entry.begin(ADOPT).ok()?;
+        let operation = entry.begin(Task::Adopt).ok()?;
         let mut left = Left {
             wanted,
             attached: Ok(()),
@@ -258,9 +259,8 @@ impl Node {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         operation.state.write().failed = true;
-        let kept = operation.update(|record| {
+        let kept = operation.update_anew(|record| {
             record.wanted = Wanted::Stopped;
-            record.pauses.clear();
             record.detail = why.to_owned();
         });
         if let Err(error) = kept {
@@ -302,7 +302,7 @@ fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
         std::thread::sleep(ASK_AGAIN);
         // whatever else is under way ends, and leaves it as it is, ended or started
-        let operation = entry.begin(ADOPT).ok();
+        let operation = entry.begin(Task::Adopt).ok();
         if !entry.waits_for_adoption() {
             return None;
         }

@@ -14,6 +14,7 @@ use crate::{
     files::save_manifest,
     fork::FORK_LABEL,
     images::{finish, parse_name},
+    lifecycle::Task,
     machines::Operation,
     record::{PauseReason, Wanted},
     report::{Report, millis},
@@ -58,7 +59,7 @@ impl Node {
         }
         let entry = self.machines.get(name)?;
         self.wait_for_identity(&entry)?;
-        let operation = entry.begin("capture")?;
+        let operation = entry.begin(Task::Capture)?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
         let disks = disks.ok_or_else(|| {
@@ -75,7 +76,7 @@ impl Node {
             ..Default::default()
         };
         // a capture is of a machine that goes on after it
-        operation.end_buffering(false)?;
+        operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         // one that is to be stopped goes on if the image does not come about, also if this node is killed before that
@@ -111,10 +112,7 @@ impl Node {
             format!("captured from {name}"),
         );
         if let Some(paused) = paused {
-            operation.update(|record| {
-                record.wanted = Wanted::Stopped;
-                record.pauses.clear();
-            })?;
+            operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
             paused.ended();
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));

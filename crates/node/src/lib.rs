@@ -31,7 +31,6 @@ mod network;
 mod optimize;
 mod options;
 mod outbox;
-mod pause;
 mod placement;
 pub mod plan;
 mod qemu_img;

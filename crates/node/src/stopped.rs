@@ -3,7 +3,8 @@
 use crate::{
     Node,
     error::NodeError,
-    machines::{CONTINUE, Entry},
+    lifecycle::Task,
+    machines::Entry,
     room::{GO_ON_BYTES, Room},
 };
 use floe_api::Happened;
@@ -84,7 +85,7 @@ impl Node {
                 continue;
             }
             let goes_on = entry
-                .begin(CONTINUE)
+                .begin(Task::Continue)
                 .and_then(|operation| self.continue_full(&operation));
             if let Err(error) = goes_on {
                 tracing::debug!(machine = %entry.name, %error, "is looked at again");

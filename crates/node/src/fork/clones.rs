@@ -10,6 +10,7 @@ use crate::{
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
     guest::AGENT_LABEL,
+    lifecycle::Task,
     machines::Operation,
     models::Coming,
     record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
@@ -256,7 +257,7 @@ impl Node {
         };
         let operation = self
             .machines
-            .reserve(Some(name), image_name, make, "fork")?;
+            .reserve(Some(name), image_name, make, Task::Fork)?;
         match self.prepare_clone(&operation, found) {
             Ok(loaded) => Ok((operation, loaded)),
             Err(error) => {

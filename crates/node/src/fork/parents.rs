@@ -7,6 +7,7 @@
 use crate::{
     Node,
     error::{NodeError, at, failed},
+    lifecycle::{Event, Task},
     machines::Entry,
     record::{Origin, PauseReason},
 };
@@ -285,20 +286,17 @@ impl Node {
 
 /// Pauses a clone; one that `waits` for a page stands still already.
 fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
-    let _operation = entry.begin("pause")?;
+    let _operation = entry.begin(Task::Pause)?;
     if !waits && vm.status()? == Status::Running {
-        entry.pause(vm, PauseReason::Orphaned)?;
+        entry.stand(Some(vm), Event::Begins(PauseReason::Orphaned))?;
     }
     Ok(())
 }
 
 /// Lets a clone go on that was paused here.
 fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
-    let _operation = entry.begin("continue")?;
-    match entry.record().pauses.contains(&PauseReason::Orphaned) {
-        true => entry.end_pause(Some(vm), PauseReason::Orphaned),
-        false => Ok(()),
-    }
+    let _operation = entry.begin(Task::Continue)?;
+    entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))
 }
 
 fn watch(node: &Weak<Node>) {

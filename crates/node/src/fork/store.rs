@@ -6,6 +6,7 @@ use super::{
     when::{CpuTimes, Next, Seen, next},
 };
 use crate::host::{available_bytes, total_bytes};
+use crate::lifecycle::Task;
 use crate::transfer::{self, Cancel, Destination, PullOptions};
 use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin};
 use floe_api::Happened;
@@ -120,7 +121,7 @@ impl Node {
         if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
             return Ok(());
         }
-        let operation = entry.begin("fork")?;
+        let operation = entry.begin(Task::Fork)?;
         let disks = operation.state.read().disks.clone();
         match disks.filter(|disks| disks.has_frozen(frozen)) {
             Some(disks) => self.rebase(&operation, &disks, frozen, &layer.id),
