@@ -29,6 +29,10 @@ pub struct ForkRequest {
     /// takes as many as it has room for. Without `hosts` all known hosts are meant.
     #[serde(default)]
     pub placement: Option<String>,
+    /// Start the clones of this host although it has too little memory for them, as in [`RunRequest::overcommit`]. Other hosts decide
+    /// for themselves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
 }
 
 /// Whether clones' nodes read their parent's state by multicast.

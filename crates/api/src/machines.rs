@@ -66,6 +66,9 @@ pub struct RunRequest {
     /// What its guest reaches of this host's loopback and link-local addresses by QEMU's user network; nothing by default.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub allow_host: HostAccess,
+    /// Start it although the host has too little memory for it. The kernel may then end machines.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
 }
 
 /// What a guest reaches of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local addresses, and of the
@@ -248,6 +251,9 @@ pub struct StartRequest {
     /// How long; [`WAIT_TIMEOUT_S_DEFAULT`] by default.
     #[serde(default)]
     pub wait_timeout_s: Option<u64>,
+    /// As in [`RunRequest::overcommit`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
 }
 
 /// Query of `DELETE /v1/machines/{name}`.

@@ -92,6 +92,7 @@ impl Node {
             Wanted::Running => {
                 left.lost = self.look_for_parent(&left.operation);
                 left.attached = self.attach(&left.operation);
+                self.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Starting | Wanted::Removing => {
                 if let Some(qemu) = self.qemu_of(&left.operation) {

@@ -7,7 +7,17 @@ use floe_api::{Check, CheckStatus, DoctorReport};
 pub fn examine(node: &Node) -> DoctorReport {
     let mut report = crate::host::report(&node.home);
     report.checks.push(mount(node));
+    report.checks.push(promises(node));
     report
+}
+
+fn promises(node: &Node) -> Check {
+    Check {
+        name: "promises".into(),
+        status: CheckStatus::Ok,
+        detail: node.resources.summary(),
+        fix: String::new(),
+    }
 }
 
 fn mount(node: &Node) -> Check {

@@ -126,6 +126,7 @@ impl Node {
             (state.record.clone(), state.disks.take().is_some())
         };
         self.networks.close_inbound(&record.name, None);
+        self.resources.ended(&record.name);
         if attached {
             self.with_mount(|mount| mount.remove_machine(&record.mount_name))?;
         }
@@ -204,6 +205,7 @@ impl Node {
             self.spec(&record, disks, Some(image))?
         };
         self.reserve.make_room();
+        self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
         self.started(entry, machine.clone(), |_| ())?;
         Ok(machine)
@@ -216,6 +218,7 @@ impl Node {
         machine: Arc<Machine>,
         change: impl FnOnce(&mut Record),
     ) -> Result<(), NodeError> {
+        self.resources.started(&entry.record(), machine.pid());
         {
             let mut state = entry.state.write();
             if let Some(disks) = &state.disks {

@@ -39,6 +39,7 @@ pub mod record;
 mod rehearse;
 pub mod report;
 mod reserve;
+mod resources;
 mod rest;
 mod restore;
 mod room;
@@ -109,6 +110,8 @@ pub struct Node {
     pub(crate) machines: Machines,
     /// Room on the disk for what must be written when it is full.
     pub(crate) reserve: Arc<reserve::Reserve>,
+    /// Who was promised how much of this host.
+    pub(crate) resources: resources::Resources,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
     /// Forks that are not stored yet.

@@ -230,7 +230,7 @@ impl Record {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub fn record() -> Record {

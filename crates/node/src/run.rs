@@ -116,6 +116,7 @@ impl Node {
         request: &RunRequest,
         report: &mut Report,
     ) -> Result<(), NodeError> {
+        self.reserve_resources(entry, request.overcommit)?;
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
         if let Some(network) = &request.network {
@@ -255,6 +256,7 @@ impl Node {
             }
             self.end_quietly(&operation);
         }
+        self.reserve_resources_cold(&operation, request.overcommit)?;
         let before = ConsoleLog::position(&self.console_dir(&operation.record()));
         self.attach(&operation)?;
         report.stage("mount")?;

@@ -84,6 +84,9 @@ pub struct Run {
         conflicts_with = "network"
     )]
     allow_host: Option<Vec<u16>>,
+    /// Start it although this host has too little memory for it: the host may then end machines when its memory is full
+    #[arg(long)]
+    overcommit: bool,
     #[command(flatten)]
     access: super::login::Access,
 }
@@ -161,6 +164,7 @@ impl Run {
                 bytes_per_s: self.allow_rate,
             }),
             allow_host,
+            overcommit: self.overcommit,
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {
@@ -535,6 +539,9 @@ pub struct Start {
     machine: String,
     #[command(flatten)]
     wait: WaitArgs,
+    /// Start it although this host has too little memory for it: the host may then end machines when its memory is full
+    #[arg(long)]
+    overcommit: bool,
 }
 
 impl Start {
@@ -543,6 +550,7 @@ impl Start {
         let request = floe_api::StartRequest {
             wait,
             wait_timeout_s,
+            overcommit: self.overcommit,
         };
         started(cx, cx.client()?.start(&self.machine, &request)?).map(drop)
     }

@@ -43,6 +43,7 @@ use crate::{
     plan,
     record::{Attachment, Family, Origin, PauseReason},
     report::{Report, millis},
+    resources::ForClones,
     sources::Found,
     unix_now,
 };
@@ -109,6 +110,8 @@ struct Asked<'a> {
     instant: &'a Instant,
     parent: &'a MachineName,
     hosts: &'a [Host],
+    /// This host's resources for its part of the clones.
+    room: &'a ForClones,
 }
 
 /// What clones start from.
@@ -171,6 +174,7 @@ impl Node {
             instant: &instant,
             parent: &parent,
             hosts: &hosts,
+            room: &reserved.room,
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
         let pause_ms = instant.pause_ms;
@@ -270,6 +274,7 @@ impl Node {
             settle: request.settle,
             places: &places,
             loaded: &Mutex::default(),
+            room: asked.room,
         };
         let clones = self.start_clones(fork, &start, report);
         self.leave_vacant(record, &places, fork);
@@ -359,6 +364,7 @@ impl Node {
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let options = CaptureOptions {
             in_file: true,
+            bytes_max: self.resources.capture_bytes_max(),
             ..Default::default()
         };
         let captured = vm.capture(options, || disks.freeze())?;
@@ -577,6 +583,8 @@ struct Start<'a> {
     places: &'a [Attachment],
     /// The clones of this host that stand still.
     loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
+    /// Resources of this host that are reserved for them.
+    room: &'a ForClones,
 }
 
 impl Start<'_> {
