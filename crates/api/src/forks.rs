@@ -116,6 +116,9 @@ pub struct CloneRequest {
     /// Its family's network.
     #[serde(default)]
     pub network: Option<NetworkOrder>,
+    /// What it may take of its host: its parent's limits.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
 
 /// Answer of `GET /v1/clones/room`.

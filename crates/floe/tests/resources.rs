@@ -3,7 +3,9 @@
 
 mod node;
 
-use floe_api::{CaptureRequest, ForkReport, ForkRequest, Outcome, RunRequest, StartRequest, Wait};
+use floe_api::{
+    CaptureRequest, ForkReport, ForkRequest, LimitRequest, Outcome, RunRequest, StartRequest, Wait,
+};
 use node::{Setup, Signal, TestNode, finish};
 
 /// A node whose machines have so many MiB.
@@ -164,4 +166,189 @@ fn a_qemu_that_waits_gives_way_to_machines_that_somebody_wants() {
     let made = fork(&node, "web", 2).unwrap();
     assert_eq!(made.running, 2);
     assert_eq!(node.client().node().unwrap().standby, 0);
+}
+
+/// Whether machines of this node have control groups.
+fn has_groups(node: &TestNode) -> bool {
+    let checks = node.client().doctor().unwrap().checks;
+    let groups = checks.iter().find(|check| check.name == "control groups");
+    let groups = groups.unwrap();
+    let ok = groups.status == floe_api::CheckStatus::Ok;
+    if !ok {
+        eprintln!("skipped: {}", groups.detail);
+    }
+    ok
+}
+
+/// The limit of a process's time in thousandths of a core, as its kernel has it.
+fn quota_of(pid: u32) -> Option<u32> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let of = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?.to_owned());
+        let one = controllers.split(',').any(|name| name == "cpu");
+        assert!(!one || path.starts_with("/floe/"), "{groups}");
+        one.then_some((path.clone(), true))
+            .or((controllers.is_empty() && path.starts_with("/floe/")).then_some((path, false)))
+    };
+    let (path, one) = groups.lines().find_map(of).unwrap();
+    let read = |file: &str| std::fs::read_to_string(file).unwrap();
+    let quota = match one {
+        true => read(&format!("/sys/fs/cgroup/cpu{path}/cpu.cfs_quota_us")),
+        false => read(&format!("/sys/fs/cgroup{path}/cpu.max")),
+    };
+    let us: Option<u32> = quota.split_whitespace().next().unwrap().parse().ok();
+    us.map(|us| us / 100)
+}
+
+fn pid(node: &TestNode, name: &str) -> u32 {
+    node.client().machine(name).unwrap().pid.unwrap()
+}
+
+/// Processor time of a machine's QEMU, milliseconds.
+fn took_ms(node: &TestNode, name: &str) -> u64 {
+    node.client().machine(name).unwrap().stats.cpu_us / 1000
+}
+
+fn limit(node: &TestNode, name: &str, millicores: u32) {
+    let request = LimitRequest {
+        cpu_millicores: Some(millicores),
+        memory_max_bytes: None,
+    };
+    node.client().limit(name, &request).unwrap();
+}
+
+/// Waits until the first machine has taken some seconds more; how many times as much that is as what the second took meanwhile.
+fn ratio(node: &TestNode, first: &str, second: &str) -> f64 {
+    let before = (took_ms(node, first), took_ms(node, second));
+    node::eventually("a busy guest takes time", || {
+        took_ms(node, first) - before.0 > 4000
+    });
+    let after = (took_ms(node, first), took_ms(node, second));
+    (after.0 - before.0) as f64 / (after.1 - before.1).max(1) as f64
+}
+
+#[test]
+fn a_busy_guest_gets_the_part_of_a_core_that_it_is_limited_to_whoever_is_the_node() {
+    if !node::system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    if !has_groups(&node) {
+        return;
+    }
+    node.boot_tiny("whole");
+    node.run_named("tiny", "part");
+    node.wait_console("part", "floe-guest ready");
+    for name in ["whole", "part"] {
+        node.type_and_wait(name, "while :; do :; done & echo bu''sy", "busy");
+    }
+    assert_eq!(quota_of(pid(&node, "part")), None);
+    limit(&node, "part", 50);
+    assert_eq!(quota_of(pid(&node, "part")), Some(50));
+    // a twentieth of a core; other work on this host may leave the other one no more than a few twentieths
+    let limited = ratio(&node, "whole", "part");
+    assert!(limited > 2.0, "{limited}");
+
+    // the limit outlives its node, and goes with clones
+    node.end(Signal::KILL);
+    assert_eq!(quota_of(pid_of_record(&node, "part")), Some(50));
+    node.start_again();
+    node::eventually("part is adopted", || {
+        node.client().machine("part").unwrap().pid.is_some()
+    });
+    let limits = node.client().machine("part").unwrap().limits;
+    assert_eq!(limits.cpu_millicores, Some(50));
+    limit(&node, "part", 0);
+    assert_eq!(quota_of(pid(&node, "part")), None);
+    let free = ratio(&node, "part", "whole");
+    assert!(free > 0.25, "{free}");
+    limit(&node, "part", 700);
+    let clones = fork(&node, "part", 1).unwrap().clones;
+    let clone = &clones[0].name;
+    let limits = node.client().machine(clone).unwrap().limits;
+    assert_eq!(limits.cpu_millicores, Some(700));
+    assert_eq!(quota_of(pid(&node, clone)), Some(700));
+    // and it holds for the next start
+    node.client().stop("part", &now()).unwrap();
+    finish(node.client().start("part", &Default::default()).unwrap());
+    assert_eq!(quota_of(pid(&node, "part")), Some(700));
+}
+
+/// The process of a machine whose node is not there.
+fn pid_of_record(node: &TestNode, name: &str) -> u32 {
+    let path = node.home().join(format!("machines/{name}/vm/qemu.json"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let id: serde_json::Value = serde_json::from_str(&text).unwrap();
+    id["pid"].as_u64().unwrap() as u32
+}
+
+#[test]
+fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
+    if !node::system() {
+        return;
+    }
+    let node = TestNode::start();
+    if !has_groups(&node) {
+        return;
+    }
+    node.boot_tiny("greedy");
+    node.run_named("tiny", "modest");
+    node.wait_console("modest", "floe-guest ready");
+    let used = node.client().machine("greedy").unwrap().stats.memory_bytes;
+    assert!(used > 64 << 20, "{used}");
+    let at_most = |bytes| LimitRequest {
+        cpu_millicores: None,
+        memory_max_bytes: Some(bytes),
+    };
+    let refused = node.client().limit("greedy", &at_most(64 << 20));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("already"), "{refused}");
+    let limits = node.client().machine("greedy").unwrap().limits;
+    assert_eq!(limits.memory_max_bytes, None, "nothing of it stays");
+    node.client()
+        .limit("greedy", &at_most(used + (32 << 20)))
+        .unwrap();
+    let _typed = node.type_line("greedy", "dd if=/dev/zero of=/much bs=1M count=128");
+    node::eventually("the greedy guest is ended", || {
+        let machine = node.client().machine("greedy").unwrap();
+        machine.status == floe_api::MachineStatus::Failed
+    });
+    node.type_and_wait("modest", "echo fi''ne", "fine");
+}
+
+#[test]
+fn no_control_group_stays_behind_a_machine_whoever_was_killed() {
+    if !node::system() {
+        return;
+    }
+    let mut node = TestNode::start();
+    if !has_groups(&node) {
+        return;
+    }
+    let home = floe_api::paths::Home::at(node.home());
+    let groups = || floe_node::control_groups(&home);
+    node.boot_tiny("web");
+    node.run_named("tiny", "db");
+    assert_eq!(groups(), ["db", "web"]);
+    // its QEMU ends under its node
+    kill(pid(&node, "db"));
+    node::eventually("the group of a machine that ended is removed", || {
+        groups() == ["web"]
+    });
+    // and without one
+    let qemu = pid(&node, "web");
+    node.end(Signal::KILL);
+    assert_eq!(groups(), ["web"]);
+    kill(qemu);
+    node.start_again();
+    node::eventually("the next node removes what is left", || groups().is_empty());
+    node.client().shutdown(&Default::default()).unwrap();
+    node.end(Signal::TERM);
+    assert!(groups().is_empty());
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
 }

@@ -8,27 +8,21 @@
 //!
 //! Making groups needs root, and a hierarchy that is mounted for writing.
 
+use std::fs;
 use std::io;
-use std::path::PathBuf;
-
-use cgroups_rs::cgroup::Cgroup;
-use cgroups_rs::cpu::CpuController;
-use cgroups_rs::cpuacct::CpuAcctController;
-use cgroups_rs::hierarchies;
-use cgroups_rs::memory::MemController;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::error::MachineError;
 
 /// All groups of all nodes of the host are in this one.
 const ROOM: &str = "floe";
-/// Controllers that version 2 needs.
-const CONTROLLERS_2: [&str; 2] = ["cpu", "memory"];
-/// Controllers that version 1 needs: there, time that was taken is counted by one of its own.
-const CONTROLLERS_1: [&str; 3] = ["cpu", "cpuacct", "memory"];
+/// Controllers that version 2 needs, as they are switched on for the groups below one.
+const CONTROLLERS_2: &str = "+cpu +memory";
+/// How often a group is made again that others removed meanwhile.
+const TRIES: u32 = 100;
 /// The time within which a group gets its share of the processor. The kernel's own default.
 const PERIOD_US: u64 = 100_000;
-/// No limit, in the words of the library.
-const UNLIMITED: i64 = -1;
 
 /// What a machine's QEMU may take of its host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,30 +54,115 @@ pub struct Group {
     path: String,
 }
 
+/// Where the host's groups are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Hierarchy {
+    /// Version 2, with the controllers that are needed.
+    Two(PathBuf),
+    /// Version 1: the root of each controller. Some may be at the same place.
+    One {
+        cpu: PathBuf,
+        cpuacct: PathBuf,
+        memory: PathBuf,
+    },
+}
+
+impl Hierarchy {
+    /// This host's, looked for once; `None` if it has not all that is needed.
+    fn of_this_host() -> Option<&'static Hierarchy> {
+        static FOUND: OnceLock<Option<Hierarchy>> = OnceLock::new();
+        let find = || {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            Hierarchy::find(&mounts, |root| {
+                fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
+            })
+        };
+        FOUND.get_or_init(find).as_ref()
+    }
+
+    /// By the text of `/proc/self/mountinfo`. `controllers`: what `cgroup.controllers` says at the root of version 2. That may be
+    /// mounted beside version 1, without the controllers that version 1 has.
+    fn find(mountinfo: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierarchy> {
+        let mounts: Vec<(PathBuf, &str, &str)> = mountinfo.lines().filter_map(mount_of).collect();
+        let two = mounts.iter().find(|(root, kind, _)| {
+            let controllers = controllers(root);
+            let has = |name| controllers.split_whitespace().any(|one| one == name);
+            *kind == "cgroup2" && has("cpu") && has("memory")
+        });
+        if let Some((root, ..)) = two {
+            return Some(Hierarchy::Two(root.clone()));
+        }
+        let one = |name: &str| {
+            let has = |options: &str| options.split(',').any(|option| option == name);
+            let mut mounts = mounts.iter();
+            let mount = mounts.find(|(_, kind, options)| *kind == "cgroup" && has(options));
+            mount.map(|(root, ..)| root.clone())
+        };
+        Some(Hierarchy::One {
+            cpu: one("cpu")?,
+            cpuacct: one("cpuacct")?,
+            memory: one("memory")?,
+        })
+    }
+
+    /// The root of each of its trees, each once.
+    fn roots(&self) -> Vec<&PathBuf> {
+        let mut roots = match self {
+            Hierarchy::Two(root) => vec![root],
+            Hierarchy::One {
+                cpu,
+                cpuacct,
+                memory,
+            } => vec![cpu, cpuacct, memory],
+        };
+        roots.sort();
+        roots.dedup();
+        roots
+    }
+}
+
+/// A line of mountinfo: where, which file system, and its own options.
+fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut right = right.split(' ');
+    let mount = left.split(' ').nth(4)?;
+    Some((mount.into(), right.next()?, right.nth(1)?))
+}
+
 impl Groups {
     /// Those of the node with this id, on a host where groups can be made; else why not.
     pub fn open(id: &str) -> Result<Groups, String> {
-        let groups = Groups {
-            path: format!("{ROOM}/{id}"),
-        };
-        let cgroup = create(&groups.path).map_err(|error| error.to_string())?;
+        if Hierarchy::of_this_host().is_none() {
+            return Err("control groups with cpu and memory are not mounted".into());
+        }
+        let groups = Groups::of_node(id);
         // a limit that is only written down would be worse than none
-        let probe = groups.make("probe").map_err(|error| error.to_string())?;
-        let limits = Limits {
+        // no machine has such a name
+        let probe = groups.make("-probe").map_err(|error| error.to_string())?;
+        let tried = probe.apply(&Limits {
             cpu_millicores: Some(1000),
             memory_max_bytes: Some(1 << 30),
-        };
-        let tried = probe.apply(&limits);
+        });
         probe.remove().map_err(|error| error.to_string())?;
-        drop(cgroup);
         tried.map_err(|error| error.to_string())?;
         Ok(groups)
+    }
+
+    /// Those of the node with this id, to be looked at; none may be there.
+    pub fn of_node(id: &str) -> Groups {
+        Groups {
+            path: format!("{ROOM}/{id}"),
+        }
     }
 
     /// A machine's group, made if it is not there.
     pub fn make(&self, machine: &str) -> Result<Group, MachineError> {
         let group = self.of(machine);
-        create(&group.path).map_err(MachineError::io(format!("make control group {}", group.path)))?;
+        let made = create(&group.path);
+        made.map_err(MachineError::io(format!(
+            "make control group {}",
+            group.path
+        )))?;
         Ok(group)
     }
 
@@ -98,7 +177,7 @@ impl Groups {
     pub fn machines(&self) -> Vec<String> {
         let mut names = Vec::new();
         for dir in dirs(&self.path) {
-            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                     names.push(entry.file_name().to_string_lossy().into_owned());
                 }
@@ -113,7 +192,7 @@ impl Groups {
     pub fn close(&self) {
         for dir in dirs(&self.path).into_iter().chain(dirs(ROOM)) {
             // another node's groups may be in it
-            let _ = std::fs::remove_dir(dir);
+            let _ = fs::remove_dir(dir);
         }
     }
 }
@@ -129,55 +208,83 @@ impl Group {
     /// below it is an error.
     pub fn apply(&self, limits: &Limits) -> Result<(), MachineError> {
         let apply = || -> io::Result<()> {
-            let cgroup = load(&self.path);
-            let cpu: &CpuController = cgroup.controller_of().ok_or_else(|| no("cpu"))?;
-            let memory: &MemController = cgroup.controller_of().ok_or_else(|| no("memory"))?;
             if let Some(max) = limits.memory_max_bytes {
                 let used = self.usage().memory_bytes;
                 if used > max {
-                    let text = format!("it uses {} MiB already, more than {} MiB", used >> 20, max >> 20);
-                    return Err(io::Error::other(text));
+                    return Err(io::Error::other(format!(
+                        "it uses {} MiB already, more than {} MiB",
+                        used >> 20,
+                        max >> 20
+                    )));
                 }
             }
-            let quota = limits.cpu_millicores.map_or(UNLIMITED, |millicores| {
-                (u64::from(millicores) * PERIOD_US / 1000) as i64
-            });
-            cpu.set_cfs_quota_and_period(Some(quota), Some(PERIOD_US))
-                .map_err(io::Error::other)?;
-            let max = limits.memory_max_bytes.map_or(UNLIMITED, |max| {
-                i64::try_from(max).unwrap_or(i64::MAX)
-            });
-            memory.set_limit(max).map_err(io::Error::other)
+            let quota_us = limits
+                .cpu_millicores
+                .map(|millicores| u64::from(millicores) * PERIOD_US / 1000);
+            let write = |root: &Path, file: &str, text: String| {
+                let path = root.join(&self.path).join(file);
+                let written = fs::write(&path, text);
+                written.map_err(|error| {
+                    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+                })
+            };
+            let or = |number: Option<u64>, none: &str| {
+                number.map_or_else(|| none.to_owned(), |number| number.to_string())
+            };
+            let max = limits.memory_max_bytes;
+            match Hierarchy::of_this_host() {
+                None => Err(io::ErrorKind::Unsupported.into()),
+                Some(Hierarchy::Two(root)) => {
+                    let quota = format!("{} {PERIOD_US}", or(quota_us, "max"));
+                    write(root, "cpu.max", quota)?;
+                    write(root, "memory.max", or(max, "max"))
+                }
+                Some(Hierarchy::One { cpu, memory, .. }) => {
+                    write(cpu, "cpu.cfs_period_us", PERIOD_US.to_string())?;
+                    write(cpu, "cpu.cfs_quota_us", or(quota_us, "-1"))?;
+                    write(memory, "memory.limit_in_bytes", or(max, "-1"))
+                }
+            }
         };
-        apply().map_err(MachineError::io(format!("limit control group {}", self.path)))
+        apply().map_err(MachineError::io(format!(
+            "limit control group {}",
+            self.path
+        )))
     }
 
     /// What its processes have taken; nothing if it is not there.
     pub fn usage(&self) -> Usage {
-        let cgroup = load(&self.path);
-        let memory: Option<&MemController> = cgroup.controller_of();
-        let accounts: Option<&CpuAcctController> = cgroup.controller_of();
-        let cpu: Option<&CpuController> = cgroup.controller_of();
-        let cpu_us = match accounts {
-            Some(accounts) => accounts.cpuacct().usage / 1000,
-            None => cpu.and_then(|cpu| usage_us(&cpu.cpu().stat)).unwrap_or(0),
+        let read = |root: &Path, file: &str| {
+            fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
         };
-        Usage {
-            cpu_us,
-            memory_bytes: memory.map_or(0, |memory| memory.memory_stat().usage_in_bytes),
+        let number = |text: String| text.trim().parse().unwrap_or(0);
+        match Hierarchy::of_this_host() {
+            None => Usage::default(),
+            Some(Hierarchy::Two(root)) => Usage {
+                cpu_us: usage_us(&read(root, "cpu.stat")).unwrap_or(0),
+                memory_bytes: number(read(root, "memory.current")),
+            },
+            Some(Hierarchy::One {
+                cpuacct, memory, ..
+            }) => Usage {
+                cpu_us: number(read(cpuacct, "cpuacct.usage")) / 1000,
+                memory_bytes: number(read(memory, "memory.usage_in_bytes")),
+            },
         }
     }
 
     /// Whether a process is in it.
     pub fn is_in_use(&self) -> bool {
-        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-        self.entrances().into_iter().any(|path| !read(path).is_empty())
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+        self.entrances()
+            .into_iter()
+            .any(|path| !read(path).is_empty())
     }
 
     /// Removes it, once nothing is in it any more; one that is not there is no error.
     pub fn remove(&self) -> io::Result<()> {
         for dir in dirs(&self.path) {
-            match std::fs::remove_dir(&dir) {
+            match fs::remove_dir(&dir) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -186,67 +293,79 @@ impl Group {
     }
 }
 
-fn no(controller: &str) -> io::Error {
-    io::Error::other(format!("this host has no controller {controller} for control groups"))
+/// Makes a group and those above it.
+fn create(path: &str) -> io::Result<()> {
+    let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
+    let hierarchy = Hierarchy::of_this_host().ok_or_else(unsupported)?;
+    let mut tries = 0..TRIES;
+    loop {
+        match create_in(hierarchy, path) {
+            // a node that ends has just removed the one above
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries.next().is_some() => {}
+            made => return made,
+        }
+    }
 }
 
-fn controllers() -> Vec<String> {
-    let names: &[&str] = match hierarchies::is_cgroup2_unified_mode() {
-        true => &CONTROLLERS_2,
-        false => &CONTROLLERS_1,
+fn create_in(hierarchy: &Hierarchy, path: &str) -> io::Result<()> {
+    let Hierarchy::Two(root) = hierarchy else {
+        return dirs(path).into_iter().try_for_each(fs::create_dir_all);
     };
-    names.iter().map(|name| name.to_string()).collect()
-}
-
-fn load(path: &str) -> Cgroup {
-    Cgroup::load_with_specified_controllers(hierarchies::auto(), path, controllers())
-}
-
-/// Makes a group. The library logs some errors instead of returning them, so that it is looked what came of it.
-fn create(path: &str) -> io::Result<Cgroup> {
-    let wanted = controllers();
-    let cgroup = Cgroup::new_with_specified_controllers(hierarchies::auto(), path, Some(wanted.clone()))
-        .map_err(io::Error::other)?;
-    if !cgroup.v2() {
-        let found = cgroup.subsystems().len();
-        if found != wanted.len() {
-            return Err(no(&wanted.join(", ")));
+    // each group switches the controllers on for those below it
+    let mut dir = root.clone();
+    for part in Path::new(path) {
+        fs::write(dir.join("cgroup.subtree_control"), CONTROLLERS_2)?;
+        dir.push(part);
+        match fs::create_dir(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
         }
     }
-    let missing = dirs(path).into_iter().find(|dir| !dir.is_dir());
-    match missing {
-        None => Ok(cgroup),
-        Some(dir) => {
-            let made = std::fs::create_dir_all(&dir);
-            made.map_err(|error| io::Error::other(format!("{}: {error}", dir.display())))?;
-            Ok(cgroup)
-        }
-    }
+    Ok(())
 }
 
 /// The directories that a group is: one in version 2, one for each controller in version 1.
 fn dirs(path: &str) -> Vec<PathBuf> {
-    let cgroup = load(path);
-    let mut dirs: Vec<PathBuf> = cgroup
-        .subsystems()
-        .iter()
-        .map(|subsystem| subsystem.to_controller().path().to_owned())
-        .collect();
-    // version 1 may have several controllers at one place
-    dirs.sort();
-    dirs.dedup();
-    dirs
+    let roots = Hierarchy::of_this_host().map(Hierarchy::roots);
+    let roots = roots.unwrap_or_default().into_iter();
+    roots.map(|root| root.join(path)).collect()
 }
 
 /// `usage_usec` of version 2's cpu.stat.
 fn usage_us(stat: &str) -> Option<u64> {
-    let line = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+    let line = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "))?;
     line.trim().parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hierarchy_is_version_2_where_that_has_the_controllers_and_else_version_1() {
+        let both = "20 1 0:20 / /proc rw - proc proc rw\n\
+            32 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+            34 1 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            41 1 0:35 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
+        let one = Hierarchy::find(both, |_| "hugetlb".into()).unwrap();
+        let expected = ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/memory"];
+        let roots: Vec<_> = one
+            .roots()
+            .iter()
+            .map(|root| root.to_str().unwrap())
+            .collect();
+        assert_eq!(roots, expected);
+        let two = Hierarchy::find(both, |_| "cpuset cpu io memory pids".into());
+        assert_eq!(two, Some(Hierarchy::Two("/sys/fs/cgroup/unified".into())));
+        let without = "34 1 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        assert_eq!(Hierarchy::find(without, |_| String::new()), None);
+        assert_eq!(
+            Hierarchy::find("garbage - \n - a b", |_| String::new()),
+            None
+        );
+    }
 
     #[test]
     fn time_that_was_taken_is_read_of_version_2() {

@@ -242,6 +242,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> Option<String
     let plan = ExecPlan {
         dir: dir.into(),
         announcement: None,
+        cgroup: Vec::new(),
         user: None,
         refuse_huge_pages: false,
         ram: Vec::new(),

@@ -164,7 +164,11 @@ impl Node {
             lost,
         } = left;
         match wanted {
-            Wanted::Stopped => self.end_qemu(&operation),
+            Wanted::Stopped => {
+                self.end_qemu(&operation);
+                let record = operation.record();
+                self.resources.ended(&record.name, &record.mount_name);
+            }
             Wanted::Starting | Wanted::Removing => {
                 self.end_qemu(&operation);
                 self.discard(&operation);
@@ -294,6 +298,7 @@ impl Node {
                 let _ = std::fs::remove_dir_all(dir.path());
             }
         }
+        self.resources.remove_old_groups();
     }
 }
 

@@ -126,7 +126,7 @@ impl Node {
             (state.record.clone(), state.disks.take().is_some())
         };
         self.networks.close_inbound(&record.name, None);
-        self.resources.ended(&record.name);
+        self.resources.ended(&record.name, &record.mount_name);
         if attached {
             self.with_mount(|mount| mount.remove_machine(&record.mount_name))?;
         }
@@ -149,6 +149,9 @@ impl Node {
         spec.emulator_cache_mib = Some(self.options.emulator_cache_mib).filter(|&mib| mib > 0);
         spec.config = record.config.clone();
         spec.disks = disks.disk_paths();
+        spec.cgroup = self
+            .resources
+            .group_of(&record.mount_name, &record.limits)?;
         spec.user = user_of(record);
         spec.network_down = guest::is_pending(record);
         spec.tap = self.tap_of(record)?;

@@ -64,6 +64,7 @@ pub use options::{
     CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions,
     STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
 };
+pub use resources::control_groups;
 pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};
 

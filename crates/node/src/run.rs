@@ -35,6 +35,7 @@ impl Node {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        self.resources.check_limits(&request.limits)?;
         self.check_passable()?;
         let (more, ca) = (&request.sources, request.ca.as_deref());
         let found =
@@ -101,6 +102,7 @@ impl Node {
                 family: None,
                 network: None,
                 host_access: request.allow_host.clone(),
+                limits: request.limits,
             };
             (self.home.machine(name.as_str()), record)
         };

@@ -91,7 +91,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         keeper,
         machines: Machines::new(reserve.clone()),
         reserve,
-        resources: Resources::of_this_host(options.memory_bytes_max),
+        resources: Resources::of_this_host(&home, options.memory_bytes_max),
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
         layers,
@@ -252,6 +252,7 @@ impl NodeHandle {
             mount.detach()
         } else {
             node.end_views();
+            node.resources.close_groups();
             mount.unmount()
         };
         if let Err(error) = left {

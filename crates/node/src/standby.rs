@@ -282,6 +282,7 @@ impl Node {
                 _room: room,
             }),
             Err(error) => {
+                self.resources.remove_group(&place.mount_name);
                 let _ = self.with_mount(|mount| mount.remove_machine(&place.mount_name));
                 let _ = std::fs::remove_dir_all(&dir);
                 Err(error)
@@ -316,6 +317,7 @@ impl Node {
             family: None,
             network: None,
             host_access: Default::default(),
+            limits: Default::default(),
         };
         let attached = self.attach_record(
             &record,
@@ -370,6 +372,7 @@ impl Node {
     pub(crate) fn end_waiting(&self, waiting: Waiting) {
         let (name, image) = (waiting.place.mount_name.clone(), waiting.image);
         waiting.end();
+        self.resources.remove_group(&name);
         if let Err(error) = self.with_mount(|mount| mount.remove_machine(&name)) {
             tracing::debug!(%error, "a waiting machine stays on the mount");
         }

@@ -88,6 +88,8 @@ pub struct Run {
     #[arg(long)]
     overcommit: bool,
     #[command(flatten)]
+    limits: super::limits::LimitArgs,
+    #[command(flatten)]
     access: super::login::Access,
 }
 
@@ -165,6 +167,7 @@ impl Run {
             }),
             allow_host,
             overcommit: self.overcommit,
+            limits: self.limits.limits(),
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {
@@ -308,6 +311,8 @@ fn describe(m: &floe_api::MachineInfo) -> String {
             "ports",
             m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
         ),
+        ("limits", super::limits::described(&m.limits)),
+        ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),
         (

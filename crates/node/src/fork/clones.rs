@@ -20,7 +20,7 @@ use crate::{
     sources::Found,
     unix_now,
 };
-use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room};
+use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, Limits, MachineInfo, Room};
 use floe_image::{Hash, MachineConfig};
 use std::sync::Arc;
 
@@ -84,7 +84,8 @@ impl Node {
         );
         let loaded = room.and_then(|room| {
             let (name, parent) = (&place.name, &record.parent);
-            self.load_clone(found, name, parent, family, network, access, room)
+            let limits = start.limits();
+            self.load_clone(found, name, parent, family, network, access, limits, room)
         });
         match loaded {
             Ok(loaded) => {
@@ -152,6 +153,7 @@ impl Node {
         request: &CloneRequest,
     ) -> Result<MachineInfo, NodeError> {
         self.check_passable()?;
+        self.resources.check_limits(&request.limits)?;
         Node::check_parent_address(&request.source)?;
         let image = request.image.parse::<Hash>();
         let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
@@ -178,7 +180,8 @@ impl Node {
         let room = self.room_for_one(parent, &found.manifest.config);
         let loaded = room.and_then(|room| {
             let network = network.clone();
-            self.load_clone(&found, name, parent, family, network, access, room)
+            let limits = request.limits;
+            self.load_clone(&found, name, parent, family, network, access, limits, room)
         });
         let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
@@ -205,6 +208,7 @@ impl Node {
         family: Family,
         network: Option<Attachment>,
         host_access: HostAccess,
+        limits: Limits,
         room: ForClone,
     ) -> Result<LoadedClone, NodeError> {
         let name = name
@@ -244,6 +248,7 @@ impl Node {
                 family: Some(family),
                 network,
                 host_access,
+                limits,
             };
             (self.home.machine(name.as_str()), record)
         };

@@ -50,7 +50,8 @@ use crate::{
 use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
 use floe_api::{
-    CLONES_MAX, CloneInfo, CloneRequest, CloneState, ForkReport, ForkRequest, Identity, Outcome,
+    CLONES_MAX, CloneInfo, CloneRequest, CloneState, ForkReport, ForkRequest, Identity, Limits,
+    Outcome,
 };
 use floe_image::Hash;
 use floe_machine::{CaptureOptions, Continuing};
@@ -624,7 +625,14 @@ impl Start<'_> {
             settle: self.settle,
             multicast: self.record.multicast,
             network: None,
+            limits: self.limits(),
         }
+    }
+
+    /// What each clone may take of its host: what its parent may.
+    fn limits(&self) -> Limits {
+        let parent = self.instant.parent.as_ref();
+        parent.map_or_else(Limits::default, |parent| parent.entry.record().limits)
     }
 }
 

@@ -171,6 +171,7 @@ impl Drop for Held {
 struct Entry {
     holder: String,
     amount: Amount,
+    peak_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -240,6 +241,7 @@ impl Ledger {
             let entry = Entry {
                 holder: holder.to_owned(),
                 amount: ask.amount,
+                peak_bytes: ask.peak_bytes,
             };
             books.claims.insert(id, entry);
             let ledger = self.clone();
@@ -248,7 +250,14 @@ impl Ledger {
         (claims, None)
     }
 
-    /// Memory that a new claim could have; `None` if it is not bounded.
+    /// The most memory that all holders together could ever use.
+    pub fn peak_bytes(&self) -> u64 {
+        let books = self.0.lock();
+        let peaks = books.claims.values().map(|entry| entry.peak_bytes);
+        peaks.fold(0, u64::saturating_add)
+    }
+
+    /// Memory that a new claim could be promised; `None` if it is not bounded.
     pub fn free_memory_bytes(&self, look: impl FnOnce() -> Sight) -> Option<u64> {
         let books = self.0.lock();
         let sight = look();

@@ -15,23 +15,29 @@
 //! less what was promised and is not used yet. And a machine whose RAM alone is more than the host has is refused however it
 //! begins. Who knows better says `--overcommit`. [`ledger`] decides, [`host`] reads.
 //!
+//! [`limits`] is what a machine may take at most, by its control group.
+//!
 //! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended.
 
 mod hooks;
 pub(crate) mod host;
 mod ledger;
+mod limits;
 
 use crate::{
     MachineName, STANDBY_BYTES,
     error::{NodeError, refused},
     record::Record,
 };
+use floe_api::paths::Home;
 use floe_api::{Room, size_text};
 use floe_image::MachineConfig;
 use floe_machine::MEMORY_BYTES_DEFAULT;
 use ledger::{
     Amount, Ask, Capacity, Claim, Committed, Ledger, Reserved, Resource, Shortage, Sight,
 };
+use limits::Groups;
+pub use limits::control_groups;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
@@ -46,6 +52,8 @@ pub(crate) struct Resources {
     ledger: Ledger,
     /// The machines' claims. A machine is in it from before its QEMU is started until after that has ended.
     machines: Mutex<HashMap<String, Holding>>,
+    /// The machines' control groups.
+    groups: Groups,
 }
 
 enum Holding {
@@ -111,7 +119,7 @@ fn memory_of(record: &Record) -> Memory {
 
 impl Resources {
     /// Those of this host, of whose memory machines get so much at most.
-    pub fn of_this_host(memory_max_bytes: Option<u64>) -> Resources {
+    pub fn of_this_host(home: &Home, memory_max_bytes: Option<u64>) -> Resources {
         let host = host::memory().map(|memory| memory.total_bytes);
         let host = host.map(|all| all.saturating_sub(HOST_RESERVE_BYTES));
         Resources {
@@ -121,6 +129,7 @@ impl Resources {
                 link_bytes_per_s: None,
             }),
             machines: Mutex::default(),
+            groups: Groups::open(home),
         }
     }
 
@@ -161,6 +170,7 @@ impl Resources {
 
     /// A machine's QEMU runs.
     pub fn started(&self, record: &Record, pid: u32) {
+        self.limit_again(record);
         if !self.machines.lock().contains_key(&record.name) {
             self.found(record, 0);
         }
@@ -186,7 +196,8 @@ impl Resources {
     }
 
     /// A machine's QEMU has ended, or never began.
-    pub fn ended(&self, name: &str) {
+    pub fn ended(&self, name: &str, mount_name: &str) {
+        self.remove_group(mount_name);
         match self.machines.lock().remove(name) {
             Some(Holding::Committed(claim, _)) => claim.release(),
             Some(Holding::Reserved(claim)) => drop(claim),
@@ -196,7 +207,9 @@ impl Resources {
 
     /// Reserves what a QEMU needs that waits for a run, or rehearses one.
     pub fn ahead(&self, config: &MachineConfig) -> Result<Ahead, NodeError> {
-        let ask = ask_of(config, Memory::Shared, 0, false);
+        let mut ask = ask_of(config, Memory::Shared, 0, false);
+        // the machine that it becomes is counted as such
+        ask.peak_bytes = ask.amount.memory_bytes;
         let claim = self.ledger.reserve(AHEAD, &ask, self.sight());
         claim.map(Ahead).map_err(|short| refusal(&short))
     }
@@ -224,7 +237,7 @@ impl Resources {
         self.enter(name.as_str(), Holding::Reserved(room.0));
     }
 
-    /// What of this host is promised to nobody, for those who place clones. For how many clones that is enough is known once it
+    /// What of this host nobody could ever use, for those who place clones by their whole memory. For how many clones that is enough is known once it
     /// is known of what: here it is counted what QEMU itself takes.
     pub fn room(&self) -> Result<Room, String> {
         let free = self.ledger.free_memory_bytes(self.sight());
@@ -237,10 +250,12 @@ impl Resources {
                 size_text(STANDBY_BYTES)
             ));
         }
+        let all = self.ledger.capacity().memory_bytes.unwrap_or(u64::MAX);
+        let whole = all.saturating_sub(self.ledger.peak_bytes());
         Ok(Room {
             clones: u32::try_from(clones).unwrap_or(u32::MAX),
             free_cpus: host::cores().saturating_sub(self.ledger.promised().vcpus),
-            free_memory_bytes: free,
+            free_memory_bytes: whole.min(free),
         })
     }
 
@@ -361,6 +376,11 @@ fn explain(short: &Shortage) -> String {
 mod tests {
     use super::*;
 
+    /// A state directory that is not there: no control groups are made for it.
+    fn nowhere() -> Home {
+        Home::at("/nowhere")
+    }
+
     fn config(memory_bytes: u64) -> MachineConfig {
         MachineConfig {
             cpus: Some(2),
@@ -381,7 +401,7 @@ mod tests {
     #[test]
     fn two_forks_at_the_same_time_never_get_the_same_memory() {
         let one = STANDBY_BYTES + (32 << 20);
-        let resources = Resources::of_this_host(Some(10 * one));
+        let resources = Resources::of_this_host(&nowhere(), Some(10 * one));
         let small = config(256 << 20);
         std::thread::scope(|scope| {
             let fork = |name: &'static str| {
@@ -401,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_run_gets_the_memory_of_qemus_that_wait() {
-        let resources = Resources::of_this_host(Some(1 << 30));
+        let resources = Resources::of_this_host(&nowhere(), Some(1 << 30));
         let mut waiting: Vec<Ahead> = (0..3)
             .map(|_| resources.ahead(&config(256 << 20)).unwrap())
             .collect();
@@ -416,7 +436,7 @@ mod tests {
             .reserve(&record, 0, false, || waiting.pop().is_some())
             .unwrap();
         assert_eq!(waiting.len(), 2, "as many as are needed give way");
-        resources.ended(&record.name);
+        resources.ended(&record.name, &record.mount_name);
         record.config = config(100 << 30);
         let refused = resources.reserve(&record, 0, false, || panic!("it would not help"));
         let refused = refused.unwrap_err().to_api();
