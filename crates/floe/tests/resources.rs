@@ -51,10 +51,8 @@ fn promised(node: &TestNode) -> String {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn memory_is_promised_once_and_whoever_wants_more_is_told_who_has_it() {
-    if !node::system() {
-        return;
-    }
     let mut node = with_memory(512);
     node.boot_tiny("first"); // 256 MiB, and 48 for QEMU
     let refused = run(&node, &request("tiny", "second")).unwrap_err();
@@ -114,10 +112,8 @@ fn now() -> floe_api::StopRequest {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn forks_at_the_same_time_are_not_promised_the_same_memory() {
-    if !node::system() {
-        return;
-    }
     let node = with_memory(304 + 4 * 80 + 40);
     node.boot_tiny("web");
     // each of them fits, both do not
@@ -145,10 +141,8 @@ fn forks_at_the_same_time_are_not_promised_the_same_memory() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_qemu_that_waits_gives_way_to_machines_that_somebody_wants() {
-    if !node::system() {
-        return;
-    }
     let node = with_memory(304 + 2 * 80 + 80);
     node.boot_tiny("web");
     let capture = CaptureRequest {
@@ -229,10 +223,8 @@ fn ratio(node: &TestNode, first: &str, second: &str) -> f64 {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_busy_guest_gets_the_part_of_a_core_that_it_is_limited_to_whoever_is_the_node() {
-    if !node::system() {
-        return;
-    }
     let mut node = TestNode::start();
     if !has_groups(&node) {
         return;
@@ -284,10 +276,8 @@ fn pid_of_record(node: &TestNode, name: &str) -> u32 {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
-    if !node::system() {
-        return;
-    }
     let node = TestNode::start();
     if !has_groups(&node) {
         return;
@@ -318,10 +308,8 @@ fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn no_control_group_stays_behind_a_machine_whoever_was_killed() {
-    if !node::system() {
-        return;
-    }
     let mut node = TestNode::start();
     if !has_groups(&node) {
         return;

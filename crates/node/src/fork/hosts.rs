@@ -47,8 +47,9 @@ pub(super) fn no_room(fork: &Fork) -> NodeError {
 }
 
 impl Node {
-    /// For how many clones that guests ask for there is room.
-    pub(crate) fn room_for_guests(&self) -> Result<u32, NodeError> {
+    /// For how many clones of a machine there is room, whose guest asks for them.
+    pub(crate) fn room_for_guests(&self, name: &str) -> Result<u32, NodeError> {
+        let config = self.config_of(name)?;
         let hosts: Vec<Host> = self
             .hosts(&self.guest_fork(CLONES_MAX))?
             .into_iter()
@@ -56,7 +57,11 @@ impl Node {
             .collect();
         let mut fork = Fork::new(CLONES_MAX, hosts.len());
         for (number, room) in self.rooms(hosts.iter()).into_iter().enumerate() {
-            fork.handle(Event::Room(number, room.map(|room| room.clones)));
+            let clones = room.and_then(|room| match &hosts[number] {
+                Host::Here => self.resources.room_for_clones(&config),
+                Host::There(..) => Ok(room.clones),
+            });
+            fork.handle(Event::Room(number, clones));
         }
         Ok(fork.granted())
     }

@@ -240,23 +240,34 @@ impl Resources {
     /// What of this host nobody could ever use, for those who place clones by their whole memory. For how many clones that is enough is known once it
     /// is known of what: here it is counted what QEMU itself takes.
     pub fn room(&self) -> Result<Room, String> {
-        let free = self.ledger.free_memory_bytes(self.sight());
-        let free = free.unwrap_or_default();
-        let clones = free / STANDBY_BYTES;
-        if clones == 0 {
-            return Err(format!(
-                "{} of memory are free, a clone takes {} and more",
-                size_text(free),
-                size_text(STANDBY_BYTES)
-            ));
-        }
+        let (free, clones) = self.clones_of(STANDBY_BYTES)?;
         let all = self.ledger.capacity().memory_bytes.unwrap_or(u64::MAX);
         let whole = all.saturating_sub(self.ledger.peak_bytes());
         Ok(Room {
-            clones: u32::try_from(clones).unwrap_or(u32::MAX),
+            clones,
             free_cpus: host::cores().saturating_sub(self.ledger.promised().vcpus),
             free_memory_bytes: whole.min(free),
         })
+    }
+
+    /// For how many clones of such a machine there is room now.
+    pub fn room_for_clones(&self, config: &MachineConfig) -> Result<u32, String> {
+        let ask = ask_of(config, Memory::Shared, 0, false);
+        Ok(self.clones_of(ask.amount.memory_bytes)?.1)
+    }
+
+    /// How much is free, and how many clones of that size have room in it.
+    fn clones_of(&self, each_bytes: u64) -> Result<(u64, u32), String> {
+        let free = self.ledger.free_memory_bytes(self.sight());
+        let free = free.unwrap_or_default();
+        match free / each_bytes {
+            0 => Err(format!(
+                "{} of memory are free, a clone takes {} and what it writes",
+                size_text(free),
+                size_text(each_bytes)
+            )),
+            clones => Ok((free, u32::try_from(clones).unwrap_or(u32::MAX))),
+        }
     }
 
     /// Most bytes of pages that a capture may keep in memory.
