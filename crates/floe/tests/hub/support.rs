@@ -322,12 +322,3 @@ pub fn ask(
             .unwrap(),
     }
 }
-
-/// Whether tests that need root run; says so if not.
-pub fn system_tests() -> bool {
-    let wanted = std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1");
-    if !wanted {
-        eprintln!("skipped: needs root and FLOE_TEST_SYSTEM=1");
-    }
-    wanted
-}

@@ -267,7 +267,8 @@ impl Node {
         };
         let granted = match here {
             Ok(granted) => *granted,
-            Err(_) if request.overcommit => request.clones,
+            // the ledger says it better, and QEMUs that wait may give way
+            Err(_) if request.placement.is_none() || request.overcommit => request.clones,
             Err(_) => return ForClones::default(),
         };
         let granted = granted.min(request.clones);

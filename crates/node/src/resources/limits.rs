@@ -5,6 +5,7 @@ use super::Resources;
 use crate::{
     Node,
     error::{NodeError, failed, refused, usage},
+    lifecycle::Task,
     record::Record,
 };
 use floe_api::paths::Home;
@@ -186,7 +187,7 @@ impl Node {
         request: &LimitRequest,
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.machines.get(name)?;
-        let operation = entry.begin("limit")?;
+        let operation = entry.begin(Task::Limit)?;
         let mut record = operation.record();
         let before = record.limits;
         let change = |old: &mut Option<u32>, new: Option<u32>| match new {
