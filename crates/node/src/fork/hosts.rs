@@ -265,19 +265,19 @@ impl Node {
         let (Some(here), Ok(config)) = (here, self.config_of(name)) else {
             return ForClones::default();
         };
-        let granted = match here {
-            Ok(granted) => *granted,
-            // the ledger says it better, and QEMUs that wait may give way
-            Err(_) if request.placement.is_none() || request.overcommit => request.clones,
-            Err(_) => return ForClones::default(),
+        // without a plug-in the ledger alone decides; it also says who has what is missing
+        let granted = match (&request.placement, &here) {
+            (None, _) => request.clones,
+            (Some(_), Ok(granted)) => *granted,
+            (Some(_), Err(_)) => return ForClones::default(),
         };
         let granted = granted.min(request.clones);
         let (room, why) = loop {
             let (room, why) = self
                 .resources
                 .for_clones(name, &config, granted, request.overcommit);
-            // QEMUs that wait for other runs give way
-            if why.is_none() || !self.end_a_standby(&floe_image::Hash::ZERO) {
+            // QEMUs that wait for runs give way, unless other hosts may have room
+            if why.is_none() || hosts.len() > 1 || !self.end_a_standby(&floe_image::Hash::ZERO) {
                 break (room, why);
             }
         };
