@@ -162,16 +162,12 @@ fn a_qemu_that_waits_gives_way_to_machines_that_somebody_wants() {
     assert_eq!(node.client().node().unwrap().standby, 0);
 }
 
-/// Whether machines of this node have control groups.
-fn has_groups(node: &TestNode) -> bool {
+/// Asserts that machines of this node have control groups.
+fn needs_groups(node: &TestNode) {
     let checks = node.client().doctor().unwrap().checks;
     let groups = checks.iter().find(|check| check.name == "control groups");
     let groups = groups.unwrap();
-    let ok = groups.status == floe_api::CheckStatus::Ok;
-    if !ok {
-        eprintln!("skipped: {}", groups.detail);
-    }
-    ok
+    assert_eq!(groups.status, floe_api::CheckStatus::Ok, "{groups:?}");
 }
 
 /// The limit of a process's time in thousandths of a core, as its kernel has it.
@@ -223,12 +219,10 @@ fn ratio(node: &TestNode, first: &str, second: &str) -> f64 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE, QEMU and control groups: make system"]
 fn a_busy_guest_gets_the_part_of_a_core_that_it_is_limited_to_whoever_is_the_node() {
     let mut node = TestNode::start();
-    if !has_groups(&node) {
-        return;
-    }
+    needs_groups(&node);
     node.boot_tiny("whole");
     node.run_named("tiny", "part");
     node.wait_console("part", "floe-guest ready");
@@ -276,12 +270,10 @@ fn pid_of_record(node: &TestNode, name: &str) -> u32 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE, QEMU and control groups: make system"]
 fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
     let node = TestNode::start();
-    if !has_groups(&node) {
-        return;
-    }
+    needs_groups(&node);
     node.boot_tiny("modest");
     let used = node.client().machine("modest").unwrap().stats.memory_bytes;
     assert!(used > 64 << 20, "{used}");
@@ -305,12 +297,10 @@ fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE, QEMU and control groups: make system"]
 fn no_control_group_stays_behind_a_machine_whoever_was_killed() {
     let mut node = TestNode::start();
-    if !has_groups(&node) {
-        return;
-    }
+    needs_groups(&node);
     let home = floe_api::paths::Home::at(node.home());
     let groups = || floe_node::control_groups(&home);
     node.boot_tiny("web");

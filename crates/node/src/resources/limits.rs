@@ -15,6 +15,12 @@ use floe_api::{
 };
 use floe_image::Hash;
 use floe_machine::cgroup::{self, Group};
+use std::time::Duration;
+
+/// How often it is tried again to remove a group whose process has ended.
+const REMOVALS_MAX: u32 = 20;
+/// How long between two tries.
+const REMOVAL_AGAIN: Duration = Duration::from_millis(10);
 
 /// The groups of this node, or why there are none.
 pub(super) struct Groups {
@@ -124,10 +130,20 @@ impl Resources {
 
     /// Removes the group of a machine whose QEMU has ended.
     pub fn remove_group(&self, mount_name: &str) {
-        if let Some(group) = self.groups.group(mount_name)
-            && let Err(error) = group.remove()
-        {
-            tracing::debug!(mount_name, %error, "its control group stays until the next node starts");
+        let Some(group) = self.groups.group(mount_name) else {
+            return;
+        };
+        let mut removed = group.remove();
+        for _ in 0..REMOVALS_MAX {
+            if removed.is_ok() {
+                return;
+            }
+            // the kernel may still be taking a process away that has just ended
+            std::thread::sleep(REMOVAL_AGAIN);
+            removed = group.remove();
+        }
+        if let Err(error) = removed {
+            tracing::warn!(mount_name, %error, "its control group stays until the next node starts");
         }
     }
 
