@@ -148,6 +148,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::console,
         machines::logs,
         machines::forward,
+        machines::limit,
         machines::stream_info,
         forks::fork,
         forks::family,
