@@ -342,10 +342,16 @@ impl Mount {
             let segments = state.missing_tables();
             let event = Event::RegionAdded {
                 region: state.id,
+                link: image.backend.link_id(),
+                image: first,
                 chunks: state.chunks(),
                 segments,
                 urgency,
             };
+            let _ = self.core.owner.send(Message::Event(event));
+        }
+        // A machine that starts at once is buffered by what is known of the link already.
+        if let Some(event) = owner::measured(&image) {
             let _ = self.core.owner.send(Message::Event(event));
         }
         self.replay_early();

@@ -10,7 +10,7 @@ use floe_image::{Hash, Kind};
 use floe_planner::{Action, Event, Planner, RegionId};
 use floe_source::{Purpose, Who};
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -276,11 +276,15 @@ fn housekeeping(core: &Arc<Core>) -> Vec<Event> {
         alive
     });
     let images: Vec<_> = core.images.read().values().cloned().collect();
-    events.extend(
-        images
-            .iter()
-            .find_map(|i| i.backend.link())
-            .map(Event::LinkEstimate),
-    );
+    let links: BTreeMap<_, _> = images.iter().map(|i| (i.backend.link_id(), i)).collect();
+    events.extend(links.into_values().filter_map(|image| measured(image)));
     events
+}
+
+/// What an image's link is measured to be.
+pub(crate) fn measured(image: &Image) -> Option<Event> {
+    Some(Event::LinkEstimate {
+        link: image.backend.link_id(),
+        measured: image.backend.link()?,
+    })
 }

@@ -172,6 +172,34 @@ fn a_demand_overtakes_all_prefetch() {
 }
 
 #[test]
+fn a_whole_image_in_the_queue_does_not_hold_up_another_ones_prefetch() {
+    let all = items(0, 1000);
+    let bench = bench(&all, single());
+    bench.script.close(&[Purpose::Prefetch]);
+    let (each, told) = telling();
+    let other = Hash([8; 32]);
+    bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[..900]));
+    bench.script.await_waiting(1);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &other, wants(&all[900..910]), each);
+    bench.script.close(&[]);
+    for _ in 0..10 {
+        assert!(told.recv_timeout(Duration::from_secs(60)).unwrap().1);
+    }
+    let log = bench.script.log.lock().clone();
+    let turn = log.iter().position(|(_, read)| read.contains(&all[900].0));
+    // The request that was under way, one of the image whose turn it was, then the other's; and nothing in between was lost.
+    assert!(turn.is_some_and(|turn| turn <= 2), "turn {turn:?}");
+    let others: Vec<Hash> = all[900..910].iter().map(|(hash, _)| *hash).collect();
+    assert_eq!(
+        log[turn.unwrap()].1,
+        others,
+        "in its order, and nobody else's with it"
+    );
+}
+
+#[test]
 fn no_prefetch_starts_while_a_demand_has_no_thread() {
     let all = items(0, 100);
     let bench = bench(&all, single());
