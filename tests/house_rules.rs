@@ -18,7 +18,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-planner", &["floe-image"]),
     (
         "floe-mount",
-        &["floe-image", "floe-store", "floe-source", "floe-planner"],
+        &[
+            "floe-image",
+            "floe-store",
+            "floe-source",
+            "floe-planner",
+            "floe-sched",
+        ],
     ),
     ("floe-machine", &["floe-image", "floe-mount"]),
     ("floe-guest", &[]),

@@ -2,7 +2,8 @@
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use floe_planner::{Link, LinkId};
-use floe_source::{Fetcher, Who};
+use floe_sched::Who;
+use floe_source::Fetcher;
 use floe_store::{Cache, Pin};
 use std::sync::Arc;
 
