@@ -23,9 +23,12 @@ mod qga;
 #[path = "../../crates/machine/src/qmp/wire.rs"]
 mod qmp;
 
-// What a node keeps and is told, with the vocabulary of its interface that stands in it. Names of modules are those of the crate.
+// What a node keeps and is told, with the vocabulary of its interface that stands in it. The files name `floe_api` and the modules of
+// floe-node, for both of which this crate stands in: whole, they would bring a server and QEMU along.
+extern crate self as floe_api;
+
 #[allow(dead_code)]
-#[path = "../../crates/floe/src/api"]
+#[path = "../../crates/api/src"]
 mod api {
     use serde::{Deserialize, Serialize};
     use std::collections::BTreeMap;
@@ -45,10 +48,10 @@ mod api {
     pub use network::*;
 }
 #[allow(dead_code)]
-#[path = "../../crates/floe/src/credentials.rs"]
-mod credentials;
+#[path = "../../crates/api/src/credentials.rs"]
+pub mod credentials;
 #[allow(dead_code)]
-#[path = "../../crates/floe/src/node"]
+#[path = "../../crates/node/src"]
 mod node {
     #[path = "disk_format.rs"]
     pub mod disk_format;
@@ -74,6 +77,9 @@ mod node {
     pub mod ticket;
     pub use names::{MachineName, NameError};
 }
+pub use api::*;
+use node::cluster;
+pub use node::{MachineName, NameError};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);

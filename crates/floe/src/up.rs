@@ -1,11 +1,9 @@
 //! `floe up`: hub and node in one process, everything embedded. What a laptop needs.
 
-use crate::{
-    credentials::{HubAddress, OwnHub},
-    hub::{self, HubError, HubHandle, HubOptions},
-    node::{self, NodeError, NodeHandle, NodeOptions},
-    paths::Home,
-};
+use floe_api::credentials::{HubAddress, OwnHub};
+use floe_api::paths::Home;
+use floe_hub::{HubError, HubHandle, HubOptions};
+use floe_node::{NodeError, NodeHandle, NodeOptions};
 
 /// The user of the hub whose images are those of the state directory's owner.
 const USER: &str = "local";
@@ -34,7 +32,7 @@ pub struct UpHandle {
 /// has on the hub, and nobody else may.
 pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError> {
     let dir = hub.dir.clone();
-    let hub = hub::serve(hub)?;
+    let hub = floe_hub::serve(hub)?;
     let own = own_hub(&node.home, &dir, &hub);
     node.own_hub = match own {
         Ok(own) => Some(own),
@@ -43,7 +41,7 @@ pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError
             return Err(error.into());
         }
     };
-    match node::serve(node) {
+    match floe_node::serve(node) {
         Ok(node) => Ok(UpHandle { hub, node }),
         Err(error) => {
             hub.shutdown();
@@ -59,7 +57,7 @@ fn own_hub(home: &Home, dir: &Path, hub: &HubHandle) -> Result<OwnHub, HubError>
     let own = OwnHub {
         hub: HubAddress::of(&hub.url())
             .ok_or_else(|| HubError::Options(format!("{} is no address", hub.url())))?,
-        token: hub::ensure_token(dir, USER, kept)?,
+        token: floe_hub::ensure_token(dir, USER, kept)?,
     };
     own.save(&file)
         .map_err(HubError::file("cannot write", &file))?;

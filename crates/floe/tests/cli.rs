@@ -95,9 +95,9 @@ fn a_login_keeps_a_token_that_the_hub_knows_and_a_logout_forgets_it() {
     use std::os::unix::fs::PermissionsExt;
     let home = home();
     let dir = home.path().join("hub");
-    let token = floe::hub::create_token(&dir, "ann").unwrap();
+    let token = floe_hub::create_token(&dir, "ann").unwrap();
     let listen = "127.0.0.1:0".parse().unwrap();
-    let hub = floe::hub::serve(floe::hub::HubOptions::new(&dir, listen)).unwrap();
+    let hub = floe_hub::serve(floe_hub::HubOptions::new(&dir, listen)).unwrap();
     let url = hub.url();
     let login = |input: &str| floe_with(home.path(), &[], input, &["login", &url]);
     assert_eq!(login("").status.code(), Some(2), "an empty token is none");

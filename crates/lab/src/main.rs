@@ -76,7 +76,7 @@ struct RunArguments {
 fn main() -> ExitCode {
     // Nodes of the experiments start their supervisor and wrap their QEMUs with this program.
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if let Some(code) = floe::node::helpers::dispatch(&arguments) {
+    if let Some(code) = floe_node::helpers::dispatch(&arguments) {
         return code;
     }
     tracing_subscriber::fmt()

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
+use common::{DISK_BYTES, Place, RAM_BYTES, Random, map};
 use floe_mount::Keeper;
 use floe_mount::supervisor::{self, Client};
 use std::fs::OpenOptions;
@@ -113,10 +113,8 @@ fn supervisor_of(place: &Place) -> (Process, PathBuf) {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_killed_node_loses_no_write_and_no_reader_notices() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let (supervisor, socket) = supervisor_of(&place);
@@ -195,10 +193,8 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
 /// The kernel copies a request into a buffer of the one who reads it. A reader that is killed in that moment must not cost the
 /// request: each first read of a thread is such a moment, and there are as many threads as requests that wait.
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_node_killed_in_its_first_moments_fails_no_write() {
-    if !system() {
-        return;
-    }
     const WRITERS: usize = 16;
     const KILLS: usize = 60;
     let dir = tempfile::tempdir().unwrap();
@@ -266,10 +262,8 @@ fn a_node_killed_in_its_first_moments_fails_no_write() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn what_a_takeover_does_not_bring_back_is_gone() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let (_supervisor, socket) = supervisor_of(&place);
@@ -299,6 +293,50 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
     });
     assert!(!disk.exists());
     node.mount.unmount().unwrap();
+}
+
+#[test]
+fn a_supervisor_that_is_just_ending_is_replaced_by_the_node_that_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("sock");
+    let start = |socket: PathBuf| std::thread::spawn(move || supervisor::run(&socket));
+    let first = start(socket.clone());
+    while Client::connect(&socket).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (first, second) = (Mutex::new(Some(first)), Mutex::new(None));
+    let second = std::sync::Arc::new(second);
+    let started = second.clone();
+    let ensure = move |socket: &Path| {
+        // it answers, and ends before the node has connected
+        if let Some(first) = first.lock().unwrap().take() {
+            Client::connect(socket).unwrap().quit().unwrap();
+            first.join().unwrap().unwrap();
+            return Ok(());
+        }
+        let mut second = started.lock().unwrap();
+        if second.is_none() {
+            *second = Some(start(socket.to_owned()));
+        }
+        while Client::connect(socket).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    };
+    let keeper = Keeper::start(&socket, ensure).unwrap();
+    keeper
+        .hold("a", std::fs::File::open("/dev/null").unwrap())
+        .unwrap();
+    assert_eq!(keeper.list().unwrap(), ["a"]);
+    keeper.end();
+    second
+        .lock()
+        .unwrap()
+        .take()
+        .unwrap()
+        .join()
+        .unwrap()
+        .unwrap();
 }
 
 #[test]

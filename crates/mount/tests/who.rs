@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{DISK_BYTES, Node, Place, map, system};
+use common::{DISK_BYTES, Node, Place, map};
 use floe_mount::{DiskSpec, MachineHandle, MachineSpec};
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -57,10 +57,8 @@ fn until_faults(machine: &MachineHandle, faults: u64) {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_machine_is_known_by_its_user_whatever_process_asks() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let place = Place::make(dir.path());
@@ -87,10 +85,8 @@ fn a_machine_is_known_by_its_user_whatever_process_asks() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn what_an_unknown_thread_touches_is_accounted_for_all_the_same() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -117,10 +113,8 @@ fn what_an_unknown_thread_touches_is_accounted_for_all_the_same() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn disk_requests_beyond_the_queues_room_are_all_done() {
-    if !system() {
-        return;
-    }
     const THREADS: usize = 24;
     const ROUNDS: usize = 12;
     let dir = tempfile::tempdir().unwrap();

@@ -8,7 +8,6 @@ use clap::{Args, Subcommand};
 use super::error::CliError;
 use super::output::{fields, table};
 use super::{Context, args};
-use crate::api;
 
 /// Nodes that know each other by certificates: forks between their hosts are encrypted
 #[derive(Debug, Subcommand)]
@@ -129,7 +128,7 @@ impl Cluster {
         let client = cx.client()?;
         match self {
             Cluster::Init(init) => {
-                let request = api::ClusterInit {
+                let request = floe_api::ClusterInit {
                     name: init.name,
                     listen: init.listen,
                     certificate_s: init.certificates,
@@ -141,7 +140,7 @@ impl Cluster {
                 })
             }
             Cluster::Invite(invite) => {
-                let request = api::ClusterInvite {
+                let request = floe_api::ClusterInvite {
                     expires_s: invite.expires,
                 };
                 let invited = client.cluster_invite(&request)?;
@@ -149,7 +148,7 @@ impl Cluster {
                     .value(&invited, |invited| format!("{}\n", invited.command))
             }
             Cluster::Join(join) => {
-                let request = api::ClusterJoin {
+                let request = floe_api::ClusterJoin {
                     url: join.url,
                     invitation: join.invitation,
                     name: join.name,
@@ -159,7 +158,7 @@ impl Cluster {
             }
             Cluster::Status(_) => cx.out.value(&client.cluster()?, told),
             Cluster::Members(_) => cx.out.value(&client.cluster()?.members, |members| {
-                let row = |member: &api::ClusterMember| {
+                let row = |member: &floe_api::ClusterMember| {
                     let what = match (member.this, member.authority) {
                         (true, true) => "this node, the authority",
                         (true, false) => "this node",
@@ -172,7 +171,7 @@ impl Cluster {
                 table(&["NAME", "ADDRESS", ""], &rows)
             }),
             Cluster::Revoke(revoke) => {
-                let request = api::ClusterRevoke { name: revoke.name };
+                let request = floe_api::ClusterRevoke { name: revoke.name };
                 let change = client.cluster_revoke(&request)?;
                 cx.out.value(&change, |change| {
                     let mut text = format!("{} is a member no longer\n", change.name);
@@ -184,7 +183,7 @@ impl Cluster {
                 })
             }
             Cluster::Leave(leave) => {
-                let request = api::ClusterLeave { force: leave.force };
+                let request = floe_api::ClusterLeave { force: leave.force };
                 let change = client.cluster_leave(&request)?;
                 cx.out.value(&change, |change| {
                     let mut text = format!("{} has left\n", change.name);
@@ -201,7 +200,7 @@ impl Cluster {
     }
 }
 
-fn told(info: &api::ClusterInfo) -> String {
+fn told(info: &floe_api::ClusterInfo) -> String {
     if !info.joined {
         return "this node is in no cluster: floe cluster init makes one, floe cluster join enters one\n".into();
     }

@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::error::CliError;
 use super::terminal::Raw;
 use super::visible;
-use crate::api::{ErrorCode, LogQuery};
-use crate::client::Client;
+use floe_api::client::Client;
+use floe_api::{ErrorCode, LogQuery};
 
 /// Ctrl-], telnet's and virsh's key to leave.
 const DETACH: u8 = 0x1d;

@@ -12,12 +12,12 @@ use super::error::CliError;
 use super::hub::{Answers, LISTEN_DEFAULT};
 use super::images::acknowledge;
 use super::{Context, args};
-use crate::api::{ErrorCode, NodeInfo, PageInfo, ShutdownRequest};
-use crate::credentials::OwnHub;
-use crate::hub::{Anonymous, HubOptions, Quota};
-use crate::node::{self, NodeHandle, NodeOptions, WebOptions};
-use crate::telemetry::{LogOptions, init_logs};
 use crate::up::{self, UpError};
+use floe_api::credentials::OwnHub;
+use floe_api::{ErrorCode, NodeInfo, PageInfo, ShutdownRequest};
+use floe_front::telemetry::{LogOptions, init_logs};
+use floe_hub::{Anonymous, HubOptions, Quota};
+use floe_node::{NodeHandle, NodeOptions, WebOptions};
 
 /// What a node can be told.
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ struct NodeArgs {
     )]
     web_token: Option<String>,
     /// Most clones that a family of machines may have at a time by calls from inside of its guests; 0 forbids such calls
-    #[arg(long, default_value_t = node::GUEST_CLONES_DEFAULT, value_name = "N")]
+    #[arg(long, default_value_t = floe_node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
     /// Nodes on which those clones run: members of this node's cluster by name or address, or here
     #[arg(long, value_delimiter = ',', value_name = "HOST")]
@@ -264,7 +264,7 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
 
 impl Up {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let node = self.node.options(cx, Some(node::WEB_LISTEN_DEFAULT))?;
+        let node = self.node.options(cx, Some(floe_node::WEB_LISTEN_DEFAULT))?;
         let mut hub = HubOptions::new(cx.home.hub(), self.listen);
         if self.private {
             hub.anonymous = Anonymous::Denied;
@@ -283,7 +283,8 @@ impl Up {
 
 impl Node {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let node = node::serve(self.node.options(cx, None)?).map_err(|e| CliError(e.to_api()))?;
+        let node =
+            floe_node::serve(self.node.options(cx, None)?).map_err(|e| CliError(e.to_api()))?;
         announce(cx, None, &node)?;
         node.wait_or_signal();
         Ok(())

@@ -7,8 +7,8 @@ use clap::Args;
 use super::Context;
 use super::error::CliError;
 use super::output::table;
-use crate::api::{Check, CheckStatus, DoctorReport};
-use crate::client::Client;
+use floe_api::client::Client;
+use floe_api::{Check, CheckStatus, DoctorReport};
 
 /// Tell what is missing on this host, and which package has it
 #[derive(Debug, Args)]
@@ -22,7 +22,7 @@ pub struct Doctor {}
 
 impl Doctor {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let mut report = crate::doctor::report(&cx.home);
+        let mut report = floe_node::host::report(&cx.home);
         report.checks.push(node(cx));
         cx.out.value(&report, describe)?;
         let failed = report.checks.iter().any(|c| c.status == CheckStatus::Fail);

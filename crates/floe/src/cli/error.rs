@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 
 use super::visible;
-use crate::api::{ApiError, ErrorCode, Event};
-use crate::client::ClientError;
+use floe_api::client::ClientError;
+use floe_api::{ApiError, ErrorCode, Event};
 
 /// A failed command. Shown as `error: ...` and `fix: ...`, or with `--json` as the event that the node would send.
 #[derive(Debug)]
@@ -92,9 +92,9 @@ impl From<ClientError> for CliError {
     }
 }
 
-impl From<crate::hub::HubError> for CliError {
-    fn from(error: crate::hub::HubError) -> CliError {
-        use crate::hub::HubError;
+impl From<floe_hub::HubError> for CliError {
+    fn from(error: floe_hub::HubError) -> CliError {
+        use floe_hub::HubError;
         let code = match &error {
             HubError::Options(_) | HubError::UserName(_) => ErrorCode::Usage,
             _ => ErrorCode::Failed,
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_missing_node_names_the_command_that_starts_one() {
-        let error = crate::client::Client::connect("/nonexistent/node.sock")
+        let error = floe_api::client::Client::connect("/nonexistent/node.sock")
             .err()
             .unwrap();
         let error = CliError::from(error);

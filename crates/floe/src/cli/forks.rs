@@ -7,8 +7,8 @@ use clap::Args;
 use super::error::CliError;
 use super::output::{bytes, table};
 use super::{Context, machines, progress};
-use crate::api::{self, CloneState, ErrorCode};
-use crate::client::{Client, ClientError};
+use floe_api::client::{Client, ClientError};
+use floe_api::{CloneState, ErrorCode};
 
 /// Clone a running machine: n machines go on from this very moment, and so does the machine itself
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub struct Fork {
     machine: String,
     /// How many clones
     #[arg(long = "clones", short = 'n', default_value_t = 1, value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(api::CLONES_MAX)))]
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(floe_api::CLONES_MAX)))]
     clones: u32,
     /// Nodes to run them on: members of this node's cluster by name or address (floe cluster members), names of known hosts
     /// (floe hosts), or here
@@ -57,7 +57,7 @@ pub struct Fork {
     settle: bool,
     /// Whether the other nodes get by multicast what any of them touches; by unicast what does not come
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
-    multicast: api::MulticastUse,
+    multicast: floe_api::MulticastUse,
     /// Who shares the nodes out: simple counts memory and CPUs, slurm asks Slurm for an allocation, other names are
     /// programs of the operator's; without --hosts among all known hosts
     #[arg(long, value_name = "PLUG-IN")]
@@ -69,7 +69,7 @@ pub struct Fork {
 
 impl Fork {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let request = api::ForkRequest {
+        let request = floe_api::ForkRequest {
             clones: self.clones,
             hosts: self.hosts,
             insecure: self.insecure,
@@ -97,7 +97,7 @@ impl Fork {
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Waits until no clone of a fork runs any more.
-fn wait(client: &Client, fork: &api::ForkReport) -> Result<(), CliError> {
+fn wait(client: &Client, fork: &floe_api::ForkReport) -> Result<(), CliError> {
     let not_there = |error: &ClientError| error.to_api().code == ErrorCode::NotFound;
     loop {
         let alive = match client.family(&fork.parent) {
@@ -113,12 +113,12 @@ fn wait(client: &Client, fork: &api::ForkReport) -> Result<(), CliError> {
 }
 
 /// Clones of a fork that may still do something. Of one whose host does not answer nobody knows.
-fn alive(member: &api::Family, fork: &str) -> usize {
-    use api::MachineStatus::{Failed, Stopped};
+fn alive(member: &floe_api::Family, fork: &str) -> usize {
+    use floe_api::MachineStatus::{Failed, Stopped};
     let ended = match member.status {
         Some(Stopped | Failed) => true,
         Some(_) => false,
-        None => member.detail == api::CLONE_ENDED,
+        None => member.detail == floe_api::CLONE_ENDED,
     };
     let own = member.fork.as_deref() == Some(fork) && !ended;
     let below: usize = member.clones.iter().map(|clone| alive(clone, fork)).sum();
@@ -126,7 +126,7 @@ fn alive(member: &api::Family, fork: &str) -> usize {
 }
 
 /// Half a fork is no success.
-fn complete(fork: &api::ForkReport) -> Result<(), CliError> {
+fn complete(fork: &floe_api::ForkReport) -> Result<(), CliError> {
     if fork.running == fork.asked {
         return Ok(());
     }
@@ -143,8 +143,8 @@ fn complete(fork: &api::ForkReport) -> Result<(), CliError> {
     ))
 }
 
-fn told(fork: &api::ForkReport, outcome: &api::Outcome) -> String {
-    let row = |clone: &api::CloneInfo| {
+fn told(fork: &floe_api::ForkReport, outcome: &floe_api::Outcome) -> String {
+    let row = |clone: &floe_api::CloneInfo| {
         let time = clone.running_ms.map(|ms| format!("{ms:.0}"));
         vec![
             clone.name.clone(),
@@ -196,7 +196,7 @@ impl Hosts {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let list = cx.client()?.hosts()?;
         cx.out.value(&list, |list| {
-            let row = |host: &api::HostInfo| {
+            let row = |host: &floe_api::HostInfo| {
                 let room = host.room.unwrap_or_default();
                 vec![
                     host.name.clone(),
@@ -235,7 +235,7 @@ impl Family {
     }
 }
 
-fn tree(member: &api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
+fn tree(member: &floe_api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
     let number = member.number.map(|number| number.to_string());
     let status = member.status.map(machines::status);
     rows.push(vec![
@@ -273,8 +273,8 @@ pub struct Kill {
 impl Kill {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let client = cx.client()?;
-        let request = api::KillRequest { all: self.all };
-        let mut report = api::KillReport::default();
+        let request = floe_api::KillRequest { all: self.all };
+        let mut report = floe_api::KillReport::default();
         for name in &self.machines {
             let killed = client.kill(name, &request)?;
             report.ended.extend(killed.ended);
@@ -299,8 +299,8 @@ impl Kill {
 mod tests {
     use super::*;
 
-    fn clone(number: u32, state: CloneState) -> api::CloneInfo {
-        api::CloneInfo {
+    fn clone(number: u32, state: CloneState) -> floe_api::CloneInfo {
+        floe_api::CloneInfo {
             number,
             name: format!("web.{number}"),
             host: None,
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn half_a_fork_is_told_clone_by_clone_and_ends_with_an_error() {
-        let fork = api::ForkReport {
+        let fork = floe_api::ForkReport {
             parent: "web".into(),
             asked: 2,
             granted: 2,
@@ -324,22 +324,22 @@ mod tests {
         assert!(text.contains("web.1") && text.contains("42"), "{text}");
         assert!(text.contains("1 of 2 run"), "{text}");
         assert_eq!(complete(&fork).unwrap_err().exit_code(), 1);
-        let whole = api::ForkReport { running: 2, ..fork };
+        let whole = floe_api::ForkReport { running: 2, ..fork };
         assert!(complete(&whole).is_ok());
     }
 
     #[test]
     fn a_clone_counts_until_it_is_known_to_have_ended() {
-        let clone = |status, detail: &str| api::Family {
+        let clone = |status, detail: &str| floe_api::Family {
             fork: Some("f".into()),
             status,
             detail: detail.into(),
             ..Default::default()
         };
-        let family = api::Family {
+        let family = floe_api::Family {
             clones: vec![
-                clone(Some(api::MachineStatus::Running), ""),
-                clone(Some(api::MachineStatus::Stopped), ""),
+                clone(Some(floe_api::MachineStatus::Running), ""),
+                clone(Some(floe_api::MachineStatus::Stopped), ""),
                 clone(None, "it has ended"),
                 clone(None, "no answer"),
             ],
@@ -351,10 +351,10 @@ mod tests {
 
     #[test]
     fn a_family_is_shown_as_a_tree() {
-        let family = api::Family {
+        let family = floe_api::Family {
             name: "web".into(),
             settled: true,
-            clones: vec![api::Family {
+            clones: vec![floe_api::Family {
                 name: "web.1".into(),
                 number: Some(1),
                 ..Default::default()

@@ -8,8 +8,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::error::CliError;
 use super::output::{bytes, table};
 use super::{Context, args, interrupt};
-use crate::hub::{self, Anonymous, HubOptions, QuotaWish, Tls};
-use crate::telemetry::{LogOptions, init_logs};
+use floe_front::telemetry::{LogOptions, init_logs};
+use floe_hub::{Anonymous, HubOptions, QuotaWish, Tls};
 
 /// Where a hub listens unless told otherwise: this host only.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:4500";
@@ -205,7 +205,7 @@ pub struct Answers {
 
 impl Answers {
     /// Of a hub that runs.
-    pub fn of(hub: &hub::HubHandle) -> Answers {
+    pub fn of(hub: &floe_hub::HubHandle) -> Answers {
         Answers {
             url: hub.url(),
             ca_file: hub.ca_file().map(Into::into),
@@ -262,7 +262,7 @@ impl Serve {
         options.anonymous_traces = self.anonymous_traces;
         let open = options.tls == Tls::Off && !options.listen.ip().is_loopback();
         floe_store::private::set_umask();
-        let hub = hub::serve(options)?;
+        let hub = floe_hub::serve(options)?;
         cx.out.value(&Answers::of(&hub), Answers::text)?;
         if open {
             eprintln!(
@@ -288,14 +288,14 @@ impl QuotaArgs {
             .as_deref()
             .filter(|_| wish != QuotaWish::default())
         {
-            hub::set_quota(&dir, user, &wish)?;
+            floe_hub::set_quota(&dir, user, &wish)?;
         }
         let share = |used, quota, wish: Option<u64>| Share {
             used,
             quota,
             set: wish.is_some(),
         };
-        let users: Vec<UserShares> = hub::quotas(&dir)?
+        let users: Vec<UserShares> = floe_hub::quotas(&dir)?
             .into_iter()
             .filter(|found| self.user.as_ref().is_none_or(|user| *user == found.user))
             .map(|found| UserShares {
@@ -335,12 +335,12 @@ impl Token {
     fn run(self, cx: &Context) -> Result<(), CliError> {
         match self {
             Token::Create { user, hub } => {
-                let token = hub::create_token(&hub.path(cx), &user)?;
+                let token = floe_hub::create_token(&hub.path(cx), &user)?;
                 cx.out
                     .value(&CreatedToken { user, token }, |t| format!("{}\n", t.token))
             }
             Token::Ls { hub } => {
-                let users = hub::users(&hub.path(cx))?;
+                let users = floe_hub::users(&hub.path(cx))?;
                 let users = users
                     .into_iter()
                     .map(|(user, tokens)| User { user, tokens })
@@ -354,7 +354,7 @@ impl Token {
                 })
             }
             Token::Revoke { user, hub } => {
-                let revoked = hub::revoke_tokens(&hub.path(cx), &user)?;
+                let revoked = floe_hub::revoke_tokens(&hub.path(cx), &user)?;
                 cx.out.value(&Revoked { user, revoked }, |r| {
                     format!("{} tokens of {} revoked\n", r.revoked, r.user)
                 })

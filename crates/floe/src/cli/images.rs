@@ -9,7 +9,6 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, progress};
-use crate::api;
 
 /// Import, list, check, name, lay out and export images
 #[derive(Debug, Subcommand)]
@@ -199,7 +198,10 @@ pub(super) fn acknowledge(cx: &Context, text: &str) -> Result<(), CliError> {
 }
 
 /// Shows a check's progress and result; problems are exit code 1.
-pub(super) fn verified(cx: &Context, events: crate::client::Events) -> Result<ExitCode, CliError> {
+pub(super) fn verified(
+    cx: &Context,
+    events: floe_api::client::Events,
+) -> Result<ExitCode, CliError> {
     let report = progress::follow(cx.out, events)?
         .outcome
         .verify
@@ -225,7 +227,7 @@ pub(super) fn verified(cx: &Context, events: crate::client::Events) -> Result<Ex
 impl Import {
     fn run(self, cx: &Context) -> Result<(), CliError> {
         let path = |p: &Option<PathBuf>| p.as_deref().map(args::existing).transpose();
-        let request = api::ImportRequest {
+        let request = floe_api::ImportRequest {
             disks: self
                 .disks
                 .iter()
@@ -248,7 +250,7 @@ impl Import {
 }
 
 /// What an import or a capture stored.
-pub(super) fn stored(outcome: &api::Outcome, verb: &str) -> String {
+pub(super) fn stored(outcome: &floe_api::Outcome, verb: &str) -> String {
     let mut text = String::new();
     if let Some(image) = &outcome.image {
         let name = image.names.first().map_or_else(
@@ -282,8 +284,8 @@ pub(super) fn seconds(ms: f64) -> String {
     }
 }
 
-fn listing(images: &[api::ImageSummary]) -> String {
-    let row = |image: &api::ImageSummary| {
+fn listing(images: &[floe_api::ImageSummary]) -> String {
+    let row = |image: &floe_api::ImageSummary| {
         vec![
             if image.names.is_empty() {
                 "-".into()
@@ -301,7 +303,7 @@ fn listing(images: &[api::ImageSummary]) -> String {
     table(&["NAME", "ID", "STATE", ">SIZE", ">STORED", ">AGE"], &rows)
 }
 
-fn describe(image: &api::ImageDetail) -> String {
+fn describe(image: &floe_api::ImageDetail) -> String {
     let text = |o: &Option<String>| o.clone().unwrap_or_default();
     let s = &image.summary;
     let labels: Vec<_> = image
@@ -358,7 +360,7 @@ fn describe(image: &api::ImageDetail) -> String {
 impl Optimize {
     fn run(self, cx: &Context) -> Result<(), CliError> {
         let files = self.traces.iter().map(|p| args::existing(p));
-        let request = api::OptimizeRequest {
+        let request = floe_api::OptimizeRequest {
             image: args::image(&self.image)?,
             traces: files.collect::<Result<_, _>>()?,
         };
@@ -372,15 +374,15 @@ impl Optimize {
     }
 }
 
-fn laid_out(image: &str, report: &api::OptimizeReport, took: &str) -> String {
+fn laid_out(image: &str, report: &floe_api::OptimizeReport, took: &str) -> String {
     let count = |n: u64, what: &str| match n {
         1 => format!("1 {what}"),
         n => format!("{n} {what}s"),
     };
     let by = match report.by {
-        api::LaidOutBy::Files | api::LaidOutBy::Traces => count(report.traces, "trace"),
-        api::LaidOutBy::Hub => format!("its hub's model of {}", count(report.traces, "trace")),
-        api::LaidOutBy::Rehearsal => "its rehearsal".into(),
+        floe_api::LaidOutBy::Files | floe_api::LaidOutBy::Traces => count(report.traces, "trace"),
+        floe_api::LaidOutBy::Hub => format!("its hub's model of {}", count(report.traces, "trace")),
+        floe_api::LaidOutBy::Rehearsal => "its rehearsal".into(),
     };
     let mut text = format!("laid out {image} by {by} in {took}\n");
     text += &format!(
@@ -412,10 +414,10 @@ fn laid_out(image: &str, report: &api::OptimizeReport, took: &str) -> String {
 impl Rm {
     fn run(self, cx: &Context) -> Result<(), CliError> {
         let client = cx.client()?;
-        let mut freed = api::FreedReport::default();
+        let mut freed = floe_api::FreedReport::default();
         for image in self.images {
             let force = self.force;
-            let report = client.remove_image(&api::RemoveImageRequest { image, force })?;
+            let report = client.remove_image(&floe_api::RemoveImageRequest { image, force })?;
             freed.freed_bytes += report.freed_bytes;
             freed.names.extend(report.names);
         }
@@ -431,13 +433,13 @@ impl Rm {
 
 impl Export {
     fn run(self, cx: &Context) -> Result<(), CliError> {
-        let request = api::ExportRequest {
+        let request = floe_api::ExportRequest {
             image: self.image,
             region: self.region,
             path: args::absolute(&self.file)?,
             format: match self.format {
-                Format::Raw => api::ExportFormat::Raw,
-                Format::Qcow2 => api::ExportFormat::Qcow2,
+                Format::Raw => floe_api::ExportFormat::Raw,
+                Format::Qcow2 => floe_api::ExportFormat::Qcow2,
             },
             force: self.force,
         };

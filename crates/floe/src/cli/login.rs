@@ -11,9 +11,9 @@ use serde::Serialize;
 use super::error::CliError;
 use super::output::table;
 use super::{Context, args};
-use crate::api::ErrorCode;
-use crate::credentials::{Credentials, HubAddress, Kept, TOKEN_CHARACTERS_MAX, check_token};
-use crate::transfer::{Cancel, HubClient, TransferError};
+use floe_api::ErrorCode;
+use floe_api::credentials::{Credentials, HubAddress, Kept, TOKEN_CHARACTERS_MAX, check_token};
+use floe_node::transfer::{Cancel, HubClient, TransferError};
 
 /// How long a login waits for the hub.
 const ASK_TIMEOUT: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@ use super::error::CliError;
 use super::images::{acknowledge, stored};
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, console, progress, stream, visible};
-use crate::api::{self, PortForward};
+use floe_api::PortForward;
 
 /// How long a run whose user said nothing about waiting gives the guest to write its first byte, seconds. A booting guest
 /// needs less; a restored one may have nothing to say and is not waited for any longer.
@@ -68,7 +68,7 @@ pub struct Run {
     network: bool,
     /// Let that network reach ADDRESS[/BITS][:PORT] through this host (repeatable), such as 192.0.2.0/24:443
     #[arg(long, value_name = "DESTINATION", requires = "network")]
-    allow: Vec<api::Allow>,
+    allow: Vec<floe_api::Allow>,
     /// At most so many bytes a second to and from there, such as 10M
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
     allow_rate: Option<u64>,
@@ -110,26 +110,26 @@ enum Wait {
 }
 
 impl WaitArgs {
-    fn request(&self) -> (api::Wait, Option<u64>) {
+    fn request(&self) -> (floe_api::Wait, Option<u64>) {
         match self.wait {
             None => (
-                api::Wait::Console,
+                floe_api::Wait::Console,
                 Some(self.wait_timeout.unwrap_or(WAIT_UNASKED_S)),
             ),
-            Some(Wait::Console) => (api::Wait::Console, self.wait_timeout),
-            Some(Wait::Port) => (api::Wait::Port, self.wait_timeout),
-            Some(Wait::None) => (api::Wait::None, self.wait_timeout),
+            Some(Wait::Console) => (floe_api::Wait::Console, self.wait_timeout),
+            Some(Wait::Port) => (floe_api::Wait::Port, self.wait_timeout),
+            Some(Wait::None) => (floe_api::Wait::None, self.wait_timeout),
         }
     }
 }
 
 impl Run {
     /// What the guest is to reach of this host.
-    pub(super) fn host_access(&self) -> api::HostAccess {
+    pub(super) fn host_access(&self) -> floe_api::HostAccess {
         match self.allow_host.clone() {
-            None => api::HostAccess::None,
-            Some(ports) if ports.is_empty() => api::HostAccess::All,
-            Some(ports) => api::HostAccess::Ports(ports),
+            None => floe_api::HostAccess::None,
+            Some(ports) if ports.is_empty() => floe_api::HostAccess::All,
+            Some(ports) => floe_api::HostAccess::Ports(ports),
         }
     }
 
@@ -141,7 +141,7 @@ impl Run {
         let tokens = self
             .access
             .tokens_for(std::iter::once(&*image).chain(more))?;
-        let request = api::RunRequest {
+        let request = floe_api::RunRequest {
             image,
             sources: self.source,
             name: self.name,
@@ -156,7 +156,7 @@ impl Run {
             tokens,
             ca: self.access.ca()?,
             no_trace: self.no_trace,
-            network: self.network.then_some(api::NetworkRequest {
+            network: self.network.then_some(floe_api::NetworkRequest {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,
             }),
@@ -171,7 +171,7 @@ impl Run {
 }
 
 /// Follows a start and tells of it; the machine's name.
-fn started(cx: &Context, events: crate::client::Events) -> Result<Option<String>, CliError> {
+fn started(cx: &Context, events: floe_api::client::Events) -> Result<Option<String>, CliError> {
     let done = progress::follow(cx.out, events)?;
     let name = done.outcome.machine.as_ref().map(|m| m.name.clone());
     if cx.out.json {
@@ -241,19 +241,19 @@ impl Ps {
     }
 }
 
-pub(super) fn status(status: api::MachineStatus) -> &'static str {
+pub(super) fn status(status: floe_api::MachineStatus) -> &'static str {
     match status {
-        api::MachineStatus::Starting => "starting",
-        api::MachineStatus::Running => "running",
-        api::MachineStatus::Buffering => "buffering",
-        api::MachineStatus::Paused => "paused",
-        api::MachineStatus::Stopped => "stopped",
-        api::MachineStatus::Failed => "failed",
+        floe_api::MachineStatus::Starting => "starting",
+        floe_api::MachineStatus::Running => "running",
+        floe_api::MachineStatus::Buffering => "buffering",
+        floe_api::MachineStatus::Paused => "paused",
+        floe_api::MachineStatus::Stopped => "stopped",
+        floe_api::MachineStatus::Failed => "failed",
     }
 }
 
-fn listing(machines: &[api::MachineInfo]) -> String {
-    let row = |m: &api::MachineInfo| {
+fn listing(machines: &[floe_api::MachineInfo]) -> String {
+    let row = |m: &floe_api::MachineInfo| {
         let ports: Vec<_> = m
             .forwards
             .iter()
@@ -279,7 +279,7 @@ fn listing(machines: &[api::MachineInfo]) -> String {
     )
 }
 
-fn describe(m: &api::MachineInfo) -> String {
+fn describe(m: &floe_api::MachineInfo) -> String {
     let s = &m.stats;
     fields(&[
         ("name", m.name.clone()),
@@ -319,26 +319,26 @@ fn describe(m: &api::MachineInfo) -> String {
 }
 
 /// What a guest reaches of its host, in words.
-fn reaches(access: &api::HostAccess) -> String {
+fn reaches(access: &floe_api::HostAccess) -> String {
     let what = "of this host's loopback and links";
     match access {
-        api::HostAccess::None => String::new(),
-        api::HostAccess::All => format!("all ports {what}"),
-        api::HostAccess::Ports(ports) => {
+        floe_api::HostAccess::None => String::new(),
+        floe_api::HostAccess::All => format!("all ports {what}"),
+        floe_api::HostAccess::Ports(ports) => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
             format!("ports {} {what}", ports.join(", "))
         }
     }
 }
 
-fn cloned(cloned: &api::Cloned) -> String {
+fn cloned(cloned: &floe_api::Cloned) -> String {
     let needs = match cloned.settled {
         true => "",
         false => ", needs its parent's node",
     };
     let identity = match cloned.identity {
-        api::Identity::Pending => ", without network until its identity is in place",
-        api::Identity::Foreign | api::Identity::Placed => "",
+        floe_api::Identity::Pending => ", without network until its identity is in place",
+        floe_api::Identity::Foreign | floe_api::Identity::Placed => "",
     };
     format!("{} of {}{needs}{identity}", cloned.number, cloned.parent)
 }
@@ -389,7 +389,7 @@ impl Screenshot {
             return cx.out.bytes(&png);
         }
         std::fs::write(&self.file, &png).map_err(|e| CliError::file("write", &self.file, e))?;
-        let outcome = api::Outcome {
+        let outcome = floe_api::Outcome {
             path: Some(args::absolute(&self.file)?),
             ..Default::default()
         };
@@ -425,7 +425,7 @@ pub struct Logs {
 
 impl Logs {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let query = api::LogQuery {
+        let query = floe_api::LogQuery {
             follow: self.follow,
             tail_bytes: self.tail,
         };
@@ -467,7 +467,7 @@ pub struct Capture {
     #[arg(long)]
     stop: bool,
     /// Seconds for which an isolated copy runs, to learn what a resume touches first (0: not at all)
-    #[arg(long, value_name = "SECONDS", default_value_t = api::REHEARSE_S_DEFAULT)]
+    #[arg(long, value_name = "SECONDS", default_value_t = floe_api::REHEARSE_S_DEFAULT)]
     rehearse: u32,
     /// A note to keep in the image (repeatable)
     #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
@@ -476,7 +476,7 @@ pub struct Capture {
 
 impl Capture {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let request = api::CaptureRequest {
+        let request = floe_api::CaptureRequest {
             name: self.name,
             stop: self.stop,
             rehearse_s: Some(self.rehearse),
@@ -510,11 +510,11 @@ pub struct Stop {
 impl Stop {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let client = cx.client()?;
-        let request = api::StopRequest {
+        let request = floe_api::StopRequest {
             now: self.now,
             timeout_s: self.timeout,
         };
-        let mut stopped = api::MachineList::default();
+        let mut stopped = floe_api::MachineList::default();
         for name in &self.machines {
             stopped.machines.push(client.stop(name, &request)?);
         }
@@ -540,7 +540,7 @@ pub struct Start {
 impl Start {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let (wait, wait_timeout_s) = self.wait.request();
-        let request = api::StartRequest {
+        let request = floe_api::StartRequest {
             wait,
             wait_timeout_s,
         };
@@ -587,7 +587,7 @@ pub struct Forward {
 
 impl Forward {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let request = api::ForwardRequest {
+        let request = floe_api::ForwardRequest {
             forward: self.ports,
             remove: self.remove,
         };
@@ -615,8 +615,11 @@ mod tests {
     #[test]
     fn a_run_without_a_word_about_waiting_never_waits_long() {
         let wait = |wait, wait_timeout| WaitArgs { wait, wait_timeout }.request();
-        assert_eq!(wait(None, None), (api::Wait::Console, Some(WAIT_UNASKED_S)));
-        assert_eq!(wait(None, Some(3)), (api::Wait::Console, Some(3)));
-        assert_eq!(wait(Some(Wait::Port), None), (api::Wait::Port, None));
+        assert_eq!(
+            wait(None, None),
+            (floe_api::Wait::Console, Some(WAIT_UNASKED_S))
+        );
+        assert_eq!(wait(None, Some(3)), (floe_api::Wait::Console, Some(3)));
+        assert_eq!(wait(Some(Wait::Port), None), (floe_api::Wait::Port, None));
     }
 }

@@ -1,7 +1,7 @@
 //! The command line: what a user types, turned into calls of the node's [`Client`] and of the hub.
 //!
 //! Every command answers on standard output (a table, or with `--json` one JSON value; long calls one event a line), tells
-//! progress and errors on standard error, and ends with the exit codes of [`ErrorCode`](crate::api::ErrorCode). Nothing is
+//! progress and errors on standard error, and ends with the exit codes of [`ErrorCode`](floe_api::ErrorCode). Nothing is
 //! decided here: a command that does more than ask and show belongs into the node.
 
 mod args;
@@ -32,9 +32,9 @@ use std::process::ExitCode;
 
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
-use crate::client::Client;
-use crate::paths::Home;
 use error::CliError;
+use floe_api::client::Client;
+use floe_api::paths::Home;
 use output::Output;
 
 const AFTER: &str = "\
@@ -166,7 +166,7 @@ impl Context {
 pub fn main() -> ExitCode {
     // Before anything else has happened in this process: what these become must inherit nothing.
     let args: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = crate::node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
+    if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
     let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
@@ -260,7 +260,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        use crate::api::HostAccess;
+        use floe_api::HostAccess;
         assert_eq!(parse(&["debian"]), HostAccess::None);
         assert_eq!(parse(&["--allow-host", "debian"]), HostAccess::All);
         let ports = HostAccess::Ports(vec![80, 5432]);

@@ -1,5 +1,6 @@
 //! What goes to standard output: tables for people, JSON for programs.
 
+pub use floe_api::size_text as bytes;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -84,22 +85,6 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
     shown
         .map(|(name, value)| format!("{name:<width$}  {}\n", visible::line(value)))
         .collect()
-}
-
-/// `0 B`, `12 KiB`, `1.5 GiB`.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1024.0;
-    let mut unit = 0;
-    // 1023.96 would be shown as 1024.0.
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", UNITS[unit])
 }
 
 /// How long ago a Unix time was: `5 s`, `3 min`, `2 h`, `4 d`.

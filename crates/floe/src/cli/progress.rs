@@ -12,8 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::error::CliError;
 use super::output::{Output, bytes};
 use super::visible;
-use crate::api::{CloneState, Event, Outcome};
-use crate::client::Events;
+use floe_api::client::Events;
+use floe_api::{CloneState, Event, Outcome};
 
 /// Between two plain lines, where standard error is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);

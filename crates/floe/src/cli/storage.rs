@@ -9,7 +9,6 @@ use super::error::CliError;
 use super::images::{acknowledge, verified};
 use super::output::{bytes, fields, short, table};
 use super::{Context, args};
-use crate::api;
 
 /// Show an image's regions as plain files, for any VMM or tool
 #[derive(Debug, Args)]
@@ -35,7 +34,7 @@ impl Mount {
         let client = cx.client()?;
         let (Some(image), Some(dir)) = (self.image, self.dir) else {
             return cx.out.value(&client.mounts()?, |list| {
-                let row = |m: &api::MountInfo| vec![short(&m.image), m.path.clone()];
+                let row = |m: &floe_api::MountInfo| vec![short(&m.image), m.path.clone()];
                 table(
                     &["IMAGE", "DIRECTORY"],
                     &list.mounts.iter().map(row).collect::<Vec<_>>(),
@@ -43,7 +42,7 @@ impl Mount {
             });
         };
         let from = args::image(&image)?;
-        let request = api::MountRequest {
+        let request = floe_api::MountRequest {
             token: self.access.token_for(&from)?,
             image: from,
             path: args::existing(&dir)?,
@@ -101,7 +100,7 @@ impl Cache {
     }
 }
 
-fn describe(c: &api::CacheInfo) -> String {
+fn describe(c: &floe_api::CacheInfo) -> String {
     let reads = c.hits.saturating_add(c.misses);
     let percent = (c.hits as f64 / reads.max(1) as f64) * 100.0;
     fields(&[

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::error::CliError;
 use super::output::{bytes, fields};
 use super::{Context, interrupt};
-use crate::api::{self, MachineStatus, StreamInfo};
-use crate::client::Client;
+use floe_api::client::Client;
+use floe_api::{MachineStatus, StreamInfo};
 
 /// How often the report looks whether the machine still runs.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ pub fn report(cx: &Context, machine: String) -> Result<(), CliError> {
                 last.buffering = None;
                 break;
             }
-            Err(error) if error.to_api().code == api::ErrorCode::NotFound => break,
+            Err(error) if error.to_api().code == floe_api::ErrorCode::NotFound => break,
             Err(error) => return Err(error.into()),
         }
     }

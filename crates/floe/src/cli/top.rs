@@ -13,8 +13,8 @@ use super::machines::status;
 use super::output::{bytes, table};
 use super::terminal::{self, Screen};
 use super::{Context, stream};
-use crate::api::{MachineInfo, MachineStatus, StreamInfo};
-use crate::client::Client;
+use floe_api::client::Client;
+use floe_api::{MachineInfo, MachineStatus, StreamInfo};
 
 /// How often the figures are taken.
 const EVERY: Duration = Duration::from_secs(1);
@@ -242,7 +242,7 @@ fn text(seen: &Look) -> String {
 mod tests {
     use super::super::stream::tests::info;
     use super::*;
-    use crate::api::Buffering;
+    use floe_api::Buffering;
 
     fn machine() -> MachineInfo {
         MachineInfo {

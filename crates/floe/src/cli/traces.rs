@@ -7,7 +7,6 @@ use clap::{Args, Subcommand};
 use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args};
-use crate::api;
 
 /// Bars of a trace's picture, from few accesses to many.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -38,9 +37,9 @@ struct Whose {
 }
 
 impl Whose {
-    fn request(self) -> Result<api::TracesRequest, CliError> {
+    fn request(self) -> Result<floe_api::TracesRequest, CliError> {
         let image = args::image(&self.image)?;
-        Ok(api::TracesRequest {
+        Ok(floe_api::TracesRequest {
             token: self.access.token_for(&image)?,
             image,
             ca: self.access.ca()?,
@@ -106,7 +105,7 @@ impl Trace {
                 cx.out.value(&cx.client()?.traces(&of)?, listing)
             }
             Trace::Show(show) => {
-                let request = api::TraceRequest {
+                let request = floe_api::TraceRequest {
                     of: show.of.request()?,
                     trace: show.trace,
                     ..Default::default()
@@ -114,7 +113,7 @@ impl Trace {
                 cx.out.value(&cx.client()?.trace(&request)?, describe)
             }
             Trace::Export(export) => {
-                let request = api::TraceRequest {
+                let request = floe_api::TraceRequest {
                     of: export.of.request()?,
                     trace: export.trace,
                     path: Some(args::absolute(&export.file)?),
@@ -132,10 +131,10 @@ impl Trace {
                 for file in &import.files {
                     let path = args::existing(file)?;
                     let to = to.clone();
-                    taken.push(client.import_trace(&api::TraceImportRequest { to, path })?);
+                    taken.push(client.import_trace(&floe_api::TraceImportRequest { to, path })?);
                 }
                 cx.out.value(&taken, |taken| {
-                    let line = |moved: &api::TraceMoved| {
+                    let line = |moved: &floe_api::TraceMoved| {
                         let how = if moved.known { "was there" } else { "taken" };
                         format!("{} {how}: {}\n", short(&moved.hash), moved.path)
                     };
@@ -150,8 +149,8 @@ fn seconds(us: u64) -> String {
     format!("{:.1} s", us as f64 / 1e6)
 }
 
-fn listing(list: &api::TraceList) -> String {
-    let row = |t: &api::TraceEntry| {
+fn listing(list: &floe_api::TraceList) -> String {
+    let row = |t: &floe_api::TraceEntry| {
         vec![
             short(&t.summary.hash),
             t.uploader.clone().unwrap_or_else(|| "(nobody)".into()),
@@ -191,7 +190,7 @@ fn listing(list: &api::TraceList) -> String {
     text
 }
 
-fn describe(t: &api::TraceDetail) -> String {
+fn describe(t: &floe_api::TraceDetail) -> String {
     let s = &t.entry.summary;
     let most = t
         .accesses_over_time
@@ -234,9 +233,9 @@ fn describe(t: &api::TraceDetail) -> String {
 mod tests {
     use super::*;
 
-    fn entry() -> api::TraceEntry {
-        api::TraceEntry {
-            summary: api::TraceSummary {
+    fn entry() -> floe_api::TraceEntry {
+        floe_api::TraceEntry {
+            summary: floe_api::TraceSummary {
                 hash: "ab".repeat(32),
                 bytes: 2048,
                 accesses: 300,
@@ -252,10 +251,10 @@ mod tests {
 
     #[test]
     fn a_list_tells_of_traces_and_models() {
-        let list = api::TraceList {
+        let list = floe_api::TraceList {
             image: "cd".repeat(32),
             traces: vec![entry()],
-            models: vec![api::ModelEntry {
+            models: vec![floe_api::ModelEntry {
                 method: "floe".into(),
                 version: 3,
                 bytes: 1024,
@@ -276,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_trace_is_drawn_over_its_time() {
-        let detail = api::TraceDetail {
+        let detail = floe_api::TraceDetail {
             entry: entry(),
             regions: Vec::new(),
             accesses_over_time: vec![0, 1, 4, 8, u64::from(u32::MAX)],

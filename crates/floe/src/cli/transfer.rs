@@ -7,7 +7,6 @@ use super::images::seconds;
 use super::login::Access;
 use super::output::bytes;
 use super::{Context, args, progress};
-use crate::api;
 
 /// Publish a local image on a hub, or in a directory for any web server
 #[derive(Debug, Args)]
@@ -35,7 +34,7 @@ pub struct Push {
 impl Push {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let to = args::image(&self.to)?;
-        let request = api::PushRequest {
+        let request = floe_api::PushRequest {
             image: self.image,
             token: self.access.token_for(&to)?,
             to,
@@ -72,7 +71,7 @@ pub struct Pull {
 impl Pull {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let from = args::image(&self.from)?;
-        let request = api::PullRequest {
+        let request = floe_api::PullRequest {
             token: self.access.token_for(&from)?,
             from,
             name: self.name,
@@ -83,7 +82,7 @@ impl Pull {
     }
 }
 
-fn report(cx: &Context, what: &str, outcome: &api::Outcome) -> Result<(), CliError> {
+fn report(cx: &Context, what: &str, outcome: &floe_api::Outcome) -> Result<(), CliError> {
     if cx.out.json {
         return Ok(());
     }

@@ -1,9 +1,9 @@
 //! Who may see and do what.
 
 use crate::support::*;
-use floe::hub::{self, Anonymous, HubOptions, Tls};
-use floe::transfer::{PushOptions, TransferError, push};
+use floe_hub::{Anonymous, HubOptions, Tls};
 use floe_image::{Kind, Layout, ReadRequest, chunk_hash};
+use floe_node::transfer::{PushOptions, TransferError, push};
 use floe_source::{Options, open};
 
 /// Every route that tells something about an image.
@@ -310,7 +310,7 @@ fn wrong_tokens_are_slowed_down_and_right_ones_are_not() {
     assert_eq!(world.get("/v1/images", None).status, 200);
     // whoever knows the right one is not locked out by those who guess beside it, nor is one made just now
     assert_eq!(world.get("/v1/images", Some(&world.ann)).status, 200);
-    let carol = hub::create_token(&world.hub_dir(), "carol").unwrap();
+    let carol = floe_hub::create_token(&world.hub_dir(), "carol").unwrap();
     assert_eq!(world.get("/v1/images", Some(&carol)).status, 200);
     assert_eq!(world.get("/v1/images", Some("wrong")).status, 429);
     let catalogue = std::fs::read(world.hub_dir().join("hub.db")).unwrap();
@@ -328,7 +328,7 @@ fn a_revoked_token_ends_and_a_closed_hub_needs_one() {
     assert_eq!(world.get("/v1/images", None).status, 401);
     assert_eq!(world.get("/metrics", None).status, 401);
     assert_eq!(world.get("/healthz", None).json()["service"], "floe-hub");
-    assert_eq!(hub::revoke_tokens(&world.hub_dir(), "bob").unwrap(), 1);
+    assert_eq!(floe_hub::revoke_tokens(&world.hub_dir(), "bob").unwrap(), 1);
     assert_eq!(world.get("/v1/images", Some(&world.bob)).status, 401);
     assert_eq!(world.get("/v1/images", Some(&world.ann)).status, 200);
     assert!(
@@ -338,10 +338,10 @@ fn a_revoked_token_ends_and_a_closed_hub_needs_one() {
             .contains("floe_hub_requests_total")
     );
     assert_eq!(
-        hub::users(&world.hub_dir()).unwrap(),
+        floe_hub::users(&world.hub_dir()).unwrap(),
         [("ann".into(), 1), ("bob".into(), 0)]
     );
-    assert!(hub::create_token(&world.hub_dir(), "../ann").is_err());
+    assert!(floe_hub::create_token(&world.hub_dir(), "../ann").is_err());
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn a_hub_makes_its_own_certificate_and_only_its_authority_is_trusted() {
     world.hub.shutdown();
     let mut again = HubOptions::new(dir.path().join("hub"), at);
     again.tls = Tls::SelfSigned { names: vec![] };
-    let again = hub::serve(again).unwrap();
+    let again = floe_hub::serve(again).unwrap();
     assert_eq!(again.fingerprint(), Some(&*fingerprint));
 }
 
@@ -494,18 +494,24 @@ fn an_operators_own_certificate_is_served() {
         cert: tls.join("hub.key"),
         key: tls.join("hub.key"),
     };
-    assert!(hub::serve(wrong).err().unwrap().to_string().contains("PEM"));
+    assert!(
+        floe_hub::serve(wrong)
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("PEM")
+    );
 }
 
 #[test]
 fn the_checked_in_description_of_the_interface_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi-hub.json");
     if std::env::var_os("FLOE_UPDATE_OPENAPI").is_some() {
-        std::fs::write(&path, hub::openapi_json()).unwrap();
+        std::fs::write(&path, floe_hub::openapi_json()).unwrap();
     }
     let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        checked_in == hub::openapi_json(),
+        checked_in == floe_hub::openapi_json(),
         "run the tests once with FLOE_UPDATE_OPENAPI=1 and look at the difference"
     );
 }

@@ -1,7 +1,7 @@
 //! What a disk did to a hub's own files, and what a second hub must not do to them.
 
 use crate::support::*;
-use floe::hub::{self, HubOptions, Tls};
+use floe_hub::{HubOptions, Tls};
 use std::path::Path;
 
 #[test]
@@ -16,7 +16,7 @@ fn a_second_hub_on_a_directory_touches_nothing_and_says_who_has_it() {
     std::fs::create_dir(&litter).unwrap();
     // on the same port, as a service that was started twice, and on another
     for addr in [world.hub.addr(), "127.0.0.1:0".parse().unwrap()] {
-        let refused = hub::serve(HubOptions::new(world.hub_dir(), addr));
+        let refused = floe_hub::serve(HubOptions::new(world.hub_dir(), addr));
         let said = refused.err().expect("one hub a directory").to_string();
         assert!(
             said.contains(&std::process::id().to_string())
@@ -30,13 +30,13 @@ fn a_second_hub_on_a_directory_touches_nothing_and_says_who_has_it() {
         assert!(path.exists(), "{}", path.display());
     }
     // tokens are made beside a hub that runs, and it believes them
-    let carol = hub::create_token(&world.hub_dir(), "carol").unwrap();
+    let carol = floe_hub::create_token(&world.hub_dir(), "carol").unwrap();
     assert_eq!(world.visible(Some(&carol)), 0);
     assert_eq!(world.commit(&key, &world.ann, "{}").status, 200);
     // and when the first has gone, the next may
     let dir = world.hub_dir();
     world.hub.shutdown();
-    hub::serve(options(&dir)).unwrap();
+    floe_hub::serve(options(&dir)).unwrap();
     assert!(!litter.exists());
 }
 
@@ -85,7 +85,7 @@ fn a_damaged_pack_is_replaced_by_the_next_upload_of_the_same() {
     let report = world.push(&again, "a", true).unwrap();
     assert!(report.chunks_sent > 0, "{report:?}");
     assert!(read(1));
-    let whole = std::fs::read(&path).map(|bytes| hub::verify_pack(&bytes, &pack).is_ok());
+    let whole = std::fs::read(&path).map(|bytes| floe_hub::verify_pack(&bytes, &pack).is_ok());
     assert!(whole.unwrap_or(true), "the damaged file is still there");
 }
 
@@ -103,7 +103,7 @@ fn a_pack_that_rotted_unseen_is_replaced_when_it_is_sent_again() {
     let key = world.stage(&parts, &world.bob);
     assert_eq!(world.commit(&key, &world.bob, "{}").status, 200);
     let bytes = std::fs::read(&path).unwrap();
-    hub::verify_pack(&bytes, &parts.packs[0].0.id).unwrap();
+    floe_hub::verify_pack(&bytes, &parts.packs[0].0.id).unwrap();
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_lost_catalogue_does_not_take_the_images_along() {
     let before = walk(&repo).len();
     world.hub.shutdown();
     // the copy is made at every start
-    hub::serve(options(&dir)).unwrap().shutdown();
+    floe_hub::serve(options(&dir)).unwrap().shutdown();
     for name in ["hub.db-wal", "hub.db-shm"] {
         let _ = std::fs::remove_file(dir.join(name));
     }
@@ -125,16 +125,16 @@ fn a_lost_catalogue_does_not_take_the_images_along() {
             true => std::fs::remove_file(dir.join("hub.db")).unwrap(),
             false => std::fs::write(dir.join("hub.db"), b"").unwrap(),
         }
-        let said = hub::serve(options(&dir)).err().unwrap().to_string();
+        let said = floe_hub::serve(options(&dir)).err().unwrap().to_string();
         assert!(said.contains("hub.db.backup"), "{said}");
         assert_eq!(walk(&repo).len(), before);
     }
     std::fs::write(dir.join("hub.db"), [7; 9000]).unwrap();
-    let said = hub::serve(options(&dir)).err().unwrap().to_string();
+    let said = floe_hub::serve(options(&dir)).err().unwrap().to_string();
     assert!(said.contains("hub.db.backup"), "{said}");
     // and the way out that it names is one
     std::fs::copy(dir.join("hub.db.backup"), dir.join("hub.db")).unwrap();
-    let again = hub::serve(options(&dir)).unwrap();
+    let again = floe_hub::serve(options(&dir)).unwrap();
     let list = ask(&again.url(), "GET", "/v1/images", None, &[], None).json();
     assert_eq!(list["images"].as_array().unwrap().len(), 1);
 }
@@ -148,7 +148,7 @@ fn an_unreadable_certificate_of_its_own_is_set_aside_and_made_anew() {
         std::fs::write(dir.join("tls").join(name), b"").unwrap();
         let mut again = options(&dir);
         again.tls = Tls::SelfSigned { names: vec![] };
-        let again = hub::serve(again).unwrap();
+        let again = floe_hub::serve(again).unwrap();
         assert!(again.fingerprint().is_some());
         again.shutdown();
     }

@@ -168,7 +168,7 @@ fn bodies_beyond_their_limits_are_refused() {
     assert_eq!(put(&world, &key, &id, &vec![0; 200_000]).status, 413);
     let json = format!("{{\"name\":\"{}\"}}", "a".repeat(100_000));
     assert_eq!(world.commit(&key, &world.ann, &json).status, 413);
-    let have = vec![0; 33 * (floe::hub::HAVE_ITEMS_MAX + 1)];
+    let have = vec![0; 33 * (floe_api::hub::HAVE_ITEMS_MAX + 1)];
     assert_eq!(
         world
             .ask(
@@ -307,7 +307,7 @@ fn a_segment_that_reaches_beyond_its_region_is_refused() {
 proptest! {
     #[test]
     fn no_bytes_make_the_pack_check_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-        prop_assert!(floe::hub::verify_pack(&bytes, &Hash::of(&bytes)).is_err());
+        prop_assert!(floe_hub::verify_pack(&bytes, &Hash::of(&bytes)).is_err());
     }
 
     #[test]
@@ -315,7 +315,7 @@ proptest! {
         let (reference, mut bytes) = image_parts(&[1, 2, 3], &[]).packs.remove(0);
         let at = at * bytes.len() / 1000;
         bytes[at] ^= 1 << bit;
-        let checked = floe::hub::verify_pack(&bytes, &reference.id);
+        let checked = floe_hub::verify_pack(&bytes, &reference.id);
         // Inside a frame, zstd has bits that change nothing; what unpacks is checked all the same.
         let in_frames = (16..reference.index_offset as usize).contains(&at);
         prop_assert!(in_frames || checked.is_err());
@@ -328,15 +328,15 @@ proptest! {
             body.push(u8::from(*segment));
             body.extend_from_slice(hash);
         }
-        let read = floe::hub::decode_questions(&body).unwrap();
+        let read = floe_hub::decode_questions(&body).unwrap();
         prop_assert_eq!(read.len(), items.len());
         for ((kind, hash), (segment, bytes)) in read.iter().zip(&items) {
             prop_assert_eq!((*kind == Kind::Segment, hash.as_bytes()), (*segment, bytes));
         }
         if !body.is_empty() {
-            prop_assert!(floe::hub::decode_questions(&body[..body.len() - cut]).is_err());
+            prop_assert!(floe_hub::decode_questions(&body[..body.len() - cut]).is_err());
             body[0] = 2;
-            prop_assert!(floe::hub::decode_questions(&body).is_err());
+            prop_assert!(floe_hub::decode_questions(&body).is_err());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What users may have.
 
 use crate::support::*;
-use floe::hub::{self, Quota, QuotaWish};
+use floe_hub::{Quota, QuotaWish};
 
 fn wish(bytes: Option<u64>, images: Option<u64>, traces: Option<u64>) -> QuotaWish {
     QuotaWish {
@@ -14,7 +14,7 @@ fn wish(bytes: Option<u64>, images: Option<u64>, traces: Option<u64>) -> QuotaWi
 #[test]
 fn nobody_stores_more_than_the_quota_however_many_uploads_race() {
     let world = world();
-    hub::set_quota(&world.hub_dir(), "ann", &wish(None, Some(2), None)).unwrap();
+    floe_hub::set_quota(&world.hub_dir(), "ann", &wish(None, Some(2), None)).unwrap();
     let parts: Vec<Parts> = (0..6)
         .map(|n| image_parts(&(n * 1000 + 1..n * 1000 + 60).collect::<Vec<_>>(), &[]))
         .collect();
@@ -45,12 +45,12 @@ fn nobody_stores_more_than_the_quota_however_many_uploads_race() {
     let key = world.stage(&parts[5], &world.bob);
     assert_eq!(world.commit(&key, &world.bob, "{}").status, 200);
     // nor is a commit of what was opened, and more room is had at once
-    hub::set_quota(&world.hub_dir(), "ann", &wish(None, Some(6), None)).unwrap();
+    floe_hub::set_quota(&world.hub_dir(), "ann", &wish(None, Some(6), None)).unwrap();
     for parts in &parts {
         let key = world.stage(parts, &world.ann);
         assert_eq!(world.commit(&key, &world.ann, "{}").status, 200);
     }
-    let shown = hub::quotas(&world.hub_dir()).unwrap();
+    let shown = floe_hub::quotas(&world.hub_dir()).unwrap();
     let ann = shown.iter().find(|found| found.user == "ann").unwrap();
     assert_eq!((ann.used.images, ann.quota.images), (6, 6));
     assert_eq!(ann.quota.bytes, Quota::default().bytes);
@@ -67,8 +67,8 @@ fn bytes_are_refused_where_they_come_and_a_smaller_quota_takes_nothing_away() {
         world.commit(&key, &world.ann, "{\"name\":\"a\"}").status,
         200
     );
-    let used = hub::quotas(&world.hub_dir()).unwrap()[0].used.bytes;
-    hub::set_quota(
+    let used = floe_hub::quotas(&world.hub_dir()).unwrap()[0].used.bytes;
+    floe_hub::set_quota(
         &world.hub_dir(),
         "ann",
         &wish(Some(used + 300_000), None, None),
@@ -84,9 +84,9 @@ fn bytes_are_refused_where_they_come_and_a_smaller_quota_takes_nothing_away() {
         refused += usize::from(answer.status == 403 && answer.code() == "quota");
     }
     assert!(refused > 0 && refused < large.packs.len());
-    assert!(hub::quotas(&world.hub_dir()).unwrap()[0].used.bytes <= used + 300_000);
+    assert!(floe_hub::quotas(&world.hub_dir()).unwrap()[0].used.bytes <= used + 300_000);
     // what is there stays, is read, named and shown
-    hub::set_quota(&world.hub_dir(), "ann", &wish(Some(1), Some(1), None)).unwrap();
+    floe_hub::set_quota(&world.hub_dir(), "ann", &wish(Some(1), Some(1), None)).unwrap();
     let path = format!("/v1/images/{}/visibility", small.id());
     let shown = world.ask("PUT", &path, Some(&world.ann), Some(b"{\"public\":true}"));
     assert_eq!(shown.status, 204, "{}", shown.text());

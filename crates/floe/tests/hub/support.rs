@@ -1,11 +1,11 @@
 //! Images made by hand, hubs on free ports, and requests without any of floe's clients.
 
-use floe::hub::{self, HubHandle, HubOptions};
-use floe::transfer::{PushOptions, PushReport, TransferError, push};
+use floe_hub::{HubHandle, HubOptions};
 use floe_image::{
     CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Layout, MachineConfig, Manifest, PackRef,
     PackWriter, Region, Segment, chunk_hash, compress_frame,
 };
+use floe_node::transfer::{PushOptions, PushReport, TransferError, push};
 use floe_store::Repository;
 use std::collections::HashSet;
 use std::path::Path;
@@ -150,12 +150,12 @@ pub fn world_with(change: impl FnOnce(&mut HubOptions)) -> World {
     let mut options = options(&at);
     change(&mut options);
     let (ann, bob) = (
-        hub::create_token(&at, "ann").unwrap(),
-        hub::create_token(&at, "bob").unwrap(),
+        floe_hub::create_token(&at, "ann").unwrap(),
+        floe_hub::create_token(&at, "bob").unwrap(),
     );
     World {
         repository,
-        hub: hub::serve(options).unwrap(),
+        hub: floe_hub::serve(options).unwrap(),
         ann,
         bob,
         dir,
@@ -321,13 +321,4 @@ pub fn ask(
             .read_to_vec()
             .unwrap(),
     }
-}
-
-/// Whether tests that need root run; says so if not.
-pub fn system_tests() -> bool {
-    let wanted = std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1");
-    if !wanted {
-        eprintln!("skipped: needs root and FLOE_TEST_SYSTEM=1");
-    }
-    wanted
 }

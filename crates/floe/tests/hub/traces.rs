@@ -1,7 +1,6 @@
 //! What happens to machines' traces, and to those who send bad ones.
 
 use crate::support::*;
-use floe::hub;
 use floe_image::{Access, Hash, TraceHeader, TraceWriter};
 use std::time::{Duration, Instant};
 
@@ -81,7 +80,7 @@ impl World {
         options.limits.training_quiet = QUIET;
         options.anonymous_traces = true;
         World {
-            hub: hub::serve(options).unwrap(),
+            hub: floe_hub::serve(options).unwrap(),
             dir,
             repository,
             ann,
@@ -115,7 +114,7 @@ fn traces_become_a_model_that_every_reader_gets() {
     eventually("a model of all traces", of_all);
     let model = world.get(&format!("/v1/images/{id}/model"), None);
     assert_eq!(model.status, 200, "{}", model.text());
-    let decoded = floe::traces::Model::decode(&model.body).unwrap();
+    let decoded = floe_traces::Model::decode(&model.body).unwrap();
     assert_eq!(decoded.image(), id);
     // and does not get it again
     let etag = model.header("etag").to_owned();

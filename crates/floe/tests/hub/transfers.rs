@@ -1,10 +1,10 @@
 //! What was pushed can be pulled, and only what is missing moves.
 
 use crate::support::*;
-use floe::transfer::{
+use floe_image::Hash;
+use floe_node::transfer::{
     Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, copy_packs, pull, push,
 };
-use floe_image::Hash;
 use floe_source::{Options, open};
 use floe_store::{Cache, Ingest, IngestOptions, Repository};
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ fn pulled(
     id: &Hash,
     into: &str,
     token: Option<&str>,
-) -> (Repository, floe::transfer::PullReport) {
+) -> (Repository, floe_node::transfer::PullReport) {
     let repository = Repository::create(&world.dir.path().join(into)).unwrap();
     let source = open(
         &world.hub.url(),
@@ -311,7 +311,7 @@ fn a_public_image_can_be_read_as_static_files() {
             &[],
             None,
         );
-        assert_eq!(floe::hub::verify_pack(&bytes.body, &pack.id).unwrap(), pack);
+        assert_eq!(floe_hub::verify_pack(&bytes.body, &pack.id).unwrap(), pack);
     }
 }
 

@@ -1,9 +1,7 @@
 //! A node of its own for a test: a state directory, a process that can be killed, and a client.
 
-use floe::{
-    api::{ClusterInit, ClusterJoin, Event, ImportRequest, Outcome, RunRequest, Wait},
-    client::{Client, ClientError, Events},
-};
+use floe_api::client::{Client, ClientError, Events};
+use floe_api::{ClusterInit, ClusterJoin, Event, ImportRequest, Outcome, RunRequest, Wait};
 pub use rustix::process::Signal;
 use std::{
     fs,
@@ -15,15 +13,6 @@ use std::{
 
 /// Long enough for the slowest thing that a test waits for: a guest that boots without KVM on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-
-/// Whether tests with real guests were asked for, and why not.
-pub fn system() -> bool {
-    if std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1") {
-        return true;
-    }
-    eprintln!("skipped: needs root, FUSE and QEMU; set FLOE_TEST_SYSTEM=1");
-    false
-}
 
 /// A file of a test guest.
 pub fn guest(file: &str) -> String {

@@ -4,7 +4,7 @@ use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use anyhow::Context as _;
-use floe::api::{HostAccess, NetworkRequest, RunRequest};
+use floe_api::{HostAccess, NetworkRequest, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@ use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::Context as _;
-use floe::api::{ForkReport, ForkRequest, KillRequest, MachineStatus, NetworkRequest, RunRequest};
+use floe_api::{ForkReport, ForkRequest, KillRequest, MachineStatus, NetworkRequest, RunRequest};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;

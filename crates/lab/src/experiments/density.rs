@@ -5,7 +5,7 @@ use super::plain::PlainQemu;
 use super::wan;
 use crate::harness::{Context, Report, Samples};
 use anyhow::Context as _;
-use floe::api::RunRequest;
+use floe_api::RunRequest;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::Context as _;
-use floe::api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
+use floe_api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -198,7 +198,7 @@ fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
     // the parent's disks may stand on the last fork's image: at most that one stays
     let forks = || -> anyhow::Result<usize> {
         let images = node.client.images()?.images;
-        let fork = |image: &&floe::api::ImageSummary| image.labels.contains_key("floe.fork");
+        let fork = |image: &&floe_api::ImageSummary| image.labels.contains_key("floe.fork");
         Ok(images.iter().filter(fork).count())
     };
     std::thread::sleep(BETWEEN);

@@ -1,16 +1,16 @@
 //! Real nodes and hubs as processes of their own, in a network namespace or beside us: what the experiments with guests
-//! stand on. They run the product's own code, `floe::node` and `floe::hub`, under hidden subcommands of this program, so
+//! stand on. They run the product's own code, `floe_node` and `floe_hub`, under hidden subcommands of this program, so
 //! that no other binary has to be found.
 use crate::guest::{Guest, READY};
 use crate::link::Namespace;
 use anyhow::{Context as _, bail};
-use floe::api::{
+use floe_api::client::Client;
+use floe_api::paths::Home;
+use floe_api::{
     CaptureRequest, Event, ImportRequest, MachineInfo, Outcome, PullRequest, PushRequest,
     RunRequest, Wait,
 };
-use floe::client::Client;
-use floe::node::WebOptions;
-use floe::paths::Home;
+use floe_node::WebOptions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -41,7 +41,7 @@ pub struct NodeArguments {
     #[arg(long)]
     demand_only: bool,
     /// MiB of translated code of each machine
-    #[arg(long, default_value_t = floe::node::EMULATOR_CACHE_MIB_DEFAULT)]
+    #[arg(long, default_value_t = floe_node::EMULATOR_CACHE_MIB_DEFAULT)]
     emulator_cache: u32,
     /// Address of its page, at which other nodes of the experiment reach it
     #[arg(long)]
@@ -66,7 +66,7 @@ fn socket_of(home: &Path) -> PathBuf {
 impl NodeArguments {
     /// Serves.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let mut options = floe::node::NodeOptions::new(Home::at(&self.home))?;
+        let mut options = floe_node::NodeOptions::new(Home::at(&self.home))?;
         options.socket = socket_of(&self.home);
         options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
         options.read_ahead = !self.demand_only;
@@ -76,7 +76,7 @@ impl NodeArguments {
             any_port: false,
             token: Some(PAGE_TOKEN.into()),
         });
-        let node = floe::node::serve(options)?;
+        let node = floe_node::serve(options)?;
         println!("ready");
         wait_for_end_of_input()?;
         node.shutdown(true);
@@ -88,11 +88,11 @@ impl HubArguments {
     /// Serves.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let token = self.token()?;
-        let mut options = floe::hub::HubOptions::new(&self.dir, self.listen);
+        let mut options = floe_hub::HubOptions::new(&self.dir, self.listen);
         if let Some(seconds) = self.upload_expiry {
             options.limits.upload_expiry = Duration::from_secs(seconds);
         }
-        let hub = floe::hub::serve(options)?;
+        let hub = floe_hub::serve(options)?;
         println!("ready {token}");
         wait_for_end_of_input()?;
         hub.shutdown();
@@ -108,7 +108,7 @@ impl HubArguments {
             Ok(token) if !token.is_empty() => return Ok(token),
             _ => {}
         }
-        let token = floe::hub::create_token(&self.dir, "lab")?;
+        let token = floe_hub::create_token(&self.dir, "lab")?;
         // the hub knows it for good, so it is kept for good
         let mut file = std::fs::File::create(&kept)?;
         file.write_all(token.as_bytes())?;

@@ -8,9 +8,9 @@ use super::local::LocalRam;
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Namespace, Segment};
 use anyhow::{Context as _, ensure};
-use floe::transfer::{PushOptions, push};
 use floe_image::datagram::GroupKey;
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment as Table, chunk_hash};
+use floe_node::transfer::{PushOptions, push};
 use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
 use floe_source::{
     Directory, FetchOptions, Fetcher, Options, Purpose, Retry, RetryOptions, Source, Who,

@@ -2,10 +2,10 @@
 //! over loopback, with an empty browser cache each time. Against a plain text file of the same node.
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
-use floe::node::{NodeOptions, WebOptions};
-use floe::page::thumbnail::{THUMB_REGION, of_screen};
-use floe::paths::Home;
+use floe_api::paths::Home;
+use floe_front::page::thumbnail::{THUMB_REGION, of_screen};
 use floe_image::{ImageName, MachineConfig};
+use floe_node::{NodeOptions, WebOptions};
 use floe_store::{Ingest, IngestOptions, Repository};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::path::Path;
@@ -47,7 +47,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         any_port: false,
         token: None,
     });
-    let node = floe::node::serve(options)?;
+    let node = floe_node::serve(options)?;
     let login = node.node().page()?.login_url;
     let painted = paint(&login, context.pick(9, 3));
     node.shutdown(true);

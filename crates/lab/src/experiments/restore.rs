@@ -4,7 +4,7 @@ use super::live::Node;
 use super::plain::PlainQemu;
 use super::wan;
 use crate::harness::{Context, Report, Samples};
-use floe::api::{Event, RunRequest};
+use floe_api::{Event, RunRequest};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Bridge, Rate, Shape};
 use anyhow::Context as _;
-use floe::api::{REHEARSE_S_DEFAULT, RunRequest, StopRequest, Wait};
+use floe_api::{REHEARSE_S_DEFAULT, RunRequest, StopRequest, Wait};
 use floe_image::Hash;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};

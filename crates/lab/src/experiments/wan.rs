@@ -6,7 +6,7 @@ use crate::guest::Guest;
 use crate::harness::Context;
 use crate::link::{Bridge, Shape};
 use anyhow::Context as _;
-use floe::api::{Event, ImageSummary, Outcome, REHEARSE_S_DEFAULT, RunRequest};
+use floe_api::{Event, ImageSummary, Outcome, REHEARSE_S_DEFAULT, RunRequest};
 use floe_image::TraceReader;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 use super::session::Session;
 use crate::experiments::live::Node;
 use crate::guest::{Guest, READY};
-use floe::api::{RunRequest, Wait};
+use floe_api::{RunRequest, Wait};
 use std::time::Duration;
 
 /// The machine that images are captured from.

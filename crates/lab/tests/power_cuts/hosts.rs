@@ -1,5 +1,5 @@
 //! A node and a hub as processes, with all their state in one directory.
-use floe::client::Client;
+use floe_api::client::Client;
 use floe_lab::experiments::hammer::world;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;

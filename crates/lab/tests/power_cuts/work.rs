@@ -1,9 +1,9 @@
 //! What a node and a hub do while their writes are recorded, and what they promised at which place of the log.
 use super::device::Recorder;
 use super::hosts::Hosts;
-use floe::api::*;
-use floe::transfer::{Cancel, Destination, HubClient, PullOptions, pull};
+use floe_api::*;
 use floe_lab::guest::Guest;
+use floe_node::transfer::{Cancel, Destination, HubClient, PullOptions, pull};
 use std::path::Path;
 
 /// Something that was acknowledged.

@@ -5,12 +5,12 @@ use super::console::{Shared, verify_copy};
 use super::model::Progress;
 use super::schedule::Moment;
 use anyhow::Context as _;
-use floe::api::{
+use floe_api::client::Client;
+use floe_api::{
     CaptureRequest, ForkRequest, KillRequest, PullRequest, PushRequest, RemoveImageRequest,
     RunRequest,
 };
-use floe::client::Client;
-use floe::transfer::{Cancel, HubClient};
+use floe_node::transfer::{Cancel, HubClient};
 use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;

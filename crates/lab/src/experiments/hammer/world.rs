@@ -2,7 +2,7 @@
 //! them, and a second node that reads from the hub.
 use crate::link::Namespace;
 use anyhow::{Context as _, bail, ensure};
-use floe::client::Client;
+use floe_api::client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::fs::{self, File};

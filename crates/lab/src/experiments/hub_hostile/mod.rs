@@ -11,7 +11,7 @@ use super::live::{Hub, Server};
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
 use client::{Client, request};
-use floe::hub::create_token;
+use floe_hub::create_token;
 use floe_image::{
     CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, MachineConfig, Manifest, PackRef, PackWriter,
     Region, Segment, chunk_hash, compress_frame,

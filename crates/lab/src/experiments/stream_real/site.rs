@@ -6,7 +6,7 @@ use crate::guest::Guest;
 use crate::link::{Bridge, Shape};
 use crate::workloads::{Session, Stage, use_desktop};
 use anyhow::{Context as _, bail};
-use floe::api::{
+use floe_api::{
     Outcome, REHEARSE_S_DEFAULT, RunRequest, StopRequest, StreamInfo, TraceRequest, TracesRequest,
     Wait,
 };

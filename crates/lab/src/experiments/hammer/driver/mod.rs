@@ -12,8 +12,8 @@ use super::world::{UPLOAD_EXPIRY, World, make_initrd};
 use crate::guest::Guest as Files;
 use crate::harness::Context;
 use anyhow::{Context as _, bail, ensure};
-use floe::api::{KillRequest, MachineStatus};
-use floe::client::Client;
+use floe_api::KillRequest;
+use floe_api::client::Client;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -36,7 +36,7 @@ const STEP_MAX: Duration = Duration::from_secs(300);
 const START_MAX: Duration = Duration::from_secs(120);
 /// How long a copy may take to verify everything, beside three other emulated guests; or five times what makes a guest hung.
 const VERIFY_MAX: Duration = Duration::from_secs(120);
-/// How often a machine that stands still for a full disk is looked at.
+/// How often something is looked at that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What a blow did.
@@ -88,8 +88,6 @@ pub struct Driver {
     threads: Vec<std::thread::JoinHandle<()>>,
     /// A guest that was given up once.
     given_up: Option<usize>,
-    /// Set while machines may stand still for a disk that was full.
-    look_at_paused: Option<Instant>,
 }
 
 /// What the threads of a QEMU wait for in the kernel, but for other threads and for events: a request that nobody answers shows as
@@ -138,7 +136,6 @@ impl Driver {
             done: Arc::default(),
             threads: Vec::new(),
             given_up: None,
-            look_at_paused: None,
         };
         driver.import(&guest, &initrd)?;
         driver.boot_all()?;
@@ -188,7 +185,6 @@ impl Driver {
                 Err(RecvTimeoutError::Disconnected) => bail!("nobody reads the consoles any more"),
             };
             self.hear_bad();
-            self.continue_paused();
             let mut actions = storm.handle(self.shared.now(), event);
             while let Some(action) = actions.pop() {
                 match action {
@@ -257,7 +253,6 @@ impl Driver {
             storm.handle(self.shared.now(), Event::Booting(victim));
         }
         if hit(Victim::Disk) {
-            self.look_at_paused = Some(Instant::now());
             let now = self.shared.now();
             self.shared
                 .guests
@@ -303,36 +298,6 @@ impl Driver {
             self.world.hub_ready()?;
         }
         Ok(())
-    }
-
-    /// Machines that stand still because their disk was full go on when somebody says so.
-    fn continue_paused(&mut self) {
-        let Some(since) = self.look_at_paused else {
-            return;
-        };
-        if since.elapsed() < LOOK_EVERY {
-            return;
-        }
-        self.look_at_paused = Some(Instant::now());
-        let mut paused = false;
-        for name in MACHINES {
-            let Ok(info) = self.machine(name) else {
-                continue;
-            };
-            if info.status == MachineStatus::Paused && info.detail.contains("is full") {
-                paused = true;
-                let _ = self.start_machine(name);
-            }
-        }
-        let stalled = self.stalled();
-        if !paused
-            && stalled
-                .iter()
-                .flatten()
-                .all(|stall| *stall < Duration::from_secs(2))
-        {
-            self.look_at_paused = None;
-        }
     }
 
     /// A guest does not get on: what is told of it, and whether `floe start` helps.

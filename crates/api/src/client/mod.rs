@@ -1,0 +1,643 @@
+//! The node's interface as function calls, for the command line and for tests.
+//!
+//! Blocking on purpose: a command does one thing at a time. Long calls give an [`Events`] iterator; dropping it (or
+//! ending the process) closes the connection, and the node cancels what it was doing and cleans up.
+//!
+//! ```no_run
+//! # use floe::{api, client::Client, paths::Home};
+//! let client = Client::connect(Home::from_env().socket())?;
+//! let request = api::RunRequest { image: "debian".into(), ..Default::default() };
+//! for event in client.run(&request)? {
+//!     println!("{:?}", event?);
+//! }
+//! # Ok::<(), floe::client::ClientError>(())
+//! ```
+
+mod cluster;
+
+use crate::*;
+use bytes::{Buf, Bytes};
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio::{net::UnixStream, runtime::Runtime, task::JoinHandle};
+
+/// Longest line of an event stream and longest answer of a short call: more than any list of machines, and a bound.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens on the socket.
+    #[error(
+        "no node answers on {socket}: {source} (start one with `floe up` or `systemctl start floe-node`)"
+    )]
+    NoNode {
+        /// The socket.
+        socket: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The node said no.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// The connection broke, or the answer wasn't what this version understands.
+    #[error(
+        "the node's answer broke off: {0} (see the node's log; are both the same version of floe?)"
+    )]
+    Broken(String),
+}
+
+impl ClientError {
+    /// The exit code of a command that ends with this error.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            ClientError::NoNode { .. } => ErrorCode::Unreachable.exit_code(),
+            ClientError::Api(error) => error.code.exit_code(),
+            ClientError::Broken(_) => ErrorCode::Failed.exit_code(),
+        }
+    }
+
+    /// The same as an [`ApiError`], for `--json`.
+    pub fn to_api(&self) -> ApiError {
+        match self {
+            ClientError::NoNode { socket, source } => ApiError {
+                code: ErrorCode::Unreachable,
+                message: format!("no node answers on {socket}: {source}"),
+                fix: "start one with `floe up` or `systemctl start floe-node`".into(),
+            },
+            ClientError::Api(error) => error.clone(),
+            ClientError::Broken(why) => ApiError {
+                code: ErrorCode::Failed,
+                message: format!("the node's answer broke off: {why}"),
+                fix: "see the node's log".into(),
+            },
+        }
+    }
+}
+
+fn broken(error: impl std::fmt::Display) -> ClientError {
+    ClientError::Broken(error.to_string())
+}
+
+/// A node, by its socket. Every call opens a connection of its own (20 us on a unix socket).
+#[derive(Clone)]
+pub struct Client {
+    socket: PathBuf,
+    runtime: Arc<Runtime>,
+}
+
+impl Client {
+    /// Checks that a node listens on the socket.
+    pub fn connect(socket: impl Into<PathBuf>) -> Result<Client, ClientError> {
+        let socket = socket.into();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(broken)?;
+        let client = Client {
+            socket,
+            runtime: Arc::new(runtime),
+        };
+        client.runtime.block_on(client.dial())?;
+        Ok(client)
+    }
+
+    /// The node's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    // ------------------------------------------------------------------------------------------------------ node
+
+    /// What the node is and runs.
+    pub fn node(&self) -> Result<NodeInfo, ClientError> {
+        self.get("/v1/node")
+    }
+    /// Where the node's page is.
+    pub fn page(&self) -> Result<PageInfo, ClientError> {
+        self.get("/v1/page")
+    }
+    /// What is missing, as seen by the node.
+    pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
+        self.get("/v1/doctor")
+    }
+    /// Ends the node.
+    pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
+        self.post_empty("/v1/shutdown", request)
+    }
+    /// What happens on the node, from now on: lines of [`NodeEvent`].
+    pub fn events(&self) -> Result<Lines<NodeEvent>, ClientError> {
+        Ok(Lines {
+            bytes: self.open_get("/v1/events")?,
+            buffer: Vec::new(),
+            over: false,
+            item: Default::default(),
+        })
+    }
+
+    // ---------------------------------------------------------------------------------------------------- images
+
+    /// All images.
+    pub fn images(&self) -> Result<ImageList, ClientError> {
+        self.get("/v1/images")
+    }
+    /// One image.
+    pub fn image(&self, image: &str) -> Result<ImageDetail, ClientError> {
+        self.get(&format!("/v1/image?image={}", escape(image)))
+    }
+    /// Imports disks and kernels.
+    pub fn import(&self, request: &ImportRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/import", request)
+    }
+    /// Reads and hashes all of an image.
+    pub fn verify_image(&self, image: &str) -> Result<Events, ClientError> {
+        self.stream(
+            "/v1/images/verify",
+            &ImageQuery {
+                image: image.into(),
+            },
+        )
+    }
+    /// Lays an image's packs out anew.
+    pub fn optimize(&self, request: &OptimizeRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/optimize", request)
+    }
+    /// Gives an image one more name.
+    pub fn tag(&self, image: &str, name: &str) -> Result<(), ClientError> {
+        self.post_empty(
+            "/v1/images/tag",
+            &TagRequest {
+                image: image.into(),
+                name: name.into(),
+            },
+        )
+    }
+    /// Takes a name away.
+    pub fn untag(&self, name: &str) -> Result<(), ClientError> {
+        self.post_empty(
+            "/v1/images/untag",
+            &TagRequest {
+                image: String::new(),
+                name: name.into(),
+            },
+        )
+    }
+    /// Removes a name, and the image with its last one.
+    pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, ClientError> {
+        self.post("/v1/images/remove", request)
+    }
+    /// Writes a region to a file.
+    pub fn export(&self, request: &ExportRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/export", request)
+    }
+    /// Sends an image to a hub or directory.
+    pub fn push(&self, request: &PushRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/push", request)
+    }
+    /// Fetches a whole image.
+    pub fn pull(&self, request: &PullRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/pull", request)
+    }
+    /// Shows an image's regions as files in a directory.
+    pub fn mount(&self, request: &MountRequest) -> Result<MountInfo, ClientError> {
+        self.post("/v1/mounts", request)
+    }
+    /// Ends that.
+    pub fn unmount(&self, path: &str) -> Result<(), ClientError> {
+        self.post_empty("/v1/mounts/remove", &UnmountRequest { path: path.into() })
+    }
+    /// The extra views that there are.
+    pub fn mounts(&self) -> Result<MountList, ClientError> {
+        self.get("/v1/mounts")
+    }
+
+    // -------------------------------------------------------------------------------------------------- machines
+
+    /// All machines.
+    pub fn machines(&self) -> Result<MachineList, ClientError> {
+        self.get("/v1/machines")
+    }
+    /// One machine.
+    pub fn machine(&self, name: &str) -> Result<MachineInfo, ClientError> {
+        self.get(&machine_path(name, ""))
+    }
+    /// Makes a machine and starts it.
+    pub fn run(&self, request: &RunRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/machines", request)
+    }
+    /// Captures a machine as an image.
+    pub fn capture(&self, name: &str, request: &CaptureRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/capture"), request)
+    }
+    /// Forks a machine into clones.
+    pub fn fork(&self, name: &str, request: &ForkRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/fork"), request)
+    }
+    /// A machine with its parents and clones.
+    pub fn family(&self, name: &str) -> Result<Family, ClientError> {
+        self.get(&machine_path(name, "/family"))
+    }
+    /// The hosts that are known by name, as they are now.
+    pub fn hosts(&self) -> Result<HostList, ClientError> {
+        self.get("/v1/hosts")
+    }
+    /// Ends a clone, or all clones of a machine.
+    pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, ClientError> {
+        self.post(&machine_path(name, "/kill"), request)
+    }
+    /// Stops a machine; its disks stay.
+    pub fn stop(&self, name: &str, request: &StopRequest) -> Result<MachineInfo, ClientError> {
+        self.post(&machine_path(name, "/stop"), request)
+    }
+    /// Starts a stopped machine again.
+    pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/start"), request)
+    }
+    /// Removes a machine with its disks.
+    pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), ClientError> {
+        self.send(
+            Method::DELETE,
+            &machine_path(name, &format!("?force={force}")),
+            Bytes::new(),
+        )?
+        .discard()
+    }
+    /// Adds or removes a port forward; the answer has the port that was chosen.
+    pub fn forward(
+        &self,
+        name: &str,
+        request: &ForwardRequest,
+    ) -> Result<PortForward, ClientError> {
+        self.post(&machine_path(name, "/forwards"), request)
+    }
+    /// Where the console is; [`Client::attach`] connects to it.
+    pub fn console(&self, name: &str) -> Result<ConsoleInfo, ClientError> {
+        self.get(&machine_path(name, "/console"))
+    }
+    /// The machine's serial console: what the guest writes can be read, what is written reaches the guest.
+    pub fn attach(&self, name: &str) -> Result<std::os::unix::net::UnixStream, ClientError> {
+        let console = self.console(name)?;
+        std::os::unix::net::UnixStream::connect(&console.socket)
+            .map_err(|error| ClientError::Broken(format!("console {}: {error}", console.socket)))
+    }
+    /// The machine's screen as a PNG file's bytes.
+    pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, ClientError> {
+        self.send(
+            Method::POST,
+            &machine_path(name, "/screenshot"),
+            Bytes::new(),
+        )?
+        .collect()
+    }
+    /// What the guest wrote on its console.
+    pub fn logs(&self, name: &str, query: &LogQuery) -> Result<ByteStream, ClientError> {
+        let tail = query
+            .tail_bytes
+            .map(|bytes| format!("&tail_bytes={bytes}"))
+            .unwrap_or_default();
+        self.open_get(&machine_path(
+            name,
+            &format!("/logs?follow={}{tail}", query.follow),
+        ))
+    }
+
+    /// How a machine's image streams.
+    pub fn stream_info(&self, name: &str) -> Result<StreamInfo, ClientError> {
+        self.get(&machine_path(name, "/stream"))
+    }
+
+    // ---------------------------------------------------------------------------------------------------- traces
+
+    /// The traces of an image's machines, and the models made of them.
+    pub fn traces(&self, of: &TracesRequest) -> Result<TraceList, ClientError> {
+        self.post("/v1/traces/list", of)
+    }
+    /// One trace in figures.
+    pub fn trace(&self, request: &TraceRequest) -> Result<TraceDetail, ClientError> {
+        self.post("/v1/traces/show", request)
+    }
+    /// Writes a trace to a file.
+    pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, ClientError> {
+        self.post("/v1/traces/export", request)
+    }
+    /// Takes a trace from a file.
+    pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, ClientError> {
+        self.post("/v1/traces/import", request)
+    }
+
+    // ----------------------------------------------------------------------------------------------------- cache
+
+    /// How full the cache is.
+    pub fn cache(&self) -> Result<CacheInfo, ClientError> {
+        self.get("/v1/cache")
+    }
+    /// Removes from cache and repository what nothing needs.
+    pub fn cache_gc(&self) -> Result<FreedReport, ClientError> {
+        self.post("/v1/cache/gc", &())
+    }
+    /// Reads and hashes all of the cache.
+    pub fn cache_verify(&self) -> Result<Events, ClientError> {
+        self.stream("/v1/cache/verify", &())
+    }
+
+    // ---------------------------------------------------------------------------------------------------- transport
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.open_get(path)?.json()
+    }
+
+    fn open_get(&self, path: &str) -> Result<ByteStream, ClientError> {
+        self.send(Method::GET, path, Bytes::new())
+    }
+
+    fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.open_post(path, body)?.json()
+    }
+
+    fn post_empty(&self, path: &str, body: &impl Serialize) -> Result<(), ClientError> {
+        self.open_post(path, body)?.discard()
+    }
+
+    fn open_post(&self, path: &str, body: &impl Serialize) -> Result<ByteStream, ClientError> {
+        self.send(
+            Method::POST,
+            path,
+            serde_json::to_vec(body).map_err(broken)?.into(),
+        )
+    }
+
+    fn stream(&self, path: &str, body: &impl Serialize) -> Result<Events, ClientError> {
+        let bytes = self.open_post(path, body)?;
+        Ok(Lines {
+            bytes,
+            buffer: Vec::new(),
+            over: false,
+            item: Default::default(),
+        })
+    }
+
+    async fn dial(&self) -> Result<UnixStream, ClientError> {
+        UnixStream::connect(&self.socket)
+            .await
+            .map_err(|source| ClientError::NoNode {
+                socket: self.socket.display().to_string(),
+                source,
+            })
+    }
+
+    fn send(&self, method: Method, path: &str, body: Bytes) -> Result<ByteStream, ClientError> {
+        self.runtime
+            .block_on(async {
+                let stream = self.dial().await?;
+                let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+                    .await
+                    .map_err(broken)?;
+                let connection = tokio::spawn(async move {
+                    let _ = connection.await; // its error reaches the caller through the body
+                });
+                let connection = AbortOnDrop(connection);
+                let request = Request::builder()
+                    .method(method)
+                    .uri(path)
+                    .header("host", "floe")
+                    .header("content-type", "application/json")
+                    .body(Full::new(body))
+                    .map_err(broken)?;
+                let response = sender.send_request(request).await.map_err(broken)?;
+                let ok = response.status().is_success();
+                let stream = ByteStream {
+                    runtime: self.runtime.clone(),
+                    response,
+                    ready: Bytes::new(),
+                    _connection: connection,
+                    _sender: sender,
+                };
+                Ok::<_, ClientError>((ok, stream))
+            })
+            .and_then(|(ok, stream)| {
+                if ok {
+                    Ok(stream)
+                } else {
+                    Err(stream.into_error())
+                }
+            })
+    }
+}
+
+fn machine_path(name: &str, rest: &str) -> String {
+    format!("/v1/machines/{}{rest}", escape(name))
+}
+
+/// Percent-encodes everything that isn't plain in a path segment or query value.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(byte as char)
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// An answer's bytes as they arrive. Dropping it hangs up.
+pub struct ByteStream {
+    runtime: Arc<Runtime>,
+    response: Response<Incoming>,
+    ready: Bytes,
+    _connection: AbortOnDrop,
+    _sender: http1::SendRequest<Full<Bytes>>,
+}
+
+impl ByteStream {
+    /// The next piece; `None` at the end.
+    fn next_piece(&mut self) -> Result<Option<Bytes>, ClientError> {
+        if !self.ready.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.ready)));
+        }
+        let runtime = self.runtime.clone();
+        loop {
+            match runtime.block_on(self.response.body_mut().frame()) {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(broken(error)),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                    _ => continue, // trailers carry nothing of ours
+                },
+            }
+        }
+    }
+
+    fn collect(mut self) -> Result<Vec<u8>, ClientError> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.next_piece()? {
+            if all.len() + piece.len() > ANSWER_BYTES_MAX {
+                return Err(ClientError::Broken(format!(
+                    "more than {ANSWER_BYTES_MAX} bytes"
+                )));
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok(all)
+    }
+
+    fn json<T: DeserializeOwned>(self) -> Result<T, ClientError> {
+        serde_json::from_slice(&self.collect()?).map_err(broken)
+    }
+
+    fn discard(self) -> Result<(), ClientError> {
+        self.collect().map(drop)
+    }
+
+    fn into_error(self) -> ClientError {
+        let status: StatusCode = self.response.status();
+        match self.collect() {
+            Err(error) => error,
+            Ok(body) => match serde_json::from_slice::<ApiError>(&body) {
+                Ok(error) => ClientError::Api(error),
+                Err(_) => {
+                    ClientError::Broken(format!("{status} {}", String::from_utf8_lossy(&body)))
+                }
+            },
+        }
+    }
+}
+
+impl Read for ByteStream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let Some(mut piece) = self.next_piece().map_err(io::Error::other)? else {
+            return Ok(0);
+        };
+        let len = piece.len().min(out.len());
+        piece.copy_to_slice(&mut out[..len]);
+        self.ready = piece;
+        Ok(len)
+    }
+}
+
+/// A long call's events. An [`Event::Error`] comes out as `Err(ClientError::Api)`.
+pub type Events = Lines<Event>;
+
+/// JSON values, one a line, as they arrive. Dropping it hangs up.
+pub struct Lines<T> {
+    bytes: ByteStream,
+    buffer: Vec<u8>,
+    over: bool,
+    item: std::marker::PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    fn next_line(&mut self) -> Result<Option<T>, ClientError> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                if line.len() > 1 {
+                    return serde_json::from_slice(&line).map(Some).map_err(broken);
+                }
+                continue; // an empty line keeps the connection alive
+            }
+            match self.bytes.next_piece()? {
+                Some(piece) if self.buffer.len() + piece.len() <= ANSWER_BYTES_MAX => {
+                    self.buffer.extend_from_slice(&piece)
+                }
+                Some(_) => return Err(ClientError::Broken("a line without end".into())),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => return Err(ClientError::Broken("half a line".into())),
+            }
+        }
+    }
+}
+
+/// What a line of a stream means for its iterator.
+pub trait Line: DeserializeOwned {
+    /// The line as an error, if it is one; whether the stream must end with such a line.
+    fn check(self) -> Result<(Self, bool), ClientError>;
+    /// Whether a stream that just ends is broken.
+    const NEEDS_END: bool;
+}
+
+impl Line for Event {
+    fn check(self) -> Result<(Self, bool), ClientError> {
+        match self {
+            Event::Error(error) => Err(error.into()),
+            event => {
+                let last = matches!(event, Event::Done(_));
+                Ok((event, last))
+            }
+        }
+    }
+    const NEEDS_END: bool = true;
+}
+
+impl Line for NodeEvent {
+    fn check(self) -> Result<(Self, bool), ClientError> {
+        Ok((self, false))
+    }
+    const NEEDS_END: bool = false;
+}
+
+impl<T: Line> Iterator for Lines<T> {
+    type Item = Result<T, ClientError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.over {
+            return None;
+        }
+        let item = match self.next_line() {
+            Ok(Some(line)) => line.check(),
+            Ok(None) if T::NEEDS_END => {
+                Err(ClientError::Broken("it ended without a result".into()))
+            }
+            Ok(None) => {
+                self.over = true;
+                return None;
+            }
+            Err(error) => Err(error),
+        };
+        Some(match item {
+            Ok((line, last)) => {
+                self.over = last;
+                Ok(line)
+            }
+            Err(error) => {
+                self.over = true;
+                Err(error)
+            }
+        })
+    }
+}
+
+impl Events {
+    /// Waits for the end, showing every event to `each`.
+    pub fn finish(self, mut each: impl FnMut(&Event)) -> Result<Outcome, ClientError> {
+        for event in self {
+            let event = event?;
+            each(&event);
+            if let Event::Done(outcome) = event {
+                return Ok(outcome);
+            }
+        }
+        Err(ClientError::Broken("it ended without a result".into()))
+    }
+}

@@ -1,0 +1,368 @@
+//! Connections: accept, seat, TLS, hand to hyper, and close in order.
+//!
+//! Ours rather than `axum::serve`, which bounds neither connections nor the time that they take. Every socket gets
+//! TCP_NODELAY (an answer of one chunk must not wait for an acknowledgement), and the kernel keeps little of what is not
+//! sent yet, so that a reader who takes nothing costs some kilobytes.
+
+use super::seats::{Arrival, Id, Seats};
+use super::stream::{Coming, Going, OverTcp, Stream};
+use super::{Bounds, Party};
+use crate::telemetry;
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+
+/// Time between two tries when accept fails (out of descriptors): as fast would only burn the processor.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// Bytes of a request's head, and of what hyper reads ahead of a body.
+const BUFFER_BYTES_MAX: usize = 64 << 10;
+/// Fields of a request's head.
+const FIELDS_MAX: usize = 64;
+/// Bytes that the kernel keeps for a connection beyond what is on its way.
+const UNSENT_BYTES_MAX: u32 = 128 << 10;
+/// Descriptors that are left for files, catalogue and sockets of our own.
+const DESCRIPTORS_LEFT: u64 = 512;
+
+/// All connections of a port.
+struct Table {
+    seats: Mutex<Seats>,
+    /// Tells a connection to go.
+    leave: Mutex<HashMap<Id, Arc<Notify>>>,
+}
+
+impl Table {
+    fn close(&self, id: Id) {
+        metrics::counter!(telemetry::HUB_REFUSED_CONNECTIONS).increment(1);
+        if let Some(leave) = self.leave.lock().get(&id) {
+            leave.notify_one();
+        }
+    }
+}
+
+/// One connection, as its requests and its stream know it.
+pub struct Connection {
+    /// Who is at the other end.
+    pub address: SocketAddr,
+    /// What it may take.
+    pub bounds: Arc<Bounds>,
+    id: Id,
+    table: Arc<Table>,
+    /// When the head that is coming began; `None` while none comes.
+    head: Mutex<Head>,
+    upgraded: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Head {
+    /// The next request has not begun.
+    None,
+    /// Its first byte came then.
+    Since(Instant),
+    /// It is being answered.
+    Whole,
+}
+
+impl Connection {
+    /// Some bytes of the peer's came.
+    pub fn bytes_came(&self) {
+        let mut head = self.head.lock();
+        if *head == Head::None {
+            *head = Head::Since(Instant::now());
+        }
+    }
+
+    /// When the head that is coming must be whole.
+    pub fn head_due(&self) -> Option<Instant> {
+        match *self.head.lock() {
+            Head::Since(since) => Some(since + self.bounds.head),
+            _ => None,
+        }
+    }
+
+    /// A request's head is whole.
+    fn asked(&self) {
+        *self.head.lock() = Head::Whole;
+        self.table.seats.lock().turns(self.id, true);
+    }
+
+    /// Its answer has gone.
+    pub fn answered(&self) {
+        *self.head.lock() = Head::None;
+        if !self.is_upgraded() {
+            self.table.seats.lock().turns(self.id, false);
+        }
+    }
+
+    /// Whether it is something else than HTTP by now.
+    pub fn is_upgraded(&self) -> bool {
+        self.upgraded.load(Ordering::Relaxed)
+    }
+
+    /// The socket is closed.
+    pub fn closed(&self) {
+        self.table.seats.lock().leave(self.id);
+        self.table.leave.lock().remove(&self.id);
+        metrics::gauge!(telemetry::HUB_CONNECTIONS).decrement(1);
+    }
+}
+
+/// Who is at the other end; put into every request's extensions.
+#[derive(Clone)]
+pub struct Peer(Arc<Connection>);
+
+impl Peer {
+    /// All strangers at this address.
+    pub fn party(&self) -> Party {
+        Party::at(self.0.address.ip())
+    }
+
+    /// It has shown that it is `party`: the connection counts for that from now on.
+    pub fn is(&self, party: &Party) {
+        let goes = self.0.table.seats.lock().known(self.0.id, party);
+        if let Some(goes) = goes {
+            self.0.table.close(goes);
+        }
+    }
+}
+
+/// As many connections as `wanted`, or as the process has descriptors for: as many of those as the system allows are taken.
+pub fn affordable(wanted: usize) -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
+    let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let room = now.saturating_sub(DESCRIPTORS_LEFT).max(now / 2);
+    wanted
+        .min(usize::try_from(room).unwrap_or(usize::MAX))
+        .max(1)
+}
+
+/// Serves `router` until `stop` turns true, then drains for at most `bounds.drain`.
+pub async fn run(
+    listener: TcpListener,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    router: Router,
+    bounds: Bounds,
+    mut stop: watch::Receiver<bool>,
+) {
+    let acceptor = tls.map(TlsAcceptor::from);
+    let max = affordable(bounds.connections_max);
+    let table = Arc::new(Table {
+        seats: Mutex::new(Seats::new(max, bounds.connections_each_max)),
+        leave: Mutex::default(),
+    });
+    let bounds = Arc::new(bounds);
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            () = ended(&mut stop) => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let Some((connection, leave)) = seat(&table, &bounds, address) else {
+            continue;
+        };
+        prepare(&stream);
+        let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
+        connections.spawn(async move {
+            tokio::select! {
+                () = serve(stream, connection, acceptor, router, stop) => {}
+                () = leave.notified() => {
+                    tracing::debug!(%address, "a connection makes room for another");
+                }
+            }
+        });
+    }
+    drop(listener);
+    let drained = tokio::time::timeout(bounds.drain, async {
+        while connections.join_next().await.is_some() {}
+    });
+    if drained.await.is_err() {
+        tracing::warn!(
+            left = connections.len(),
+            "requests were still running when the drain time was over"
+        );
+    }
+}
+
+/// A place for a new connection, and how it hears that it must go.
+fn seat(
+    table: &Arc<Table>,
+    bounds: &Arc<Bounds>,
+    address: SocketAddr,
+) -> Option<(Arc<Connection>, Arc<Notify>)> {
+    let arrival = table.seats.lock().arrive(Party::at(address.ip()));
+    let id = match arrival {
+        Arrival::Seated(id) => id,
+        Arrival::Instead(id, goes) => {
+            table.close(goes);
+            id
+        }
+        Arrival::Refused => {
+            metrics::counter!(telemetry::HUB_REFUSED_CONNECTIONS).increment(1);
+            return None;
+        }
+    };
+    let leave = Arc::new(Notify::new());
+    table.leave.lock().insert(id, leave.clone());
+    metrics::gauge!(telemetry::HUB_CONNECTIONS).increment(1);
+    let connection = Connection {
+        address,
+        bounds: bounds.clone(),
+        id,
+        table: table.clone(),
+        head: Mutex::new(Head::None),
+        upgraded: AtomicBool::new(false),
+    };
+    Some((Arc::new(connection), leave))
+}
+
+fn prepare(stream: &TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    let bytes = UNSENT_BYTES_MAX;
+    let size = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the option takes an unsigned int, whose address and size are given; the descriptor is that of a live socket.
+    let set = unsafe {
+        use std::os::fd::AsRawFd;
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            size,
+        )
+    };
+    if set != 0 {
+        tracing::debug!("no TCP_NOTSENT_LOWAT");
+    }
+}
+
+/// Waits for the signal to stop (or for its sender to be gone). On its own, as the guard that `wait_for` returns must
+/// not live across an await.
+async fn ended(stop: &mut watch::Receiver<bool>) {
+    drop(stop.wait_for(|stop| *stop).await);
+}
+
+/// What is counted ends with the stream, or here if there is none yet.
+struct Closes(Option<Arc<Connection>>);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            connection.closed();
+        }
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    acceptor: Option<TlsAcceptor>,
+    router: Router,
+    stop: watch::Receiver<bool>,
+) {
+    let Some(acceptor) = acceptor else {
+        return http(
+            Stream::new(stream, connection.clone()),
+            connection,
+            router,
+            stop,
+        )
+        .await;
+    };
+    let mut closes = Closes(Some(connection.clone()));
+    let address = connection.address;
+    match tokio::time::timeout(connection.bounds.handshake, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => {
+            closes.0 = None;
+            http(
+                Stream::new(stream, connection.clone()),
+                connection,
+                router,
+                stop,
+            )
+            .await;
+        }
+        Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
+        Err(_) => tracing::debug!(%address, "TLS handshake timed out"),
+    }
+}
+
+async fn http<S: OverTcp>(
+    stream: Stream<S>,
+    connection: Arc<Connection>,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+) {
+    let (address, idle) = (connection.address, connection.bounds.idle);
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        answer(router.clone(), connection.clone(), request)
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(idle)
+        .max_buf_size(BUFFER_BYTES_MAX)
+        .max_headers(FIELDS_MAX);
+    let served = builder
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut served = std::pin::pin!(served);
+    let ended = tokio::select! {
+        ended = served.as_mut() => ended,
+        () = ended(&mut stop) => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%address, %error, "connection ended early");
+    }
+}
+
+async fn answer(
+    router: Router,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    connection.asked();
+    let pace = connection.bounds.pace;
+    let mut request = request.map(|body| Body::new(Coming::new(body, pace)));
+    request.extensions_mut().insert(Peer(connection.clone()));
+    // If the request is dropped before there is an answer, the connection goes too.
+    let response = router.oneshot(request).await?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        connection.upgraded.store(true, Ordering::Relaxed);
+    }
+    Ok(response.map(|body| Body::new(Going::new(body, connection))))
+}

@@ -1,0 +1,219 @@
+//! Who asks: a bearer token becomes a user name, or a refusal.
+
+use super::Anonymous;
+use super::error::{ApiError, ApiResult};
+use super::login;
+use super::state::{Hub, apart};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use floe_front::{Party, Peer};
+use floe_image::Hash;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often the catalogue is asked whether tokens were made or revoked by another process.
+const TOKENS_CHECKED: Duration = Duration::from_secs(1);
+/// The same where a token is unknown: it may have been made just now.
+const UNKNOWN_CHECKED: Duration = Duration::from_millis(50);
+/// Addresses whose wrong tokens are counted at most.
+const REMEMBERED_MAX: usize = 16 * 1024;
+/// The window in which wrong tokens are counted.
+const WRONG_TOKEN_WINDOW: Duration = Duration::from_secs(60);
+
+/// Who asks; `None` is anybody.
+#[derive(Clone, Debug)]
+pub(crate) struct Viewer {
+    name: Option<Arc<str>>,
+    party: Party,
+}
+
+impl Viewer {
+    /// The user's name.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The user's name, for what needs one.
+    pub fn user(&self) -> ApiResult<&str> {
+        self.name()
+            .ok_or_else(|| ApiError::unauthorized("this needs a token"))
+    }
+
+    /// With whom the request shares what it takes.
+    pub fn party(&self) -> &Party {
+        &self.party
+    }
+}
+
+/// All tokens, and wrong ones counted. Tokens are in memory, by hash, so that a wrong one costs no more than a lookup there,
+/// however many come.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    /// By the token's hash, so that neither timing nor a memory dump shows tokens.
+    known: RwLock<HashMap<Hash, Arc<str>>>,
+    /// When the catalogue was asked last, and its version then.
+    checked: tokio::sync::Mutex<Option<(Instant, i64)>>,
+    wrong: Mutex<HashMap<IpAddr, (u32, Instant)>>,
+}
+
+impl Tokens {
+    fn user(&self, hashed: &Hash) -> Option<Arc<str>> {
+        self.known.read().get(hashed).cloned()
+    }
+
+    /// Sees to it that what is known is not older than `age`; waits until then rather than asking more often.
+    async fn refresh(&self, hub: &Arc<Hub>, age: Duration, asked: Instant) -> ApiResult<()> {
+        let mut checked = self.checked.lock().await;
+        let version = match *checked {
+            // somebody else asked after this request came
+            Some((at, _)) if at >= asked => return Ok(()),
+            Some((at, version)) => {
+                tokio::time::sleep(age.saturating_sub(at.elapsed())).await;
+                Some(version)
+            }
+            None => None,
+        };
+        let now = Instant::now();
+        let (found, tokens) =
+            apart(hub, move |hub| Ok(hub.catalogue.tokens_since(version)?)).await?;
+        if let Some(tokens) = tokens {
+            *self.known.write() = tokens;
+        }
+        *checked = Some((now, found));
+        Ok(())
+    }
+
+    /// Whose token this is. Answered from memory, but for one request a second and for unknown tokens.
+    async fn look_up(&self, hub: &Arc<Hub>, hashed: &Hash) -> ApiResult<Option<Arc<str>>> {
+        let asked = Instant::now();
+        let fresh = match self.checked.try_lock() {
+            Ok(checked) => checked.is_some_and(|(at, _)| at.elapsed() < TOKENS_CHECKED),
+            // another request is asking now
+            Err(_) => true,
+        };
+        if !fresh {
+            self.refresh(hub, Duration::ZERO, asked).await?;
+        }
+        if let Some(user) = self.user(hashed) {
+            return Ok(Some(user));
+        }
+        self.refresh(hub, UNKNOWN_CHECKED, asked).await?;
+        Ok(self.user(hashed))
+    }
+
+    /// Counts a wrong token; whether there were too many of them.
+    fn count_wrong(&self, address: IpAddr, max: u32) -> bool {
+        let mut wrong = self.wrong.lock();
+        if wrong.len() >= REMEMBERED_MAX {
+            wrong.retain(|_, (_, since)| since.elapsed() < WRONG_TOKEN_WINDOW);
+        }
+        if wrong.len() >= REMEMBERED_MAX {
+            wrong.clear();
+        }
+        let (count, since) = wrong.entry(address).or_insert((0, Instant::now()));
+        if since.elapsed() >= WRONG_TOKEN_WINDOW {
+            (*count, *since) = (0, Instant::now());
+        }
+        *count += 1;
+        *count > max
+    }
+}
+
+impl FromRequestParts<Arc<Hub>> for Viewer {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, hub: &Arc<Hub>) -> ApiResult<Viewer> {
+        if let Some(Asked(known)) = parts.extensions.get::<Asked>() {
+            return known.clone();
+        }
+        let peer = parts.extensions.get::<Peer>().cloned();
+        let strangers = peer
+            .as_ref()
+            .map_or_else(|| Party::at(IpAddr::from([0, 0, 0, 0])), Peer::party);
+        let name = match who(parts, hub, &strangers).await {
+            Ok(name) => name,
+            Err(refused) => {
+                parts.extensions.insert(Asked(Err(refused.clone())));
+                return Err(refused);
+            }
+        };
+        let party = match &name {
+            Some(name) => Party::User(name.clone()),
+            None => strangers,
+        };
+        if let Some(peer) = peer.filter(|_| party.is_user()) {
+            peer.is(&party);
+        }
+        let viewer = Viewer { name, party };
+        parts.extensions.insert(Asked(Ok(viewer.clone())));
+        Ok(viewer)
+    }
+}
+
+/// What was found out about a request's sender, in its extensions: it is asked once.
+#[derive(Clone)]
+struct Asked(ApiResult<Viewer>);
+
+/// Has a request's sender found out anew: its token is another one now.
+pub(crate) fn ask_again(parts: &mut Parts) {
+    parts.extensions.remove::<Asked>();
+}
+
+/// Strangers' requests take turns from their head on, whatever they ask for: a flood of what costs next to nothing would cost
+/// more than any of them is worth. Users are let through; their work waits for its turn where it is done.
+pub(crate) async fn admit(State(hub): State<Arc<Hub>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let viewer = Viewer::from_request_parts(&mut parts, &hub).await;
+    let strangers = match viewer {
+        Ok(viewer) => viewer.party,
+        Err(_) => parts
+            .extensions
+            .get::<Peer>()
+            .map_or_else(|| Party::at(IpAddr::from([0, 0, 0, 0])), Peer::party),
+    };
+    if !strangers.is_user() {
+        match hub.gate.enter(&strangers).await {
+            Some(turn) => drop(turn),
+            None => return ApiError::busy("too much is asked from this address").into_response(),
+        }
+    }
+    next.run(Request::from_parts(parts, body)).await
+}
+
+/// The user who asks, or nobody in particular.
+async fn who(parts: &Parts, hub: &Arc<Hub>, strangers: &Party) -> ApiResult<Option<Arc<str>>> {
+    let Some(token) = login::token_of(parts)? else {
+        return match hub.anonymous {
+            Anonymous::Denied => Err(ApiError::unauthorized("this hub answers only with a token")),
+            Anonymous::ReadPublic => Ok(None),
+        };
+    };
+    let hashed = Hash::of(token.as_bytes());
+    if let Some(user) = hub.tokens.look_up(hub, &hashed).await? {
+        return Ok(Some(user));
+    }
+    metrics::counter!(floe_front::telemetry::HUB_WRONG_TOKENS).increment(1);
+    let Party::Address(address) = strangers else {
+        return Err(ApiError::unauthorized("the token is unknown"));
+    };
+    if hub
+        .tokens
+        .count_wrong(*address, hub.limits.wrong_tokens_per_minute)
+    {
+        return Err(ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too-many-wrong-tokens",
+            "too many wrong tokens from this address",
+            "use the right token, which is good at once",
+        ));
+    }
+    Err(ApiError::unauthorized(
+        "the token is unknown or was revoked",
+    ))
+}

@@ -1,0 +1,364 @@
+//! The batch read: the hot path of a page fault on another host.
+//!
+//! A read whose frames are all in memory is answered where the request is parsed: no other thread, no await after the
+//! body. What needs the disk goes to a thread that may block, and a large answer goes there for each of its pieces: a reader
+//! who takes nothing holds one piece in memory, and no thread.
+//!
+//! With zstd, a frame of which most items are wanted is sent as it lies in the pack, neighbours included; of others
+//! only the wanted items are sent, packed anew: over a slow link 16 chunks for one cost more than 10 us of work.
+
+use super::access::Viewer;
+use super::catalogue::Holding;
+use super::error::{ApiError, ApiResult};
+use super::shelf::{Frame, Pack, Scope};
+use super::state::{Hub, blocking, is_damage};
+use super::wire::{collect_body, counted, parse_id, readable};
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use floe_api::hub::ENCODING_HEADER;
+use floe_front::telemetry;
+use floe_front::{Held, Party};
+use floe_image::{Encoding, Hash, Kind, ReadRequest, ResponseEncoder, batch, compress_frame};
+use futures::StreamExt;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+/// Most raw bytes that are answered on the spot: more would keep other connections of the thread waiting.
+const INLINE_BYTES_MAX: usize = 256 << 10;
+/// Size of the pieces of answers that are larger than one.
+const PIECE_BYTES: usize = 256 << 10;
+/// zstd level for single items: the fastest, as a guest waits.
+const LEVEL: i32 = 1;
+
+/// Items of one frame that are wanted.
+struct Group {
+    pack: u32,
+    frame: u32,
+    /// One bit an item.
+    mask: u16,
+}
+
+/// A request against a scope: what to send, in the order in which it was asked for.
+struct Plan {
+    scope: Arc<Scope>,
+    groups: Vec<Group>,
+    missing: Vec<(Kind, Hash)>,
+    encoding: Encoding,
+    raw_bytes: usize,
+}
+
+impl Plan {
+    fn new(scope: Arc<Scope>, wants: &[(Kind, Hash)], encoding: Encoding) -> Plan {
+        let mut plan = Plan {
+            scope,
+            groups: Vec::new(),
+            missing: Vec::new(),
+            encoding,
+            raw_bytes: 0,
+        };
+        let mut known: HashMap<(u32, u32), usize> = HashMap::new();
+        for (kind, hash) in wants {
+            let Some(place) = plan.scope.find(*kind, hash) else {
+                plan.missing.push((*kind, *hash));
+                continue;
+            };
+            let key = (place.pack, place.at.frame);
+            let at = *known.entry(key).or_insert_with(|| {
+                plan.groups.push(Group {
+                    pack: key.0,
+                    frame: key.1,
+                    mask: 0,
+                });
+                plan.groups.len() - 1
+            });
+            let bit = 1 << place.at.slot;
+            if plan.groups[at].mask & bit == 0 {
+                plan.groups[at].mask |= bit;
+                plan.raw_bytes += kind.raw_size();
+            }
+        }
+        plan
+    }
+
+    fn pack(&self, group: &Group) -> &Arc<Pack> {
+        &self.scope.packs[group.pack as usize]
+    }
+}
+
+fn write_group<W: Write>(
+    out: &mut ResponseEncoder<W>,
+    pack: &Pack,
+    group: &Group,
+    frame: &Frame,
+    encoding: Encoding,
+) -> io::Result<()> {
+    let hashes = pack.index.frame_hashes(group.frame);
+    let (wanted, items) = (
+        group.mask.count_ones() as usize,
+        usize::from(frame.info.items),
+    );
+    let kind = frame.info.kind;
+    if encoding == Encoding::Zstd && wanted * 2 > items {
+        return out.frame(kind, hashes, Encoding::Zstd, &frame.compressed);
+    }
+    let slots = || (0..items).filter(|slot| group.mask & (1 << slot) != 0);
+    let written = frame.raw().map(|raw| {
+        let size = kind.raw_size();
+        if wanted == items {
+            return out.frame(kind, hashes, Encoding::Raw, raw);
+        }
+        let item = |slot: usize| &raw[slot * size..(slot + 1) * size];
+        let some: Vec<Hash> = slots().map(|slot| hashes[slot]).collect();
+        match encoding {
+            Encoding::Raw if wanted == 1 => out.frame(
+                kind,
+                &some,
+                encoding,
+                item(group.mask.trailing_zeros() as usize),
+            ),
+            Encoding::Raw => out.frame(
+                kind,
+                &some,
+                encoding,
+                &slots().map(item).collect::<Vec<_>>().concat(),
+            ),
+            Encoding::Zstd => out.frame(
+                kind,
+                &some,
+                encoding,
+                &compress_frame(kind, &slots().map(item).collect::<Vec<_>>(), LEVEL),
+            ),
+        }
+    });
+    // A frame was checked when it came into memory.
+    written.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
+}
+
+/// Says that a group is not here.
+fn write_lost<W: Write>(
+    out: &mut ResponseEncoder<W>,
+    pack: &Pack,
+    group: &Group,
+) -> io::Result<()> {
+    let Some(frame) = pack.index.frame(group.frame) else {
+        return Ok(());
+    };
+    let hashes = pack.index.frame_hashes(group.frame).iter().enumerate();
+    let mut lost = hashes.filter(|(slot, _)| group.mask & (1 << slot) != 0);
+    lost.try_for_each(|(_, hash)| out.missing(frame.kind, hash))
+}
+
+/// The whole answer if all of it is in memory.
+fn from_memory(hub: &Hub, plan: &Plan) -> Option<Vec<u8>> {
+    let frames: Option<Vec<_>> = plan
+        .groups
+        .iter()
+        .map(|group| hub.shelf.cached(plan.pack(group), group.frame))
+        .collect();
+    let mut answer =
+        Vec::with_capacity(plan.raw_bytes + 64 + 64 * (plan.groups.len() + plan.missing.len()));
+    let mut write = || {
+        let mut out = ResponseEncoder::new(&mut answer)?;
+        for (group, frame) in plan.groups.iter().zip(frames.iter().flatten()) {
+            write_group(&mut out, plan.pack(group), group, frame, plan.encoding)?;
+        }
+        write_missing(&mut out, plan)?;
+        out.finish().map(|_| ())
+    };
+    frames.as_ref()?;
+    // Writing to memory fails only if a frame is out of bounds, which no verified pack is.
+    write().ok().map(|()| answer)
+}
+
+fn write_missing<W: Write>(out: &mut ResponseEncoder<W>, plan: &Plan) -> io::Result<()> {
+    plan.missing
+        .iter()
+        .try_for_each(|(kind, hash)| out.missing(*kind, hash))
+}
+
+/// An answer that goes out piece by piece. Each piece is made in the asker's turn; between two of them nothing is held but
+/// the piece that the reader has not taken yet, and no thread.
+struct Sending {
+    hub: Arc<Hub>,
+    party: Party,
+    plan: Plan,
+    next: usize,
+    out: Option<ResponseEncoder<Vec<u8>>>,
+    /// The pack that was read last, and its file.
+    open: (u32, Option<File>),
+    _held: Held,
+}
+
+impl Sending {
+    /// The next piece. Blocks.
+    fn piece(&mut self) -> io::Result<Vec<u8>> {
+        let Some(mut out) = self.out.take() else {
+            return Ok(Vec::new());
+        };
+        while let Some(group) = self.plan.groups.get(self.next) {
+            if out.get_mut().len() >= PIECE_BYTES {
+                let piece = std::mem::take(out.get_mut());
+                self.out = Some(out);
+                return Ok(piece);
+            }
+            self.next += 1;
+            if self.open.0 != group.pack {
+                self.open = (group.pack, None);
+            }
+            let pack = self.plan.pack(group);
+            match self.hub.shelf.frame(pack, group.frame, &mut self.open.1) {
+                Ok(frame) => write_group(&mut out, pack, group, &frame, self.plan.encoding)?,
+                // A rotten pack: another source may have it, and this answer goes on.
+                Err(error) if is_damage(&error) => {
+                    self.hub.found_damaged(&pack.reference.id, &error);
+                    write_lost(&mut out, pack, group)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        write_missing(&mut out, &self.plan)?;
+        out.finish()
+    }
+
+    /// The next piece, in its turn.
+    async fn next(self) -> Option<(io::Result<Vec<u8>>, Option<Sending>)> {
+        self.out.as_ref()?;
+        let (hub, party) = (self.hub.clone(), self.party.clone());
+        let made = blocking(&hub, &party, move |_| {
+            let mut sending = self;
+            let piece = sending.piece()?;
+            Ok((piece, sending))
+        });
+        Some(match made.await {
+            Ok((piece, sending)) => {
+                count_bytes(piece.len());
+                (Ok(piece), Some(sending))
+            }
+            // The answer is cut off visibly: the client must not take it for whole.
+            Err(error) => (Err(io::Error::other(error.body.message)), None),
+        })
+    }
+}
+
+fn count_bytes(bytes: usize) {
+    metrics::counter!(telemetry::HUB_READ_BYTES).increment(bytes as u64);
+}
+
+fn answer(body: Body, encoding: Encoding) -> Response {
+    let headers = [
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/octet-stream"),
+        ),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        (
+            HeaderName::from_static(ENCODING_HEADER),
+            HeaderValue::from_static(encoding.name()),
+        ),
+    ];
+    (headers, body).into_response()
+}
+
+/// Reads many chunks and segments of one image in one request.
+///
+/// Body and answer are in floe's batch format (docs/format.md). Items that the image does not have are answered by
+/// records that say so.
+#[utoipa::path(
+    post, path = "/v1/images/{id}/read", tag = "read",
+    params(("id" = String, Path, description = "64 hex digits"),
+           ("x-floe-encoding" = Option<String>, Header, description = "raw or zstd (default)")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>),
+              (status = 400, body = super::ErrorBody), (status = 401, body = super::ErrorBody),
+              (status = 404, body = super::ErrorBody), (status = 413, body = super::ErrorBody)))]
+pub(crate) async fn read(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<Response> {
+    let id = parse_id(&id)?;
+    let holding = readable(&hub, &id, &viewer)?;
+    let asked = headers.get(ENCODING_HEADER).map(HeaderValue::as_bytes);
+    let encoding = Encoding::asked(asked).ok_or_else(|| {
+        ApiError::bad("x-floe-encoding is neither raw nor zstd", "use one of them")
+    })?;
+    let max = batch::REQUEST_BYTES_MAX as u64;
+    let body = collect_body(&hub, &viewer, body, &headers, "the batch request", max).await?;
+    let request = ReadRequest::decode(&body).map_err(|e| {
+        ApiError::bad(
+            e.to_string(),
+            "send a batch request as docs/format.md draws it",
+        )
+    })?;
+    let wants = request.wants;
+
+    let plan = match hub.shelf.scope(&id, &holding.owner) {
+        Some(scope) => {
+            let busy = || ApiError::busy("this read did not get its turn for a minute");
+            let turn = hub.gate.enter(viewer.party()).await.ok_or_else(busy)?;
+            let plan = Plan::new(scope, &wants, encoding);
+            if plan.raw_bytes <= INLINE_BYTES_MAX
+                && let Some(bytes) = from_memory(&hub, &plan)
+            {
+                metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "memory")
+                    .increment(wants.len() as u64);
+                count_bytes(bytes.len());
+                drop(turn);
+                return Ok(answer(counted(&hub, &viewer, bytes)?.into(), encoding));
+            }
+            Some(plan)
+        }
+        None => None,
+    };
+    metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "disk").increment(wants.len() as u64);
+    from_disk(&hub, &viewer, (id, holding), plan, wants, encoding).await
+}
+
+/// The answer with frames from memory or disk: whole if it is short.
+async fn from_disk(
+    hub: &Arc<Hub>,
+    viewer: &Viewer,
+    (id, holding): (Hash, Holding),
+    plan: Option<Plan>,
+    wants: Vec<(Kind, Hash)>,
+    encoding: Encoding,
+) -> ApiResult<Response> {
+    let mut held = hub.memory.hold(viewer.party());
+    if !held.grow(2 * PIECE_BYTES as u64) {
+        return Err(ApiError::busy(
+            "answers that nobody has taken yet are in the way",
+        ));
+    }
+    let (all, party) = (hub.clone(), viewer.party().clone());
+    let begun = blocking(hub, viewer.party(), move |hub| {
+        let plan = match plan {
+            Some(plan) => plan,
+            None => Plan::new(hub.load_scope(&id, &holding)?, &wants, encoding),
+        };
+        let mut sending = Sending {
+            hub: all,
+            party,
+            plan,
+            next: 0,
+            out: Some(ResponseEncoder::new(Vec::with_capacity(PIECE_BYTES))?),
+            open: (u32::MAX, None),
+            _held: held,
+        };
+        let first = sending.piece()?;
+        Ok((first, sending))
+    });
+    let (first, sending) = begun.await?;
+    count_bytes(first.len());
+    if sending.out.is_none() {
+        return Ok(answer(counted(hub, viewer, first)?.into(), encoding));
+    }
+    let rest = futures::stream::unfold(Some(sending), async |sending| sending?.next().await);
+    let pieces = futures::stream::once(async { Ok(first) }).chain(rest);
+    Ok(answer(Body::from_stream(pieces), encoding))
+}

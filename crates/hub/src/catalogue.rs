@@ -1,0 +1,688 @@
+//! Who may see what: users, tokens, images, tags and unfinished uploads, in SQLite.
+//!
+//! A *holding* is one owner's copy of an image: the same manifest can be held privately by one user and publicly by
+//! another, each with the packs that this audience may read. A row here is what publishes an image: files without a
+//! row are litter, and the row is written last. The write-ahead log with `synchronous=FULL` makes every answered
+//! change survive a killed process and a power cut.
+//!
+//! What every read request asks (who holds this image?) is answered from memory; only this process changes images.
+//! Tokens may be made by another process (`floe hub token create`), so they are looked up in the file.
+
+use super::quota::{Used, used};
+use super::{HubError, Quota};
+use floe_image::{Hash, PackRef};
+use parking_lot::{Mutex, RwLock};
+use rand::TryRngCore;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The catalogue's format, in SQLite's `user_version`.
+const VERSION: i64 = 2;
+/// How long a writer waits for another process's write.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Random bytes in a token.
+const TOKEN_BYTES: usize = 32;
+/// What a token begins with, so that secret scanners find leaked ones.
+const TOKEN_PREFIX: &str = "floe_";
+
+const SCHEMA: &str = "
+CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
+CREATE TABLE tokens (hash BLOB PRIMARY KEY, user TEXT NOT NULL REFERENCES users(name), created INTEGER NOT NULL) STRICT;
+CREATE TABLE images (id BLOB NOT NULL, owner TEXT NOT NULL REFERENCES users(name), public INTEGER NOT NULL,
+    created INTEGER NOT NULL, pushed INTEGER NOT NULL, raw_bytes INTEGER NOT NULL, stored_bytes INTEGER NOT NULL,
+    PRIMARY KEY (id, owner)) STRICT;
+CREATE TABLE packs (id BLOB PRIMARY KEY, file_bytes INTEGER NOT NULL, index_offset INTEGER NOT NULL,
+    index_bytes INTEGER NOT NULL) STRICT;
+CREATE TABLE image_packs (image BLOB NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL,
+    pack BLOB NOT NULL REFERENCES packs(id), PRIMARY KEY (image, owner, seq),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+CREATE INDEX image_packs_by_pack ON image_packs(pack);
+CREATE TABLE tags (owner TEXT NOT NULL, name TEXT NOT NULL, tag TEXT NOT NULL, image BLOB NOT NULL,
+    moved INTEGER NOT NULL, PRIMARY KEY (owner, name, tag),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+CREATE INDEX tags_by_name ON tags(name, tag);
+CREATE TABLE uploads (key TEXT PRIMARY KEY, owner TEXT NOT NULL REFERENCES users(name), image BLOB NOT NULL,
+    created INTEGER NOT NULL, touched INTEGER NOT NULL, UNIQUE (owner, image)) STRICT;
+CREATE TABLE upload_packs (upload TEXT NOT NULL REFERENCES uploads(key) ON DELETE CASCADE,
+    pack BLOB NOT NULL REFERENCES packs(id), staged INTEGER NOT NULL, PRIMARY KEY (upload, pack)) STRICT;
+CREATE INDEX upload_packs_by_pack ON upload_packs(pack);
+";
+
+/// What came with the second version.
+const SCHEMA_2: &str = "
+CREATE TABLE quotas (user TEXT PRIMARY KEY REFERENCES users(name), bytes INTEGER, images INTEGER, traces INTEGER) STRICT;
+CREATE TABLE damaged (pack BLOB PRIMARY KEY) STRICT;
+";
+
+/// One owner's copy of an image, as the hot path needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holding {
+    pub owner: Arc<str>,
+    pub public: bool,
+}
+
+/// One owner's copy of an image, as a list shows it.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageRow {
+    pub id: Hash,
+    pub owner: String,
+    pub public: bool,
+    pub created_unix_s: u64,
+    pub pushed_unix_s: u64,
+    pub raw_bytes: u64,
+    pub stored_bytes: u64,
+    /// `(name, tag)`.
+    pub tags: Vec<(String, String)>,
+}
+
+/// An image that is complete and verified, about to be shown.
+pub(crate) struct Publication<'a> {
+    pub id: Hash,
+    pub owner: &'a str,
+    pub public: bool,
+    pub created_unix_s: u64,
+    pub raw_bytes: u64,
+    pub packs: &'a [PackRef],
+    /// `(name, tag)` that shall point to it.
+    pub name: Option<(&'a str, &'a str)>,
+    /// The upload that ends with it.
+    pub upload: Option<&'a str>,
+    /// What its owner may have, this image included.
+    pub quota: Quota,
+}
+
+/// An unfinished upload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Upload {
+    pub key: String,
+    pub owner: String,
+    pub image: Hash,
+    pub touched_unix_s: u64,
+}
+
+/// A pack of an unfinished upload.
+#[derive(Clone, Debug)]
+pub(crate) struct UploadPack {
+    pub pack: PackRef,
+    /// Sent for this upload; otherwise one that the hub had, kept from removal until the commit.
+    pub staged: bool,
+}
+
+/// Whose each token is, by the token's hash.
+pub(crate) type TokenUsers = HashMap<Hash, Arc<str>>;
+
+/// See the module.
+pub(crate) struct Catalogue {
+    pub(super) db: Mutex<Connection>,
+    holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
+    /// Bytes of each owner's images, as they were counted since the last change.
+    pub(super) stored: Mutex<HashMap<String, u64>>,
+}
+
+pub(super) type Rows<T> = rusqlite::Result<T>;
+
+impl Catalogue {
+    /// Opens `hub.db`, making it where it is missing.
+    pub fn open(path: &Path) -> Result<Self, HubError> {
+        // SQLite gives what it puts beside the file the file's mode
+        floe_store::private::options()
+            .write(true)
+            .open(path)
+            .map_err(HubError::file("cannot open", path))?;
+        let db = Connection::open(path)?;
+        db.busy_timeout(BUSY_TIMEOUT)?;
+        db.pragma_update(None, "journal_mode", "WAL")?;
+        db.pragma_update(None, "synchronous", "FULL")?;
+        db.pragma_update(None, "foreign_keys", true)?;
+        let mut db = db;
+        let version =
+            |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+        if version(&db)? < VERSION {
+            let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            // Another process may have been first.
+            let before = version(&change)?;
+            if before == 0 {
+                change.execute_batch(SCHEMA)?;
+            }
+            if before < VERSION {
+                change.execute_batch(SCHEMA_2)?;
+                change.pragma_update(None, "user_version", VERSION)?;
+            }
+            change.commit()?;
+        }
+        let found = version(&db)?;
+        if found != VERSION {
+            return Err(HubError::CatalogueVersion {
+                path: path.to_owned(),
+                found,
+                known: VERSION,
+            });
+        }
+        let catalogue = Catalogue {
+            db: Mutex::new(db),
+            holdings: RwLock::default(),
+            stored: Mutex::default(),
+        };
+        catalogue.reload_holdings()?;
+        Ok(catalogue)
+    }
+
+    fn reload_holdings(&self) -> Rows<()> {
+        let mut held: HashMap<Hash, Vec<Holding>> = HashMap::new();
+        {
+            let db = self.db.lock();
+            let mut rows =
+                db.prepare("SELECT id, owner, public FROM images ORDER BY pushed, owner")?;
+            let rows = rows.query_map([], |row| {
+                Ok((
+                    hash(row, 0)?,
+                    Holding {
+                        owner: row.get::<_, String>(1)?.into(),
+                        public: row.get(2)?,
+                    },
+                ))
+            })?;
+            for row in rows {
+                let (id, holding) = row?;
+                held.entry(id).or_default().push(holding);
+            }
+        }
+        metrics::gauge!(floe_front::telemetry::HUB_IMAGES).set(held.len() as f64);
+        *self.holdings.write() = held;
+        self.stored.lock().clear();
+        Ok(())
+    }
+
+    pub(super) fn change<T>(&self, apply: impl FnOnce(&Transaction<'_>) -> Rows<T>) -> Rows<T> {
+        let mut db = self.db.lock();
+        let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let value = apply(&change)?;
+        change.commit()?;
+        Ok(value)
+    }
+
+    // ---- users and tokens
+
+    /// Makes sure that `user` exists.
+    pub fn ensure_user(&self, user: &str) -> Result<(), HubError> {
+        if !is_user_name(user) {
+            return Err(HubError::UserName(user.to_owned()));
+        }
+        self.change(|db| {
+            db.execute(
+                "INSERT OR IGNORE INTO users VALUES (?1, ?2)",
+                params![user, now_unix_s() as i64],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// A new token for `user`, who is created if need be. Only the token's hash is kept; as a token is 256 random
+    /// bits, a plain hash is as good as a slow one.
+    pub fn create_token(&self, user: &str) -> Result<String, HubError> {
+        self.ensure_user(user)?;
+        let mut secret = [0u8; TOKEN_BYTES];
+        rand::rngs::OsRng
+            .try_fill_bytes(&mut secret)
+            .map_err(|e| HubError::Options(format!("the kernel gives no random bytes: {e}")))?;
+        let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let token = format!("{TOKEN_PREFIX}{hex}");
+        let hashed = Hash::of(token.as_bytes());
+        self.change(|db| {
+            db.execute(
+                "INSERT INTO tokens VALUES (?1, ?2, ?3)",
+                params![hashed.as_bytes(), user, now_unix_s() as i64],
+            )
+        })?;
+        Ok(token)
+    }
+
+    /// Ends all tokens of `user`; tells how many there were.
+    pub fn revoke_tokens(&self, user: &str) -> Result<usize, HubError> {
+        Ok(self.change(|db| db.execute("DELETE FROM tokens WHERE user = ?1", [user]))?)
+    }
+
+    /// Users with the number of their tokens.
+    pub fn users(&self) -> Result<Vec<(String, u64)>, HubError> {
+        let db = self.db.lock();
+        let mut rows = db.prepare(
+            "SELECT name, (SELECT count(*) FROM tokens WHERE user = name) FROM users ORDER BY name",
+        )?;
+        let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)? as u64)))?;
+        Ok(rows.collect::<Rows<_>>()?)
+    }
+
+    /// The user whose token this is, by the token's hash.
+    pub fn token_user(&self, hashed: &Hash) -> Rows<Option<String>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare("SELECT user FROM tokens WHERE hash = ?1")?;
+        rows.query_row([hashed.as_bytes()], |row| row.get(0))
+            .optional()
+    }
+
+    /// All tokens, by hash, if another connection has changed anything since `version`; and the version now.
+    pub fn tokens_since(&self, version: Option<i64>) -> Rows<(i64, Option<TokenUsers>)> {
+        let db = self.db.lock();
+        let now = db.query_row("PRAGMA data_version", [], |row| row.get(0))?;
+        if version == Some(now) {
+            return Ok((now, None));
+        }
+        let mut rows = db.prepare("SELECT hash, user FROM tokens")?;
+        let rows = rows.query_map([], |row| {
+            Ok((hash(row, 0)?, row.get::<_, String>(1)?.into()))
+        })?;
+        Ok((now, Some(rows.collect::<Rows<_>>()?)))
+    }
+
+    // ---- images
+
+    /// The holding of image `id` that `viewer` may read: the viewer's own, or a public one.
+    pub fn readable(&self, id: &Hash, viewer: Option<&str>) -> Option<Holding> {
+        let held = self.holdings.read();
+        let holdings = held.get(id)?;
+        let own = holdings.iter().find(|h| Some(&*h.owner) == viewer);
+        own.or_else(|| holdings.iter().find(|h| h.public)).cloned()
+    }
+
+    /// Whether `owner` holds the image.
+    pub fn holds(&self, id: &Hash, owner: &str) -> bool {
+        let held = self.holdings.read();
+        held.get(id)
+            .is_some_and(|holdings| holdings.iter().any(|h| *h.owner == *owner))
+    }
+
+    /// Whether anybody holds the image.
+    pub fn held(&self, id: &Hash) -> bool {
+        self.holdings.read().contains_key(id)
+    }
+
+    /// What `viewer` may see, newest first.
+    pub fn images(&self, viewer: Option<&str>) -> Rows<Vec<ImageRow>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare(
+            "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes FROM images
+             WHERE public OR owner = ?1 ORDER BY pushed DESC, id",
+        )?;
+        let mut tags = db.prepare(
+            "SELECT name, tag FROM tags WHERE image = ?1 AND owner = ?2 ORDER BY name, tag",
+        )?;
+        let rows = rows.query_map([viewer], |row| {
+            Ok(ImageRow {
+                id: hash(row, 0)?,
+                owner: row.get(1)?,
+                public: row.get(2)?,
+                created_unix_s: row.get::<_, i64>(3)? as u64,
+                pushed_unix_s: row.get::<_, i64>(4)? as u64,
+                raw_bytes: row.get::<_, i64>(5)? as u64,
+                stored_bytes: row.get::<_, i64>(6)? as u64,
+                tags: Vec::new(),
+            })
+        })?;
+        rows.map(|row| {
+            let mut row = row?;
+            let named = tags.query_map(params![row.id.as_bytes(), row.owner], |tag| {
+                Ok((tag.get(0)?, tag.get(1)?))
+            })?;
+            row.tags = named.collect::<Rows<_>>()?;
+            Ok(row)
+        })
+        .collect()
+    }
+
+    /// What `name:tag` means to `viewer`: its own first, then the public one that has been there longest (so that
+    /// nobody takes a name over by publishing it again).
+    pub fn resolve(
+        &self,
+        owner: Option<&str>,
+        name: &str,
+        tag: &str,
+        viewer: Option<&str>,
+    ) -> Rows<Option<Hash>> {
+        self.db
+            .lock()
+            .query_row(
+                "SELECT t.image FROM tags t JOIN images i ON i.id = t.image AND i.owner = t.owner
+                 WHERE t.name = ?1 AND t.tag = ?2 AND (?3 IS NULL OR t.owner = ?3) AND (i.public OR t.owner = ?4)
+                 ORDER BY t.owner IS ?4 DESC, t.moved, t.owner LIMIT 1",
+                params![name, tag, owner, viewer],
+                |row| hash(row, 0),
+            )
+            .optional()
+    }
+
+    /// The packs of a holding, in layout order.
+    pub fn packs(&self, id: &Hash, owner: &str) -> Rows<Vec<PackRef>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare_cached(
+            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM image_packs i JOIN packs p ON p.id = i.pack
+             WHERE i.image = ?1 AND i.owner = ?2 ORDER BY i.seq",
+        )?;
+        let rows = rows.query_map(params![id.as_bytes(), owner], |row| pack_ref(row, 0))?;
+        rows.collect()
+    }
+
+    /// Whether `viewer` may read the whole pack: it belongs to a public image or to one of the viewer's own.
+    pub fn pack_readable(&self, pack: &Hash, viewer: Option<&str>) -> Rows<Option<PackRef>> {
+        self.db
+            .lock()
+            .prepare_cached(
+                "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM packs p WHERE p.id = ?1 AND EXISTS
+                 (SELECT 1 FROM image_packs ip JOIN images i ON i.id = ip.image AND i.owner = ip.owner
+                  WHERE ip.pack = p.id AND (i.public OR i.owner = ?2))",
+            )?
+            .query_row(params![pack.as_bytes(), viewer], |row| pack_ref(row, 0))
+            .optional()
+    }
+
+    /// Packs of images that `owner` may read, those of `first` before all others, then the owner's and the newest.
+    pub fn visible_packs(&self, owner: &str, first: Option<&Hash>) -> Rows<Vec<PackRef>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare(
+            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM images i
+             JOIN image_packs ip ON ip.image = i.id AND ip.owner = i.owner JOIN packs p ON p.id = ip.pack
+             WHERE i.public OR i.owner = ?1 GROUP BY p.id
+             ORDER BY max(i.id IS ?2) DESC, max(i.owner = ?1) DESC, max(i.pushed) DESC, p.id",
+        )?;
+        let rows = rows.query_map(
+            params![owner, first.map(|id| id.as_bytes().as_slice())],
+            |row| pack_ref(row, 0),
+        )?;
+        rows.collect()
+    }
+
+    /// Packs that public images hold.
+    pub fn is_public_pack(&self, pack: &Hash) -> Rows<bool> {
+        self.pack_readable(pack, None).map(|found| found.is_some())
+    }
+
+    /// Shows an image, in one transaction: all of it or nothing. If its owner would have too much, nothing changes, and what
+    /// the owner would have is returned.
+    pub fn publish(&self, new: &Publication<'_>) -> Rows<Result<(), Used>> {
+        let stored: u64 = new.packs.iter().map(|pack| pack.file_bytes).sum();
+        let now = now_unix_s() as i64;
+        {
+            let mut db = self.db.lock();
+            let db = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let before = used(&db, new.owner)?;
+            db.execute(
+                "INSERT INTO images VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+                 ON CONFLICT DO UPDATE SET public = ?3, stored_bytes = ?7",
+                params![
+                    new.id.as_bytes(),
+                    new.owner,
+                    new.public,
+                    new.created_unix_s as i64,
+                    now,
+                    new.raw_bytes as i64,
+                    stored as i64
+                ],
+            )?;
+            db.execute(
+                "DELETE FROM image_packs WHERE image = ?1 AND owner = ?2",
+                params![new.id.as_bytes(), new.owner],
+            )?;
+            for (seq, pack) in new.packs.iter().enumerate() {
+                insert_pack(&db, pack)?;
+                db.execute(
+                    "INSERT INTO image_packs VALUES (?1, ?2, ?3, ?4)",
+                    params![new.id.as_bytes(), new.owner, seq as i64, pack.id.as_bytes()],
+                )?;
+            }
+            if let Some((name, tag)) = new.name {
+                move_tag(&db, new.owner, name, tag, &new.id)?;
+            }
+            if let Some(key) = new.upload {
+                db.execute("DELETE FROM uploads WHERE key = ?1", [key])?;
+            }
+            // Whoever has too much already may still do what takes no more.
+            let after = used(&db, new.owner)?;
+            let more_bytes = after.bytes > new.quota.bytes && after.bytes > before.bytes;
+            let more_images = after.images > new.quota.images && after.images > before.images;
+            if more_bytes || more_images {
+                return Ok(Err(after)); // dropping the transaction undoes it
+            }
+            db.commit()?;
+        }
+        self.reload_holdings()?;
+        Ok(Ok(()))
+    }
+
+    /// Points a tag of `owner` to an image that the owner holds.
+    pub fn tag(&self, owner: &str, name: &str, tag: &str, id: &Hash) -> Rows<()> {
+        self.change(|db| move_tag(db, owner, name, tag, id))
+    }
+
+    /// Removes a tag of `owner`; tells whether it was there.
+    pub fn untag(&self, owner: &str, name: &str, tag: &str) -> Rows<bool> {
+        let changed = self.change(|db| {
+            db.execute(
+                "DELETE FROM tags WHERE owner = ?1 AND name = ?2 AND tag = ?3",
+                params![owner, name, tag],
+            )
+        })?;
+        Ok(changed > 0)
+    }
+
+    /// Removes an owner's holding with its tags; tells whether it was there.
+    pub fn remove(&self, id: &Hash, owner: &str) -> Rows<bool> {
+        let changed = self.change(|db| {
+            db.execute(
+                "DELETE FROM images WHERE id = ?1 AND owner = ?2",
+                params![id.as_bytes(), owner],
+            )
+        })?;
+        self.reload_holdings()?;
+        Ok(changed > 0)
+    }
+
+    /// Forgets packs that no image and no upload needs any more, and returns them so that their files can go.
+    pub fn forget_unused_packs(&self) -> Rows<Vec<Hash>> {
+        self.change(|db| {
+            let mut rows = db.prepare(
+                "DELETE FROM packs WHERE NOT EXISTS (SELECT 1 FROM image_packs WHERE pack = packs.id)
+                 AND NOT EXISTS (SELECT 1 FROM upload_packs WHERE pack = packs.id) RETURNING id",
+            )?;
+            let rows = rows.query_map([], |row| hash(row, 0))?;
+            rows.collect()
+        })
+    }
+
+    /// Whether the catalogue knows the pack.
+    pub fn knows_pack(&self, pack: &Hash) -> Rows<bool> {
+        self.db.lock().query_row(
+            "SELECT EXISTS (SELECT 1 FROM packs WHERE id = ?1)",
+            [pack.as_bytes()],
+            |r| r.get(0),
+        )
+    }
+
+    // ---- uploads
+
+    /// The owner's upload of `image`: the one that is under way, or a new one; `None` when `uploads_max` are open.
+    pub fn open_upload(
+        &self,
+        owner: &str,
+        image: &Hash,
+        uploads_max: usize,
+    ) -> Rows<Option<Upload>> {
+        let mut key = [0u8; 16];
+        rand::rngs::OsRng
+            .try_fill_bytes(&mut key)
+            .map_err(|_| rusqlite::Error::InvalidQuery)?;
+        let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let now = now_unix_s();
+        self.change(|db| {
+            let found = db
+                .query_row(
+                    "UPDATE uploads SET touched = ?3 WHERE owner = ?1 AND image = ?2 RETURNING key, owner, image, touched",
+                    params![owner, image.as_bytes(), now as i64],
+                    upload,
+                )
+                .optional()?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            let open: i64 = db.query_row("SELECT count(*) FROM uploads WHERE owner = ?1", [owner], |row| row.get(0))?;
+            if open as usize >= uploads_max {
+                return Ok(None);
+            }
+            db.execute(
+                "INSERT INTO uploads VALUES (?1, ?2, ?3, ?4, ?4)",
+                params![key, owner, image.as_bytes(), now as i64],
+            )?;
+            Ok(Some(Upload { key, owner: owner.to_owned(), image: *image, touched_unix_s: now }))
+        })
+    }
+
+    /// The upload with this key, if it is `owner`'s.
+    pub fn upload(&self, key: &str, owner: &str) -> Rows<Option<Upload>> {
+        self.change(|db| {
+            db.query_row(
+                "UPDATE uploads SET touched = ?3 WHERE key = ?1 AND owner = ?2 RETURNING key, owner, image, touched",
+                params![key, owner, now_unix_s() as i64],
+                upload,
+            )
+            .optional()
+        })
+    }
+
+    /// Notes packs that this upload needs.
+    pub fn add_upload_packs(&self, key: &str, packs: &[PackRef], staged: bool) -> Rows<()> {
+        self.change(|db| {
+            for pack in packs {
+                insert_pack(db, pack)?;
+                db.execute(
+                    "INSERT INTO upload_packs VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET staged = max(staged, ?3)",
+                    params![key, pack.id.as_bytes(), staged],
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The packs of an upload, in the order in which they came.
+    pub fn upload_packs(&self, key: &str) -> Rows<Vec<UploadPack>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare(
+            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, u.staged FROM upload_packs u
+             JOIN packs p ON p.id = u.pack WHERE u.upload = ?1 ORDER BY u.rowid",
+        )?;
+        let rows = rows.query_map([key], |row| {
+            Ok(UploadPack {
+                pack: pack_ref(row, 0)?,
+                staged: row.get(4)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    /// Staged, unpublished bytes of `owner`.
+    pub fn staged_bytes(&self, owner: &str) -> Rows<u64> {
+        let bytes: i64 = self.db.lock().query_row(
+            "SELECT coalesce(sum(p.file_bytes), 0) FROM uploads u JOIN upload_packs up ON up.upload = u.key
+             JOIN packs p ON p.id = up.pack WHERE u.owner = ?1 AND up.staged",
+            [owner],
+            |row| row.get(0),
+        )?;
+        Ok(bytes as u64)
+    }
+
+    /// Uploads that nobody touched since `before_unix_s`.
+    pub fn stale_uploads(&self, before_unix_s: u64) -> Rows<Vec<Upload>> {
+        let db = self.db.lock();
+        let mut rows =
+            db.prepare("SELECT key, owner, image, touched FROM uploads WHERE touched < ?1")?;
+        let rows = rows.query_map([before_unix_s as i64], upload)?;
+        rows.collect()
+    }
+
+    /// Whether `owner` has begun to upload `image`.
+    pub fn uploads_image(&self, owner: &str, image: &Hash) -> Rows<bool> {
+        self.db.lock().query_row(
+            "SELECT EXISTS (SELECT 1 FROM uploads WHERE owner = ?1 AND image = ?2)",
+            params![owner, image.as_bytes()],
+            |row| row.get(0),
+        )
+    }
+
+    /// Keys of all uploads.
+    pub fn upload_keys(&self) -> Rows<Vec<String>> {
+        let db = self.db.lock();
+        let mut rows = db.prepare("SELECT key FROM uploads")?;
+        let rows = rows.query_map([], |row| row.get(0))?;
+        rows.collect()
+    }
+
+    /// Drops an upload.
+    pub fn drop_upload(&self, key: &str) -> Rows<()> {
+        self.change(|db| db.execute("DELETE FROM uploads WHERE key = ?1", [key]))?;
+        Ok(())
+    }
+}
+
+fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
+    db.execute(
+        "INSERT OR IGNORE INTO packs VALUES (?1, ?2, ?3, ?4)",
+        params![
+            pack.id.as_bytes(),
+            pack.file_bytes as i64,
+            pack.index_offset as i64,
+            pack.index_bytes
+        ],
+    )?;
+    Ok(())
+}
+
+fn move_tag(db: &Connection, owner: &str, name: &str, tag: &str, id: &Hash) -> Rows<()> {
+    db.execute(
+        "INSERT INTO tags VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE SET image = ?4",
+        params![owner, name, tag, id.as_bytes(), now_unix_s() as i64],
+    )?;
+    Ok(())
+}
+
+pub(super) fn hash(row: &Row<'_>, column: usize) -> Rows<Hash> {
+    Ok(Hash(row.get::<_, [u8; 32]>(column)?))
+}
+
+fn pack_ref(row: &Row<'_>, from: usize) -> Rows<PackRef> {
+    Ok(PackRef {
+        id: hash(row, from)?,
+        file_bytes: row.get::<_, i64>(from + 1)? as u64,
+        index_offset: row.get::<_, i64>(from + 2)? as u64,
+        index_bytes: row.get(from + 3)?,
+    })
+}
+
+fn upload(row: &Row<'_>) -> Rows<Upload> {
+    Ok(Upload {
+        key: row.get(0)?,
+        owner: row.get(1)?,
+        image: hash(row, 2)?,
+        touched_unix_s: row.get::<_, i64>(3)? as u64,
+    })
+}
+
+fn is_user_name(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    (1..=64).contains(&name.len())
+        && name.chars().all(inner)
+        && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Seconds since 1970.
+pub(crate) fn now_unix_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

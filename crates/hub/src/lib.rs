@@ -1,0 +1,262 @@
+//! The hub: a catalogue of images, their packs, batch reads for page faults, and uploads, over HTTP.
+//!
+//! A request's way: `front` (connection, TLS, shares) -> `routes` -> `access` (who asks) -> one of
+//! `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish`
+//! (packs become an image), `traces` (what machines touched, and the models made of it). Below lie the `catalogue` (SQLite: who may see what) and the `shelf` (packs on disk,
+//! frames in memory). [`serve`] starts all of it on threads of its own.
+//!
+//! Deliberately absent: any trust in what clients send. Packs are checked item by item as they come and an image's
+//! whole tree before it is shown; no text of a request becomes part of a path.
+
+mod access;
+mod batch;
+mod catalogue;
+mod error;
+mod files;
+mod lock;
+mod login;
+mod options;
+mod publish;
+mod quota;
+mod routes;
+mod shelf;
+mod state;
+mod thumbnail;
+mod tls;
+mod traces;
+mod upkeep;
+mod uploads;
+mod wire;
+
+pub use error::HubError;
+pub use options::*;
+pub use quota::{Used, UserQuota};
+pub use routes::openapi_json;
+pub use shelf::verify_pack;
+pub use uploads::{ApiErrorText, decode_questions};
+
+use catalogue::Catalogue;
+use floe_api::hub::ErrorBody;
+use floe_image::Hash;
+use state::Hub;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::sync::watch;
+
+/// Time that blocking work (a commit's walk) gets to end after the connections are closed.
+const BLOCKING_DRAIN: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// A running hub. Dropping it stops the hub without waiting.
+pub struct HubHandle {
+    addr: SocketAddr,
+    ca_file: Option<PathBuf>,
+    fingerprint: Option<String>,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HubHandle {
+    /// The address that the hub listens on.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The base URL for clients on this host, such as `http://127.0.0.1:4500`.
+    pub fn url(&self) -> String {
+        let scheme = if self.fingerprint.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        let mut addr = self.addr;
+        if addr.ip().is_unspecified() {
+            let loopback = if addr.is_ipv4() {
+                [127, 0, 0, 1].into()
+            } else {
+                std::net::Ipv6Addr::LOCALHOST.into()
+            };
+            addr.set_ip(loopback);
+        }
+        format!("{scheme}://{addr}")
+    }
+
+    /// The CA file that clients need for a hub that made its own certificate.
+    pub fn ca_file(&self) -> Option<&Path> {
+        self.ca_file.as_deref()
+    }
+
+    /// SHA-256 fingerprint of the certificate, as `openssl x509 -fingerprint -sha256` prints it.
+    pub fn fingerprint(&self) -> Option<&str> {
+        self.fingerprint.as_deref()
+    }
+
+    /// Asks the hub to stop; returns at once.
+    pub fn stop(&self) {
+        // send_replace works without receivers: the hub may have stopped already.
+        self.stop.send_replace(true);
+    }
+
+    /// Stops accepting, finishes requests in flight (at most `drain_timeout`), and returns when all is closed.
+    /// Blocks: from async code, call it through `spawn_blocking`.
+    pub fn shutdown(self) {
+        self.stop();
+        self.wait();
+    }
+
+    /// Blocks until the hub has stopped, by [`stop`](Self::stop) from another thread.
+    pub fn wait(mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the hub's thread panicked");
+        }
+    }
+}
+
+impl Drop for HubHandle {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Where the catalogue of the hub in `dir` lies.
+fn catalogue_path(dir: &Path) -> PathBuf {
+    dir.join("hub.db")
+}
+
+/// Starts a hub on threads of its own and returns once it accepts connections. Callable from any thread, with or
+/// without a tokio runtime.
+pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
+    floe_front::telemetry::metrics();
+    // Before anything is touched: files that another hub has just made look like litter.
+    let mut lock = lock::Lock::take(&options.dir)?;
+    let tls = tls::prepare(&options.tls, &options.dir, options.listen)?;
+    let cannot_listen = |source| HubError::Listen {
+        addr: options.listen,
+        source,
+    };
+    let listener = std::net::TcpListener::bind(options.listen).map_err(cannot_listen)?;
+    listener.set_nonblocking(true).map_err(cannot_listen)?;
+    let addr = listener.local_addr().map_err(cannot_listen)?;
+    lock.tell(addr)?;
+    let hub = Arc::new(Hub::open(&options)?);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .thread_name("floe-hub")
+        .enable_all()
+        .build()
+        .map_err(|e| HubError::Options(format!("cannot start the hub's threads: {e}")))?;
+    let listener = {
+        let _inside = runtime.enter();
+        tokio::net::TcpListener::from_std(listener).map_err(cannot_listen)?
+    };
+    let (stop, stopped) = watch::channel(false);
+    let (config, ca_file, fingerprint) = match tls {
+        Some(tls) => (Some(tls.config), tls.ca_file, Some(tls.fingerprint)),
+        None => (None, None, None),
+    };
+    let bounds = bounds(&options.limits);
+    let thread = std::thread::Builder::new()
+        .name("floe-hub-main".into())
+        .spawn(move || {
+            runtime.spawn(state::housekeeping(hub.clone()));
+            runtime.block_on(async {
+                // On a worker thread, not on this one: `block_on` polls with a longer wake-up path.
+                let served = tokio::spawn(floe_front::run(
+                    listener,
+                    config,
+                    routes::router(hub),
+                    bounds,
+                    stopped,
+                ));
+                if let Err(error) = served.await {
+                    tracing::error!(%error, "the hub ended with a panic");
+                }
+            });
+            runtime.shutdown_timeout(BLOCKING_DRAIN);
+            drop(lock);
+        })
+        .map_err(|e| HubError::Options(format!("cannot start the hub's thread: {e}")))?;
+    tracing::info!(%addr, dir = %options.dir.display(), "hub started");
+    Ok(HubHandle {
+        addr,
+        ca_file,
+        fingerprint,
+        stop,
+        thread: Some(thread),
+    })
+}
+
+fn bounds(limits: &Limits) -> floe_front::Bounds {
+    floe_front::Bounds {
+        connections_max: limits.connections_max,
+        connections_each_max: limits.connections_each_max,
+        handshake: limits.handshake_timeout,
+        head: limits.head_timeout,
+        idle: limits.idle_timeout,
+        pace: floe_front::pace::Pace {
+            bytes_per_s_min: limits.slow_bytes_per_s,
+            stretch: limits.slow_stretch,
+        },
+        drain: limits.drain_timeout,
+    }
+}
+
+fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {
+    floe_store::private::make_dirs(dir).map_err(HubError::file("cannot create", dir))?;
+    Catalogue::open(&catalogue_path(dir))
+}
+
+/// Creates a user if need be and a token for it, straight in the catalogue of the hub in `dir` (running or not).
+/// The token is returned once; only its hash is stored.
+pub fn create_token(dir: &Path, user: &str) -> Result<String, HubError> {
+    open_catalogue(dir)?.create_token(user)
+}
+
+/// `kept` if it is a token of this user, else a new one.
+pub fn ensure_token(dir: &Path, user: &str, kept: Option<String>) -> Result<String, HubError> {
+    let catalogue = open_catalogue(dir)?;
+    if let Some(kept) = kept
+        && catalogue.token_user(&Hash::of(kept.as_bytes()))?.as_deref() == Some(user)
+    {
+        return Ok(kept);
+    }
+    catalogue.create_token(user)
+}
+
+/// Ends all tokens of a user of the hub in `dir`; tells how many there were. A running hub believes a token for up to
+/// a second longer.
+pub fn revoke_tokens(dir: &Path, user: &str) -> Result<usize, HubError> {
+    open_catalogue(dir)?.revoke_tokens(user)
+}
+
+/// Users of the hub in `dir`, each with the number of its tokens.
+pub fn users(dir: &Path) -> Result<Vec<(String, u64)>, HubError> {
+    open_catalogue(dir)?.users()
+}
+
+/// Sets what `wish` names of a user's quota at the hub in `dir` (running or not); the rest stays. A running hub heeds it at once.
+pub fn set_quota(dir: &Path, user: &str, wish: &QuotaWish) -> Result<(), HubError> {
+    open_catalogue(dir)?.set_quota(user, wish)
+}
+
+/// What each user of the hub in `dir` has and may have.
+pub fn quotas(dir: &Path) -> Result<Vec<UserQuota>, HubError> {
+    let catalogue = open_catalogue(dir)?;
+    let folder = dir.join("traces");
+    let traces =
+        floe_traces::count_authors(&folder).map_err(HubError::file("cannot list", &folder))?;
+    let default = Quota::default();
+    let users = catalogue.users()?.into_iter().map(|(user, _)| {
+        let wish = catalogue.quota(&user)?;
+        Ok(UserQuota {
+            used: catalogue.used(&user)?,
+            traces: traces.get(&user).copied().unwrap_or(0),
+            quota: wish.or(&default),
+            wish,
+            user,
+        })
+    });
+    users.collect()
+}

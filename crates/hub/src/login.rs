@@ -1,0 +1,112 @@
+//! The token of a request: a program sends it in a header, a browser as the cookie that `/login?token=...` sets.
+//!
+//! A browser carries requests of any page that it shows. So the cookie is SameSite=Strict and HttpOnly, it only reads (a page
+//! of the hub changes nothing), and a request that another page made, by what the browser says of it, is as one without.
+
+use super::access::{Viewer, ask_again};
+use super::error::{ApiError, ApiResult};
+use super::state::Hub;
+use axum::extract::{FromRequestParts, Query, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use floe_api::credentials::{TOKEN_CHARACTERS_MAX, check_token};
+use std::sync::Arc;
+
+/// How long a browser stays logged in, seconds: a month.
+const COOKIE_S: u64 = 30 * 24 * 3600;
+/// What a browser says of the page that made a request.
+const FETCH_SITE: &str = "sec-fetch-site";
+
+/// The token that came with a request; `None` for an anonymous one.
+pub(crate) fn token_of(parts: &Parts) -> ApiResult<Option<String>> {
+    let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
+        return Ok(cookie_of(parts));
+    };
+    let token = value.to_str().ok().and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    let token = token.filter(|token| (1..=TOKEN_CHARACTERS_MAX).contains(&token.len()));
+    token
+        .map(|token| Some(token.to_owned()))
+        .ok_or_else(|| ApiError::unauthorized("the Authorization header is not `Bearer TOKEN`"))
+}
+
+/// The request's host as a browser names it; cookies know no ports, so the port is in the cookie's name.
+fn host(parts: &Parts) -> Option<&str> {
+    let named = parts.headers.get(header::HOST);
+    let named = named.and_then(|host| host.to_str().ok());
+    named.or_else(|| parts.uri.authority().map(|authority| authority.as_str()))
+}
+
+fn cookie_name(parts: &Parts) -> String {
+    let port = host(parts).and_then(|host| host.rsplit_once(':'));
+    let port = port.and_then(|(_, port)| port.parse::<u16>().ok());
+    format!("floe_hub_{}", port.unwrap_or_default())
+}
+
+fn cookie_of(parts: &Parts) -> Option<String> {
+    let reads = matches!(parts.method, Method::GET | Method::HEAD);
+    if !reads || !from_own_page(parts) {
+        return None;
+    }
+    let name = cookie_name(parts);
+    let cookies = parts.headers.get_all(header::COOKIE).iter();
+    cookies
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|list| list.split(';'))
+        .filter_map(|one| one.trim().split_once('='))
+        .find(|(found, _)| *found == name)
+        .map(|(_, token)| token.to_owned())
+        .filter(|token| check_token(token).is_ok())
+}
+
+fn from_own_page(parts: &Parts) -> bool {
+    let own = match parts.headers.get(header::ORIGIN) {
+        None => true,
+        // an origin that can't be read is a foreign one
+        Some(origin) => {
+            let origin = origin.to_str().ok().and_then(|text| text.split_once("://"));
+            origin.is_some_and(|(_, at)| host(parts).is_some_and(|host| host == at))
+        }
+    };
+    let site = parts.headers.get(FETCH_SITE).map(HeaderValue::as_bytes);
+    own && matches!(site, None | Some(b"same-origin" | b"none"))
+}
+
+/// Query of `/login`.
+#[derive(serde::Deserialize)]
+pub(crate) struct Login {
+    #[serde(default)]
+    token: String,
+}
+
+/// Trades the token of an address for a cookie, and leads to the page without it.
+pub(crate) async fn login(
+    State(hub): State<Arc<Hub>>,
+    Query(login): Query<Login>,
+    request: Request,
+) -> Response {
+    let (mut parts, _) = request.into_parts();
+    let token = login.token;
+    // checked, and wrong ones counted, as those of all requests are
+    let bearer = check_token(&token).ok().map(|()| format!("Bearer {token}"));
+    let Some(Ok(bearer)) = bearer.map(HeaderValue::try_from) else {
+        return ApiError::unauthorized("this is no token").into_response();
+    };
+    let cookie = cookie_name(&parts);
+    parts.headers.insert(header::AUTHORIZATION, bearer);
+    ask_again(&mut parts);
+    if let Err(error) = Viewer::from_request_parts(&mut parts, &hub).await {
+        return error.into_response();
+    }
+    let cookie = format!("{cookie}={token}; Path=/; Max-Age={COOKIE_S}; HttpOnly; SameSite=Strict");
+    let head = [
+        (header::SET_COOKIE, cookie.as_str()),
+        (header::LOCATION, "/"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (StatusCode::SEE_OTHER, head).into_response()
+}

@@ -1,0 +1,344 @@
+//! The hub's interface: names, lists, tags and visibility; the table of all routes; and its OpenAPI description.
+
+use super::access::Viewer;
+use super::access::admit;
+use super::error::{ApiError, ApiResult};
+use super::state::{Hub, blocking, blocking_long};
+use super::wire::{json, parse_id, parse_name};
+use super::{batch, files, login, publish, thumbnail, traces, uploads};
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use axum::{Json, Router};
+use floe_api::hub::{ErrorBody, Health, ImageEntry, ImageList, Resolved, TagRequest, Visibility};
+use floe_front::page::assets;
+use floe_front::telemetry;
+use floe_image::Hash;
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Instant;
+use utoipa::{IntoParams, OpenApi};
+
+/// A name to look up.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct NameQuery {
+    /// `name`, `name:tag`, `owner/name:tag`, or a full image id.
+    name: String,
+}
+
+/// Says that the hub is alive, and that it is a hub.
+#[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, body = Health)))]
+async fn healthz() -> Json<Health> {
+    Json(Health {
+        service: "floe-hub".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    })
+}
+
+/// The hub's metrics in Prometheus' format.
+#[utoipa::path(get, path = "/metrics", tag = "operation",
+    responses((status = 200, content_type = "text/plain", body = String), (status = 401, body = ErrorBody)))]
+async fn metrics(_viewer: Viewer) -> Response {
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+        telemetry::render_metrics(),
+    )
+        .into_response()
+}
+
+/// This description.
+async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+    Json(Api::openapi())
+}
+
+/// What a name means to the asker: an own image first, then a public one.
+#[utoipa::path(get, path = "/v1/resolve", tag = "read", params(NameQuery),
+    responses((status = 200, body = Resolved), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 404, body = ErrorBody)))]
+async fn resolve(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Query(query): Query<NameQuery>,
+) -> ApiResult<Json<Resolved>> {
+    let absent = ApiError::no_image(format_args!(
+        "{:?}",
+        query.name.chars().take(300).collect::<String>()
+    ));
+    if let Ok(id) = query.name.parse::<Hash>() {
+        hub.catalogue.readable(&id, viewer.name()).ok_or(absent)?;
+        return Ok(Json(Resolved { id: id.to_string() }));
+    }
+    let name = parse_name(&query.name)?;
+    let user = viewer.name().map(str::to_owned);
+    let found = blocking(&hub, viewer.party(), move |hub| {
+        if let Some(id) = hub
+            .catalogue
+            .resolve(None, name.name(), name.tag(), user.as_deref())?
+        {
+            return Ok(Some(id));
+        }
+        let Some((owner, rest)) = name.name().split_once('/') else {
+            return Ok(None);
+        };
+        Ok(hub
+            .catalogue
+            .resolve(Some(owner), rest, name.tag(), user.as_deref())?)
+    });
+    let id = found.await?.ok_or(absent)?;
+    Ok(Json(Resolved { id: id.to_string() }))
+}
+
+/// Lists the images that the asker may read.
+#[utoipa::path(get, path = "/v1/images", tag = "catalogue",
+    responses((status = 200, body = ImageList), (status = 401, body = ErrorBody)))]
+async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<ImageList>> {
+    let user = viewer.name().map(str::to_owned);
+    let rows = blocking(&hub, viewer.party(), move |hub| {
+        let rows = hub.catalogue.images(user.as_deref())?;
+        let with_picture = |row| (thumbnail::there(hub, &row), row);
+        Ok(rows.into_iter().map(with_picture).collect::<Vec<_>>())
+    })
+    .await?;
+    let images = rows
+        .into_iter()
+        .map(|(thumbnail, row)| ImageEntry {
+            id: row.id.to_string(),
+            names: row
+                .tags
+                .iter()
+                .map(|(name, tag)| format!("{name}:{tag}"))
+                .collect(),
+            owner: row.owner,
+            public: row.public,
+            created_unix_s: row.created_unix_s,
+            pushed_unix_s: row.pushed_unix_s,
+            raw_bytes: row.raw_bytes,
+            stored_bytes: row.stored_bytes,
+            thumbnail,
+        })
+        .collect();
+    Ok(Json(ImageList { images }))
+}
+
+/// An image that the asker owns, or the refusal: the same whether it is foreign or absent, but where the asker sees
+/// it anyway.
+fn own_image(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<String> {
+    let user = viewer.user()?;
+    match hub.catalogue.readable(id, Some(user)) {
+        Some(holding) if *holding.owner == *user => Ok(user.to_owned()),
+        Some(holding) => Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "not-yours",
+            format!("image {id} belongs to {}", holding.owner),
+            "push it yourself to have one of your own",
+        )),
+        None => Err(ApiError::no_image(id)),
+    }
+}
+
+/// Removes an image of the asker, and its tags.
+#[utoipa::path(delete, path = "/v1/images/{id}", tag = "catalogue", params(("id" = String, Path)),
+    responses((status = 204), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
+async fn remove(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+) -> ApiResult<StatusCode> {
+    let id = parse_id(&id)?;
+    let owner = own_image(&hub, &id, &viewer)?;
+    blocking_long(&hub, viewer.party(), move |hub| {
+        publish::remove(hub, &id, &owner)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Shows an image of the asker to everybody, or to its owner alone.
+#[utoipa::path(put, path = "/v1/images/{id}/visibility", tag = "catalogue", params(("id" = String, Path)),
+    request_body = Visibility,
+    responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 403, body = ErrorBody), (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
+async fn visibility(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<StatusCode> {
+    let id = parse_id(&id)?;
+    let owner = own_image(&hub, &id, &viewer)?;
+    let wish: Visibility = json(&hub, &viewer, body, &headers).await?;
+    blocking_long(&hub, viewer.party(), move |hub| {
+        publish::set_visibility(hub, &id, &owner, wish.public)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Points a name to an image of the asker.
+#[utoipa::path(put, path = "/v1/tags", tag = "catalogue", request_body = TagRequest,
+    responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
+async fn tag(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<StatusCode> {
+    viewer.user()?;
+    let wish: TagRequest = json(&hub, &viewer, body, &headers).await?;
+    let (name, id) = (parse_name(&wish.name)?, parse_id(&wish.id)?);
+    let owner = own_image(&hub, &id, &viewer)?;
+    blocking(&hub, viewer.party(), move |hub| {
+        Ok(hub.catalogue.tag(&owner, name.name(), name.tag(), &id)?)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes a name of the asker; the image stays.
+#[utoipa::path(delete, path = "/v1/tags", tag = "catalogue", params(NameQuery),
+    responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody), (status = 404, body = ErrorBody)))]
+async fn untag(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Query(query): Query<NameQuery>,
+) -> ApiResult<StatusCode> {
+    let owner = viewer.user()?.to_owned();
+    let name = parse_name(&query.name)?;
+    let shown = name.to_string();
+    let removed = blocking(&hub, viewer.party(), move |hub| {
+        Ok(hub.catalogue.untag(&owner, name.name(), name.tag())?)
+    })
+    .await?;
+    if removed {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(ApiError::no_image(shown))
+    }
+}
+
+/// The description of the hub's interface; `docs/openapi-hub.json` is its checked-in form.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "floe hub",
+        description = "Images of running machines: catalogue, packs, batch reads, uploads and traces. \
+        Authorization is a bearer token; a private image looks absent to everybody but its owner."
+    ),
+    paths(
+        healthz,
+        metrics,
+        resolve,
+        images,
+        remove,
+        visibility,
+        tag,
+        untag,
+        files::manifest,
+        thumbnail::thumbnail,
+        files::layout,
+        files::pack,
+        files::statically,
+        batch::read,
+        uploads::open,
+        uploads::have,
+        uploads::put_pack,
+        uploads::commit,
+        uploads::cancel,
+        traces::send,
+        traces::all,
+        traces::one,
+        traces::remove,
+        traces::model
+    ),
+    components(schemas(ErrorBody))
+)]
+struct Api;
+
+/// The OpenAPI description as JSON text, as it is checked in.
+pub fn openapi_json() -> String {
+    let mut text = Api::openapi()
+        .to_pretty_json()
+        .unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"));
+    text.push('\n');
+    text
+}
+
+/// All routes.
+pub(crate) fn router(hub: Arc<Hub>) -> Router {
+    Router::new()
+        .merge(assets::router(assets::Page::Hub))
+        .route("/login", get(login::login))
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .route("/v1/openapi.json", get(openapi))
+        .route("/v1/resolve", get(resolve))
+        .route("/v1/images", get(images))
+        .route("/v1/images/{id}", delete(remove))
+        .route("/v1/images/{id}/manifest", get(files::manifest))
+        .route("/v1/images/{id}/layout", get(files::layout))
+        .route("/v1/images/{id}/thumbnail", get(thumbnail::thumbnail))
+        .route("/v1/images/{id}/visibility", put(visibility))
+        .route("/v1/images/{id}/read", post(batch::read))
+        .route(
+            "/v1/images/{id}/traces",
+            post(traces::send).get(traces::all),
+        )
+        .route(
+            "/v1/images/{id}/traces/{hash}",
+            get(traces::one).delete(traces::remove),
+        )
+        .route("/v1/images/{id}/model", get(traces::model))
+        .route("/v1/packs/{id}", get(files::pack))
+        .route("/v1/static/{*path}", get(files::statically))
+        .route("/v1/tags", put(tag).delete(untag))
+        .route("/v1/uploads", post(uploads::open))
+        .route("/v1/uploads/{id}", delete(uploads::cancel))
+        .route("/v1/uploads/{id}/have", post(uploads::have))
+        .route("/v1/uploads/{id}/packs/{pack}", put(uploads::put_pack))
+        .route("/v1/uploads/{id}/commit", post(uploads::commit))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        // Every handler reads its body through `collect_body`, which knows the route's own limit.
+        .layer(DefaultBodyLimit::disable())
+        .layer(axum::middleware::from_fn_with_state(hub.clone(), admit))
+        .layer(axum::middleware::from_fn(measure))
+        .with_state(hub)
+}
+
+async fn no_route(request: Request) -> ApiError {
+    let path: String = request.uri().path().chars().take(200).collect();
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        "no-route",
+        format!("a hub has no {path}"),
+        "see /v1/openapi.json",
+    )
+}
+
+async fn no_method(request: Request) -> ApiError {
+    let method = request.method().clone();
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "no-method",
+        format!("{method} does not work here"),
+        "see /v1/openapi.json",
+    )
+}
+
+/// Counts and times a request, under its route's name rather than its path, which clients could make up.
+async fn measure(route: Option<MatchedPath>, request: Request, next: Next) -> Response {
+    let from = Instant::now();
+    let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
+    let response = next.run(request).await;
+    let status = response.status().as_u16().to_string();
+    metrics::counter!(telemetry::HUB_REQUESTS, "route" => route.clone(), "status" => status)
+        .increment(1);
+    metrics::histogram!(telemetry::HUB_REQUEST_SECONDS, "route" => route)
+        .record(from.elapsed().as_secs_f64());
+    response
+}

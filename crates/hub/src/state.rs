@@ -1,0 +1,469 @@
+//! What all requests share, and the housekeeping that no request does.
+
+use super::access::Tokens;
+use super::catalogue::{Catalogue, Holding, now_unix_s};
+use super::error::{ApiError, ApiResult, HubError};
+use super::shelf::{Scope, Shelf};
+use super::{HubOptions, Limits};
+use floe_front::turns::Room;
+use floe_front::{Gate, Memory, Party};
+use floe_image::{Hash, PackRef};
+use floe_traces::{TraceStore, Trainer};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Requests that are worked on at a time, for each processor, and in all at least and at most: work is mostly hashing and
+/// packing, and a little waiting for the disk.
+const SLOTS_PER_PROCESSOR: usize = 4;
+const SLOTS_MIN: usize = 8;
+const SLOTS_MAX: usize = 64;
+/// Long works (commits, trainings that are waited for) at a time. They have slots of their own, as each may take minutes.
+const LONG_SLOTS: usize = 4;
+/// What of each processor's time strangers may use while users are about.
+const STRANGERS_SHARE: f64 = 0.125;
+/// Time between two copies of the catalogue.
+const BACKUP_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Time between two looks for stale uploads.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(600);
+/// Uploads whose candidates are kept in memory.
+const UPLOADS_REMEMBERED_MAX: usize = 8;
+
+/// The packs that an upload may build on, in memory.
+#[derive(Clone)]
+pub(crate) struct Remembered {
+    /// Packs of images that its owner may read.
+    pub visible: Arc<Scope>,
+    /// Packs that were sent, and how many there were when this was made.
+    pub staged: Option<(usize, Arc<Scope>)>,
+}
+
+/// See the module.
+pub(crate) struct Hub {
+    pub limits: Limits,
+    pub anonymous: super::Anonymous,
+    pub catalogue: Catalogue,
+    pub shelf: Shelf,
+    pub tokens: Tokens,
+    pub thumbnails: super::thumbnail::Known,
+    pub traces: Arc<TraceStore>,
+    pub trainer: Trainer,
+    /// Held while files are moved in or out of the published folders, so that a sweep never meets a commit.
+    pub publishing: Mutex<()>,
+    /// Held while traces come and while they go with their image.
+    pub tracing: Mutex<()>,
+    /// Where requests wait for their turn.
+    pub gate: Gate,
+    /// The same for long works.
+    pub long_gate: Gate,
+    /// What bodies and answers may take.
+    pub memory: Memory,
+    /// See [`HubOptions::anonymous_traces`].
+    pub anonymous_traces: bool,
+    remembered: Mutex<HashMap<String, Remembered>>,
+    dir: PathBuf,
+}
+
+impl Hub {
+    /// Opens the hub's folder and puts it in order after a crash.
+    pub fn open(options: &HubOptions) -> Result<Hub, HubError> {
+        let dir = options.dir.clone();
+        for folder in [
+            dir.clone(),
+            dir.join("staging"),
+            dir.join("repo/images"),
+            dir.join("repo/packs"),
+        ] {
+            floe_store::private::make_dirs(&folder)
+                .map_err(HubError::file("cannot create", &folder))?;
+        }
+        let closed = floe_store::private::close_to_others(&dir, &[], &[])
+            .map_err(HubError::file("cannot close to others", &dir))?;
+        if closed.changed > 0 {
+            tracing::info!(changed = closed.changed, dir = %dir.display(), "files and directories were open to other users; they are closed now");
+        }
+        let catalogue = Catalogue::open(&catalogue_of(&dir)?)?;
+        let limits = options.limits.clone();
+        let folder = dir.join("traces");
+        let no_traces = |source| HubError::File {
+            what: "cannot open",
+            path: folder.clone(),
+            source,
+        };
+        let traces = Arc::new(TraceStore::open(&folder).map_err(no_traces)?);
+        let trainer = Trainer::start(
+            traces.clone(),
+            limits.training_quiet,
+            Box::new(floe_traces::learn),
+        );
+        let trainer = trainer.map_err(no_traces)?;
+        let hub = Hub {
+            traces,
+            trainer,
+            shelf: Shelf::new(
+                dir.join("repo/packs"),
+                limits.cache_bytes,
+                limits.index_items_max,
+            ),
+            limits,
+            anonymous: options.anonymous.clone(),
+            catalogue,
+            tokens: Tokens::default(),
+            thumbnails: Default::default(),
+            publishing: Mutex::new(()),
+            tracing: Mutex::new(()),
+            gate: Gate::new(room(SLOTS_MIN, SLOTS_MAX)),
+            long_gate: Gate::new(room(LONG_SLOTS, LONG_SLOTS)),
+            memory: Memory::new(options.limits.transfer_bytes_max),
+            anonymous_traces: options.anonymous_traces,
+            remembered: Mutex::default(),
+            dir,
+        };
+        for pack in hub.catalogue.damaged_packs()? {
+            hub.shelf.mark_damaged(&pack);
+        }
+        hub.clear_litter()?;
+        hub.back_up();
+        hub.trainer.schedule_outdated().map_err(no_traces)?;
+        Ok(hub)
+    }
+
+    /// Where a manifest lies.
+    pub fn manifest_path(&self, id: &Hash) -> PathBuf {
+        self.dir.join("repo/images").join(id.to_string())
+    }
+
+    /// Where an upload's files lie. Keys are made by the catalogue; no text of a client becomes a path.
+    pub fn staging(&self, key: &str) -> PathBuf {
+        self.dir.join("staging").join(key)
+    }
+
+    /// Where a staged pack lies: in the upload's folder, or published if a commit was cut off between its files and
+    /// its row.
+    pub fn staged_pack_path(&self, key: &str, pack: &Hash) -> PathBuf {
+        let staged = self.staging(key).join(format!("{pack}.pack"));
+        if staged.exists() {
+            staged
+        } else {
+            self.shelf.pack_path(pack)
+        }
+    }
+
+    /// The scope of a published set of packs.
+    ///
+    /// A pack whose index is damaged is left out: what is in it is answered as missing, the rest can be read.
+    pub fn scope_of(&self, packs: &[PackRef]) -> Result<Scope, HubError> {
+        let mut whole = Vec::with_capacity(packs.len());
+        for pack in packs {
+            match self.shelf.pack(pack, self.shelf.pack_path(&pack.id)) {
+                Ok(pack) => whole.push(pack),
+                Err(HubError::File { source, .. }) if is_damage(&source) => {
+                    self.found_damaged(&pack.id, &source);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Scope::new(whole))
+    }
+
+    /// A stored pack is not what it was: from now on nobody is told that the hub has what is in it, until it is sent again.
+    pub fn found_damaged(&self, pack: &Hash, error: &dyn std::fmt::Display) {
+        if !self.shelf.mark_damaged(pack) {
+            return;
+        }
+        tracing::error!(%pack, %error, "a stored pack is damaged; it is replaced when an image with it is pushed again");
+        self.forget_uploads();
+        if let Err(error) = self.catalogue.note_damaged(pack, true) {
+            tracing::warn!(%pack, %error, "the damage could not be noted; it will be found again");
+        }
+    }
+
+    /// A damaged pack was replaced.
+    pub fn mended(&self, pack: &Hash) -> Result<(), HubError> {
+        self.catalogue.note_damaged(pack, false)?;
+        self.shelf.forget_damage(pack);
+        Ok(())
+    }
+
+    /// Copies the catalogue beside it, for the day on which it can't be read.
+    fn back_up(&self) {
+        let to = super::catalogue_path(&self.dir).with_extension("db.backup");
+        if let Err(error) = self.catalogue.copy_to(&to) {
+            tracing::warn!(%error, "the catalogue was not copied; the copy before stays");
+        }
+    }
+
+    /// The scope of a holding, loaded if it is not in memory. Blocks.
+    pub fn load_scope(&self, id: &Hash, holding: &Holding) -> ApiResult<Arc<Scope>> {
+        let _one = self.shelf.loading.lock();
+        if let Some(scope) = self.shelf.scope(id, &holding.owner) {
+            return Ok(scope);
+        }
+        let scope = Arc::new(self.scope_of(&self.catalogue.packs(id, &holding.owner)?)?);
+        self.shelf.keep_scope(id, &holding.owner, scope.clone());
+        Ok(scope)
+    }
+
+    /// What is remembered of an upload.
+    pub fn remembered(&self, key: &str) -> Option<Remembered> {
+        self.remembered.lock().get(key).cloned()
+    }
+
+    /// Remembers an upload's packs, forgetting another's if there are too many.
+    pub fn remember(&self, key: &str, packs: Remembered) {
+        let mut all = self.remembered.lock();
+        if all.len() >= UPLOADS_REMEMBERED_MAX
+            && !all.contains_key(key)
+            && let Some(other) = all.keys().next().cloned()
+        {
+            all.remove(&other);
+        }
+        all.insert(key.to_owned(), packs);
+    }
+
+    /// Forgets what was remembered of all uploads: packs have gone.
+    pub fn forget_uploads(&self) {
+        self.remembered.lock().clear();
+    }
+
+    /// Drops an upload with its files.
+    pub fn drop_upload(&self, key: &str) -> ApiResult<()> {
+        self.catalogue.drop_upload(key)?;
+        self.remembered.lock().remove(key);
+        remove_folder(&self.staging(key));
+        Ok(())
+    }
+
+    /// Removes the files of packs that nothing needs any more.
+    pub fn sweep(&self) -> ApiResult<()> {
+        let _publishing = self.publishing.lock();
+        let unused = self.catalogue.forget_unused_packs()?;
+        if !unused.is_empty() {
+            self.forget_uploads();
+        }
+        for pack in unused {
+            remove_file(&self.shelf.pack_path(&pack));
+        }
+        Ok(())
+    }
+
+    /// Refuses more bytes than the disk has room for beyond the reserve.
+    pub fn check_room(&self, bytes: u64) -> ApiResult<()> {
+        let disk = rustix::fs::statvfs(&self.dir).map_err(std::io::Error::from)?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free < bytes.saturating_add(self.limits.disk_reserve_bytes) {
+            Err(ApiError::disk_full())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Files without a row: what a killed process left.
+    fn clear_litter(&self) -> Result<(), HubError> {
+        let keys = self.catalogue.upload_keys()?;
+        for (name, path) in entries(&self.dir.join("staging"))? {
+            if !keys.contains(&name) {
+                remove_folder(&path);
+            }
+        }
+        let folder = self.dir.join("traces");
+        let clear = || {
+            for (id, owner) in self.traces.images()? {
+                if !self.catalogue.holds(&id, &owner) {
+                    self.traces.remove(&id, &owner)?;
+                }
+            }
+            Ok(())
+        };
+        clear().map_err(HubError::file("cannot clear", &folder))?;
+        for (_, folder) in entries(&self.dir.join("repo/packs"))? {
+            for (name, path) in entries(&folder)? {
+                let known = name
+                    .strip_suffix(".pack")
+                    .and_then(|id| id.parse::<Hash>().ok());
+                if !known
+                    .map(|id| self.catalogue.knows_pack(&id))
+                    .transpose()?
+                    .unwrap_or(false)
+                {
+                    remove_file(&path);
+                }
+            }
+        }
+        for (name, path) in entries(&self.dir.join("repo/images"))? {
+            let id = name
+                .strip_suffix(".layout")
+                .unwrap_or(&name)
+                .parse::<Hash>()
+                .ok();
+            if !id.is_some_and(|id| self.catalogue.held(&id)) {
+                remove_file(&path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops uploads that nobody went on with.
+    pub fn expire_uploads(&self) -> ApiResult<usize> {
+        let before = now_unix_s().saturating_sub(self.limits.upload_expiry.as_secs());
+        let stale = self.catalogue.stale_uploads(before)?;
+        for upload in &stale {
+            tracing::info!(
+                upload = upload.key,
+                owner = upload.owner,
+                "dropping a stale upload"
+            );
+            self.drop_upload(&upload.key)?;
+        }
+        if !stale.is_empty() {
+            self.sweep()?;
+        }
+        Ok(stale.len())
+    }
+}
+
+/// As many slots as the processors are good for.
+fn room(min: usize, max: usize) -> Room {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Room {
+        slots: (processors * SLOTS_PER_PROCESSOR).clamp(min, max),
+        strangers_share: processors as f64 * STRANGERS_SHARE,
+    }
+}
+
+/// Whether a file is not what was written, rather than hard to read just now.
+pub(crate) fn is_damage(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::NotFound
+    )
+}
+
+/// The catalogue's path, unless it has gone and the images would go with it.
+fn catalogue_of(dir: &Path) -> Result<PathBuf, HubError> {
+    let path = super::catalogue_path(dir);
+    let repo = dir.join("repo/images");
+    let empty = std::fs::metadata(&path).map_or(true, |found| found.len() == 0);
+    if empty && !entries(&repo)?.is_empty() {
+        return Err(HubError::CatalogueLost { path, repo });
+    }
+    Ok(path)
+}
+
+/// Runs blocking work on a thread that may block, when it is `who`'s turn.
+pub(crate) async fn blocking<T: Send + 'static>(
+    hub: &Arc<Hub>,
+    who: &Party,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    behind(&hub.gate, hub, who, work).await
+}
+
+/// The same for what may take minutes.
+pub(crate) async fn blocking_long<T: Send + 'static>(
+    hub: &Arc<Hub>,
+    who: &Party,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    behind(&hub.long_gate, hub, who, work).await
+}
+
+pub(crate) async fn behind<T: Send + 'static>(
+    gate: &Gate,
+    hub: &Arc<Hub>,
+    who: &Party,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    let turn = gate.enter(who).await;
+    let turn = turn.ok_or_else(|| ApiError::busy("this did not get its turn for a minute"))?;
+    apart(hub, move |hub| {
+        // The work ends here, not where its answer is waited for: that one may have gone.
+        let _turn = turn;
+        work(hub)
+    })
+    .await
+}
+
+/// Runs blocking work on a thread that may block, at once, and turns a panic into an answer: what is the hub's own, or cheap.
+pub(crate) async fn apart<T: Send + 'static>(
+    hub: &Arc<Hub>,
+    work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    let hub = hub.clone();
+    tokio::task::spawn_blocking(move || work(&hub)).await?
+}
+
+/// Looks for stale uploads now and then, until the runtime ends.
+pub(crate) async fn housekeeping(hub: Arc<Hub>) {
+    let mut interval = tokio::time::interval(HOUSEKEEPING_INTERVAL.min(hub.limits.upload_expiry));
+    let mut copied = std::time::Instant::now();
+    loop {
+        interval.tick().await;
+        if let Err(error) = apart(&hub, Hub::expire_uploads).await {
+            tracing::warn!(error = %error.body.message, "cannot drop stale uploads");
+        }
+        if copied.elapsed() >= BACKUP_INTERVAL {
+            copied = std::time::Instant::now();
+            let copying = apart(&hub, |hub| {
+                hub.back_up();
+                Ok(())
+            });
+            drop(copying.await);
+        }
+    }
+}
+
+fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError> {
+    let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
+        std::fs::read_dir(folder)?
+            .map(|entry| {
+                entry.map(|entry| {
+                    (
+                        entry.file_name().to_string_lossy().into_owned(),
+                        entry.path(),
+                    )
+                })
+            })
+            .collect()
+    };
+    read().map_err(HubError::file("cannot list", folder))
+}
+
+fn remove_file(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a file");
+        }
+        _ => {}
+    }
+}
+
+fn remove_folder(path: &Path) {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a folder");
+        }
+        _ => {}
+    }
+}
+
+/// Writes a file so that it is there whole or not at all, and survives a power cut.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    let folder = path
+        .parent()
+        .ok_or_else(|| std::io::Error::other("a file without a folder"))?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|e| e.error)?;
+    sync_folder(folder)
+}
+
+/// Makes renames in a folder durable.
+pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    std::fs::File::open(folder)?.sync_all()
+}

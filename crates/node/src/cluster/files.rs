@@ -1,0 +1,165 @@
+//! What a node keeps of its cluster, in a directory that only its user may look into.
+//!
+//! ```text
+//! cluster.json    what this node is in the cluster; written last, removed first: without it there is no cluster
+//! ca.pem          the CA's certificate
+//! node.pem        this node's key and certificate
+//! roster.json     the members
+//! ca.key, authority.json    on the authority's host alone: the CA's key; members and open invitations
+//! ```
+
+use super::record::{Authority, Membership, Roster};
+use crate::{
+    error::{NodeError, at, failed},
+    files::{make_private_dir, read_bounded, replace_file},
+};
+use floe_api::paths::Home;
+use serde::Serialize;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Largest of these files that is read: all members with the longest names.
+const BYTES_MAX: u64 = 1 << 20;
+const MEMBERSHIP: &str = "cluster.json";
+const CA: &str = "ca.pem";
+const NODE: &str = "node.pem";
+const ROSTER: &str = "roster.json";
+const CA_KEY: &str = "ca.key";
+const AUTHORITY: &str = "authority.json";
+
+/// The directory.
+pub(super) struct Files {
+    dir: PathBuf,
+}
+
+/// Everything that stands in it.
+pub(super) struct Kept {
+    pub membership: Membership,
+    /// PEM.
+    pub ca: String,
+    /// PEM: key and certificate.
+    pub node: String,
+    pub roster: Roster,
+    /// With the CA's key, PEM.
+    pub authority: Option<(Authority, String)>,
+}
+
+impl Files {
+    pub fn open(home: &Home) -> Result<Files, NodeError> {
+        let dir = home.cluster();
+        make_private_dir(&dir)?;
+        Ok(Files { dir })
+    }
+
+    /// What there is; `None` if the node is in no cluster.
+    pub fn load(&self) -> Result<Option<Kept>, NodeError> {
+        let Some(bytes) = self.read(MEMBERSHIP)? else {
+            return Ok(None);
+        };
+        let membership = Membership::parse(&bytes).map_err(|why| self.bad(MEMBERSHIP, why))?;
+        let authority = match self.read(AUTHORITY)? {
+            None => None,
+            Some(bytes) => {
+                let parsed = Authority::parse(&bytes).map_err(|why| self.bad(AUTHORITY, why))?;
+                Some((parsed, self.text(CA_KEY)?))
+            }
+        };
+        // a roster that is lost is asked for again
+        let roster = self.read(ROSTER)?.unwrap_or_default();
+        let roster = Roster::parse(&roster).unwrap_or_default();
+        Ok(Some(Kept {
+            membership,
+            ca: self.text(CA)?,
+            node: self.text(NODE)?,
+            roster,
+            authority,
+        }))
+    }
+
+    /// Whether there is a place, readable or not.
+    pub fn has_place(&self) -> bool {
+        self.dir.join(MEMBERSHIP).exists()
+    }
+
+    /// Keeps a new place. After a crash in the middle of it there is none.
+    pub fn save(&self, kept: &Kept) -> Result<(), NodeError> {
+        // nothing of a place that was not taken to the end
+        self.clear()?;
+        if let Some((authority, key)) = &kept.authority {
+            replace_file(&self.dir.join(CA_KEY), key.as_bytes())?;
+            self.save_authority(authority)?;
+        }
+        replace_file(&self.dir.join(CA), kept.ca.as_bytes())?;
+        self.save_roster(&kept.roster)?;
+        self.save_certificate(&kept.node, &kept.membership)
+    }
+
+    pub fn save_authority(&self, authority: &Authority) -> Result<(), NodeError> {
+        self.write(AUTHORITY, authority)
+    }
+
+    pub fn save_roster(&self, roster: &Roster) -> Result<(), NodeError> {
+        self.write(ROSTER, roster)
+    }
+
+    /// Keeps a new certificate with its key, and what this node is from now on.
+    pub fn save_certificate(&self, node: &str, membership: &Membership) -> Result<(), NodeError> {
+        replace_file(&self.dir.join(NODE), node.as_bytes())?;
+        self.write(MEMBERSHIP, membership)
+    }
+
+    /// The CA's key.
+    pub fn ca_key(&self) -> Result<String, NodeError> {
+        self.text(CA_KEY)
+    }
+
+    /// The CA's certificate.
+    pub fn ca(&self) -> Result<String, NodeError> {
+        self.text(CA)
+    }
+
+    /// Removes everything.
+    pub fn clear(&self) -> Result<(), NodeError> {
+        for name in [MEMBERSHIP, NODE, ROSTER, AUTHORITY, CA_KEY, CA] {
+            let path = self.dir.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(at(format!("cannot remove {}", path.display()))(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, name: &str, what: &impl Serialize) -> Result<(), NodeError> {
+        let bytes = serde_json::to_vec_pretty(what)
+            .map_err(|error| failed(format!("{name}: {error}"), "report this"))?;
+        replace_file(&self.dir.join(name), &bytes)
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, NodeError> {
+        let path = self.dir.join(name);
+        match read_bounded(&path, BYTES_MAX) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(at(format!("cannot read {}", path.display()))(error)),
+        }
+    }
+
+    fn text(&self, name: &str) -> Result<String, NodeError> {
+        let bytes = self.read(name)?;
+        let bytes = bytes.ok_or_else(|| self.bad(name, "it is missing".into()))?;
+        String::from_utf8(bytes).map_err(|error| self.bad(name, error.to_string()))
+    }
+
+    fn bad(&self, name: &str, why: String) -> NodeError {
+        let path: &Path = &self.dir.join(name);
+        failed(
+            format!("{}: {why}", path.display()),
+            "floe cluster leave, then join again",
+        )
+    }
+}

@@ -1,0 +1,218 @@
+//! A cluster: nodes that know each other by certificates, so that what one asks another and what forks read travels inside of TLS
+//! with both sides authenticated.
+//!
+//! ```text
+//! first host                        another host
+//! init: a CA, which never leaves
+//! invite ---- one line, by hand --> join: makes its key
+//!        <--- TLS, CA by fingerprint: secret, signing request
+//!        ---- certificate, CA, roster
+//! ```
+//! From then on both are *members*: each answers on a port of its own (`listener`), only for members. Who is one stands in the
+//! *roster* (`record`), which the first host gives out and the others ask for; a certificate alone says who somebody was when it was
+//! signed (`trust`). Certificates are renewed by themselves (`upkeep`).
+
+mod call;
+mod certificates;
+mod files;
+mod invitation;
+mod listener;
+mod membership;
+mod record;
+mod routes;
+mod trust;
+mod upkeep;
+
+pub(crate) use call::{Ask, Silent, ask};
+pub(crate) use listener::Peer;
+pub(crate) use record::Member;
+pub(crate) use routes::router;
+
+use crate::error::NodeError;
+use axum::Router;
+use files::{Files, Kept};
+use floe_api::paths::Home;
+use parking_lot::{Mutex, RwLock};
+use record::{Authority, Membership};
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
+use tokio::{runtime::Handle, sync::watch};
+use trust::Trust;
+
+/// This node's place in a cluster, if it has one.
+pub(crate) struct Cluster {
+    files: Files,
+    place: RwLock<Option<Arc<Place>>>,
+    /// Held while a place is taken, changed or left.
+    changing: Mutex<()>,
+    service: Mutex<Service>,
+}
+
+/// A place in a cluster.
+struct Place {
+    membership: RwLock<Membership>,
+    trust: Arc<Trust>,
+    client: Arc<rustls::ClientConfig>,
+    /// `None` if another node is the authority.
+    authority: Option<Mutex<Authority>>,
+}
+
+/// The port for members.
+#[derive(Default)]
+struct Service {
+    /// On which threads, and what is answered; `None` before the node serves.
+    with: Option<(Handle, Router)>,
+    /// Ends the listener that there is.
+    stop: Option<watch::Sender<bool>>,
+    /// Why there is none.
+    trouble: String,
+    /// Why the authority does not tell who the members are.
+    unheard: String,
+}
+
+impl Cluster {
+    /// Finds out whether this node is in a cluster. Files that make no sense cost it its place, which is told in the log: members are
+    /// nobody then, and nothing goes out in clear text for that.
+    pub fn open(home: &Home) -> Result<Cluster, NodeError> {
+        let files = Files::open(home)?;
+        let place = match files.load() {
+            Ok(kept) => kept.map(Place::of).transpose(),
+            Err(error) => Err(error),
+        };
+        let place = place.unwrap_or_else(|error| {
+            tracing::error!(%error, "this node has lost its place in its cluster; floe cluster leave, then join again");
+            None
+        });
+        Ok(Cluster {
+            files,
+            place: RwLock::new(place.map(Arc::new)),
+            changing: Mutex::default(),
+            service: Mutex::default(),
+        })
+    }
+
+    fn place(&self) -> Option<Arc<Place>> {
+        self.place.read().clone()
+    }
+
+    /// How this node speaks to members, if it is one.
+    pub fn tls(&self) -> Option<Arc<rustls::ClientConfig>> {
+        self.place().map(|place| place.client.clone())
+    }
+
+    /// How this node reads of a parent at `floe://`, which is a member: while it is none itself it believes nobody there.
+    pub fn tls_of_parents(&self) -> Arc<rustls::ClientConfig> {
+        self.tls().unwrap_or_else(trust::nobody)
+    }
+
+    /// Where the other members reach this node, if it is one.
+    pub fn own_address(&self) -> Option<SocketAddr> {
+        let place = self.place()?;
+        let address = place.membership.read().address;
+        Some(address)
+    }
+
+    /// Where this node listens for the others, if it is a member.
+    pub fn listens_at(&self) -> Option<SocketAddr> {
+        let place = self.place()?;
+        let listen = place.membership.read().listen;
+        Some(listen)
+    }
+
+    /// Another member, by its name or by `https://ADDRESS:PORT`.
+    pub fn find(&self, text: &str) -> Option<Member> {
+        let roster = self.place()?.trust.roster();
+        let address = text.strip_prefix("https://").unwrap_or(text);
+        let address: Option<SocketAddr> = address.trim_end_matches('/').parse().ok();
+        let found = match address {
+            Some(address) => roster.at(address),
+            None => roster.named(text),
+        };
+        found.cloned()
+    }
+
+    /// Answers members from now on, on threads of this runtime, whenever the node is in a cluster.
+    pub fn serve(&self, runtime: Handle, router: Router) {
+        self.service.lock().with = Some((runtime, router));
+        self.ensure_listening();
+    }
+
+    /// Listens if it should and does not.
+    fn ensure_listening(&self) {
+        let _changing = self.changing.lock();
+        let Some(place) = self.place() else { return };
+        if self.service.lock().stop.is_some() {
+            return;
+        }
+        let listen = place.membership.read().listen;
+        let started = TcpListener::bind(listen)
+            .map_err(|error| error.to_string())
+            .and_then(|listener| self.start(&place, listener));
+        if let Err(why) = started {
+            tracing::error!(%listen, why, "members of the cluster are not answered");
+            self.service.lock().trouble = format!("cannot listen on {listen}: {why}");
+        }
+    }
+
+    /// Starts answering on a port.
+    fn start(&self, place: &Place, listener: TcpListener) -> Result<(), String> {
+        let mut service = self.service.lock();
+        let Some((runtime, router)) = service.with.clone() else {
+            return Ok(());
+        };
+        let tls = place.trust.server()?;
+        let listener = {
+            let _inside = runtime.enter();
+            listener
+                .set_nonblocking(true)
+                .and_then(|()| tokio::net::TcpListener::from_std(listener))
+                .map_err(|error| error.to_string())?
+        };
+        let (stop, stopped) = watch::channel(false);
+        let trust = place.trust.clone();
+        let router = routes::guarded(router, trust);
+        runtime.spawn(listener::run(listener, tls, router, stopped));
+        service.stop = Some(stop);
+        service.trouble = String::new();
+        Ok(())
+    }
+
+    /// Takes a place and answers from then on; on the disk it is already.
+    fn enter(&self, place: Place, listener: TcpListener) -> Result<(), String> {
+        self.start(&place, listener)?;
+        *self.place.write() = Some(Arc::new(place));
+        Ok(())
+    }
+
+    /// Gives the place up: whoever still speaks for it believes nobody any more.
+    fn exit(&self) -> Result<(), NodeError> {
+        self.files.clear()?;
+        if let Some(place) = self.place.write().take() {
+            place.trust.forget_all();
+        }
+        if let Some(stop) = self.service.lock().stop.take() {
+            let _ = stop.send(true); // it has ended already
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    fn of(kept: Kept) -> Result<Place, NodeError> {
+        let bad = |why: String| crate::error::failed(why, "");
+        let trust = Trust::new(&kept.ca, &kept.node, &kept.node, kept.roster).map_err(bad)?;
+        let trust = Arc::new(trust);
+        if let Some((authority, _)) = &kept.authority {
+            trust.learn(authority.roster.clone());
+            trust.invite_until(authority.invites_until());
+        }
+        Ok(Place {
+            membership: RwLock::new(kept.membership),
+            client: trust.client(),
+            trust,
+            authority: kept.authority.map(|(authority, _)| Mutex::new(authority)),
+        })
+    }
+}

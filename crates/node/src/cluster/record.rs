@@ -1,0 +1,381 @@
+//! What a cluster's nodes keep and tell each other of it: who is a member, who may become one, and what a node is in it. No I/O.
+
+use crate::cluster::invitation::{Invitation, Refusal};
+use floe_image::Hash;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// Version of these records.
+pub(crate) const CLUSTER_VERSION: u32 = 1;
+/// Most members of a cluster.
+pub(crate) const MEMBERS_MAX: usize = 512;
+/// Most invitations that are open at a time.
+pub(crate) const INVITATIONS_MAX: usize = 64;
+/// Wrong secrets after which an invitation is void. A secret has 128 bits: nobody guesses one, so this is about noise.
+const WRONG_MAX: u32 = 5;
+/// Longest name of a member, as a host's name has.
+const NAME_MAX: usize = 63;
+/// Digits of the id of a cluster or member.
+const ID_DIGITS: usize = 16;
+
+/// A node that belongs to a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Member {
+    /// Drawn when it joined, never given to another: 16 hex digits. Its certificates are for the name `ID.floe`.
+    pub id: String,
+    /// Its name for people.
+    pub name: String,
+    /// Where it answers the others.
+    pub address: SocketAddr,
+}
+
+/// The members of a cluster, as its authority tells them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Roster {
+    /// Grows with every change.
+    pub number: u64,
+    /// All members; the first one is the authority.
+    pub members: Vec<Member>,
+}
+
+impl Roster {
+    /// Understands what the authority sent, or a file holds, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<Roster, String> {
+        let roster: Roster = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        roster.check()?;
+        Ok(roster)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.members.len() > MEMBERS_MAX {
+            return Err(format!("it has {} members", self.members.len()));
+        }
+        for member in &self.members {
+            check_id(&member.id)?;
+            check_name(&member.name)?;
+        }
+        Ok(())
+    }
+
+    /// The member of this name.
+    pub fn named(&self, name: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.name == name)
+    }
+
+    /// The member of this id.
+    pub fn of_id(&self, id: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.id == id)
+    }
+
+    /// The member that answers at this address.
+    pub fn at(&self, address: SocketAddr) -> Option<&Member> {
+        self.members.iter().find(|member| member.address == address)
+    }
+}
+
+/// Refuses what is no member's or cluster's id.
+pub(crate) fn check_id(id: &str) -> Result<(), String> {
+    match id.len() == ID_DIGITS && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        true => Ok(()),
+        false => Err(format!("{id:?} is no id of {ID_DIGITS} hex digits")),
+    }
+}
+
+/// Refuses what is no member's name.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let plain = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    match (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(plain) && name != "here" {
+        true => Ok(()),
+        false => Err(format!(
+            "{name:?} is no name for a node: use up to {NAME_MAX} of a to z, 0 to 9 and -, and not `here`"
+        )),
+    }
+}
+
+/// What this node is in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Membership {
+    /// [`CLUSTER_VERSION`].
+    pub version: u32,
+    /// The cluster's id.
+    pub cluster: String,
+    /// This node's id in it.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Where the others reach it.
+    pub address: SocketAddr,
+    /// Where it listens; another than `address` behind a translated address.
+    pub listen: SocketAddr,
+    /// From when to when its certificate is good, Unix time.
+    pub certified_unix_s: (u64, u64),
+}
+
+impl Membership {
+    /// Understands a file's bytes, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<Membership, String> {
+        let membership: Membership =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        check_version(membership.version)?;
+        check_id(&membership.cluster)?;
+        check_id(&membership.id)?;
+        check_name(&membership.name)?;
+        Ok(membership)
+    }
+
+    /// Whether it is time for a new certificate: a third of the old one's life is over.
+    pub fn is_due(&self, now_unix_s: u64) -> bool {
+        let (from, to) = self.certified_unix_s;
+        now_unix_s >= from.saturating_add(to.saturating_sub(from) / 3)
+    }
+}
+
+/// What the node that made a cluster knows of it beyond the others. Decides who becomes a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Authority {
+    /// [`CLUSTER_VERSION`].
+    pub version: u32,
+    /// The cluster's id, which is in the name of its CA.
+    pub cluster: String,
+    /// How long certificates are good, seconds.
+    pub lifetime_s: u64,
+    /// The members.
+    pub roster: Roster,
+    /// Invitations that nobody has used yet.
+    pub open: Vec<Open>,
+}
+
+/// An invitation as the authority keeps it: nobody who reads this can use it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Open {
+    /// Its id.
+    pub id: String,
+    /// Of its secret.
+    pub secret_hash: Hash,
+    /// When it ends, Unix time.
+    pub expires_unix_s: u64,
+    /// Wrong secrets so far.
+    pub wrong: u32,
+}
+
+impl Authority {
+    /// Understands a file's bytes, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<Authority, String> {
+        let authority: Authority =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        check_version(authority.version)?;
+        check_id(&authority.cluster)?;
+        authority.roster.check()?;
+        if authority.open.len() > INVITATIONS_MAX {
+            return Err(format!("it has {} invitations", authority.open.len()));
+        }
+        Ok(authority)
+    }
+
+    /// Keeps an invitation; the oldest one goes if there are too many.
+    pub fn invite(&mut self, invitation: &Invitation, expires_unix_s: u64, now_unix_s: u64) {
+        self.expire(now_unix_s);
+        if self.open.len() >= INVITATIONS_MAX {
+            self.open.remove(0);
+        }
+        self.open.push(Open {
+            id: invitation.id.clone(),
+            secret_hash: invitation.secret_hash(),
+            expires_unix_s,
+            wrong: 0,
+        });
+    }
+
+    /// Until when there are invitations, Unix time; 0 if there are none.
+    pub fn invites_until(&self) -> u64 {
+        let ends = self.open.iter().map(|open| open.expires_unix_s);
+        ends.max().unwrap_or(0)
+    }
+
+    fn expire(&mut self, now_unix_s: u64) {
+        self.open.retain(|open| now_unix_s < open.expires_unix_s);
+    }
+
+    /// Somebody wants to use an invitation. If it is good it is used up, and they are a member.
+    pub fn admit(
+        &mut self,
+        invitation: &str,
+        secret: &str,
+        newcomer: Member,
+        now_unix_s: u64,
+    ) -> Result<(), Refusal> {
+        let secret_hash = Hash::of(secret.as_bytes());
+        let known = self.open.iter_mut().find(|open| open.id == invitation);
+        let open = known.ok_or(Refusal::Unknown)?;
+        if open.secret_hash != secret_hash {
+            open.wrong += 1;
+            if open.wrong >= WRONG_MAX {
+                self.open.retain(|open| open.id != invitation);
+            }
+            return Err(Refusal::Unknown);
+        }
+        if now_unix_s >= open.expires_unix_s {
+            self.expire(now_unix_s);
+            return Err(Refusal::Expired);
+        }
+        // what the invited can mend leaves the invitation good
+        check_name(&newcomer.name).map_err(Refusal::Name)?;
+        if self.roster.named(&newcomer.name).is_some() {
+            return Err(Refusal::NameTaken(newcomer.name));
+        }
+        if let Some(other) = self.roster.at(newcomer.address) {
+            return Err(Refusal::AddressTaken(other.address, other.name.clone()));
+        }
+        if self.roster.members.len() >= MEMBERS_MAX {
+            return Err(Refusal::Full);
+        }
+        self.open.retain(|open| open.id != invitation);
+        self.roster.members.push(newcomer);
+        self.roster.number += 1;
+        Ok(())
+    }
+
+    /// Somebody is a member no longer; whether they were one. The authority itself stays.
+    pub fn remove(&mut self, id: &str) -> bool {
+        let own = self.roster.members.first().map(|member| member.id.clone());
+        let before = self.roster.members.len();
+        let members = &mut self.roster.members;
+        members.retain(|member| member.id != id || own.as_deref() == Some(id));
+        let removed = members.len() < before;
+        self.roster.number += u64::from(removed);
+        removed
+    }
+}
+
+fn check_version(version: u32) -> Result<(), String> {
+    match version {
+        CLUSTER_VERSION => Ok(()),
+        other => Err(format!(
+            "it has version {other}, this floe knows version {CLUSTER_VERSION}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(n: u8) -> Member {
+        Member {
+            id: format!("{n:016x}"),
+            name: format!("host-{n}"),
+            address: SocketAddr::from(([10, 0, 0, n], 7071)),
+        }
+    }
+
+    fn authority() -> Authority {
+        Authority {
+            version: CLUSTER_VERSION,
+            cluster: "00000000000000aa".into(),
+            lifetime_s: 1000,
+            roster: Roster {
+                number: 1,
+                members: vec![member(1)],
+            },
+            open: Vec::new(),
+        }
+    }
+
+    fn invitation(n: u8) -> Invitation {
+        Invitation {
+            fingerprint: [1; 32],
+            id: format!("{n:016x}"),
+            secret: format!("{n:032x}"),
+        }
+    }
+
+    #[test]
+    fn an_invitation_is_good_once_and_for_a_while() {
+        let mut authority = authority();
+        let (one, two) = (invitation(1), invitation(2));
+        authority.invite(&one, 100, 0);
+        authority.invite(&two, 100, 0);
+        assert!(
+            !serde_json::to_string(&authority)
+                .unwrap()
+                .contains(&one.secret)
+        );
+        let mut admit = |i: &Invitation, n, now| authority.admit(&i.id, &i.secret, member(n), now);
+        assert_eq!(admit(&one, 2, 50), Ok(()));
+        assert_eq!(admit(&one, 3, 50), Err(Refusal::Unknown));
+        assert_eq!(admit(&two, 3, 100), Err(Refusal::Expired));
+        assert_eq!(admit(&two, 3, 50), Err(Refusal::Unknown));
+        assert_eq!(authority.roster.members.len(), 2);
+        assert_eq!(authority.roster.number, 2);
+        assert_eq!(authority.invites_until(), 0);
+    }
+
+    #[test]
+    fn wrong_secrets_void_an_invitation_and_a_taken_name_does_not() {
+        let mut authority = authority();
+        let (one, two) = (invitation(1), invitation(2));
+        authority.invite(&one, 100, 0);
+        authority.invite(&two, 100, 0);
+        let taken = Member {
+            address: member(9).address,
+            ..member(1)
+        };
+        let refused = authority.admit(&one.id, &one.secret, taken, 5);
+        assert_eq!(refused, Err(Refusal::NameTaken("host-1".into())));
+        for _ in 0..WRONG_MAX {
+            let refused = authority.admit(&two.id, &one.secret, member(2), 5);
+            assert_eq!(refused, Err(Refusal::Unknown));
+        }
+        let refused = authority.admit(&two.id, &two.secret, member(2), 5);
+        assert_eq!(refused, Err(Refusal::Unknown));
+        assert_eq!(authority.admit(&one.id, &one.secret, member(2), 5), Ok(()));
+    }
+
+    #[test]
+    fn who_is_removed_is_no_member_and_the_authority_stays() {
+        let mut authority = authority();
+        authority.roster.members.push(member(2));
+        assert!(!authority.remove(&member(1).id));
+        assert!(!authority.remove(&member(3).id));
+        assert!(authority.remove(&member(2).id));
+        assert!(authority.roster.of_id(&member(2).id).is_none());
+        assert_eq!(authority.roster.number, 2);
+    }
+
+    #[test]
+    fn what_floe_would_not_have_written_is_refused() {
+        let bad = |change: &dyn Fn(&mut Authority)| {
+            let mut authority = authority();
+            change(&mut authority);
+            Authority::parse(&serde_json::to_vec(&authority).unwrap()).unwrap_err()
+        };
+        assert!(bad(&|a| a.version = 2).contains("version 2"));
+        assert!(bad(&|a| a.roster.members[0].id = "../x".into()).contains("no id"));
+        assert!(bad(&|a| a.roster.members[0].name = "A b".into()).contains("no name"));
+        assert!(bad(&|a| a.cluster = String::new()).contains("no id"));
+        assert!(Roster::parse(b"{}").is_err() && Membership::parse(b"[]").is_err());
+        assert!(check_name("here").is_err() && check_name("node-7").is_ok());
+    }
+
+    #[test]
+    fn a_certificate_is_renewed_when_a_third_of_its_life_is_over() {
+        let membership = Membership {
+            version: CLUSTER_VERSION,
+            cluster: "00000000000000aa".into(),
+            id: member(1).id,
+            name: "a".into(),
+            address: member(1).address,
+            listen: member(1).address,
+            certified_unix_s: (100, 400),
+        };
+        assert!(!membership.is_due(199));
+        assert!(membership.is_due(200));
+        let bytes = serde_json::to_vec(&membership).unwrap();
+        assert_eq!(Membership::parse(&bytes), Ok(membership));
+    }
+}

@@ -1,0 +1,199 @@
+//! What members ask each other about the cluster itself, and what strangers with an invitation ask. Paths begin with `/cluster`.
+
+use super::{Cluster, Peer, listener, record::Roster, trust::Trust};
+use crate::{Node, error::NodeError, rest};
+use axum::{
+    Extension, Json, Router,
+    extract::{DefaultBodyLimit, State},
+    middleware::from_fn,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use floe_api::ApiError;
+use floe_api::Happened;
+use serde::{Deserialize, Serialize};
+use std::{net::SocketAddr, sync::Arc};
+
+pub(super) const NODE_JOIN: &str = "/cluster/v1/join";
+pub(super) const NODE_LEAVE: &str = "/cluster/v1/leave";
+pub(super) const NODE_RENEW: &str = "/cluster/v1/renew";
+pub(super) const NODE_ROSTER: &str = "/cluster/v1/roster";
+/// Largest body: a roster of all members with the longest names.
+const BODY_BYTES_MAX: usize = 256 << 10;
+
+/// What a stranger asks for.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct JoinOrder {
+    /// The invitation's id.
+    pub invitation: String,
+    /// Its secret.
+    pub secret: String,
+    /// A signing request for the newcomer's key, PEM.
+    pub request: String,
+    /// The name that it wants.
+    pub name: String,
+    /// Where it answers.
+    pub address: SocketAddr,
+}
+
+/// What a new member gets.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct JoinAnswer {
+    /// The CA's certificate, PEM.
+    pub ca: String,
+    /// Its own, PEM.
+    pub certificate: String,
+    /// From when to when that is good.
+    pub certified_unix_s: (u64, u64),
+    /// Its id.
+    pub id: String,
+    /// The cluster's.
+    pub cluster: String,
+    /// The members.
+    pub roster: Roster,
+}
+
+/// A member has a new key.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RenewOrder {
+    /// A signing request for it, PEM.
+    pub request: String,
+}
+
+/// Its certificate.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RenewAnswer {
+    /// PEM.
+    pub certificate: String,
+    /// From when to when it is good.
+    pub certified_unix_s: (u64, u64),
+}
+
+type Floe = State<Arc<Node>>;
+
+/// Everything that a node answers on the port for members: about the cluster, and `members`, which is for members alone. What strangers
+/// may ask for is one thing, and in [`guarded`].
+pub(crate) fn router(node: Arc<Node>, members: Router) -> Router {
+    let own = Router::new()
+        .route(NODE_LEAVE, post(leave))
+        .route(NODE_RENEW, post(renew))
+        .route(NODE_ROSTER, get(roster).post(learn))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node.clone());
+    let strangers = Router::new()
+        .route(NODE_JOIN, post(join))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node);
+    own.merge(members).layer(from_fn(checked)).merge(strangers)
+}
+
+/// The trust that requests are checked by, in their extensions.
+#[derive(Clone)]
+struct By(Arc<Trust>);
+
+/// Checks requests by this trust.
+pub(super) fn guarded(router: Router, trust: Arc<Trust>) -> Router {
+    router.layer(Extension(By(trust)))
+}
+
+async fn checked(request: axum::extract::Request, next: axum::middleware::Next) -> Response {
+    match request.extensions().get::<By>().cloned() {
+        Some(By(trust)) => listener::members_only(trust, request, next).await,
+        None => listener::refusal("this node is in no cluster", ""),
+    }
+}
+
+async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
+    blocking(move || {
+        let answer = node.cluster.admit(&order)?;
+        node.tell(
+            Happened::ClusterJoined,
+            &order.name,
+            order.address.to_string(),
+        );
+        node.spread_roster();
+        Ok(answer)
+    })
+    .await
+}
+
+async fn leave(State(node): Floe, Extension(Peer(member)): Extension<Peer>) -> Response {
+    blocking(move || {
+        node.cluster.depart(&member)?;
+        node.tell(Happened::ClusterLeft, &member.name, "");
+        Ok(())
+    })
+    .await
+}
+
+async fn renew(
+    State(node): Floe,
+    Extension(Peer(member)): Extension<Peer>,
+    Json(order): Json<RenewOrder>,
+) -> Response {
+    blocking(move || {
+        let (certificate, certified_unix_s) = node.cluster.renew_for(&member, &order.request)?;
+        Ok(RenewAnswer {
+            certificate,
+            certified_unix_s,
+        })
+    })
+    .await
+}
+
+async fn roster(Extension(By(trust)): Extension<By>) -> Json<Roster> {
+    Json(trust.roster())
+}
+
+/// The authority tells who is a member; nobody else may.
+async fn learn(
+    State(node): Floe,
+    Extension(By(trust)): Extension<By>,
+    Extension(listener::Shown(shown)): Extension<listener::Shown>,
+    body: bytes::Bytes,
+) -> Response {
+    if !shown.is_some_and(|certificate| trust.is_authority(&certificate)) {
+        return listener::refusal("only the cluster's authority tells who is a member", "");
+    }
+    blocking(move || {
+        let roster = Roster::parse(&body);
+        let roster = roster.map_err(|why| crate::error::usage(why, ""))?;
+        node.cluster.learn(roster)
+    })
+    .await
+}
+
+/// Does something where it may block.
+async fn blocking<T: Serialize + Send + 'static>(
+    call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Response {
+    match rest::blocking(call).await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(failure) => failure.into_response(),
+    }
+}
+
+impl Cluster {
+    /// Takes a roster that the authority told; an older one than what is known changes nothing.
+    pub(super) fn learn(&self, roster: Roster) -> Result<(), NodeError> {
+        let Some(place) = self.place() else {
+            return Ok(());
+        };
+        if place.trust.learn(roster) {
+            self.files.save_roster(&place.trust.roster())?;
+        }
+        Ok(())
+    }
+}
+
+/// An error that another node told.
+pub(super) fn said(body: &[u8], status: u16) -> String {
+    serde_json::from_slice::<ApiError>(body).map_or_else(
+        |_| format!("it answered {status}"),
+        |error| error.to_string(),
+    )
+}

@@ -1,0 +1,213 @@
+//! What a cluster needs in the background: certificates are renewed before they end, and everybody knows who is a member.
+
+use super::{
+    Ask, Cluster, Place, ask, certificates,
+    membership::understood,
+    record::{Member, Roster},
+    routes::{NODE_RENEW, NODE_ROSTER, RenewAnswer, RenewOrder, said},
+};
+use crate::{
+    Node,
+    error::{NodeError, at},
+    unix_now,
+};
+use hyper::Method;
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+/// How often members ask who the members are. One who is revoked while a member is away is believed there for at most so long
+/// after it is back.
+const ASK_EVERY: Duration = Duration::from_secs(30);
+/// How often it is looked whether there is a cluster at all, and the port for it.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Time for a question to another member.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Members that are told something at a time.
+const TOLD_AT_A_TIME: usize = 32;
+
+impl Place {
+    /// Tells another member something.
+    pub(super) fn tell(&self, member: &Member, path: &str, body: Vec<u8>) -> Result<(), String> {
+        let told = ask(
+            self.client.clone(),
+            Ask {
+                to: &member.address.to_string(),
+                method: Method::POST,
+                path,
+                body,
+                limit: TIMEOUT,
+            },
+        );
+        match told {
+            Ok((200..300, _)) => Ok(()),
+            Ok((status, body)) => Err(said(&body, status)),
+            Err(silent) => Err(silent.text().to_owned()),
+        }
+    }
+
+    /// Tells all other members who the members are; the names of those that were not reached.
+    pub(super) fn spread(&self) -> Vec<String> {
+        let roster = self.trust.roster();
+        let body = serde_json::to_vec(&roster).unwrap_or_default();
+        let own = self.membership.read().id.clone();
+        let others: Vec<&Member> = roster.members.iter().filter(|m| m.id != own).collect();
+        let mut untold = Vec::new();
+        for some in others.chunks(TOLD_AT_A_TIME) {
+            std::thread::scope(|scope| {
+                let tell = |member: &&Member| {
+                    let (member, body) = ((*member).clone(), body.clone());
+                    scope.spawn(move || {
+                        let told = self.tell(&member, NODE_ROSTER, body);
+                        told.map_err(|why| (member.name, why))
+                    })
+                };
+                let told: Vec<_> = some.iter().map(tell).collect();
+                for told in told {
+                    if let Ok(Err((name, why))) = told.join() {
+                        tracing::info!(member = name, why, "a member was not told of a change");
+                        untold.push(name);
+                    }
+                }
+            });
+        }
+        untold
+    }
+
+    /// The authority, if that is another node.
+    fn authority(&self) -> Option<Member> {
+        match self.authority {
+            Some(_) => None,
+            None => self.trust.roster().members.first().cloned(),
+        }
+    }
+}
+
+impl Cluster {
+    /// Asks the authority who the members are.
+    fn ask_roster(&self, place: &Place) -> Result<(), NodeError> {
+        let Some(authority) = place.authority() else {
+            return Ok(());
+        };
+        let to = authority.address.to_string();
+        let answer = ask(
+            place.client.clone(),
+            Ask {
+                to: &to,
+                method: Method::GET,
+                path: NODE_ROSTER,
+                body: Vec::new(),
+                limit: TIMEOUT,
+            },
+        );
+        let roster: Roster = understood(answer, &to)?;
+        // as from the disk: what is sent is checked
+        let checked = serde_json::to_vec(&roster).unwrap_or_default();
+        match Roster::parse(&checked) {
+            Ok(roster) => self.learn(roster),
+            Err(why) => Err(crate::error::failed(format!("{to}: {why}"), "")),
+        }
+    }
+
+    /// Gets a new certificate for a new key.
+    fn renew(&self, place: &Place) -> Result<(), NodeError> {
+        let (key, request) = certificates::make_key()?;
+        let membership = place.membership.read().clone();
+        let (certificate, certified_unix_s) = match place.authority() {
+            None => {
+                let own = place.trust.roster().of_id(&membership.id).cloned();
+                let own = own.ok_or_else(|| {
+                    crate::error::failed("the authority is not in its own roster", "")
+                })?;
+                self.renew_for(&own, &request)?
+            }
+            Some(authority) => {
+                let to = authority.address.to_string();
+                let answer = ask(
+                    place.client.clone(),
+                    Ask {
+                        to: &to,
+                        method: Method::POST,
+                        path: NODE_RENEW,
+                        body: serde_json::to_vec(&RenewOrder { request }).unwrap_or_default(),
+                        limit: TIMEOUT,
+                    },
+                );
+                let answer: RenewAnswer = understood(answer, &to)?;
+                (answer.certificate, answer.certified_unix_s)
+            }
+        };
+        let node = key + &certificate;
+        let bad = |why| crate::error::failed(format!("a new certificate: {why}"), "");
+        let _changing = self.changing.lock();
+        let is_ours = self.place().is_some_and(|now| std::ptr::eq(&*now, place));
+        if !is_ours {
+            return Ok(()); // it has left meanwhile
+        }
+        let renewed = super::Membership {
+            certified_unix_s,
+            ..membership
+        };
+        self.files.save_certificate(&node, &renewed)?;
+        place.trust.renew(&node, &node).map_err(bad)?;
+        *place.membership.write() = renewed;
+        tracing::info!(
+            until_unix_s = certified_unix_s.1,
+            "the certificate was renewed"
+        );
+        Ok(())
+    }
+}
+
+impl Node {
+    /// Tells all members who the members are, on a thread of its own.
+    pub(super) fn spread_roster(&self) {
+        let Some(place) = self.cluster.place() else {
+            return;
+        };
+        let thread = std::thread::Builder::new().name("cluster-spread".into());
+        if let Err(error) = thread.spawn(move || place.spread()) {
+            tracing::warn!(%error, "members learn of the change when they ask");
+        }
+    }
+
+    /// Starts the thread that keeps the cluster up.
+    pub(crate) fn start_keeping_cluster(self: &Arc<Self>) -> Result<(), NodeError> {
+        let node = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("cluster-keep".into())
+            .spawn(move || keep(&node))
+            .map_err(at("cannot start the thread that keeps the cluster up"))?;
+        Ok(())
+    }
+}
+
+fn keep(node: &Weak<Node>) {
+    let mut unasked = ASK_EVERY;
+    loop {
+        std::thread::sleep(LOOK_EVERY);
+        let Some(node) = node.upgrade() else { return };
+        let cluster = &node.cluster;
+        cluster.ensure_listening();
+        let Some(place) = cluster.place() else {
+            continue;
+        };
+        node.networks.open_tunnels();
+        unasked += LOOK_EVERY;
+        if unasked >= ASK_EVERY {
+            unasked = Duration::ZERO;
+            let told = cluster.ask_roster(&place);
+            if let Err(error) = &told {
+                tracing::info!(%error, "the cluster's authority does not tell who the members are");
+            }
+            let unheard = told.err().map(|error| error.to_api().message);
+            cluster.service.lock().unheard = unheard.unwrap_or_default();
+        }
+        if place.membership.read().is_due(unix_now())
+            && let Err(error) = cluster.renew(&place)
+        {
+            tracing::warn!(%error, "this node's certificate was not renewed yet");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! What format a disk image has, and whether it stands alone. No I/O beyond reads that the caller does.
+//!
+//! A disk image may be made of other files: a backing file, an external data file, extents, a parent. Such an image is refused
+//! by its header, before any program that would open those files sees it. (What this overlooks, the confinement of
+//! [`floe_machine::tool`] refuses: `qemu-img` can open nothing but the image.)
+
+use std::io;
+
+/// Bytes at a place of a file: fills as much of the buffer as there is, and returns how much.
+pub type Read<'a> = dyn Fn(u64, &mut [u8]) -> io::Result<usize> + 'a;
+
+/// A format, by `qemu-img`'s name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The disk's bytes.
+    Raw,
+    /// QEMU's first.
+    Qcow,
+    /// QEMU's.
+    Qcow2,
+    /// VMware's.
+    Vmdk,
+    /// Microsoft's first (VHD).
+    Vpc,
+    /// Microsoft's.
+    Vhdx,
+    /// VirtualBox's.
+    Vdi,
+}
+
+impl Format {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow => "qcow",
+            Format::Qcow2 => "qcow2",
+            Format::Vmdk => "vmdk",
+            Format::Vpc => "vpc",
+            Format::Vhdx => "vhdx",
+            Format::Vdi => "vdi",
+        }
+    }
+}
+
+/// Why an image is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is made of another file as well.
+    Needs {
+        /// What that is to it: `backing file`.
+        what: &'static str,
+        /// Its name, as the image tells it.
+        name: String,
+    },
+    /// Its header makes no sense.
+    Damaged(String),
+}
+
+/// Bytes of a first look.
+const HEAD_BYTES: usize = 512;
+/// Longest name of another file that is read: qcow2's own limit.
+const NAME_BYTES_MAX: usize = 1023;
+/// Most header extensions of a qcow2 file that are looked at; six kinds are known.
+const EXTENSIONS_MAX: usize = 64;
+/// Most bytes of a VMDK's descriptor that are read: QEMU's own limit.
+const DESCRIPTOR_BYTES_MAX: usize = 20 * 512;
+const SECTOR: u64 = 512;
+
+/// The image's format, or why it is refused.
+pub fn examine(read: &Read<'_>) -> io::Result<Result<Format, Refused>> {
+    let mut head = [0; HEAD_BYTES];
+    let len = read(0, &mut head)?;
+    let head = Bytes(&head[..len]);
+    Ok(if head.at(0, b"QFI\xfb") {
+        match head.be32(4) {
+            1 => stands_alone(Format::Qcow, backing_file(&head, read)?),
+            2 | 3 => stands_alone(Format::Qcow2, qcow2_other(&head, read)?),
+            version => Err(Refused::Damaged(format!("qcow version {version}"))),
+        }
+    } else if head.at(0, b"KDMV") {
+        stands_alone(Format::Vmdk, vmdk_other(&head, read)?)
+    } else if head.at(0, b"# Disk DescriptorFile") {
+        let text = text_at(read, 0, DESCRIPTOR_BYTES_MAX)?;
+        Err(needs("extent", extent(&text)))
+    } else if head.at(0, b"conectix") {
+        let differs = (head.be32(60) == 4).then(|| needs("parent", "in its header".into()));
+        stands_alone(Format::Vpc, differs)
+    } else if head.at(0, b"vhdxfile") {
+        Ok(Format::Vhdx) // one with a parent is refused by qemu-img, which does not know how to read such
+    } else if head.at(0x40, b"\x7f\x10\xda\xbe") {
+        match head.le32(0x4c) {
+            1 | 2 => Ok(Format::Vdi),
+            _ => Err(needs("parent", "in its header".into())),
+        }
+    } else {
+        Ok(Format::Raw)
+    })
+}
+
+fn needs(what: &'static str, name: String) -> Refused {
+    Refused::Needs { what, name }
+}
+
+fn stands_alone(format: Format, other: Option<Refused>) -> Result<Format, Refused> {
+    other.map_or(Ok(format), Err)
+}
+
+/// The backing file of a qcow or qcow2.
+fn backing_file(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
+    let (offset, len) = (head.be64(8), head.be32(16) as usize);
+    if offset == 0 {
+        return Ok(None);
+    }
+    let name = text_at(read, offset, len.min(NAME_BYTES_MAX))?;
+    Ok(Some(needs("backing file", name)))
+}
+
+/// A qcow2's backing file or data file.
+fn qcow2_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
+    const DATA_FILE: u64 = 1 << 2;
+    const DATA_FILE_NAME: u32 = 0x4441_5441;
+    if let Some(refused) = backing_file(head, read)? {
+        return Ok(Some(refused));
+    }
+    let is_three = head.be32(4) == 3;
+    let mut external = is_three && head.be64(72) & DATA_FILE != 0;
+    let mut name = String::new();
+    let mut offset = match is_three {
+        true => u64::from(head.be32(100)),
+        false => 72,
+    };
+    for _ in 0..EXTENSIONS_MAX {
+        let mut extension = [0; 8];
+        if read(offset, &mut extension)? < extension.len() {
+            break;
+        }
+        let extension = Bytes(&extension);
+        let (kind, len) = (extension.be32(0), extension.be32(4));
+        if kind == 0 {
+            break;
+        }
+        if kind == DATA_FILE_NAME {
+            name = text_at(read, offset + 8, (len as usize).min(NAME_BYTES_MAX))?;
+            external = true;
+        }
+        offset += 8 + u64::from(len).next_multiple_of(8);
+    }
+    Ok(external.then(|| needs("data file", name)))
+}
+
+/// The parent of a VMDK with a descriptor inside, or the extents of one that is a descriptor and nothing else.
+fn vmdk_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
+    let at = head.le64(28).saturating_mul(SECTOR);
+    // QEMU looks for a parent at the usual place, whatever the header says
+    for offset in [SECTOR, at] {
+        let text = text_at(read, offset, DESCRIPTOR_BYTES_MAX)?;
+        if let Some((_, rest)) = text.split_once("parentFileNameHint") {
+            let name = rest.split('"').nth(1).unwrap_or_default();
+            return Ok(Some(needs("parent", name.to_owned())));
+        }
+    }
+    if head.le64(12) != 0 {
+        return Ok(None);
+    }
+    let text = text_at(read, at, DESCRIPTOR_BYTES_MAX)?;
+    Ok(Some(needs("extent", extent(&text))))
+}
+
+/// The first file that a VMDK's descriptor names: `RW 2048 FLAT "disk-flat.vmdk" 0`.
+fn extent(text: &str) -> String {
+    let is_extent = |line: &&str| line.starts_with("RW ") || line.starts_with("RDONLY ");
+    let line = text.lines().find(is_extent).unwrap_or_default();
+    let name = line.split('"').nth(1).unwrap_or("that it does not name");
+    name.chars().take(NAME_BYTES_MAX).collect()
+}
+
+/// Text of a foreign file, up to its first zero byte.
+fn text_at(read: &Read<'_>, offset: u64, len_max: usize) -> io::Result<String> {
+    let mut bytes = vec![0; len_max];
+    let len = read(offset, &mut bytes)?;
+    let text = bytes[..len].split(|byte| *byte == 0).next();
+    Ok(String::from_utf8_lossy(text.unwrap_or_default()).into_owned())
+}
+
+/// A header; what lies beyond its end is zero.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn at(&self, offset: usize, magic: &[u8]) -> bool {
+        self.0.get(offset..offset + magic.len()) == Some(magic)
+    }
+
+    fn array<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let bytes = self.0.get(offset..).and_then(|rest| rest.first_chunk());
+        bytes.copied().unwrap_or([0; N])
+    }
+
+    fn be32(&self, offset: usize) -> u32 {
+        u32::from_be_bytes(self.array(offset))
+    }
+
+    fn be64(&self, offset: usize) -> u64 {
+        u64::from_be_bytes(self.array(offset))
+    }
+
+    fn le32(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.array(offset))
+    }
+
+    fn le64(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.array(offset))
+    }
+}
+
+/// Reads from bytes in memory as from a file.
+#[allow(dead_code, reason = "for tests and fuzzing")]
+pub fn examine_bytes(bytes: &[u8]) -> Result<Format, Refused> {
+    let read = |offset: u64, buffer: &mut [u8]| {
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let rest = bytes.get(from..).unwrap_or_default();
+        let len = rest.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&rest[..len]);
+        Ok(len)
+    };
+    examine(&read).unwrap_or_else(|error| Err(Refused::Damaged(error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    fn needs_of(bytes: &[u8]) -> (&'static str, String) {
+        match examine_bytes(bytes) {
+            Err(Refused::Needs { what, name }) => (what, name),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_known_beginning_is_raw() {
+        for bytes in [&b""[..], b"QF", &[0x55; 1024]] {
+            assert_eq!(examine_bytes(bytes), Ok(Format::Raw));
+        }
+    }
+
+    #[test]
+    fn an_image_that_is_made_of_another_file_is_refused_by_that_files_name() {
+        let mut backed = vec![0; 4096];
+        backed[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        backed[8..16].copy_from_slice(&1024u64.to_be_bytes());
+        backed[16..20].copy_from_slice(&11u32.to_be_bytes());
+        backed[1024..1035].copy_from_slice(b"/etc/shadow");
+        assert_eq!(needs_of(&backed), ("backing file", "/etc/shadow".into()));
+        backed[7] = 1;
+        assert_eq!(needs_of(&backed), ("backing file", "/etc/shadow".into()));
+
+        let mut external = vec![0; 4096];
+        external[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        external[79] = 4;
+        external[100..104].copy_from_slice(&104u32.to_be_bytes());
+        assert_eq!(needs_of(&external), ("data file", String::new()));
+        external[104..112].copy_from_slice(b"DATA\0\0\0\x0b");
+        external[112..123].copy_from_slice(b"/etc/shadow");
+        assert_eq!(needs_of(&external), ("data file", "/etc/shadow".into()));
+
+        let text = b"# Disk DescriptorFile\nversion=1\nRW 2048 FLAT \"/etc/shadow\" 0\n";
+        assert_eq!(needs_of(text), ("extent", "/etc/shadow".into()));
+        let mut inside = vec![0; 4096];
+        inside[..4].copy_from_slice(b"KDMV");
+        inside[28] = 2;
+        inside[1024..1024 + text.len()].copy_from_slice(text);
+        assert_eq!(needs_of(&inside), ("extent", "/etc/shadow".into()));
+        inside[12] = 1;
+        assert_eq!(examine_bytes(&inside), Ok(Format::Vmdk));
+        let hint = b"# Disk DescriptorFile\nparentFileNameHint=\"/etc/shadow\"\n";
+        inside[512..512 + hint.len()].copy_from_slice(hint);
+        assert_eq!(needs_of(&inside), ("parent", "/etc/shadow".into()));
+
+        let mut vhd = vec![0; 512];
+        vhd[..8].copy_from_slice(b"conectix");
+        assert_eq!(examine_bytes(&vhd), Ok(Format::Vpc));
+        vhd[63] = 4;
+        assert_eq!(needs_of(&vhd).0, "parent");
+        let mut vdi = vec![0; 512];
+        vdi[0x40..0x44].copy_from_slice(b"\x7f\x10\xda\xbe");
+        vdi[0x4c] = 1;
+        assert_eq!(examine_bytes(&vdi), Ok(Format::Vdi));
+        vdi[0x4c] = 4;
+        assert_eq!(needs_of(&vdi).0, "parent");
+    }
+
+    #[test]
+    #[ignore = "needs qemu-img: make system"]
+    fn what_qemu_img_makes_is_told_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for format in ["raw", "qcow2", "vmdk", "vpc", "vhdx", "vdi"] {
+            let path = dir.path().join(format);
+            let made = Command::new("qemu-img")
+                .args(["create", "-q", "-f", format])
+                .args([path.as_os_str(), "1M".as_ref()])
+                .status();
+            made.unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(
+                examine_bytes(&bytes).map(Format::name),
+                Ok(format),
+                "{format}"
+            );
+        }
+    }
+}

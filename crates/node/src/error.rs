@@ -1,0 +1,151 @@
+//! What the node can fail with, by what the user can do about it. The crates below say what happened; here it gets its
+//! kind ([`ErrorCode`]) and its way out.
+
+use crate::transfer::TransferError;
+use floe_api::{ApiError, ErrorCode};
+use floe_source::SourceError;
+use floe_store::StoreError;
+
+/// Why an operation of the node failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Already in the words of the interface.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// The client hung up.
+    #[error("stopped on request; everything that was begun has been undone")]
+    Cancelled,
+    /// The local disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A place that images come from.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The mount.
+    #[error(transparent)]
+    Mount(#[from] floe_mount::MountError),
+    /// QEMU.
+    #[error(transparent)]
+    Machine(#[from] floe_machine::MachineError),
+    /// A transfer.
+    #[error(transparent)]
+    Transfer(#[from] crate::transfer::TransferError),
+    /// The operating system.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done, with the path.
+        what: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// A request that is wrong in itself.
+pub fn usage(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
+    api(ErrorCode::Usage, message, fix)
+}
+
+/// Something that can't be done here.
+pub fn refused(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
+    api(ErrorCode::Refused, message, fix)
+}
+
+/// Something that isn't there.
+pub fn not_found(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
+    api(ErrorCode::NotFound, message, fix)
+}
+
+/// Something that somebody else is at.
+pub fn busy(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
+    api(ErrorCode::Busy, message, fix)
+}
+
+/// Everything else.
+pub fn failed(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
+    api(ErrorCode::Failed, message, fix)
+}
+
+fn api(code: ErrorCode, message: impl Into<String>, fix: impl Into<String>) -> NodeError {
+    NodeError::Api(ApiError {
+        code,
+        message: message.into(),
+        fix: fix.into(),
+    })
+}
+
+/// Names the file or step that an I/O error happened at.
+pub fn at(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
+    let what = what.into();
+    move |source| NodeError::Io { what, source }
+}
+
+impl NodeError {
+    /// Its kind.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            NodeError::Api(error) => error.code,
+            NodeError::Cancelled | NodeError::Store(StoreError::Cancelled) => ErrorCode::Cancelled,
+            NodeError::Store(error) => match error {
+                StoreError::NotFound { .. } => ErrorCode::NotFound,
+                StoreError::Ambiguous { .. } | StoreError::Invalid { .. } => ErrorCode::Usage,
+                StoreError::Busy { .. } => ErrorCode::Busy,
+                _ => ErrorCode::Failed,
+            },
+            NodeError::Source(error) => source_code(error),
+            NodeError::Machine(error) => machine_code(error),
+            NodeError::Transfer(error) => transfer_code(error),
+            NodeError::Mount(_) | NodeError::Io { .. } => ErrorCode::Failed,
+        }
+    }
+
+    /// For the interface.
+    pub fn to_api(&self) -> ApiError {
+        let fix = match self {
+            NodeError::Api(error) => return error.clone(),
+            NodeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                "make room there (floe cache gc, floe image rm, floe rm), or move FLOE_HOME to a larger disk"
+            }
+            _ => "", // these errors carry their way out in their text
+        };
+        ApiError {
+            code: self.code(),
+            message: self.to_string(),
+            fix: fix.into(),
+        }
+    }
+}
+
+fn source_code(error: &SourceError) -> ErrorCode {
+    match error {
+        SourceError::Missing { .. } => ErrorCode::NotFound,
+        SourceError::Unreachable { .. } | SourceError::Timeout { .. } => ErrorCode::Unreachable,
+        SourceError::Denied { .. } => ErrorCode::Refused,
+        SourceError::Unsupported { .. } => ErrorCode::Usage,
+        SourceError::Stopped { .. } => ErrorCode::Cancelled,
+        _ => ErrorCode::Failed,
+    }
+}
+
+fn transfer_code(error: &TransferError) -> ErrorCode {
+    match error {
+        TransferError::Cancelled => ErrorCode::Cancelled,
+        TransferError::Unreachable { .. } => ErrorCode::Unreachable,
+        TransferError::Refused { status: 404, .. } => ErrorCode::NotFound,
+        TransferError::Refused { .. } => ErrorCode::Refused,
+        TransferError::Options(_) => ErrorCode::Usage,
+        TransferError::Source(error) => source_code(error),
+        _ => ErrorCode::Failed,
+    }
+}
+
+fn machine_code(error: &floe_machine::MachineError) -> ErrorCode {
+    use floe_machine::MachineError;
+    match error {
+        MachineError::Incompatible(_)
+        | MachineError::Grow(_)
+        | MachineError::Untrusted { .. }
+        | MachineError::QemuMissing { .. } => ErrorCode::Refused,
+        MachineError::CaptureRunning { .. } => ErrorCode::Busy,
+        _ => ErrorCode::Failed,
+    }
+}

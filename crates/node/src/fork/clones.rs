@@ -1,0 +1,307 @@
+//! A clone's start on this host: a machine like one of any image, but for its name, its address and what it knows of its
+//! family. Its QEMU maps the same file as its siblings', so what one of them has touched is there for all.
+
+use super::{
+    FORK_LABEL, Host, Start,
+    decide::{CloneId, Event, Fault, HostId},
+};
+use crate::{
+    Node, STANDBY_BYTES,
+    error::{NodeError, refused, usage},
+    files::save_manifest_soon,
+    guest::AGENT_LABEL,
+    lifecycle::Task,
+    machines::Operation,
+    models::Coming,
+    record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
+    report::Report,
+    restore::Loaded,
+    run::make_machine_dir,
+    sources::Found,
+    unix_now,
+};
+use floe_api::Happened;
+use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room};
+use floe_image::Hash;
+use std::sync::Arc;
+
+/// A clone that stands still.
+pub(super) type LoadedClone = (Operation, Loaded);
+
+/// Memory of the host that clones leave alone, bytes.
+const HOST_RESERVE_BYTES: u64 = 128 << 20;
+
+impl Node {
+    /// Refuses a state directory that machines' own users cannot pass.
+    pub(crate) fn check_passable(&self) -> Result<(), NodeError> {
+        match crate::host::impassable(self.home.root()) {
+            None => Ok(()),
+            Some(dir) => {
+                let dir = dir.display();
+                Err(refused(
+                    format!("the machine's own user could not pass {dir} on the way to its files"),
+                    format!("chmod o+x {dir}, or start the node with another FLOE_HOME"),
+                ))
+            }
+        }
+    }
+
+    /// For how many clones this host has room: each takes a QEMU's memory and then what it writes, which nobody knows
+    /// beforehand. What of its CPUs and memory is promised to no machine is told for those who count that.
+    pub(crate) fn room_for_clones(&self) -> Result<Room, String> {
+        let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let free = crate::host::available_bytes(&info).unwrap_or(0);
+        let free = free.saturating_sub(HOST_RESERVE_BYTES);
+        let clones = free / STANDBY_BYTES;
+        if clones == 0 {
+            return Err(format!(
+                "{} MiB of memory are free, a clone takes {}",
+                free >> 20,
+                STANDBY_BYTES >> 20
+            ));
+        }
+        let (mut cpus, mut memory) = (0, 0);
+        for entry in self.machines.all() {
+            let state = entry.state.read();
+            if state.vm.is_some() {
+                let config = &state.record.config;
+                cpus += config.cpus_now().unwrap_or(1);
+                memory += config.memory_bytes_now().unwrap_or_default() + STANDBY_BYTES;
+            }
+        }
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let all = crate::host::total_bytes(&info).unwrap_or(0);
+        let unpromised = all.saturating_sub(HOST_RESERVE_BYTES + memory);
+        Ok(Room {
+            clones: u32::try_from(clones).unwrap_or(u32::MAX),
+            free_cpus: cores.saturating_sub(cpus),
+            free_memory_bytes: unpromised.min(free),
+        })
+    }
+
+    /// Starts a clone of a fork; what came of it. One on this host stands still until it is let go.
+    pub(super) fn try_clone(
+        self: &Arc<Self>,
+        start: &Start<'_>,
+        clone: CloneId,
+        host: HostId,
+    ) -> Event {
+        let (record, instant) = (start.record, start.instant);
+        let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
+            return Event::NotStarted(clone, Fault::Clone("it has no name".into()));
+        };
+        if let Host::There(remote, source) = &start.hosts[host] {
+            let mut order = start.order(clone, &place.name, source);
+            if let Some(place) = start.network_of(clone) {
+                match self.network_order(&place, remote) {
+                    Ok(network) => order.network = Some(network),
+                    Err(error) => {
+                        let why = error.to_api().to_string();
+                        return Event::NotStarted(clone, Fault::Host(why));
+                    }
+                }
+            }
+            return match remote.start(&order) {
+                Ok(()) => Event::Started(clone),
+                Err(fault) => Event::NotStarted(clone, fault),
+            };
+        }
+        let family = Node::family_of(record, clone, instant.layer.is_none());
+        let network = start.network_of(clone);
+        let parent = instant.parent.as_ref();
+        let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
+        let found = &instant.found;
+        match self.load_clone(found, &place.name, &record.parent, family, network, access) {
+            Ok(loaded) => {
+                start.loaded.lock().insert(clone, loaded);
+                Event::Loaded(clone)
+            }
+            Err(error) => Event::NotStarted(clone, fault_here(&error)),
+        }
+    }
+
+    /// Lets a clone of this host execute.
+    pub(super) fn go(self: &Arc<Self>, start: &Start<'_>, clone: CloneId) -> Event {
+        let loaded = start.loaded.lock().remove(&clone);
+        match loaded.map(|loaded| self.let_clone_go(loaded)) {
+            Some(Ok(_)) => Event::Started(clone),
+            Some(Err(error)) => Event::NotStarted(clone, fault_here(&error)),
+            None => Event::NotStarted(clone, Fault::Clone("it was not loaded".into())),
+        }
+    }
+
+    /// Ends a clone that was started in vain.
+    pub(super) fn end_clone(&self, start: &Start<'_>, clone: CloneId, host: HostId) {
+        let (record, host) = (start.record, &start.hosts[host]);
+        let loaded = start.loaded.lock().remove(&clone);
+        if let Some((operation, loaded)) = loaded {
+            drop(loaded); // ends QEMU
+            return self.discard(&operation);
+        }
+        let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
+            return;
+        };
+        let ended = match host {
+            Host::Here => match self.remove_machine(&place.name, true) {
+                Err(error) if error.code() == ErrorCode::NotFound => Ok(()),
+                ended => ended.map_err(|error| error.to_api().to_string()),
+            },
+            Host::There(remote, _) => remote.end(&place.name),
+        };
+        if let Err(why) = ended {
+            tracing::warn!(
+                machine = place.name,
+                why,
+                "a clone that nobody waits for may run"
+            );
+        }
+    }
+
+    /// For how many clones of other nodes' machines there is room.
+    pub fn clone_room(&self) -> Result<Room, NodeError> {
+        let room = self.room_for_clones();
+        room.map_err(|why| refused(why, "end machines that are no longer needed"))
+    }
+
+    /// Starts a clone of another node's machine.
+    pub fn receive_clone(
+        self: &Arc<Self>,
+        request: &CloneRequest,
+    ) -> Result<MachineInfo, NodeError> {
+        self.check_passable()?;
+        Node::check_parent_address(&request.source)?;
+        let image = request.image.parse::<Hash>();
+        let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
+        let origin = Origin {
+            urls: vec![request.source.clone()],
+            token: Some(request.token.clone()),
+            multicast: request.multicast,
+            ..Default::default()
+        };
+        let found = self.sources.find_at(image, origin)?;
+        let family = Family {
+            fork: request.fork.clone(),
+            parent: request.parent.clone(),
+            number: request.number,
+            settled: false,
+            identity: Identity::default(),
+        };
+        let order = request.network.as_ref();
+        let network = order.map(|order| self.networks.receive(order, &request.name));
+        let network = network.transpose()?;
+        let (name, parent) = (&request.name, &request.parent);
+        // what its parent's guest reaches of that host is no matter of this one's
+        let access = HostAccess::None;
+        let loaded = self.load_clone(&found, name, parent, family, network.clone(), access);
+        let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
+        let clone = started.inspect_err(|_| {
+            if let Some(place) = &network {
+                self.networks.leave(&place.network, &request.name);
+            }
+        })?;
+        if request.settle {
+            self.settle_later(&clone.entry);
+        }
+        Ok(self.info_of(&clone))
+    }
+
+    /// Makes a machine of an image, as far as its guest's next instruction. If that fails, nothing of it stays.
+    fn load_clone(
+        self: &Arc<Self>,
+        found: &Found,
+        name: &str,
+        image_name: &str,
+        family: Family,
+        network: Option<Attachment>,
+        host_access: HostAccess,
+    ) -> Result<LoadedClone, NodeError> {
+        let name = name
+            .parse()
+            .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
+        let mut config = found.manifest.config.clone();
+        config.labels.remove(FORK_LABEL);
+        let mut family = family;
+        if config.labels.contains_key(AGENT_LABEL) {
+            family.identity = Identity::Pending;
+        }
+        match network.as_ref().and_then(|place| self.networks.mac(place)) {
+            Some(mac) => floe_machine::give_mac(&mut config, &mac),
+            None => floe_machine::renew_mac(&mut config),
+        }
+        let make = |name: &crate::MachineName, number: u32| {
+            let record = Record {
+                version: RECORD_VERSION,
+                name: name.to_string(),
+                image_name: image_name.to_owned(),
+                image: found.id,
+                disk_base: found.id,
+                origin: found.origin.clone(),
+                config,
+                // the parent's ports are taken, and nobody said which others
+                forwards: Vec::new(),
+                restored: true,
+                wanted: Wanted::Starting,
+                detail: String::new(),
+                created_unix_s: unix_now(),
+                uid: floe_machine::User::for_machine(number).map(|user| user.uid),
+                place: format!("machines/{name}"),
+                mount_name: name.to_string(),
+                // siblings touch the same pages in one another's page cache: no trace of one would be whole
+                traced: false,
+                pauses: Default::default(),
+                family: Some(family),
+                network,
+                host_access,
+            };
+            (self.home.machine(name.as_str()), record)
+        };
+        let operation = self
+            .machines
+            .reserve(Some(name), image_name, make, Task::Fork)?;
+        match self.prepare_clone(&operation, found) {
+            Ok(loaded) => Ok((operation, loaded)),
+            Err(error) => {
+                self.discard(&operation);
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare_clone(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+    ) -> Result<Loaded, NodeError> {
+        make_machine_dir(&entry.dir)?;
+        // a fork waits for all of its clones, and a disk for each: only what they have become is waited for
+        entry.record().save_soon(&entry.dir)?;
+        save_manifest_soon(&entry.dir, &found.id, &found.manifest)?;
+        let (mut report, _) = Report::new(); // the fork tells of the whole
+        self.load_state(entry, found, &Coming::default(), &mut report)
+    }
+
+    /// Lets a clone execute. If it does not, nothing of it stays.
+    fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
+        let (operation, loaded) = clone;
+        let (mut report, _) = Report::new();
+        if let Err(error) = self.let_go(&operation, loaded, &Coming::default(), &mut report) {
+            self.discard(&operation);
+            return Err(error);
+        }
+        let record = operation.record();
+        let detail = record.family.map_or_else(String::new, |family| {
+            format!("clone {} of {}", family.number, family.parent)
+        });
+        self.tell(Happened::MachineStarted, operation.name.as_str(), detail);
+        Ok(operation)
+    }
+}
+
+/// What this host can't do for one clone it can do for none.
+fn fault_here(error: &NodeError) -> Fault {
+    let error = error.to_api();
+    match error.code {
+        ErrorCode::Refused => Fault::Host(error.to_string()),
+        _ => Fault::Clone(error.to_string()),
+    }
+}

@@ -1,0 +1,278 @@
+//! The hosts of a fork: who is meant, how much room each has, and how much of it a plug-in grants.
+
+use super::{Fork, Host, decide::Event, remote::Remote, serve};
+use crate::{
+    Node,
+    error::{NodeError, refused, usage},
+    placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
+};
+use floe_api::{CLONES_MAX, FORK_HOSTS_MAX, ForkRequest, HERE, Room};
+use std::sync::Arc;
+
+/// Room that a fork may take.
+pub(crate) struct Reserved {
+    /// What a plug-in wants back.
+    pub held: Option<Held>,
+    /// The hosts that were asked; `None` is this one.
+    hosts: Vec<Option<String>>,
+    /// For each, how many clones, or why none.
+    clones: Vec<Result<u32, String>>,
+}
+
+impl Reserved {
+    /// Whether these are the hosts that were asked.
+    pub(super) fn is_of(&self, hosts: &[Host]) -> bool {
+        let now = hosts.iter().map(Host::url);
+        now.eq(self.hosts.iter().map(Option::as_deref))
+    }
+
+    /// Says which room there is.
+    pub fn tell(&self, fork: &mut Fork) {
+        for (number, room) in self.clones.iter().enumerate() {
+            fork.handle(Event::Room(number, room.clone()));
+        }
+    }
+}
+
+/// Nobody takes a clone.
+pub(super) fn no_room(fork: &Fork) -> NodeError {
+    let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
+    refused(
+        format!("there is no room for clones: {}", refusals.join("; ")),
+        "end machines that are no longer needed, or name other hosts",
+    )
+}
+
+impl Node {
+    /// For how many clones that guests ask for there is room.
+    pub(crate) fn room_for_guests(&self) -> Result<u32, NodeError> {
+        let hosts: Vec<Host> = self
+            .hosts(&self.guest_fork(CLONES_MAX))?
+            .into_iter()
+            .map(|(_, host)| host)
+            .collect();
+        let mut fork = Fork::new(CLONES_MAX, hosts.len());
+        for (number, room) in self.rooms(hosts.iter()).into_iter().enumerate() {
+            fork.handle(Event::Room(number, room.map(|room| room.clones)));
+        }
+        Ok(fork.granted())
+    }
+
+    /// A fork that a guest asks for.
+    pub(crate) fn guest_fork(&self, clones: u32) -> ForkRequest {
+        ForkRequest {
+            clones,
+            hosts: self.options.guest_hosts.clone(),
+            insecure: self.options.insecure_hosts,
+            placement: self.options.guest_placement.clone(),
+            ..Default::default()
+        }
+    }
+
+    /// Has the plug-in for guests' forks, if there is one, hold room for so many clones: how many it granted. What is not claimed
+    /// ([`Guests::reserved`](crate::guest::Guests)) goes back by being dropped.
+    pub(crate) fn reserve_for_guest(
+        self: &Arc<Self>,
+        name: &str,
+        clones: u32,
+    ) -> Result<Option<(u32, Reserved)>, NodeError> {
+        let request = self.guest_fork(clones);
+        if request.placement.is_none() {
+            return Ok(None);
+        }
+        let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(&request)?.into_iter().unzip();
+        let reserved = self.ask_for_room(name, &request, names, &hosts)?;
+        let mut fork = Fork::new(clones, hosts.len());
+        reserved.tell(&mut fork);
+        match fork.granted() {
+            0 => Err(no_room(&fork)),
+            granted => Ok(Some((granted, reserved))),
+        }
+    }
+
+    /// Where the clones of a fork may run, each with the name by which plug-ins know it.
+    pub(super) fn hosts(&self, request: &ForkRequest) -> Result<Vec<(String, Host)>, NodeError> {
+        let known = known_hosts(&self.home)?;
+        let listed = |host: &Known| host.name.clone();
+        let all = |known: &[Known]| match (&request.placement, known) {
+            (None, _) | (_, []) => vec![HERE.to_owned()],
+            (Some(_), known) => known.iter().map(listed).collect(),
+        };
+        let wanted = match request.hosts.is_empty() {
+            true => all(&known),
+            false => request.hosts.clone(),
+        };
+        if wanted.len() > FORK_HOSTS_MAX {
+            return Err(usage(
+                format!("{} hosts", wanted.len()),
+                format!("name at most {FORK_HOSTS_MAX}"),
+            ));
+        }
+        let mut hosts: Vec<(String, Host)> = Vec::new();
+        for text in &wanted {
+            let address = text.trim_end_matches('/');
+            let mut named = known.iter();
+            let named = named.find(|host| host.name == *text || host.address == address);
+            let address = named.map_or(address, |host| host.address.as_str());
+            let host = match address {
+                HERE => Host::Here,
+                there => self.host_there(there, request)?,
+            };
+            if hosts.iter().any(|(_, known)| known.url() == host.url()) {
+                return Err(usage(format!("host {text} is named twice"), "name it once"));
+            }
+            hosts.push((named.map_or_else(|| text.clone(), listed), host));
+        }
+        Ok(hosts)
+    }
+
+    /// Another host than this one, unless it is this one by another name.
+    fn host_there(&self, text: &str, request: &ForkRequest) -> Result<Host, NodeError> {
+        let remote = match self.cluster.find(text) {
+            Some(member) if Some(member.address) == self.cluster.own_address() => {
+                return Ok(Host::Here);
+            }
+            Some(member) => self.remote(&format!("https://{}", member.address), None)?,
+            None if text.starts_with("http://") && request.insecure => {
+                let token = self.hosts_token(request);
+                self.remote(text, Some(token.as_deref().unwrap_or_default()))?
+            }
+            None => return Err(self.no_member(text)),
+        };
+        let source = self.address_for(&remote)?;
+        Ok(Host::There(remote, source))
+    }
+
+    /// A host that is not in this node's cluster.
+    pub(super) fn no_member(&self, host: &str) -> NodeError {
+        match self.cluster.own_address() {
+            None => refused(
+                format!(
+                    "host {host}: this node is in no cluster, and without one the machine's memory would cross the network in clear text"
+                ),
+                "floe cluster init on one host, floe cluster join on the others; or --insecure, on a network that only the hosts are in",
+            ),
+            Some(_) => refused(
+                format!("host {host} is no member of this node's cluster"),
+                "see floe cluster members; floe cluster invite here and floe cluster join there make it one",
+            ),
+        }
+    }
+
+    /// Another node: a member of the cluster if it has an https address. `token`: of the page of one that is asked in clear text.
+    pub(super) fn remote(&self, url: &str, token: Option<&str>) -> Result<Remote, NodeError> {
+        match (url.strip_prefix("https://"), token) {
+            (Some(address), _) => {
+                let tls = self.cluster.tls().ok_or_else(|| self.no_member(url))?;
+                Remote::member(address, tls)
+            }
+            (None, Some(token)) => Remote::in_clear_text(url, token),
+            (None, None) => Err(self.no_member(url)),
+        }
+    }
+
+    pub(super) fn hosts_token(&self, request: &ForkRequest) -> Option<String> {
+        let own = || self.page.as_ref().map(|page| page.token().to_owned());
+        request.hosts_token.clone().or_else(own)
+    }
+
+    /// Where another host finds this node's forks.
+    pub(super) fn address_for(&self, remote: &Remote) -> Result<String, NodeError> {
+        if remote.is_member() {
+            let own = self.cluster.own_address();
+            let own = own.ok_or_else(|| self.no_member(remote.url()))?;
+            return Ok(format!("floe://{own}{}", serve::PATH));
+        }
+        let page = self.page.as_ref().ok_or_else(|| {
+            refused(
+                "clones on other hosts read their parent's state through this node's page, and it has none",
+                "start the node with --web ADDRESS:PORT",
+            )
+        })?;
+        let mut listen = page.listen();
+        if listen.ip().is_unspecified() {
+            listen.set_ip(remote.own_address()?);
+        } else if listen.ip().is_loopback() && !remote.own_address()?.is_loopback() {
+            return Err(refused(
+                format!("{} cannot reach this node's page on {listen}", remote.url()),
+                "start the node with --web ADDRESS:PORT of a network that both are in",
+            ));
+        }
+        Ok(format!("floe+http://{listen}{}", serve::PATH))
+    }
+
+    /// Asks all hosts for their room, and the plug-in how much of it the fork gets.
+    pub(super) fn ask_for_room(
+        self: &Arc<Self>,
+        name: &str,
+        request: &ForkRequest,
+        names: Vec<String>,
+        hosts: &[Host],
+    ) -> Result<Reserved, NodeError> {
+        let plug_in = plug_in(request.placement.as_deref(), &self.home)?;
+        let (cpus, memory_bytes) = match request.placement {
+            Some(_) => self.clone_size(name)?,
+            None => Default::default(),
+        };
+        let ask = Ask {
+            parent: name.to_owned(),
+            clones: request.clones,
+            cpus,
+            memory_bytes,
+        };
+        let offers: Vec<Offer> = names
+            .into_iter()
+            .zip(self.rooms(hosts.iter()))
+            .map(|(name, room)| Offer { name, room })
+            .collect();
+        let grant = plug_in.request(&ask, &offers)?;
+        let held = match (&request.placement, &grant.ticket) {
+            (Some(placement), Some(ticket)) => Some(Held::keep(self, placement, ticket)?),
+            _ => None,
+        };
+        Ok(Reserved {
+            held,
+            hosts: hosts
+                .iter()
+                .map(|host| host.url().map(str::to_owned))
+                .collect(),
+            clones: grant.clones,
+        })
+    }
+
+    /// Asks hosts for their room, all at the same time.
+    fn rooms<'a>(&self, hosts: impl Iterator<Item = &'a Host>) -> Vec<Result<Room, String>> {
+        std::thread::scope(|scope| {
+            let ask = |host: &'a Host| {
+                scope.spawn(move || match host {
+                    Host::Here => self.room_for_clones(),
+                    Host::There(remote, _) => remote.room(),
+                })
+            };
+            let asked: Vec<_> = hosts.map(ask).collect();
+            let unasked = || Err("it could not be asked".to_owned());
+            asked
+                .into_iter()
+                .map(|room| room.join().unwrap_or_else(|_| unasked()))
+                .collect()
+        })
+    }
+
+    /// The rooms of hosts that are known by name.
+    pub(crate) fn rooms_of(&self, known: &[Known]) -> Vec<Result<Room, String>> {
+        let asked = self.guest_fork(1);
+        let host = |known: &Known| match known.address.as_str() {
+            HERE => Ok(Host::Here),
+            url => self
+                .host_there(url, &asked)
+                .map_err(|error| error.to_api().to_string()),
+        };
+        let hosts: Vec<Result<Host, String>> = known.iter().map(host).collect();
+        let mut rooms = self.rooms(hosts.iter().flatten()).into_iter();
+        let room = |host: &Result<Host, String>| match host {
+            Ok(_) => rooms.next().unwrap_or_else(|| Err(String::new())),
+            Err(why) => Err(why.clone()),
+        };
+        hosts.iter().map(room).collect()
+    }
+}

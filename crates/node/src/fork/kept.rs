@@ -1,0 +1,477 @@
+//! What a fork's layer leaves for a node that starts after this one was killed.
+//!
+//! ```text
+//! with the supervisor, as `layer-NONCE`      one memory file: pages, chunks kept by themselves, index, trailer
+//! forks/layer-NONCE/DISK-LAYER               second names of the files that frozen disks' written chunks are in
+//! ```
+//! The memory file is handed over when it is whole, so there is never half of one. It goes with the host: nothing in it waits for
+//! a disk. The trailer says where the index begins; the index is a line of JSON ([`Head`]) and then, as long as it says: the
+//! manifest, the device state, tables (hash, then the table), chunks (hash, where: u32, what: u64; little-endian).
+
+use super::layer::{Layer, Place, Whereabouts};
+use crate::{
+    error::{NodeError, at},
+    files::make_private_dir,
+    record::Origin,
+};
+use floe_image::{CHUNK_SIZE, Hash, Manifest, SEGMENT_BYTES, Segment};
+use floe_machine::{MemoryFile, Pages};
+use floe_mount::{FrozenDisk, Keeper};
+use floe_source::Fetcher;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Version of the index.
+const VERSION: u32 = 1;
+/// How the last bytes of a memory file begin.
+const MAGIC: &[u8; 8] = b"FLOELAYR";
+/// Magic, offset of the index, length of its head.
+const TRAILER_BYTES: usize = 24;
+/// Bytes of a chunk's line in the index.
+const CHUNK_LINE: usize = 32 + 4 + 8;
+/// Bytes of a table's.
+const TABLE_LINE: usize = 32 + SEGMENT_BYTES;
+/// Where a chunk in the memory file is, instead of the number of a file.
+const IN_MEMORY: u32 = u32::MAX;
+/// How the names begin.
+const PREFIX: &str = "layer-";
+
+/// The machine that was forked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Parent {
+    /// Its name.
+    pub name: String,
+    /// When it was made: another machine may have the name now.
+    pub created_unix_s: u64,
+    /// The highest layers of its disks that were frozen.
+    pub last_layers: Vec<u32>,
+}
+
+/// Names under which a layer is kept.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// With the supervisor; its directory has the same.
+    pub held: String,
+    dir: PathBuf,
+    /// In the directory.
+    files: Vec<String>,
+}
+
+impl Names {
+    /// New ones, for files in a directory of their own below `dir`.
+    pub fn new(dir: &Path) -> Names {
+        let held = format!("{PREFIX}{:016x}", rand::random::<u64>());
+        Names {
+            dir: dir.join(&held),
+            held,
+            files: Vec::new(),
+        }
+    }
+
+    /// Gives the file of a disk's layer a name that stays, and opens it.
+    pub fn link(&mut self, disk: &FrozenDisk, layer: u32) -> Result<File, NodeError> {
+        if self.files.is_empty() {
+            make_private_dir(&self.dir)?;
+        }
+        let name = format!("{}-{layer}", disk.name());
+        let path = self.dir.join(&name);
+        let linked = disk
+            .link_layer(layer, &path)
+            .and_then(|()| File::open(&path));
+        let file = linked.map_err(at(format!("cannot keep {}", path.display())))?;
+        self.files.push(name);
+        Ok(file)
+    }
+
+    fn remove(&self) {
+        if let Err(error) = fs::remove_dir_all(&self.dir)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(dir = %self.dir.display(), %error, "was not removed");
+        }
+    }
+}
+
+/// A layer that is complete but for its memory file.
+pub(super) struct Unfinished {
+    pub id: Hash,
+    pub manifest: Manifest,
+    pub ram_chunks: u64,
+    pub parent: Parent,
+    pub names: Names,
+    pub device: Vec<u8>,
+    pub tables: HashMap<Hash, Arc<Segment>>,
+    pub chunks: HashMap<Hash, Whereabouts>,
+    pub files: Vec<File>,
+    pub bases: Vec<(Hash, Origin, Arc<Fetcher>)>,
+    /// The memory of the machine's start and the blocks that were added to it, all copied into one file.
+    pub memory: Vec<Pages>,
+    pub own: Vec<Box<[u8; CHUNK_SIZE]>>,
+}
+
+/// The JSON line of an index.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Head {
+    version: u32,
+    id: Hash,
+    ram_chunks: u64,
+    parent: Parent,
+    files: Vec<String>,
+    bases: Vec<(Hash, Origin)>,
+    manifest_bytes: u64,
+    device_bytes: u64,
+    tables: u64,
+    chunks: u64,
+}
+
+impl Unfinished {
+    /// Writes behind the pages what else there is, and closes the file for good.
+    pub fn finish(self) -> Result<Layer, NodeError> {
+        let failed = "cannot keep a fork's memory";
+        let file = match self.memory.first().and_then(Pages::file) {
+            Some(file) => file.try_clone(),
+            None => Err(io::Error::other("it was not copied into a file")),
+        };
+        let file = file.map_err(at(failed))?;
+        let end = file.metadata().map_err(at(failed))?.len();
+        let own = end.next_multiple_of(CHUNK_SIZE as u64);
+        let index = own + (self.own.len() * CHUNK_SIZE) as u64;
+        let place = |place: Whereabouts| match place {
+            Whereabouts::Known(place) => place,
+            Whereabouts::Own(at) => Place::Memory(own + u64::from(at) * CHUNK_SIZE as u64),
+        };
+        let chunks: HashMap<Hash, Place> = self
+            .chunks
+            .into_iter()
+            .map(|(hash, at)| (hash, place(at)))
+            .collect();
+        let manifest = self.manifest.encode();
+        let head = Head {
+            version: VERSION,
+            id: self.id,
+            ram_chunks: self.ram_chunks,
+            parent: self.parent,
+            files: self.names.files.clone(),
+            bases: self
+                .bases
+                .iter()
+                .map(|(id, origin, _)| (*id, origin.clone()))
+                .collect(),
+            manifest_bytes: manifest.len() as u64,
+            device_bytes: self.device.len() as u64,
+            tables: self.tables.len() as u64,
+            chunks: chunks.len() as u64,
+        };
+        let bytes = encode(&head, &manifest, &self.device, &self.tables, &chunks, index);
+        let write = || -> io::Result<()> {
+            for (number, chunk) in self.own.iter().enumerate() {
+                file.write_all_at(&chunk[..], own + (number * CHUNK_SIZE) as u64)?;
+            }
+            file.write_all_at(&bytes, index)
+        };
+        write().map_err(at(failed))?;
+        drop(self.memory); // nobody can write to it then
+        Ok(Layer {
+            id: self.id,
+            manifest: self.manifest,
+            ram_chunks: self.ram_chunks,
+            parent: head.parent,
+            names: self.names,
+            device: self.device,
+            tables: self.tables,
+            chunks,
+            memory: MemoryFile::seal(file).map_err(at(failed))?,
+            files: self.files,
+            bases: self.bases,
+        })
+    }
+}
+
+fn encode(
+    head: &Head,
+    manifest: &[u8],
+    device: &[u8],
+    tables: &HashMap<Hash, Arc<Segment>>,
+    chunks: &HashMap<Hash, Place>,
+    offset: u64,
+) -> Vec<u8> {
+    let mut out = serde_json::to_vec(head).expect("a head has only strings, numbers and lists");
+    let head_bytes = out.len() as u64;
+    out.extend_from_slice(manifest);
+    out.extend_from_slice(device);
+    for (hash, table) in tables {
+        out.extend_from_slice(hash.as_bytes());
+        out.extend_from_slice(&table.encode());
+    }
+    for (hash, place) in chunks {
+        let (whose, at) = match place {
+            Place::Memory(offset) => (IN_MEMORY, *offset),
+            Place::File(file, chunk) => (u32::from(*file), *chunk),
+        };
+        out.extend_from_slice(hash.as_bytes());
+        out.extend_from_slice(&whose.to_le_bytes());
+        out.extend_from_slice(&at.to_le_bytes());
+    }
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&offset.to_le_bytes());
+    out.extend_from_slice(&head_bytes.to_le_bytes());
+    out
+}
+
+/// What an index says.
+struct Index {
+    head: Head,
+    manifest: Manifest,
+    device: Vec<u8>,
+    tables: HashMap<Hash, Arc<Segment>>,
+    chunks: HashMap<Hash, Place>,
+}
+
+/// Takes so many bytes off the front.
+fn take<'a>(bytes: &mut &'a [u8], count: u64) -> Result<&'a [u8], String> {
+    let count = usize::try_from(count).map_err(|e| e.to_string())?;
+    let (taken, rest) = bytes
+        .split_at_checked(count)
+        .ok_or_else(|| format!("{count} more bytes are needed, {} are there", bytes.len()))?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    let all = bytes.iter().rev();
+    all.fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn hash(bytes: &[u8]) -> Result<Hash, String> {
+    let bytes = bytes.first_chunk::<32>().ok_or("a hash is cut off")?;
+    Ok(Hash(*bytes))
+}
+
+impl Index {
+    /// Understands the end of a memory file, or says why not.
+    fn decode(file: &[u8]) -> Result<Index, String> {
+        let at = file.len().checked_sub(TRAILER_BYTES);
+        let at = at.ok_or("it is too short")?;
+        let (content, trailer) = file.split_at(at);
+        if &trailer[..8] != MAGIC {
+            return Err("it is no fork's memory".into());
+        }
+        let offset = usize::try_from(number(&trailer[8..16])).map_err(|e| e.to_string())?;
+        let mut rest = content.get(offset..).ok_or("its index is behind its end")?;
+        let head = take(&mut rest, number(&trailer[16..24]))?;
+        let head: Head = serde_json::from_slice(head).map_err(|e| e.to_string())?;
+        if head.version != VERSION {
+            return Err(format!(
+                "it has version {}, this floe knows version {VERSION}",
+                head.version
+            ));
+        }
+        let manifest = take(&mut rest, head.manifest_bytes)?;
+        if Hash::of(manifest) != head.id {
+            return Err("its manifest is not what its name says".into());
+        }
+        let manifest = Manifest::decode(manifest).map_err(|e| e.to_string())?;
+        let device = take(&mut rest, head.device_bytes)?.to_vec();
+        let lines =
+            |count: u64, line: usize| count.checked_mul(line as u64).ok_or("too many lines");
+        let mut tables = HashMap::new();
+        for line in take(&mut rest, lines(head.tables, TABLE_LINE)?)?.chunks_exact(TABLE_LINE) {
+            let table = Segment::decode(&line[32..]).map_err(|e| e.to_string())?;
+            tables.insert(hash(line)?, Arc::new(table));
+        }
+        let mut chunks = HashMap::new();
+        for line in take(&mut rest, lines(head.chunks, CHUNK_LINE)?)?.chunks_exact(CHUNK_LINE) {
+            let at = number(&line[36..]);
+            let place = match number(&line[32..36]) as u32 {
+                IN_MEMORY => Place::Memory(at),
+                file if (file as usize) < head.files.len() => Place::File(file as u16, at),
+                file => return Err(format!("there is no file {file}")),
+            };
+            chunks.insert(hash(line)?, place);
+        }
+        Ok(Index {
+            head,
+            manifest,
+            device,
+            tables,
+            chunks,
+        })
+    }
+}
+
+/// Where layers are kept.
+pub(crate) struct Keeping {
+    keeper: Keeper,
+    dir: PathBuf,
+}
+
+impl Keeping {
+    /// With this supervisor, and files in this directory.
+    pub fn new(keeper: Keeper, dir: PathBuf) -> Keeping {
+        Keeping { keeper, dir }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Has a layer's memory outlive this process.
+    pub fn hold(&self, layer: &Layer) -> Result<(), NodeError> {
+        Ok(self.keeper.hold(&layer.names.held, layer.memory.file())?)
+    }
+
+    /// A layer is not needed any more.
+    pub fn release(&self, layer: &Layer) {
+        self.keeper.release(&layer.names.held);
+        layer.names.remove();
+    }
+
+    /// What an earlier node has left; what can't be read or belongs to nothing goes.
+    pub fn find_again(
+        &self,
+        fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>,
+    ) -> Vec<Layer> {
+        let held = self.keeper.list().unwrap_or_else(|error| {
+            tracing::error!(%error, "forks that are not stored yet are not found again");
+            Vec::new()
+        });
+        let mut layers: Vec<Layer> = Vec::new();
+        for name in held.into_iter().filter(|name| name.starts_with(PREFIX)) {
+            match self.find(&name, &fetcher) {
+                Ok(layer) => layers.push(layer),
+                Err(why) => {
+                    tracing::error!(name, why, "a fork that was not stored yet is lost");
+                    self.keeper.release(&name);
+                }
+            }
+        }
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let known = layers.iter().any(|layer| layer.names.held == name);
+            if name.starts_with(PREFIX) && !known {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        layers
+    }
+
+    fn find(
+        &self,
+        name: &str,
+        fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>,
+    ) -> Result<Layer, String> {
+        let taken = self.keeper.take(name).map_err(|e| e.to_string())?;
+        let file = taken.ok_or("the supervisor has let go of it")?;
+        let memory = MemoryFile::seal(file.into()).map_err(|e| e.to_string())?;
+        let index = Index::decode(memory.bytes())?;
+        let dir = self.dir.join(name);
+        let open = |name: &String| match name.contains('/') {
+            true => Err(format!("{name:?} is no file's name")),
+            false => File::open(dir.join(name)).map_err(|e| format!("{name}: {e}")),
+        };
+        let files = index
+            .head
+            .files
+            .iter()
+            .map(open)
+            .collect::<Result<_, _>>()?;
+        let base = |(id, origin): (Hash, Origin)| {
+            let fetcher = fetcher(&origin).map_err(|e| e.to_string())?;
+            Ok((id, origin, fetcher))
+        };
+        let bases = index.head.bases.into_iter().map(base);
+        Ok(Layer {
+            id: index.head.id,
+            manifest: index.manifest,
+            ram_chunks: index.head.ram_chunks,
+            parent: index.head.parent,
+            device: index.device,
+            tables: index.tables,
+            chunks: index.chunks,
+            memory,
+            files,
+            bases: bases.collect::<Result<_, String>>()?,
+            names: Names {
+                held: name.to_owned(),
+                dir,
+                files: index.head.files,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index() -> Vec<u8> {
+        let manifest = Manifest::default();
+        let table = Segment::new();
+        let tables = HashMap::from([(Hash::of(b"table"), Arc::new(table))]);
+        let chunks = HashMap::from([
+            (Hash::of(b"page"), Place::Memory(4096)),
+            (Hash::of(b"block"), Place::File(0, 7)),
+        ]);
+        let head = Head {
+            version: VERSION,
+            id: manifest.id(),
+            ram_chunks: 3,
+            parent: Parent {
+                name: "web".into(),
+                created_unix_s: 7,
+                last_layers: vec![2],
+            },
+            files: vec!["disk0-2".into()],
+            bases: vec![(Hash::of(b"base"), Origin::default())],
+            manifest_bytes: manifest.encode().len() as u64,
+            device_bytes: 6,
+            tables: 1,
+            chunks: 2,
+        };
+        let mut file = vec![1; 2 * CHUNK_SIZE];
+        let offset = file.len() as u64;
+        file.extend(encode(
+            &head,
+            &manifest.encode(),
+            b"device",
+            &tables,
+            &chunks,
+            offset,
+        ));
+        file
+    }
+
+    #[test]
+    fn an_index_comes_back_as_it_was() {
+        let read = Index::decode(&index()).unwrap();
+        assert_eq!(read.device, b"device");
+        assert_eq!(read.manifest, Manifest::default());
+        assert_eq!(read.head.parent.name, "web");
+        assert_eq!(read.tables.len(), 1);
+        assert_eq!(read.chunks[&Hash::of(b"page")], Place::Memory(4096));
+        assert_eq!(read.chunks[&Hash::of(b"block")], Place::File(0, 7));
+    }
+
+    #[test]
+    fn a_damaged_index_is_refused_wherever_it_is_damaged() {
+        let good = index();
+        for cut in 0..good.len() {
+            assert!(Index::decode(&good[..cut]).is_err(), "cut at {cut}");
+        }
+        for at in 2 * CHUNK_SIZE..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x80;
+            let _ = Index::decode(&bad); // no panic; what is still readable is checked by its hashes later
+        }
+    }
+}

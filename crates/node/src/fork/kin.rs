@@ -1,0 +1,292 @@
+//! Looking at a family, and ending clones.
+
+use super::record::{CloneRecord, ForkRecord};
+use crate::{
+    Node,
+    error::{NodeError, not_found, refused},
+    record::Wanted,
+};
+use floe_api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest, MachineStatus};
+
+/// Generations that are followed: names of clones of clones end before that.
+const GENERATIONS_MAX: usize = 20;
+
+impl Node {
+    /// A machine with its parents and all clones, from the eldest one that is known here.
+    pub fn family(&self, name: &str) -> Result<Family, NodeError> {
+        let mut root = name.to_owned();
+        for _ in 0..GENERATIONS_MAX {
+            let record = self.machines.get(&root).ok().map(|entry| entry.record());
+            let parent = record.and_then(|record| Some(record.family?.parent));
+            match parent.filter(|parent| self.is_known(parent)) {
+                Some(parent) => root = parent,
+                None => break,
+            }
+        }
+        if !self.is_known(&root) {
+            return Err(not_found(
+                format!("there is no machine {name} and no fork of one"),
+                "see `floe ps`",
+            ));
+        }
+        Ok(self.branch(&root, None, GENERATIONS_MAX))
+    }
+
+    fn is_known(&self, name: &str) -> bool {
+        self.machines.get(name).is_ok() || !self.forks.of(name).is_empty()
+    }
+
+    /// One member with its clones. `clone`: what the fork's record says of it.
+    fn branch(
+        &self,
+        name: &str,
+        clone: Option<(&str, &CloneRecord)>,
+        generations: usize,
+    ) -> Family {
+        let mut member = Family {
+            name: name.to_owned(),
+            fork: clone.map(|(fork, _)| fork.to_owned()),
+            number: clone.map(|(_, clone)| clone.number),
+            settled: true,
+            ..Default::default()
+        };
+        if let Ok(entry) = self.machines.get(name) {
+            let info = self.info_of(&entry);
+            member.status = Some(info.status);
+            member.detail = info.detail;
+            if let Some(cloned) = info.cloned {
+                member.settled = cloned.settled;
+                member.fork = Some(cloned.fork);
+                member.number = Some(cloned.number);
+            }
+        }
+        if generations == 0 {
+            return member;
+        }
+        for fork in self.forks.of(name) {
+            for clone in &fork.clones {
+                let of = Some((fork.id.as_str(), clone));
+                member.clones.push(match &clone.host {
+                    None => self.branch(&clone.name, of, generations - 1),
+                    Some(host) => away(self, &fork, clone, host),
+                });
+            }
+        }
+        member
+    }
+
+    /// How a clone is, on this host or another, which is asked.
+    fn life_of(&self, fork: &ForkRecord, clone: &CloneRecord) -> Life {
+        let ended = |status| matches!(status, MachineStatus::Stopped | MachineStatus::Failed);
+        match &clone.host {
+            None => match self.machines.get(&clone.name) {
+                // it has ended, and its record is about to go; or it is about to be made
+                Err(_) => Life::Gone,
+                Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,
+                // its QEMU is not asked: who waits for clones looks often, and their CPUs are theirs
+                Ok(entry) if entry.state.read().vm.is_some() => Life::Alive,
+                Ok(entry) if ended(self.info_of(&entry).status) => Life::Dead,
+                Ok(_) => Life::Alive,
+            },
+            Some(host) => match told_by(self, host, fork, clone) {
+                Ok(None) => Life::Gone,
+                Ok(Some(member)) if member.status.is_some_and(ended) => Life::Dead,
+                Ok(Some(_)) | Err(_) => Life::Alive,
+            },
+        }
+    }
+
+    /// Whether clones of a fork may still do something; hosts are asked until the first one that does is found.
+    pub(crate) fn runs(&self, fork: &str) -> bool {
+        let fork = self.forks.get(fork);
+        fork.is_some_and(|fork| {
+            let mut clones = fork.clones.iter();
+            clones.any(|clone| self.life_of(&fork, clone) == Life::Alive)
+        })
+    }
+
+    /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
+    fn kill_one(&self, name: &str, all: bool) -> Result<(), NodeError> {
+        let Some((fork, host)) = self.forks.away(name) else {
+            return match self.remove_machine(name, true) {
+                // it has ended by itself, and its node died before that was written down
+                Err(error) if error.code() == ErrorCode::NotFound && self.forks.strike(name)? => {
+                    Ok(())
+                }
+                done => done,
+            };
+        };
+        let remote = self.remote(&host, fork.hosts_token.as_deref())?;
+        let clones = match all {
+            true => remote.end_clones(name),
+            false => Ok(()),
+        };
+        clones.and_then(|()| remote.end(name)).map_err(|why| {
+            NodeError::Api(floe_api::ApiError {
+                code: ErrorCode::Unreachable,
+                message: format!("{name} was not ended: {why}"),
+                fix: "repeat it when its host answers".into(),
+            })
+        })?;
+        self.strike_off(&fork, name)?;
+        self.tickets.look();
+        Ok(())
+    }
+
+    /// Names of the clones that a fork has still.
+    pub(crate) fn clones_of_fork(&self, fork: &str) -> Vec<String> {
+        let record = self.forks.get(fork);
+        let clones = record.map(|record| record.clones).unwrap_or_default();
+        clones.into_iter().map(|clone| clone.name).collect()
+    }
+
+    /// Ends a clone wherever it is, with the clones that it has there.
+    pub(crate) fn end_a_clone(&self, name: &str) -> Result<(), NodeError> {
+        self.kill_one(name, true)
+    }
+
+    /// A fork has no clones any more, whatever its record says: the last ones are just going.
+    pub(crate) fn strike_all(&self, fork: &str) {
+        if let Some(fork) = self.forks.get(fork) {
+            for clone in &fork.clones {
+                self.strike_ended(&fork, &clone.name);
+            }
+        }
+    }
+
+    /// How a fork's clones are. Those on other hosts are asked for only if `ask` is set, and count as alive otherwise.
+    pub(crate) fn clones_left(&self, fork: &str, ask: bool) -> Left {
+        let mut left = Left::default();
+        let Some(fork) = self.forks.get(fork) else {
+            return left;
+        };
+        for clone in &fork.clones {
+            let life = match clone.host.is_none() || ask {
+                true => self.life_of(&fork, clone),
+                false => Life::Alive,
+            };
+            match life {
+                Life::Alive => left.alive += 1,
+                Life::Dead => left.dead.push(clone.name.clone()),
+                Life::Gone if clone.host.is_some() => self.strike_ended(&fork, &clone.name),
+                Life::Gone => {}
+            }
+        }
+        left
+    }
+
+    /// A clone is not there any more: its fork and its family's network have it no longer.
+    fn strike_off(&self, fork: &ForkRecord, name: &str) -> Result<(), NodeError> {
+        // one on this host has left already
+        self.networks.leave_any(name);
+        let struck = self.forks.strike(name);
+        self.drop_fork_image(&fork.image);
+        struck.map(drop)
+    }
+
+    /// The same of one that has ended by itself.
+    fn strike_ended(&self, fork: &ForkRecord, name: &str) {
+        if let Err(error) = self.strike_off(fork, name) {
+            tracing::warn!(machine = name, %error, "it has ended and stays in its fork's record");
+        }
+    }
+
+    /// Ends a clone, or all clones of a machine.
+    pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, NodeError> {
+        let mut report = KillReport::default();
+        if !request.all {
+            let away = self.forks.away(name).is_some();
+            if !away && self.machines.get(name)?.record().family.is_none() {
+                return Err(refused(
+                    format!("machine {name} is no clone"),
+                    format!("floe rm --force {name}, or floe kill --all {name} for its clones"),
+                ));
+            }
+            self.kill_one(name, false)?;
+            report.ended.push(name.to_owned());
+            return Ok(report);
+        }
+        if !self.is_known(name) {
+            return Err(not_found(
+                format!("there is no machine {name} and no fork of one"),
+                "see `floe ps`",
+            ));
+        }
+        let tree = self.branch(name, None, GENERATIONS_MAX);
+        let mut names = Vec::new();
+        collect(&tree, &mut names);
+        for name in names {
+            match self.kill_one(&name, true) {
+                Ok(()) => report.ended.push(name),
+                Err(error) => report.failed.push(format!("{name}: {}", error.to_api())),
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// What is left of a fork's clones.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    /// Those that may still do something; so may one whose host does not answer.
+    pub alive: u32,
+    /// Those that crashed or were switched off.
+    pub dead: Vec<String>,
+}
+
+/// How a clone is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// It may still do something; so may one whose host does not answer, and one that is on its way out.
+    Alive,
+    /// It crashed or was switched off.
+    Dead,
+    /// There is no such machine.
+    Gone,
+}
+
+/// What another host says of a clone: `None` if it is not there any more.
+fn told_by(
+    node: &Node,
+    host: &str,
+    fork: &ForkRecord,
+    clone: &CloneRecord,
+) -> Result<Option<Family>, String> {
+    let remote = node.remote(host, fork.hosts_token.as_deref());
+    let remote = remote.map_err(|error| error.to_api().to_string())?;
+    remote.family(&clone.name)
+}
+
+/// A clone on another host, for those who look at its family.
+fn away(node: &Node, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+    let (mut member, detail) = match told_by(node, host, fork, clone) {
+        Ok(Some(member)) => (member, None),
+        Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),
+        Err(why) => (Family::default(), Some(why)),
+    };
+    member.name = clone.name.clone();
+    member.fork = Some(fork.id.clone());
+    member.number = Some(clone.number);
+    if let Some(detail) = detail {
+        member.detail = detail;
+    }
+    on(&mut member, host);
+    member
+}
+
+/// A member and all below are on this host, unless they say another.
+fn on(member: &mut Family, host: &str) {
+    member.host.get_or_insert_with(|| host.to_owned());
+    member.clones.iter_mut().for_each(|clone| on(clone, host));
+}
+
+/// All clones below a member, the youngest generation first.
+fn collect(member: &Family, names: &mut Vec<String>) {
+    for clone in &member.clones {
+        // clones of a clone that is away are its host's to end
+        if clone.host.is_none() {
+            collect(clone, names);
+        }
+        names.push(clone.name.clone());
+    }
+}

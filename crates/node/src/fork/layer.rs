@@ -1,0 +1,461 @@
+//! A live layer: what a machine was at its fork, hashed but not packed, read from where it lies.
+//!
+//! A capture compresses what it keeps before anybody can start from it; a fork cannot wait for that. Here the pages that were
+//! copied in the pause are hashed on all cores (1 GB/s each), named by a manifest over the images that the machine stands
+//! on, and served at once: pages from the memory file into which they were copied, written chunks of disks from the frozen
+//! layers' files, which get a second name for that. An ordinary pull of this source into the node's own repository makes it
+//! durable later, under the same id, and then it is forgotten. Until then the supervisor holds the memory file, with all that
+//! a node needs that finds it (`kept`).
+
+use super::kept::{self, Names, Parent};
+use crate::{error::NodeError, record::Origin, sources::Loads};
+use floe_image::{
+    CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, MachineConfig, Manifest, Over, Region, Segment,
+    chunk_hash, compress_frame, is_zero, memory_region,
+};
+use floe_machine::{Capture, MemoryFile, Pages, Rest};
+use floe_mount::{FrozenDisk, FrozenLayers, MountError};
+use floe_source::{Fetcher, Request, Sink, SourceError};
+use parking_lot::Mutex;
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// Most patches of a region in a fork's manifest: 9 KiB of its descriptor. What changed beyond that is told by new tables,
+/// which clones fetch when they touch them.
+const PATCHES_MAX: usize = 256;
+/// zstd level at which a descriptor is told: that of a batch read.
+const LEVEL: i32 = 1;
+/// Chunks that a thread hashes at a time: small enough to share out the end evenly.
+const HASH_AT_A_TIME: usize = 1024;
+
+/// Bytes of one chunk.
+type Chunk = [u8; CHUNK_SIZE];
+
+/// Where a chunk's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// At this offset of the memory file.
+    Memory(u64),
+    /// The chunk with this number in one of the files of disks' layers.
+    File(u16, u64),
+}
+
+/// An image that a layer stands on.
+pub(super) struct Base<'a> {
+    pub id: Hash,
+    pub manifest: &'a Manifest,
+    pub origin: Origin,
+    pub fetcher: Arc<Fetcher>,
+}
+
+/// What a layer is made with, beside what was captured.
+pub(super) struct Making<'a> {
+    pub config: MachineConfig,
+    /// The image that the machine maps.
+    pub ram: Base<'a>,
+    /// The one that its disks stand on.
+    pub disks: Base<'a>,
+    /// Regions of that one that are taken over as they are.
+    pub kept: &'a [&'a str],
+    pub created_unix_s: u64,
+    /// The machine that was forked.
+    pub parent: Parent,
+    /// Where second names of files go.
+    pub dir: &'a Path,
+}
+
+/// What a fork keeps of its parent.
+pub(crate) struct Layer {
+    /// The image's name: from now on, and once it is stored.
+    pub id: Hash,
+    /// The image.
+    pub manifest: Manifest,
+    /// Chunks of memory that the parent had written.
+    pub ram_chunks: u64,
+    /// The machine that was forked.
+    pub(super) parent: Parent,
+    /// Under which names it is kept.
+    pub(super) names: Names,
+    pub(super) device: Vec<u8>,
+    pub(super) tables: HashMap<Hash, Arc<Segment>>,
+    pub(super) chunks: HashMap<Hash, Place>,
+    pub(super) memory: MemoryFile,
+    /// Data of disks' layers, each chunk at its own offset.
+    pub(super) files: Vec<File>,
+    /// Where everything else is.
+    pub(super) bases: Vec<(Hash, Origin, Arc<Fetcher>)>,
+}
+
+impl Layer {
+    /// Names what was captured with its memory in a memory file. Also returned are what a clone's QEMU loads, and the parent's
+    /// frozen disks.
+    pub(super) fn build(
+        captured: Capture<FrozenLayers>,
+        making: Making<'_>,
+    ) -> Result<(Layer, Loads, FrozenLayers), NodeError> {
+        let Making { ram, disks, .. } = making;
+        let mut building = Building::default();
+        let mut regions = vec![building.bytes("device", &captured.device)?];
+        let mut memory = vec![captured.ram];
+        memory.extend(captured.blocks);
+        for (block, pages) in memory.iter().enumerate() {
+            let base = match pages.rest() {
+                Rest::Zero => None,
+                Rest::Base => Some(&ram),
+            };
+            let hashes = hash_pages(pages);
+            let name = memory_region(block);
+            regions.push(building.region(&name, pages.size(), base, &name, &hashes)?);
+            for (at, (_, hash)) in hashes.iter().enumerate() {
+                if let Some(offset) = pages.offset(at) {
+                    building.place(*hash, Place::Memory(offset));
+                }
+            }
+        }
+        if captured.vram.size() > 0 {
+            let hashes = hash_pages(&captured.vram);
+            regions.push(building.region("vram", captured.vram.size(), None, "vram", &hashes)?);
+            for (at, (_, hash)) in hashes.iter().enumerate() {
+                building.keep(*hash, || Box::new(*captured.vram.nth(at).1));
+            }
+        }
+        let mut names = Names::new(making.dir);
+        for disk in captured.frozen.disks() {
+            let changes = building.disk(disk, &mut names)?;
+            let (base, region) = match disk.base() {
+                Some((_, region)) => (Some(&disks), region),
+                None => (None, ""),
+            };
+            let region = building.region(disk.name(), disk.size(), base, region, &changes)?;
+            regions.push(region);
+        }
+        for name in making.kept {
+            regions.extend(disks.manifest.region(name).cloned());
+        }
+        let manifest = Manifest {
+            parent: Some(disks.id),
+            created_unix_s: making.created_unix_s,
+            config: making.config,
+            regions,
+        };
+        let loads = loads(&captured.device, &captured.vram);
+        let ram_chunks = memory.iter().map(|pages| pages.len() as u64).sum();
+        let mut bases = vec![(ram.id, ram.origin, ram.fetcher)];
+        if disks.id != bases[0].0 {
+            bases.push((disks.id, disks.origin, disks.fetcher));
+        }
+        let unfinished = kept::Unfinished {
+            memory,
+            own: building.own,
+            id: Hash::of(&manifest.encode()),
+            manifest,
+            ram_chunks,
+            parent: making.parent,
+            names,
+            device: captured.device,
+            tables: building.tables,
+            chunks: building.chunks,
+            files: building.files,
+            bases,
+        };
+        Ok((unfinished.finish()?, loads, captured.frozen))
+    }
+
+    /// Bytes that a clone's node needs before the clone executes, as they are sent: manifest and device state. Graphics
+    /// memory, if there is a picture in it, comes beside it.
+    pub fn descriptor_bytes(&self) -> u64 {
+        let chunks: Vec<&[u8]> = self
+            .device
+            .chunks_exact(CHUNK_SIZE)
+            .filter(|chunk| !is_zero(chunk))
+            .collect();
+        let frames = chunks.chunks(FRAME_MAX_CHUNKS);
+        let device: usize = frames
+            .map(|frame| compress_frame(Kind::Chunk, frame, LEVEL).len())
+            .sum();
+        let last = self.device.len() % CHUNK_SIZE;
+        (self.manifest.encode().len() + device + last) as u64
+    }
+
+    /// The images without which it cannot be read.
+    pub fn bases(&self) -> impl Iterator<Item = &Hash> {
+        self.bases.iter().map(|(base, ..)| base)
+    }
+
+    /// Gives one item to `sink`; whether it is of this layer.
+    fn give(&self, kind: Kind, hash: &Hash, sink: &mut Sink<'_>) -> Result<bool, SourceError> {
+        let failed = |reason: String| SourceError::Local {
+            what: format!("chunk {} of fork {}", hash.short(), self.id.short()),
+            reason,
+        };
+        match kind {
+            Kind::Segment => {
+                let Some(table) = self.tables.get(hash) else {
+                    return Ok(false);
+                };
+                sink(kind, *hash, &table.encode());
+            }
+            Kind::Chunk => match self.chunks.get(hash) {
+                None => return Ok(false),
+                Some(Place::Memory(offset)) => {
+                    let chunk = self.memory.chunk(*offset);
+                    let chunk = chunk.ok_or_else(|| failed("it is not in memory".into()))?;
+                    sink(kind, *hash, chunk);
+                }
+                Some(Place::File(file, chunk)) => {
+                    let file = self.files.get(usize::from(*file));
+                    let file = file.ok_or_else(|| failed("it has no file".into()))?;
+                    let bytes = read_chunk(file, *chunk).map_err(|e| failed(e.to_string()))?;
+                    sink(kind, *hash, &bytes[..]);
+                }
+            },
+        }
+        Ok(true)
+    }
+
+    pub(super) fn read(
+        &self,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let mut rest = Vec::new();
+        for (kind, hash) in wants {
+            if !self.give(*kind, hash, sink)? {
+                rest.push((*kind, *hash));
+            }
+        }
+        let mut given: HashSet<Hash> = HashSet::new();
+        for (base, _, fetcher) in &self.bases {
+            if rest.is_empty() {
+                break;
+            }
+            let read = fetcher
+                .source()
+                .read(base, &rest, request, &mut |kind, hash, bytes| {
+                    // a neighbour that came along may be one of this layer's, which is delivered already
+                    if !self.chunks.contains_key(&hash) && given.insert(hash) {
+                        sink(kind, hash, bytes);
+                    }
+                });
+            match read {
+                Ok(()) | Err(SourceError::Missing { .. }) => {
+                    rest.retain(|(_, hash)| !given.contains(hash))
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match rest.first() {
+            None => Ok(()),
+            Some((_, hash)) => Err(SourceError::Missing {
+                at: format!("fork {}", self.id.short()),
+                what: format!("{} items from {}", rest.len(), hash.short()),
+            }),
+        }
+    }
+}
+
+/// A chunk of a layer's data; what is behind its end is zero.
+fn read_chunk(file: &File, chunk: u64) -> io::Result<Box<Chunk>> {
+    let mut bytes = Box::new([0; CHUNK_SIZE]);
+    let mut done = 0;
+    while done < CHUNK_SIZE {
+        let at = chunk * CHUNK_SIZE as u64 + done as u64;
+        match file.read_at(&mut bytes[done..], at)? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    Ok(bytes)
+}
+
+/// What a clone's QEMU loads.
+fn loads(device: &[u8], vram: &Pages) -> Loads {
+    let pages = vram.iter().filter(|(_, page)| !is_zero(&page[..]));
+    Loads {
+        device: device.to_vec(),
+        vram: pages
+            .map(|(chunk, page)| (chunk, Box::new(*page)))
+            .collect(),
+    }
+}
+
+/// Where a chunk is while a layer is made.
+#[derive(Clone, Copy)]
+pub(super) enum Whereabouts {
+    Known(Place),
+    /// Among those that are kept by themselves, by its place there.
+    Own(u32),
+}
+
+/// What a layer is made of, while it is made.
+#[derive(Default)]
+struct Building {
+    tables: HashMap<Hash, Arc<Segment>>,
+    chunks: HashMap<Hash, Whereabouts>,
+    /// Device state, video memory, and chunks of disks that no one file has whole.
+    own: Vec<Box<Chunk>>,
+    files: Vec<File>,
+}
+
+/// A written chunk of a disk: its number and hash, and its content or the layer whose file has it.
+type Written = (u64, Hash, Result<u32, Box<Chunk>>);
+
+impl Building {
+    /// A region over its base, with its tables.
+    fn region(
+        &mut self,
+        name: &str,
+        size: u64,
+        base: Option<&Base<'_>>,
+        base_region: &str,
+        changes: &[(u32, Hash)],
+    ) -> Result<Region, NodeError> {
+        let under = base.and_then(|base| base.manifest.region(base_region));
+        let over = Over::new(name, size, under, changes, PATCHES_MAX, |hash| {
+            let Some(base) = base else {
+                return Ok(Segment::new());
+            };
+            let bytes = base.fetcher.demand_wait(&base.id, Kind::Segment, hash)?;
+            Segment::decode(&bytes).map_err(|error| {
+                NodeError::Source(SourceError::Invalid {
+                    at: base.fetcher.source().describe(),
+                    what: format!("a segment of image {}", base.id.short()),
+                    reason: error.to_string(),
+                })
+            })
+        })?;
+        self.tables.extend(over.tables);
+        Ok(over.region)
+    }
+
+    fn place(&mut self, hash: Hash, place: Place) {
+        if !hash.is_zero() {
+            self.chunks.entry(hash).or_insert(Whereabouts::Known(place));
+        }
+    }
+
+    fn keep(&mut self, hash: Hash, bytes: impl FnOnce() -> Box<Chunk>) {
+        let at = self.own.len() as u32;
+        if hash.is_zero() {
+            return;
+        }
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.chunks.entry(hash) {
+            entry.insert(Whereabouts::Own(at));
+            self.own.push(bytes());
+        }
+    }
+
+    /// A small region from memory.
+    fn bytes(&mut self, name: &str, bytes: &[u8]) -> Result<Region, NodeError> {
+        let mut changes = Vec::new();
+        for (number, piece) in bytes.chunks(CHUNK_SIZE).enumerate() {
+            let mut chunk = Box::new([0; CHUNK_SIZE]);
+            chunk[..piece.len()].copy_from_slice(piece);
+            let hash = chunk_hash(&chunk[..]);
+            changes.push((number as u32, hash));
+            self.keep(hash, || chunk);
+        }
+        self.region(name, bytes.len() as u64, None, "", &changes)
+    }
+
+    /// The written chunks of a disk.
+    fn disk(
+        &mut self,
+        disk: &FrozenDisk,
+        names: &mut Names,
+    ) -> Result<Vec<(u32, Hash)>, NodeError> {
+        let written: Vec<u64> = disk.written().collect();
+        let read = |at: usize| -> Result<Written, MountError> {
+            let chunk = written[at];
+            let bytes = disk.chunk(chunk)?;
+            let layer = disk.layer_of(chunk).ok_or_else(|| Box::new(bytes));
+            Ok((chunk, chunk_hash(&bytes), layer))
+        };
+        let mut changes = Vec::with_capacity(written.len());
+        let mut files: HashMap<u32, u16> = HashMap::new();
+        for read in on_all_cores(written.len(), read) {
+            let (chunk, hash, layer) = read?;
+            changes.push((chunk as u32, hash));
+            let layer = match layer {
+                _ if hash.is_zero() => continue,
+                Err(bytes) => {
+                    self.keep(hash, || bytes);
+                    continue;
+                }
+                Ok(layer) => layer,
+            };
+            let file = match files.get(&layer) {
+                Some(file) => *file,
+                None => {
+                    let file = self.files.len() as u16;
+                    self.files.push(names.link(disk, layer)?);
+                    files.insert(layer, file);
+                    file
+                }
+            };
+            self.place(hash, Place::File(file, chunk));
+        }
+        Ok(changes)
+    }
+}
+
+/// Chunk number and hash of every page, in their order.
+fn hash_pages(pages: &Pages) -> Vec<(u32, Hash)> {
+    on_all_cores(pages.len(), |at| {
+        let (chunk, page) = pages.nth(at);
+        (chunk, chunk_hash(page))
+    })
+}
+
+/// `work` for 0 to `count`, in parts on all cores; the results in their order.
+fn on_all_cores<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let parts = count.div_ceil(HASH_AT_A_TIME);
+    if cores.min(parts) <= 1 {
+        return (0..count).map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Vec<T>)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(parts) {
+            scope.spawn(|| {
+                loop {
+                    let part = next.fetch_add(1, Ordering::Relaxed);
+                    if part >= parts {
+                        return;
+                    }
+                    let from = part * HASH_AT_A_TIME;
+                    let to = (from + HASH_AT_A_TIME).min(count);
+                    let results = (from..to).map(&work).collect();
+                    done.lock().push((part, results));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner();
+    done.sort_unstable_by_key(|(part, _)| *part);
+    done.into_iter().flat_map(|(_, results)| results).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_on_all_cores_comes_back_in_order() {
+        for count in [0, 1, HASH_AT_A_TIME, 5 * HASH_AT_A_TIME + 3] {
+            let done = on_all_cores(count, |at| at * 2);
+            assert_eq!(done, (0..count).map(|at| at * 2).collect::<Vec<_>>());
+        }
+    }
+}

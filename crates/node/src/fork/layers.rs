@@ -1,0 +1,217 @@
+//! The live layers of a node, and the source that has them beside the repository's images.
+
+use super::{kept::Keeping, layer::Layer};
+use crate::{error::NodeError, record::Origin};
+use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_source::{Directory, Fetcher, READ_ITEMS_MAX, Request, Sink, Source, SourceError};
+use parking_lot::RwLock;
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+/// The live layers of a node. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Layers {
+    known: Arc<RwLock<Known>>,
+    /// What outlives this process; `None` in tests.
+    keeping: Option<Arc<Keeping>>,
+}
+
+#[derive(Default)]
+struct Known {
+    layers: HashMap<Hash, Arc<Layer>>,
+    /// Layers that went with the node that had them in memory.
+    lost: HashSet<Hash>,
+}
+
+impl Layers {
+    /// None yet; those that come are kept for a later node.
+    pub fn new(keeping: Keeping) -> Layers {
+        Layers {
+            known: Arc::default(),
+            keeping: Some(Arc::new(keeping)),
+        }
+    }
+
+    /// Where second names of disks' files go.
+    pub fn dir(&self) -> PathBuf {
+        self.keeping
+            .as_ref()
+            .map_or_else(std::env::temp_dir, |keeping| keeping.dir().to_owned())
+    }
+
+    /// Finds those that an earlier node has left. `fetcher` opens what they stand on.
+    pub fn find_again(
+        &self,
+        fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>,
+    ) -> Vec<Arc<Layer>> {
+        let Some(keeping) = &self.keeping else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for layer in keeping.find_again(fetcher) {
+            let layer = Arc::new(layer);
+            let mut known = self.known.write();
+            // two forks of one moment: what one has the other has
+            if known.layers.contains_key(&layer.id) {
+                keeping.release(&layer);
+                continue;
+            }
+            known.layers.insert(layer.id, layer.clone());
+            found.push(layer);
+        }
+        found
+    }
+
+    /// One of them.
+    pub fn get(&self, id: &Hash) -> Option<Arc<Layer>> {
+        self.known.read().layers.get(id).cloned()
+    }
+
+    /// Enters one, which a node that starts after a crash finds again.
+    pub fn insert(&self, layer: Arc<Layer>) {
+        if let Some(Err(error)) = self.keeping.as_ref().map(|keeping| keeping.hold(&layer)) {
+            tracing::warn!(fork = layer.id.short(), %error, "its clones need this node until it is stored");
+        }
+        self.known.write().layers.insert(layer.id, layer);
+    }
+
+    /// Forgets one: it is stored now, or nobody needs it.
+    pub fn remove(&self, layer: &Arc<Layer>) {
+        if let Some(keeping) = &self.keeping {
+            keeping.release(layer);
+        }
+        let mut known = self.known.write();
+        // a machine that stood still between two forks has given both the same name
+        let is_it = |known: &Arc<Layer>| Arc::ptr_eq(known, layer);
+        if known.layers.get(&layer.id).is_some_and(is_it) {
+            known.layers.remove(&layer.id);
+        }
+    }
+
+    /// The images that they stand on.
+    pub fn bases(&self) -> Vec<Hash> {
+        let known = self.known.read();
+        known
+            .layers
+            .values()
+            .flat_map(|layer| layer.bases())
+            .copied()
+            .collect()
+    }
+
+    /// What stands on an image, in words.
+    pub fn user_of(&self, id: &Hash) -> Option<String> {
+        self.bases()
+            .contains(id)
+            .then(|| "a fork that is not stored yet".to_owned())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.known.read().layers.is_empty()
+    }
+
+    /// An image that was never stored: who asks for it waits, and gets nothing wrong.
+    pub fn mark_lost(&self, id: Hash) {
+        self.known.write().lost.insert(id);
+    }
+
+    /// Whether an image was lost.
+    pub fn is_lost(&self, id: &Hash) -> bool {
+        self.known.read().lost.contains(id)
+    }
+
+    /// The layer; `None` if the image is no live layer.
+    fn find(&self, id: &Hash) -> Result<Option<Arc<Layer>>, SourceError> {
+        match self.get(id) {
+            None if self.is_lost(id) => Err(SourceError::Unreachable {
+                at: "the forks of this node".into(),
+                what: format!("image {}", id.short()),
+                reason: "the node ended before the fork was stored".into(),
+            }),
+            layer => Ok(layer),
+        }
+    }
+}
+
+/// All images of this node: those in its repository, and forks that are not there yet.
+pub(crate) struct Local {
+    layers: Layers,
+    directory: Directory,
+}
+
+impl Local {
+    /// Live layers before the repository.
+    pub fn new(layers: Layers, directory: Directory) -> Local {
+        Local { layers, directory }
+    }
+}
+
+impl Source for Local {
+    fn describe(&self) -> String {
+        self.directory.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        let known = name.parse().ok().map(|id| self.layers.find(&id));
+        match known.transpose()?.flatten() {
+            Some(layer) => Ok(layer.id),
+            None => self.directory.resolve(name),
+        }
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        match self.layers.find(id)? {
+            Some(layer) => Ok(layer.manifest.clone()),
+            None => self.directory.manifest(id),
+        }
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        match self.layers.find(id)? {
+            Some(_) => Ok(None),
+            None => self.directory.layout(id),
+        }
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let Some(layer) = self.layers.find(image)? else {
+            return self.directory.read(image, wants, request, sink);
+        };
+        if wants.len() > READ_ITEMS_MAX {
+            return Err(SourceError::Unsupported {
+                at: self.describe(),
+                reason: format!("{} items at once; ask for {READ_ITEMS_MAX}", wants.len()),
+            });
+        }
+        layer.read(wants, request, sink)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_layer_is_waited_for_and_an_unknown_one_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = floe_store::Repository::create(dir.path()).unwrap();
+        let layers = Layers::default();
+        let local = Local::new(layers.clone(), Directory::new(repository));
+        let id = Hash::of(b"fork");
+        let error = local.manifest(&id).unwrap_err();
+        assert!(matches!(error, SourceError::Missing { .. }), "{error}");
+        layers.mark_lost(id);
+        let error = local.manifest(&id).unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+    }
+}

@@ -1,0 +1,121 @@
+//! A family's network and a fork: places for its clones, and the way between its hosts.
+
+use super::{Fork, Host, Instant, State, record::ForkRecord, remote::Remote};
+use crate::{
+    Node,
+    error::{NodeError, refused, usage},
+    record::Attachment,
+};
+use floe_api::{NetworkHosts, NetworkOrder};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
+
+/// This host's address as a host of clones that is no member of the cluster sees it, and that one's.
+fn between(remote: &Remote) -> Result<(Ipv4Addr, Ipv4Addr), NodeError> {
+    let url = remote.url();
+    match remote.addresses()? {
+        (own, there) if own == there => Err(refused(
+            format!("{url} is on this host, where a family has its network already"),
+            "fork without --hosts, or name other hosts",
+        )),
+        (IpAddr::V4(own), IpAddr::V4(there)) => Ok((own, there)),
+        _ => Err(usage(
+            format!("{url}: a family's network needs IPv4 between its hosts"),
+            "name the host by an IPv4 address",
+        )),
+    }
+}
+
+impl Node {
+    /// Places for the clones of a parent that is in a network, which reaches all hosts of the fork from then on.
+    pub(super) fn places(
+        &self,
+        instant: &Instant,
+        record: &ForkRecord,
+        hosts: &[Host],
+    ) -> Result<Vec<Attachment>, NodeError> {
+        let parent = instant.parent.as_ref();
+        let Some(place) = parent.and_then(|parent| parent.entry.record().network) else {
+            return Ok(Vec::new());
+        };
+        let remotes = || {
+            hosts.iter().filter_map(|host| match host {
+                Host::Here => None,
+                Host::There(remote, _) => Some(remote),
+            })
+        };
+        let members: Vec<_> = remotes().filter_map(Remote::member_address).collect();
+        let all = match (remotes().count(), self.cluster.own_address()) {
+            (0, _) => None,
+            (all, Some(own)) if all == members.len() => {
+                let members = members.into_iter();
+                Some(self.networks.reach_members(&place.network, own, members)?)
+            }
+            _ => {
+                let between: Vec<(Ipv4Addr, Ipv4Addr)> =
+                    remotes().map(between).collect::<Result<_, _>>()?;
+                let local = between.first().map(|(local, _)| *local);
+                let there = between.iter().map(|(_, there)| *there);
+                let reach = |local| self.networks.reach(&place.network, local, there);
+                local.map(reach).transpose()?
+            }
+        };
+        if let Some(all) = all {
+            self.tell_hosts(&place.network, all);
+        }
+        let names = record.clones.iter().map(|clone| clone.name.as_str());
+        self.networks.join(&place.network, names)
+    }
+
+    /// Tells the hosts of earlier forks that the family has come to more.
+    fn tell_hosts(&self, network: &str, hosts: Vec<String>) {
+        let mut urls = BTreeMap::new();
+        for name in self.networks.members(network) {
+            if let Some((fork, url)) = self.forks.away(&name) {
+                urls.insert(url, fork.hosts_token);
+            }
+        }
+        let hosts = NetworkHosts { hosts };
+        std::thread::scope(|scope| {
+            for (url, token) in &urls {
+                scope.spawn(|| {
+                    let told = self
+                        .remote(url, token.as_deref())
+                        .map_err(|error| error.to_api().to_string())
+                        .and_then(|remote| remote.meet_hosts(network, &hosts));
+                    if let Err(why) = told {
+                        tracing::warn!(
+                            network,
+                            why,
+                            "a host was not told of its family's new hosts"
+                        );
+                    }
+                });
+            }
+        });
+    }
+
+    /// What a host is told of the network of a clone that it is to start.
+    pub(super) fn network_order(
+        &self,
+        place: &Attachment,
+        remote: &Remote,
+    ) -> Result<NetworkOrder, NodeError> {
+        let there = match remote.member_address() {
+            Some(address) => address.ip(),
+            None => between(remote)?.1.into(),
+        };
+        self.networks.order(place, there)
+    }
+
+    /// Gives back the places of clones that do not run.
+    pub(super) fn leave_vacant(&self, record: &ForkRecord, places: &[Attachment], fork: &Fork) {
+        for (clone, place) in record.clones.iter().zip(places) {
+            if !matches!(fork.state(clone.number), Some(State::Running(_))) {
+                self.networks.leave(&place.network, &clone.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Clones whose parent is on another node: whether that still answers, and how they become independent of it.
+//!
+//! A page that nobody has is waited for, for ever if need be, so a clone whose parent's node is gone comes to no harm: it
+//! stands still at its next page. That is no state that a user could understand, so the node looks: a clone that is lost is
+//! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
+
+use crate::{
+    Node,
+    error::{NodeError, at, failed},
+    lifecycle::{Event, Task},
+    machines::Entry,
+    record::{Origin, PauseReason},
+};
+use floe_api::Happened;
+use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_machine::{Machine, Status};
+use floe_source::{LinkEstimate, Request, Sink, Source, SourceError};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+/// How often parents' nodes are asked whether they are still there.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+/// How long one may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// So many times in a row must it not answer: a node that is restarted for an update is back before that.
+const SILENT_MAX: u32 = 4;
+/// How long until pulling what is left is tried again.
+const SETTLE_AGAIN: Duration = Duration::from_secs(5);
+
+/// A parent's node as a source. That it does not have something is no answer for a guest, which would take it for a broken
+/// disk or memory: it waits, as for a node that is away.
+pub(crate) struct Patient(pub Arc<dyn Source>);
+
+impl Source for Patient {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.0.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.0.manifest(id)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.0.layout(id)
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let read = self.0.read(image, wants, request, sink);
+        read.map_err(|error| match error {
+            SourceError::Missing { at, what } | SourceError::Denied { at, what } => {
+                SourceError::Unreachable {
+                    at,
+                    what,
+                    reason: "the fork that it is of is not there any more".into(),
+                }
+            }
+            error => error,
+        })
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.0.link()
+    }
+}
+
+/// Whether an address is that of a node's forks.
+pub(crate) fn is_parent(url: &str) -> bool {
+    url.ends_with(super::serve::PATH) && url.starts_with("floe")
+}
+
+/// Where a parent's state is.
+type Parent = (Hash, Origin);
+
+/// What is known of a parent's node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Silence {
+    /// Questions in a row without an answer.
+    times: u32,
+    /// It answers that it has nothing for us.
+    denied: bool,
+}
+
+impl Silence {
+    fn learn(&mut self, answer: &Result<(), SourceError>) {
+        *self = match answer {
+            Ok(()) => Silence::default(),
+            Err(error) => Silence {
+                times: self.times.saturating_add(1),
+                denied: !error.is_retryable(),
+            },
+        };
+    }
+
+    /// What is to be said of a clone, if it is lost.
+    fn why(&self, origin: &Origin) -> Option<String> {
+        if self.times < SILENT_MAX {
+            return None;
+        }
+        let url = origin.urls.first().map_or("", String::as_str);
+        let url = url.trim_end_matches(super::serve::PATH);
+        let url = match url.split_once("://") {
+            Some(("floe", address)) => format!("https://{address}"),
+            _ => url.trim_start_matches("floe+").to_owned(),
+        };
+        Some(match self.denied {
+            true => format!(
+                "its parent's node {url} no longer has what it needs; what it has not touched is lost: floe kill ends it"
+            ),
+            false => format!(
+                "its parent's node {url} does not answer; it stands still until that does, or floe kill ends it"
+            ),
+        })
+    }
+}
+
+impl Node {
+    /// Forks that an earlier node had in memory only: whoever needs one waits for ever, and gets nothing wrong.
+    pub(crate) fn find_lost_forks(&self) {
+        for fork in self.forks.all() {
+            let is_here = self.layers.get(&fork.image).is_some();
+            if !is_here && self.repo.manifest(&fork.image).is_err() {
+                self.layers.mark_lost(fork.image);
+                self.tell(
+                    Happened::ForkLost,
+                    &fork.image.short(),
+                    "its node ended before it was stored",
+                );
+            }
+        }
+    }
+
+    /// Starts the thread that looks after parents.
+    pub(crate) fn start_watching_parents(self: &Arc<Self>) -> Result<(), NodeError> {
+        let node = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("parent-watch".into())
+            .spawn(move || watch(&node))
+            .map_err(at("cannot start the thread that looks after clones"))?;
+        Ok(())
+    }
+
+    /// Whether a parent's node still has its image for us.
+    fn ask_parent(&self, (image, origin): &Parent) -> Result<(), SourceError> {
+        let options = floe_source::Options {
+            token: origin.token.clone(),
+            ca: origin.ca.as_ref().map(Into::into),
+            tls: Some(self.cluster.tls_of_parents()),
+            timeout: Some(ANSWER_TIMEOUT),
+            ..Default::default()
+        };
+        let mut last = Ok(());
+        for url in &origin.urls {
+            let answer = floe_source::open(url, &options)
+                .and_then(|source| source.resolve(&image.to_string()));
+            last = answer.map(drop);
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Pulls what is left of a clone's image, on a thread of its own, until it is here or the clone is gone.
+    pub(super) fn settle_later(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let (node, entry) = (Arc::downgrade(self), entry.clone());
+        let thread = std::thread::Builder::new().name("fork-settle".into());
+        let spawned = thread.spawn(move || {
+            loop {
+                let Some(node) = node.upgrade() else { return };
+                let known = node.machines.get(entry.name.as_str());
+                if !known.is_ok_and(|known| Arc::ptr_eq(&known, &entry)) {
+                    return;
+                }
+                match node.settle(&entry) {
+                    Ok(()) => {
+                        node.tell(Happened::MachineSettled, entry.name.as_str(), "");
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::info!(machine = %entry.name, %error, "is not settled yet");
+                    }
+                }
+                drop(node);
+                std::thread::sleep(SETTLE_AGAIN);
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, "no thread to settle a clone; it needs its parent's node");
+        }
+    }
+
+    fn settle(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
+        let record = entry.record();
+        self.keep_fork(&record.image, &record.origin)?;
+        entry.update(|record| {
+            // the next node asks nobody but its own repository
+            record.origin = Origin::default();
+            if let Some(family) = &mut record.family {
+                family.settled = true;
+            }
+        })?;
+        self.set_orphan(entry, None)
+    }
+
+    /// Pauses a clone that is lost, or lets one go on that is not any more.
+    fn set_orphan(&self, entry: &Arc<Entry>, why: Option<String>) -> Result<(), NodeError> {
+        let (before, vm, fetcher) = {
+            let mut state = entry.state.write();
+            let before = std::mem::replace(&mut state.orphaned, why.clone());
+            (before, state.vm.clone(), state.fetcher.clone())
+        };
+        if before.is_some() == why.is_some() {
+            return Ok(());
+        }
+        let Some(vm) = vm else { return Ok(()) };
+        // One that waits for a page already stands still, and its QEMU may answer nothing.
+        let waits = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
+        let done = match &why {
+            Some(_) => stand_still(entry, &vm, waits),
+            None => let_go_on(entry, &vm),
+        };
+        if let Err(error) = done {
+            // something else is under way: the next look tries again
+            entry.state.write().orphaned = before;
+            return Err(error);
+        }
+        match why {
+            Some(why) => self.tell(Happened::MachineOrphaned, entry.name.as_str(), why),
+            None => self.tell(
+                Happened::MachineContinued,
+                entry.name.as_str(),
+                "its parent's node answers",
+            ),
+        }
+        Ok(())
+    }
+
+    /// Clones that need another node, by where their parent is.
+    fn dependants(&self) -> Vec<(Parent, Vec<Arc<Entry>>)> {
+        let mut parents: Vec<(Parent, Vec<Arc<Entry>>)> = Vec::new();
+        for entry in self.machines.all() {
+            let record = entry.record();
+            let open = record.family.is_some_and(|family| !family.settled);
+            if !open || record.origin.urls.is_empty() || entry.state.read().vm.is_none() {
+                continue;
+            }
+            let parent = (record.image, record.origin);
+            match parents.iter_mut().find(|(known, _)| *known == parent) {
+                Some((_, clones)) => clones.push(entry),
+                None => parents.push((parent, vec![entry])),
+            }
+        }
+        parents
+    }
+
+    /// Whether machines here, or clones elsewhere, stand still if the other members of the cluster are not reached any more.
+    pub(crate) fn needs_members(&self) -> bool {
+        let mut forks = self.forks.all().into_iter();
+        !self.dependants().is_empty() || forks.any(|fork| fork.has_clones_away())
+    }
+
+    /// Refuses an address that is no other node's.
+    pub(super) fn check_parent_address(source: &str) -> Result<(), NodeError> {
+        if source.starts_with("floe+http://") || source.starts_with("floe://") {
+            return Ok(());
+        }
+        Err(failed(
+            format!("{source:?} is no node's address"),
+            "it begins with floe+http:// or floe://",
+        ))
+    }
+}
+
+/// Pauses a clone; one that `waits` for a page stands still already.
+fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
+    let _operation = entry.begin(Task::Pause)?;
+    if !waits && vm.status()? == Status::Running {
+        entry.stand(Some(vm), Event::Begins(PauseReason::Orphaned))?;
+    }
+    Ok(())
+}
+
+/// Lets a clone go on that was paused here.
+fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
+    let _operation = entry.begin(Task::Continue)?;
+    entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))
+}
+
+fn watch(node: &Weak<Node>) {
+    let mut silences: HashMap<Hash, Silence> = HashMap::new();
+    while let Some(here) = node.upgrade() {
+        let parents = here.dependants();
+        silences.retain(|image, _| parents.iter().any(|((known, _), _)| known == image));
+        for (parent, clones) in parents {
+            // an image is of one fork, and a fork of one node
+            let silence = silences.entry(parent.0).or_default();
+            silence.learn(&here.ask_parent(&parent));
+            let why = silence.why(&parent.1);
+            for entry in clones {
+                if let Err(error) = here.set_orphan(&entry, why.clone()) {
+                    tracing::info!(machine = %entry.name, %error, "an orphan was not told");
+                }
+            }
+        }
+        drop(here);
+        std::thread::sleep(ASK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_parent_does_not_have_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = floe_store::Repository::create(dir.path()).unwrap();
+        let empty = Patient(Arc::new(floe_source::Directory::new(repository)));
+        let hash = Hash::of(b"chunk");
+        let request = Request::demand(Duration::from_secs(1));
+        let wants = [(Kind::Chunk, hash)];
+        let error = empty
+            .read(&hash, &wants, &request, &mut |_, _, _| ())
+            .unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert!(is_parent("floe+http://10.0.0.1:7070/fork"));
+        assert!(!is_parent("https://hub/fork") && !is_parent("floe://hub"));
+    }
+
+    #[test]
+    fn a_parent_is_lost_only_after_a_while_and_not_once_it_answers() {
+        let origin = Origin {
+            urls: vec!["floe+http://10.0.0.1:7070/fork".into()],
+            ..Default::default()
+        };
+        let silent = || {
+            Err(SourceError::Unreachable {
+                at: "there".into(),
+                what: "it".into(),
+                reason: "refused".into(),
+            })
+        };
+        let mut silence = Silence::default();
+        for _ in 1..SILENT_MAX {
+            silence.learn(&silent());
+            assert_eq!(silence.why(&origin), None);
+        }
+        silence.learn(&silent());
+        let why = silence.why(&origin).unwrap();
+        assert!(
+            why.contains("http://10.0.0.1:7070 does not answer"),
+            "{why}"
+        );
+        silence.learn(&Ok(()));
+        assert_eq!(silence, Silence::default());
+    }
+}

@@ -1,0 +1,109 @@
+//! A fork's file: which clones there are where. No I/O.
+
+use crate::{MachineName, NameError};
+use floe_api::{CLONES_MAX, MulticastGroup};
+use floe_image::Hash;
+use serde::{Deserialize, Serialize};
+
+/// Version of a fork's file.
+pub(crate) const FORK_VERSION: u32 = 1;
+
+/// A fork that has, or had, clones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForkRecord {
+    /// [`FORK_VERSION`].
+    pub version: u32,
+    /// Its id: 16 hex digits.
+    pub id: String,
+    /// The machine or image that was forked.
+    pub parent: String,
+    /// The image that the clones started from.
+    pub image: Hash,
+    /// With which clones' nodes read that image here. The file is readable by the node's user only.
+    pub token: String,
+    /// Token of the pages of other nodes that are asked in clear text; without it none is, and nothing of the fork is read so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts_token: Option<String>,
+    /// The multicast group of its clones on other hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multicast: Option<MulticastGroup>,
+    /// Unix time.
+    pub created_unix_s: u64,
+    /// By number; those that could not be started are not among them.
+    pub clones: Vec<CloneRecord>,
+}
+
+/// A clone of a fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CloneRecord {
+    /// In the fork, from 1.
+    pub number: u32,
+    /// Its machine.
+    pub name: String,
+    /// The node that runs it; `None` is this one.
+    pub host: Option<String>,
+}
+
+impl ForkRecord {
+    /// Whether a clone runs on another host.
+    pub fn has_clones_away(&self) -> bool {
+        self.clones.iter().any(|clone| clone.host.is_some())
+    }
+
+    /// Understands a file's bytes, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<ForkRecord, String> {
+        let record: ForkRecord = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if record.version != FORK_VERSION {
+            return Err(format!(
+                "it has version {}, this floe knows version {FORK_VERSION}",
+                record.version
+            ));
+        }
+        if record.id.len() > 64 || !record.id.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(format!("its id {:?} is no id", record.id));
+        }
+        if record.clones.len() > CLONES_MAX as usize {
+            return Err(format!("it has {} clones", record.clones.len()));
+        }
+        for clone in &record.clones {
+            let name: Result<MachineName, NameError> = clone.name.parse();
+            name.map_err(|e| e.to_string())?;
+        }
+        Ok(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_record_is_refused_with_the_reason() {
+        let record = ForkRecord {
+            version: FORK_VERSION,
+            id: "00ff".into(),
+            parent: "web".into(),
+            image: Hash::of(b"i"),
+            token: "t".into(),
+            hosts_token: None,
+            multicast: None,
+            created_unix_s: 7,
+            clones: vec![CloneRecord {
+                number: 1,
+                name: "web.1".into(),
+                host: None,
+            }],
+        };
+        let text = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut value = serde_json::to_value(&record).unwrap();
+            change(&mut value);
+            ForkRecord::parse(value.to_string().as_bytes()).unwrap_err()
+        };
+        assert!(text(&|v| v["version"] = 2.into()).contains("version 2"));
+        assert!(text(&|v| v["id"] = "../../etc".into()).contains("no id"));
+        assert!(text(&|v| v["clones"][0]["name"] = "../x".into()).contains("not allowed"));
+        assert!(ForkRecord::parse(b"[").is_err());
+    }
+}

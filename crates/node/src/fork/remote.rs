@@ -1,0 +1,420 @@
+//! Another node as a host of clones: what is asked of it, and what its silence means.
+
+use super::decide::Fault;
+use crate::{
+    cluster::{self, Silent},
+    error::{NodeError, failed, usage},
+};
+use floe_api::{
+    ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo, NetworkHosts,
+    Room,
+};
+use rustls::ClientConfig;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+use ureq::{Agent, SendBody};
+
+/// Time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a question that touches nothing.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a clone to start: its device state touches pages that have to come over a link first.
+const START_TIMEOUT: Duration = Duration::from_secs(130);
+/// Longest answer that is read: a family of all clones that a fork can have.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// Another node.
+#[derive(Clone)]
+pub(super) struct Remote {
+    way: Way,
+    /// `https://10.0.0.2:7071` of a member, `http://10.0.0.2:7070` of a page.
+    url: String,
+}
+
+/// How it is spoken to.
+#[derive(Clone)]
+enum Way {
+    /// As to another member of the cluster.
+    Member(Arc<ClientConfig>),
+    /// Over its page, with the page's token.
+    ClearText { agent: Agent, authorization: String },
+}
+
+/// Why a call had no result.
+enum Failed {
+    /// Nothing was asked.
+    NotAsked(String),
+    /// The node said no.
+    Refused(ApiError),
+    /// It was asked, and nobody knows what it did.
+    Unknown(String),
+}
+
+impl Failed {
+    fn text(&self) -> String {
+        match self {
+            Failed::NotAsked(why) | Failed::Unknown(why) => why.clone(),
+            Failed::Refused(error) => error.to_string(),
+        }
+    }
+}
+
+impl Remote {
+    /// A member of the cluster, at `ADDRESS:PORT`. Nothing is connected yet.
+    pub fn member(address: &str, tls: Arc<ClientConfig>) -> Result<Remote, NodeError> {
+        let address: SocketAddr = address.trim_end_matches('/').parse().map_err(|_| {
+            usage(
+                format!("host {address:?} is no address with a port"),
+                "see floe cluster members",
+            )
+        })?;
+        Ok(Remote {
+            way: Way::Member(tls),
+            url: format!("https://{address}"),
+        })
+    }
+
+    /// The node whose page is at `url`. Nothing is connected yet.
+    pub fn in_clear_text(url: &str, token: &str) -> Result<Remote, NodeError> {
+        let bad = |why: &str| {
+            usage(
+                format!("host {url:?}: {why}"),
+                "write http://ADDRESS:PORT of its page, or here for this node",
+            )
+        };
+        let rest = url
+            .strip_prefix("http://")
+            .ok_or_else(|| bad("it is no http address"))?;
+        let authority = rest.trim_end_matches('/');
+        if authority.is_empty() || authority.contains(['/', '@', '?', '#']) {
+            return Err(bad("it is not a host and a port alone"));
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(START_TIMEOUT))
+            .build();
+        Ok(Remote {
+            way: Way::ClearText {
+                agent: config.new_agent(),
+                authorization: format!("Bearer {token}"),
+            },
+            url: format!("http://{authority}"),
+        })
+    }
+
+    /// Whether it is a member of the cluster; all others are spoken to in clear text.
+    pub fn is_member(&self) -> bool {
+        matches!(self.way, Way::Member(_))
+    }
+
+    /// Its address in the cluster, if it is a member.
+    pub fn member_address(&self) -> Option<SocketAddr> {
+        match self.way {
+            Way::Member(_) => self.url.strip_prefix("https://")?.parse().ok(),
+            Way::ClearText { .. } => None,
+        }
+    }
+
+    /// Its address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// This host's address as that one sees it.
+    pub fn own_address(&self) -> Result<IpAddr, NodeError> {
+        Ok(self.addresses()?.0)
+    }
+
+    /// This host's address as that one sees it, and that one's.
+    pub fn addresses(&self) -> Result<(IpAddr, IpAddr), NodeError> {
+        let authority = self.url.split_once("://").map_or("", |(_, rest)| rest);
+        let unreachable = |why: String| {
+            failed(
+                format!("host {}: {why}", self.url),
+                "check its address, and the way to it",
+            )
+        };
+        let with_port = match authority.parse::<IpAddr>() {
+            Ok(address) => SocketAddr::new(address, 80).to_string(),
+            Err(_) if authority.contains(':') => authority.to_owned(),
+            Err(_) => format!("{authority}:80"),
+        };
+        let mut found = with_port
+            .to_socket_addrs()
+            .map_err(|error| unreachable(error.to_string()))?;
+        let there = found
+            .next()
+            .ok_or_else(|| unreachable("it has no address".into()))?;
+        let any: IpAddr = match there.ip() {
+            IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // connecting such a socket sends nothing: it only asks the kernel for the way
+        let own = UdpSocket::bind((any, 0))
+            .and_then(|socket| {
+                socket.connect(there)?;
+                socket.local_addr()
+            })
+            .map_err(|error| unreachable(error.to_string()))?;
+        Ok((own.ip(), there.ip()))
+    }
+
+    /// For how many clones it has room.
+    pub fn room(&self) -> Result<Room, String> {
+        let room: Result<Room, Failed> =
+            self.call("GET", "/v1/clones/room", None::<&()>, ASK_TIMEOUT);
+        room.map_err(|failed| format!("{}: {}", self.url, failed.text()))
+    }
+
+    /// Tells it which hosts a family's network has come to. One that is no longer in it does not care.
+    pub fn meet_hosts(&self, network: &str, hosts: &NetworkHosts) -> Result<(), String> {
+        let path = format!("/v1/networks/{network}/hosts");
+        let told: Result<serde_json::Value, Failed> =
+            self.call("POST", &path, Some(hosts), ASK_TIMEOUT);
+        match told {
+            Ok(_) => Ok(()),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
+            Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
+        }
+    }
+
+    /// Starts a clone there.
+    pub fn start(&self, request: &CloneRequest) -> Result<(), Fault> {
+        let started: Result<MachineInfo, Failed> =
+            self.call("POST", "/v1/clones", Some(request), START_TIMEOUT);
+        let at = |why: String| format!("{}: {why}", self.url);
+        match started {
+            Ok(_) => Ok(()),
+            Err(Failed::NotAsked(why)) => Err(Fault::Host(at(why))),
+            Err(Failed::Unknown(why)) => Err(Fault::Unknown(at(why))),
+            Err(Failed::Refused(error)) => Err(match error.code {
+                ErrorCode::Refused | ErrorCode::Usage | ErrorCode::Unreachable => {
+                    Fault::Host(at(error.to_string()))
+                }
+                _ => Fault::Clone(at(error.to_string())),
+            }),
+        }
+    }
+
+    /// Ends a clone there. One that is not there any more has ended.
+    pub fn end(&self, name: &str) -> Result<(), String> {
+        self.kill(name, false)
+    }
+
+    /// Ends all clones of a clone there.
+    pub fn end_clones(&self, name: &str) -> Result<(), String> {
+        self.kill(name, true)
+    }
+
+    fn kill(&self, name: &str, all: bool) -> Result<(), String> {
+        let path = format!("/v1/machines/{name}/kill");
+        let request = KillRequest { all };
+        let ended: Result<KillReport, Failed> =
+            self.call("POST", &path, Some(&request), START_TIMEOUT);
+        match ended {
+            Ok(report) if report.failed.is_empty() => Ok(()),
+            Ok(report) => Err(format!("{}: {}", self.url, report.failed.join("; "))),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
+            Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
+        }
+    }
+
+    /// A clone there, with its own clones; `None` if it is not there any more.
+    pub fn family(&self, name: &str) -> Result<Option<Family>, String> {
+        let path = format!("/v1/machines/{name}/family");
+        match self.call("GET", &path, None::<&()>, ASK_TIMEOUT) {
+            Ok(family) => Ok(Some(family)),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(None),
+            Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
+        }
+    }
+
+    fn call<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+        limit: Duration,
+    ) -> Result<T, Failed> {
+        let body = body
+            .map(serde_json::to_vec)
+            .transpose()
+            .map_err(|error| Failed::NotAsked(error.to_string()))?;
+        let (status, bytes) = match &self.way {
+            Way::Member(tls) => self.ask_member(tls, method, path, body, limit)?,
+            Way::ClearText {
+                agent,
+                authorization,
+            } => self.ask_page(agent, authorization, (method, path), body, limit)?,
+        };
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(&bytes)
+                .map_err(|error| Failed::Unknown(format!("its answer makes no sense: {error}")));
+        }
+        let said = serde_json::from_slice(&bytes).unwrap_or_else(|_| ApiError {
+            code: ErrorCode::Refused,
+            message: format!("it answered {status}"),
+            fix: "check that this is a floe node of the same version".into(),
+        });
+        Err(Failed::Refused(match status {
+            401 => ApiError {
+                code: ErrorCode::Refused,
+                message: "it does not take this token".into(),
+                fix: "give the token of its page by FLOE_HOSTS_TOKEN".into(),
+            },
+            _ => said,
+        }))
+    }
+
+    fn ask_member(
+        &self,
+        tls: &Arc<ClientConfig>,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<(u16, Vec<u8>), Failed> {
+        let asked = cluster::ask(
+            tls.clone(),
+            cluster::Ask {
+                to: self.url.trim_start_matches("https://"),
+                method: method.parse().unwrap_or_default(),
+                path,
+                body: body.unwrap_or_default(),
+                limit,
+            },
+        );
+        match asked {
+            Ok((status, bytes)) => Ok((status, bytes.to_vec())),
+            Err(Silent::NotAsked(why) | Silent::Refused(why)) => Err(Failed::NotAsked(why)),
+            Err(Silent::Unknown(why)) => Err(Failed::Unknown(why)),
+        }
+    }
+
+    fn ask_page(
+        &self,
+        agent: &Agent,
+        authorization: &str,
+        (method, path): (&str, &str),
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<(u16, Vec<u8>), Failed> {
+        let not_asked = |error: &dyn std::fmt::Display| Failed::NotAsked(error.to_string());
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url))
+            .header("authorization", authorization)
+            .header("content-type", "application/json");
+        let body = match body {
+            None => SendBody::none(),
+            Some(bytes) => {
+                request = request.header("content-length", bytes.len());
+                SendBody::from_owned_reader(std::io::Cursor::new(bytes))
+            }
+        };
+        let request = request.body(body).map_err(|e| not_asked(&e))?;
+        let request = agent
+            .configure_request(request)
+            .timeout_global(Some(limit))
+            .build();
+        let mut answer = agent
+            .run(request)
+            .map_err(|error| match was_asked(&error) {
+                true => Failed::Unknown(error.to_string()),
+                false => not_asked(&error),
+            })?;
+        let body = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX);
+        let bytes = body
+            .read_to_vec()
+            .map_err(|error| Failed::Unknown(format!("the answer was cut off: {error}")))?;
+        Ok((answer.status().as_u16(), bytes))
+    }
+}
+
+/// Whether the other side may have got the question.
+fn was_asked(error: &ureq::Error) -> bool {
+    use std::io::ErrorKind;
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::BadUri(_) => false,
+        ureq::Error::Timeout(which) => {
+            !matches!(which, ureq::Timeout::Connect | ureq::Timeout::Resolve)
+        }
+        ureq::Error::Io(error) => !matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused
+                | ErrorKind::HostUnreachable
+                | ErrorKind::NetworkUnreachable
+                | ErrorKind::AddrNotAvailable
+        ),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    fn order() -> CloneRequest {
+        CloneRequest {
+            name: "web.1".into(),
+            ..Default::default()
+        }
+    }
+
+    /// A host that answers one request with this.
+    fn host(answer: &'static str) -> Remote {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut seen = Vec::new();
+            let mut buffer = [0; 4096];
+            while !seen.windows(7).any(|w| w == b"\"web.1\"") {
+                let n = client.read(&mut buffer).unwrap();
+                assert_ne!(n, 0);
+                seen.extend_from_slice(&buffer[..n]);
+            }
+            client.write_all(answer.as_bytes()).unwrap();
+        });
+        Remote::in_clear_text(&url, "token").unwrap()
+    }
+
+    #[test]
+    fn an_address_that_is_none_of_a_node_is_refused() {
+        for url in ["https://a", "a:1", "http://", "http://a/b", "http://t@a:1"] {
+            assert!(Remote::in_clear_text(url, "t").is_err(), "{url}");
+        }
+        let remote = Remote::in_clear_text("http://127.0.0.1:7070/", "t").unwrap();
+        assert_eq!(remote.url(), "http://127.0.0.1:7070");
+        assert!(remote.own_address().unwrap().is_loopback());
+    }
+
+    #[test]
+    fn a_host_that_was_never_asked_is_out_and_one_that_falls_silent_is_not_asked_again() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", nobody.local_addr().unwrap());
+        drop(nobody);
+        let fault = Remote::in_clear_text(&url, "t").unwrap().start(&order());
+        assert!(matches!(fault, Err(Fault::Host(_))), "{fault:?}");
+        let fault = host("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").start(&order());
+        assert!(matches!(fault, Err(Fault::Unknown(_))), "{fault:?}");
+    }
+
+    #[test]
+    fn what_a_host_says_decides_whether_it_gets_another_clone() {
+        let full = "HTTP/1.1 409 Conflict\r\nconnection: close\r\n\r\n{\"code\":\"busy\",\"message\":\"there is a machine web.1 already\"}";
+        let fault = host(full).start(&order());
+        assert!(matches!(fault, Err(Fault::Clone(why)) if why.contains("already")));
+        let stranger = "HTTP/1.1 401 Unauthorized\r\nconnection: close\r\n\r\n{}";
+        let fault = host(stranger).start(&order());
+        assert!(matches!(fault, Err(Fault::Host(why)) if why.contains("FLOE_HOSTS_TOKEN")));
+    }
+}

@@ -1,0 +1,248 @@
+//! A fork's layer becomes an ordinary image, in the background: an own pull of the layer into the repository. Until then its
+//! clones need this node's memory, and its parent's disks keep their frozen layers. `when` decides whether and when.
+
+use super::{
+    layer::Layer,
+    when::{CpuTimes, Next, Seen, next},
+};
+use crate::host::{available_bytes, total_bytes};
+use crate::lifecycle::Task;
+use crate::transfer::{self, Cancel, Destination, PullOptions};
+use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin};
+use floe_api::Happened;
+use floe_image::Hash;
+use floe_mount::FrozenLayers;
+use std::{
+    fs,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+/// How long until it is tried again, when the disk was full or a source did not answer.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+/// How often a thread that waits looks whether the node still is.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it is decided whether a layer is stored now; the time over which cores are idle or not.
+const DECIDE_EVERY: Duration = Duration::from_secs(1);
+/// Memory is short when no more than this part of it is available.
+const MEMORY_SHORT: u64 = 8;
+
+/// The machine that was forked, and its disks as they were.
+pub(super) struct Parent {
+    pub entry: Arc<Entry>,
+    pub frozen: FrozenLayers,
+}
+
+impl Node {
+    /// Finds the forks' layers that an earlier node has left with the supervisor.
+    pub(crate) fn find_layers_again(&self) -> Vec<Arc<Layer>> {
+        let found = self
+            .layers
+            .find_again(|origin| self.sources.fetcher(origin));
+        for layer in &found {
+            self.tell(
+                Happened::ForkFound,
+                &layer.id.short(),
+                "its memory outlived its node",
+            );
+        }
+        found
+    }
+
+    /// Goes on with what is to become of layers that were found again, once the machines are on the mount.
+    pub(crate) fn store_found(self: &Arc<Self>, layers: Vec<Arc<Layer>>) {
+        for layer in layers {
+            let parent = self.parent_of(&layer);
+            self.store_later(Some(layer), parent, false);
+        }
+    }
+
+    /// The machine whose fork a layer is, if it is still there with the frozen disks.
+    fn parent_of(&self, layer: &Layer) -> Option<Parent> {
+        let entry = self.machines.get(&layer.parent.name).ok()?;
+        if entry.record().created_unix_s != layer.parent.created_unix_s {
+            return None;
+        }
+        let disks = entry.state.read().disks.clone()?;
+        let frozen = disks.frozen(&layer.parent.last_layers)?;
+        let mut bases = frozen.disks().iter().filter_map(|disk| disk.base());
+        let same = bases.all(|(base, _)| Some(base) == layer.manifest.parent);
+        same.then_some(Parent { entry, frozen })
+    }
+
+    /// Stores a fork's layer on a thread of its own when its time has come; `hurry`: at once.
+    pub(super) fn store_later(
+        self: &Arc<Self>,
+        layer: Option<Arc<Layer>>,
+        parent: Option<Parent>,
+        hurry: bool,
+    ) {
+        let Some(layer) = layer else {
+            return;
+        };
+        let node = Arc::downgrade(self);
+        let ending = Cancel::default();
+        // a node that is to end waits for this
+        let job = self.job(ending.clone());
+        let forked = Instant::now();
+        let work = move || {
+            let hurry = || hurry || ending.is_cancelled();
+            match wait(&node, &layer, parent.as_ref(), forked, hurry) {
+                Some(Next::Drop) => forget(&node, &layer),
+                Some(_) => store(&node, &layer, parent.as_ref(), job),
+                None => None,
+            };
+        };
+        let thread = std::thread::Builder::new().name("fork-store".into());
+        if let Err(error) = thread.spawn(work) {
+            tracing::error!(%error, "no thread to store a fork; its clones need this node until its end");
+        }
+    }
+
+    /// Pulls what this node's repository lacks of a fork's image.
+    pub(super) fn keep_fork(&self, image: &Hash, origin: &Origin) -> Result<(), NodeError> {
+        let fetcher = self.sources.fetcher(origin)?;
+        let _storing = self.storing.read();
+        let options = PullOptions {
+            // clones and parent run now: they need the other cores
+            connections: 1,
+            ..Default::default()
+        };
+        let to = Destination::Repository(&self.repo, Some(&self.cache));
+        transfer::pull(fetcher.source().as_ref(), image, to, &options, &|_| ())?;
+        Ok(())
+    }
+
+    /// The parent's disks go on from the stored image, unless they stand on a later one by now.
+    fn settle_parent(&self, layer: &Layer, parent: &Parent) -> Result<(), NodeError> {
+        let Parent { entry, frozen } = parent;
+        // one that was removed has no disks any more, and its name may be another's now
+        let known = self.machines.get(entry.name.as_str());
+        if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
+            return Ok(());
+        }
+        let operation = entry.begin(Task::Fork)?;
+        let disks = operation.state.read().disks.clone();
+        match disks.filter(|disks| disks.has_frozen(frozen)) {
+            Some(disks) => self.rebase(&operation, &disks, frozen, &layer.id),
+            None => Ok(()),
+        }
+    }
+
+    /// Clones on this host need nobody any more.
+    fn settle_clones(&self, layer: &Layer) {
+        for entry in self.machines.all() {
+            let waits = |entry: &Entry| {
+                let record = &entry.state.read().record;
+                record.rests_on_this_node() && record.image == layer.id
+            };
+            if !waits(&entry) {
+                continue;
+            }
+            let settled = entry.update(|record| {
+                if let Some(family) = &mut record.family {
+                    family.settled = true;
+                }
+            });
+            if let Err(error) = settled {
+                tracing::warn!(machine = %entry.name, %error, "its record says that it needs its parent");
+            }
+        }
+    }
+}
+
+/// Waits until a layer is to be stored or dropped; `None` once the node is gone.
+fn wait(
+    node: &Weak<Node>,
+    layer: &Layer,
+    parent: Option<&Parent>,
+    forked: Instant,
+    hurry: impl Fn() -> bool,
+) -> Option<Next> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let mut times = CpuTimes::read(&read("/proc/stat"));
+    loop {
+        let decide = Instant::now() + DECIDE_EVERY;
+        while !hurry() && Instant::now() < decide {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let now = CpuTimes::read(&read("/proc/stat"));
+        let idle_cores = now
+            .zip(times)
+            .and_then(|(now, then)| now.idle_since(&then, cores));
+        times = now;
+        let memory = read("/proc/meminfo");
+        let memory = available_bytes(&memory).zip(total_bytes(&memory));
+        let seen = Seen {
+            age: forked.elapsed(),
+            needed: node.upgrade()?.user_of(&layer.id).is_some(),
+            hurry: hurry(),
+            idle_cores,
+            memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
+            height: parent.map_or(0, height),
+        };
+        match next(&seen) {
+            Next::Wait => {}
+            next => return Some(next),
+        }
+    }
+}
+
+/// Layers of the parent's disks as long as one of them is this fork's.
+fn height(parent: &Parent) -> usize {
+    let disks = parent.entry.state.read().disks.clone();
+    let disks = disks.filter(|disks| disks.has_frozen(&parent.frozen));
+    disks.map_or(0, |disks| disks.height())
+}
+
+/// Nobody needs a layer any more: its parent's disks keep the frozen layers, everything else goes.
+fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
+    let node = node.upgrade()?;
+    node.drop_standby(&layer.id);
+    node.forget_image(&layer.id);
+    node.layers.remove(layer);
+    layer.bases().for_each(|base| node.drop_fork_image(base));
+    node.tell(
+        Happened::ForkDropped,
+        &layer.id.short(),
+        "its clones have ended",
+    );
+    Some(())
+}
+
+fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
+    let mut job = Some(job);
+    loop {
+        let here = node.upgrade()?;
+        match here.keep_fork(&layer.id, &Origin::default()) {
+            Ok(()) => break,
+            Err(error) => {
+                here.tell(
+                    Happened::ForkNotStored,
+                    &layer.id.short(),
+                    format!("its clones need this node's memory until it is: {error}"),
+                );
+            }
+        }
+        // the node's end cannot wait for a disk to be made larger
+        drop((here, job.take()));
+        for _ in 0..TRY_AGAIN.as_millis() / LOOK_EVERY.as_millis() {
+            node.upgrade()?;
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    let node = node.upgrade()?;
+    if let Some(parent) = parent
+        && let Err(error) = node.settle_parent(layer, parent)
+    {
+        tracing::warn!(machine = %parent.entry.name, %error, "its disks keep the fork's frozen layers");
+    }
+    node.layers.remove(layer);
+    node.settle_clones(layer);
+    node.tell(Happened::ForkStored, &layer.id.short(), "");
+    drop(job);
+    layer.bases().for_each(|base| node.drop_fork_image(base));
+    node.drop_fork_image(&layer.id);
+    Some(())
+}

@@ -1,0 +1,294 @@
+//! Carrying out what a program in a guest asks for (SnowFlock, table 1).
+
+use super::ledger::{self, Asked, Limits};
+use crate::{Node, error::NodeError, machines::Entry, report::Report};
+use floe_api::{CloneState, ErrorCode};
+use floe_guest::message::{Answer, Call, Me, Refusal, codes};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How often clones that are waited for are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often those on other hosts are asked for.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long an end waits for another operation on the machine.
+const END_WAIT: Duration = Duration::from_secs(60);
+
+/// The answer to a call; `over` tells that nobody waits for it any more.
+pub(super) fn carry_out(
+    node: &Arc<Node>,
+    entry: &Arc<Entry>,
+    call: Call,
+    over: &dyn Fn() -> bool,
+) -> Answer {
+    let name = entry.name.as_str();
+    let done = match call {
+        Call::Ticket {
+            clones,
+            hierarchical,
+        } => node.guest_ticket(entry, clones, hierarchical),
+        Call::Clone { ticket } => node.guest_clone(name, &ticket),
+        Call::Exit => node.guest_exit(entry),
+        Call::Join { ticket, timeout_ms } => {
+            let limit = timeout_ms.map(Duration::from_millis);
+            node.guest_join(name, &ticket, limit, over)
+        }
+        Call::Kill { ticket } => node.guest_kill(name, &ticket),
+        Call::Whoami => Ok(node.guest_self(entry)),
+    };
+    done.unwrap_or_else(Answer::Refused)
+}
+
+fn went_wrong(error: &NodeError) -> Refusal {
+    let error = error.to_api();
+    let code = match error.code {
+        ErrorCode::Refused => codes::NO_ROOM,
+        ErrorCode::Busy => codes::BUSY,
+        ErrorCode::Usage => codes::USAGE,
+        _ => codes::FAILED,
+    };
+    Refusal::new(code, error.message, error.fix)
+}
+
+impl Node {
+    fn guest_ticket(
+        self: &Arc<Self>,
+        entry: &Entry,
+        clones: u64,
+        hierarchical: bool,
+    ) -> Result<Answer, Refusal> {
+        let room = self.room_for_guests().map_err(|error| went_wrong(&error))?;
+        let family = self.eldest_of(entry.name.as_str());
+        let each = match hierarchical {
+            true => entry.record().config.cpus_now().unwrap_or(1).max(1),
+            false => 1,
+        };
+        let asked = Asked {
+            machine: entry.name.as_str(),
+            family: &family,
+            clones,
+            each,
+        };
+        let limits = Limits {
+            family: self.options.guest_clones,
+            alive: self.clones_of_family(&family),
+            room,
+        };
+        let ticket = format!("{:016x}", rand::random::<u64>());
+        let now_s = self.started.elapsed().as_secs();
+        let reserved = self
+            .guests
+            .ledger
+            .lock()
+            .reserve(now_s, &asked, &limits, ticket.clone());
+        let (mut clones, machines) = reserved?;
+        let name = entry.name.as_str();
+        match self.reserve_for_guest(name, machines) {
+            Ok(None) => {}
+            Ok(Some((granted, reserved))) => {
+                self.guests.reserved.lock().insert(ticket.clone(), reserved);
+                clones = self
+                    .guests
+                    .ledger
+                    .lock()
+                    .lessen(&ticket, clones, granted, each);
+            }
+            Err(error) => {
+                self.guests.ledger.lock().discard(name, &ticket);
+                return Err(went_wrong(&error));
+            }
+        }
+        Ok(Answer::Ticket {
+            ticket,
+            clones,
+            each,
+        })
+    }
+
+    fn guest_clone(self: &Arc<Self>, name: &str, ticket: &str) -> Result<Answer, Refusal> {
+        let now_s = self.started.elapsed().as_secs();
+        let (spent, reserved) = {
+            // no moment in which the ticket is used and its room nobody's
+            let mut reserved = self.guests.reserved.lock();
+            let spent = self.guests.ledger.lock().spend(now_s, name, ticket);
+            let claimed = spent.is_ok().then(|| reserved.remove(ticket));
+            (spent, claimed.flatten())
+        };
+        let machines = spent.map_err(|refusal| match self.is_fork_of(name, ticket) {
+            // spent before the node was restarted
+            true => Refusal::new(
+                codes::SPENT,
+                "the ticket was used already",
+                "request one for each clone call",
+            ),
+            false => refusal,
+        })?;
+        let request = self.guest_fork(machines);
+        let (mut report, _) = Report::new(); // the answer tells of the whole
+        let forked = self.fork_for(name, &request, Some(ticket), reserved, &mut report);
+        let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());
+        let mut ledger = self.guests.ledger.lock();
+        let fork = fork.map_err(|error| {
+            ledger.discard(name, ticket);
+            went_wrong(&error)
+        })?;
+        if fork.running == 0 {
+            ledger.discard(name, ticket);
+            let failed = |state| matches!(state, CloneState::Failed | CloneState::NotGranted);
+            let why = fork.clones.iter().find(|clone| failed(clone.state));
+            let why = why.map_or_else(String::new, |clone| format!(": {}", clone.detail));
+            return Err(Refusal::new(
+                codes::FAILED,
+                format!("no clone could be started{why}"),
+                "request a new ticket and try again",
+            ));
+        }
+        ledger.started(ticket, fork.running);
+        Ok(Answer::Cloned {
+            id: 0,
+            clones: Some(fork.running),
+        })
+    }
+
+    /// Ends the machine in which the program runs: there is nobody left to hear the answer.
+    fn guest_exit(&self, entry: &Arc<Entry>) -> Result<Answer, Refusal> {
+        if entry.record().family.is_none() {
+            return Err(Refusal::new(
+                codes::NOT_A_CLONE,
+                "this machine is no clone",
+                "only clones end like this; a parent powers off",
+            ));
+        }
+        let until = Instant::now() + END_WAIT;
+        loop {
+            match self.remove_machine(entry.name.as_str(), true) {
+                Err(error) if error.code() == ErrorCode::Busy && Instant::now() < until => {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                Err(error) => return Err(went_wrong(&error)),
+                Ok(()) => return Ok(Answer::Done { ended: 1, lost: 0 }),
+            }
+        }
+    }
+
+    /// What is known of a ticket whose clones somebody waits for or ends.
+    fn check_spent(&self, name: &str, ticket: &str) -> Result<(), Refusal> {
+        let ledger = self.guests.ledger.lock();
+        if ledger.is_open(name, ticket) {
+            return Err(Refusal::new(
+                codes::USAGE,
+                "the ticket was not used yet",
+                "call clone with it first",
+            ));
+        }
+        match ledger.is_spent(name, ticket) || self.is_fork_of(name, ticket) {
+            true => Ok(()),
+            false => Err(ledger::unknown()),
+        }
+    }
+
+    fn guest_join(
+        &self,
+        name: &str,
+        ticket: &str,
+        limit: Option<Duration>,
+        over: &dyn Fn() -> bool,
+    ) -> Result<Answer, Refusal> {
+        self.check_spent(name, ticket)?;
+        let began = Instant::now();
+        let mut asked: Option<Instant> = None;
+        let (mut most, mut lost) = (0, 0);
+        'look: loop {
+            // a fork under way has clones, and so has one whose number of them is not known yet
+            let forking = {
+                let ledger = self.guests.ledger.lock();
+                ledger.is_spent(name, ticket) && ledger.clones_of(name, ticket).is_none()
+            };
+            let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
+            if ask {
+                asked = Some(Instant::now());
+            }
+            let left = self.clones_left(ticket, ask);
+            most = most.max(left.alive + left.dead.len() as u32);
+            if left.alive == 0 && !forking {
+                // those that did not end by themselves go too: the ticket is over
+                for clone in &left.dead {
+                    match self.end_a_clone(clone).map_err(|error| error.to_api()) {
+                        Ok(()) => lost += 1,
+                        // somebody else is at it
+                        Err(error)
+                            if matches!(error.code, ErrorCode::Busy | ErrorCode::NotFound) =>
+                        {
+                            std::thread::sleep(LOOK_EVERY);
+                            continue 'look;
+                        }
+                        Err(error) => {
+                            lost += 1;
+                            tracing::warn!(machine = clone, %error, "a clone that ended stays");
+                        }
+                    }
+                }
+                self.strike_all(ticket);
+                let mut ledger = self.guests.ledger.lock();
+                let ended = ledger.clones_of(name, ticket).unwrap_or(most);
+                ledger.discard(name, ticket);
+                return Ok(Answer::Done { ended, lost });
+            }
+            if limit.is_some_and(|limit| began.elapsed() >= limit) {
+                return Err(Refusal::new(
+                    codes::TIMEOUT,
+                    format!("{} clones have not ended in that time", left.alive),
+                    "join again, or kill them",
+                ));
+            }
+            if over() {
+                return Err(Refusal::new(codes::TIMEOUT, "nobody waits any more", ""));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn guest_kill(&self, name: &str, ticket: &str) -> Result<Answer, Refusal> {
+        let is_open = self.guests.ledger.lock().is_open(name, ticket);
+        if is_open {
+            // nothing came of it: its room is free again
+            self.guests.ledger.lock().discard(name, ticket);
+            self.drop_unclaimed();
+            return Ok(Answer::Done { ended: 0, lost: 0 });
+        }
+        self.check_spent(name, ticket)?;
+        let (mut ended, mut failed) = (0, Vec::new());
+        for clone in self.clones_of_fork(ticket) {
+            let until = Instant::now() + END_WAIT;
+            loop {
+                match self.end_a_clone(&clone) {
+                    Ok(()) => break ended += 1,
+                    Err(error) => match error.code() {
+                        // it has ended by itself meanwhile
+                        ErrorCode::NotFound => break,
+                        ErrorCode::Busy if Instant::now() < until => {
+                            std::thread::sleep(LOOK_EVERY);
+                        }
+                        _ => break failed.push(format!("{clone}: {error}")),
+                    },
+                }
+            }
+        }
+        if let Some(first) = failed.first() {
+            let what = format!("{} clones were not ended: {first}", failed.len());
+            return Err(Refusal::new(codes::FAILED, what, "try again"));
+        }
+        self.guests.ledger.lock().discard(name, ticket);
+        Ok(Answer::Done { ended, lost: 0 })
+    }
+
+    fn guest_self(&self, entry: &Entry) -> Answer {
+        Answer::Me(Box::new(super::me_of(&entry.record()).unwrap_or(Me {
+            id: 0,
+            machine: entry.name.to_string(),
+            ..Default::default()
+        })))
+    }
+}

@@ -1,0 +1,271 @@
+//! A conversation with a guest: one thread for each running machine that has the port.
+//!
+//! Everything that comes is foreign. What can't be understood is counted and dropped; who sends too much of it is hung up on
+//! for a while, and then heard again.
+
+use super::{IDENTITY_LIMIT, calls, meter::Meter};
+use crate::{Node, machines::Entry};
+use floe_api::Happened;
+use floe_guest::{
+    line::Lines,
+    message::{Answer, Call, Place, Refusal, ToGuest, ToHost, VERSION, codes},
+};
+use floe_machine::Machine;
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeSet,
+    io::{ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// How often a thread that hears nothing looks whether its machine and its node are still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a guest may leave a message unread before it is hung up on.
+const WRITE_WAIT: Duration = Duration::from_secs(10);
+/// How long until a port that can't be reached, or whose guest hung up, is tried again.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How long a guest that sends nonsense is not heard.
+const HUNG_UP: Duration = Duration::from_secs(2);
+/// How long until a clone that has not taken its identity is told of it again: a word may be lost.
+const AGAIN_HELLO: Duration = Duration::from_secs(10);
+/// Calls of one machine under way at a time.
+const CALLS_MAX: usize = 16;
+
+/// Where answers go.
+pub(super) struct Link {
+    stream: Mutex<UnixStream>,
+    session: Mutex<u64>,
+    /// When the last hello was said.
+    said: Mutex<Instant>,
+    under_way: AtomicUsize,
+    /// Calls whose programs have gone.
+    cancelled: Mutex<BTreeSet<u64>>,
+}
+
+impl Link {
+    fn send(&self, message: &ToGuest) -> std::io::Result<()> {
+        let mut stream = self.stream.lock();
+        let sent = stream.write_all(&message.encode());
+        if sent.is_err() {
+            // half a line may be out: whoever reads this connection sees its end
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        sent
+    }
+
+    /// Answers a call, unless the guest has begun a new life since.
+    pub fn answer(&self, session: u64, number: u64, answer: Answer) {
+        if *self.session.lock() == session {
+            let message = ToGuest::Answer {
+                session,
+                number,
+                answer,
+            };
+            // the agent of a guest that does not listen tells its programs so
+            let _ = self.send(&message);
+        }
+    }
+
+    /// Whether nobody waits for this call's answer any more.
+    pub fn is_over(&self, session: u64, number: u64) -> bool {
+        *self.session.lock() != session || self.cancelled.lock().contains(&number)
+    }
+
+    fn hello(&self) -> std::io::Result<()> {
+        // the half of a line that a fork or a restart has cut off ends here
+        self.stream.lock().write_all(b"\n")?;
+        let session = rand::random();
+        *self.session.lock() = session;
+        *self.said.lock() = Instant::now();
+        self.cancelled.lock().clear();
+        self.send(&ToGuest::Hello {
+            session,
+            version: VERSION,
+        })
+    }
+}
+
+/// Why a conversation ended.
+enum Ended {
+    /// The guest or QEMU closed it.
+    Closed,
+    /// The guest said too much.
+    Flooded,
+    /// The node ends.
+    NodeGone,
+}
+
+/// Speaks with a machine's guest for as long as its QEMU and the node live.
+pub(super) fn run(node: &Weak<Node>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
+    while node.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
+        let stream = match vm.connect_floe_port() {
+            None => return,
+            Some(Ok(stream)) => stream,
+            Some(Err(error)) => {
+                tracing::debug!(machine = %entry.name, %error, "the guest's port can't be reached");
+                std::thread::sleep(AGAIN);
+                continue;
+            }
+        };
+        match converse(node, entry, vm, stream) {
+            Ok(Ended::NodeGone) => return,
+            Ok(Ended::Flooded) => {
+                if let Some(node) = node.upgrade() {
+                    let said =
+                        "its guest sends what nobody understands; it is not heard for a while";
+                    node.tell(Happened::MachineGarbage, entry.name.as_str(), said);
+                }
+                std::thread::sleep(HUNG_UP);
+            }
+            Ok(Ended::Closed) | Err(_) => std::thread::sleep(AGAIN),
+        }
+    }
+}
+
+fn converse(
+    node: &Weak<Node>,
+    entry: &Arc<Entry>,
+    vm: &Arc<Machine>,
+    mut stream: UnixStream,
+) -> std::io::Result<Ended> {
+    stream.set_read_timeout(Some(LOOK_EVERY))?;
+    stream.set_write_timeout(Some(WRITE_WAIT))?;
+    let link = Arc::new(Link {
+        stream: Mutex::new(stream.try_clone()?),
+        session: Mutex::new(0),
+        said: Mutex::new(Instant::now()),
+        under_way: AtomicUsize::new(0),
+        cancelled: Mutex::default(),
+    });
+    link.hello()?;
+    let began = Instant::now();
+    let mut meter = Meter::new();
+    let mut lines = Lines::default();
+    let mut buffer = [0; 4096];
+    let ended = loop {
+        let count = match stream.read(&mut buffer) {
+            Ok(0) => break Ended::Closed,
+            Ok(count) => count,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
+            Err(e) => return Err(e),
+        };
+        let Some(node) = node.upgrade() else {
+            break Ended::NodeGone;
+        };
+        node.look_at_identity(entry);
+        node.look_at_clock(entry);
+        if link.said.lock().elapsed() > AGAIN_HELLO && super::is_pending(&entry.record()) {
+            link.hello()?;
+        }
+        let now_ms = began.elapsed().as_millis() as u64;
+        let mut flooded = false;
+        for line in lines.feed(&buffer[..count]) {
+            if line.as_ref().is_ok_and(Vec::is_empty) {
+                continue;
+            }
+            let message = line.and_then(|line| ToHost::decode(&line));
+            if !meter.take(now_ms, message.is_ok()) {
+                flooded = true;
+                break;
+            }
+            match message {
+                Ok(message) => heard(&node, entry, vm, &link, message)?,
+                Err(error) => {
+                    tracing::debug!(machine = %entry.name, %error, "the guest said something strange");
+                }
+            }
+        }
+        if flooded {
+            break Ended::Flooded;
+        }
+    };
+    // answers of calls under way go nowhere
+    *link.session.lock() = 0;
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+    Ok(ended)
+}
+
+fn heard(
+    node: &Arc<Node>,
+    entry: &Arc<Entry>,
+    vm: &Arc<Machine>,
+    link: &Arc<Link>,
+    message: ToHost,
+) -> std::io::Result<()> {
+    let current = *link.session.lock();
+    match message {
+        ToHost::Wake => link.hello()?,
+        ToHost::Ready { session, version } if session == current => {
+            if version == 0 {
+                return Ok(());
+            }
+            entry.state.write().guest.agent = true;
+            let place: Place = node.place_of(entry);
+            link.send(&ToGuest::Place { session, place })?;
+        }
+        ToHost::Placed { session } if session == current => node.identity_placed(entry, vm),
+        ToHost::NotPlaced { session, why } if session == current => {
+            node.identity_failed(entry, &why)
+        }
+        ToHost::Cancel { session, number } if session == current => {
+            let mut cancelled = link.cancelled.lock();
+            if cancelled.len() < CALLS_MAX {
+                cancelled.insert(number);
+            }
+        }
+        ToHost::Call {
+            session,
+            number,
+            call,
+        } if session == current => begin(node, entry, link, session, number, call),
+        // of an earlier life of this machine
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Carries a call out on a thread of its own.
+fn begin(
+    node: &Arc<Node>,
+    entry: &Arc<Entry>,
+    link: &Arc<Link>,
+    session: u64,
+    number: u64,
+    call: Call,
+) {
+    let busy = |why: String| {
+        Answer::Refused(Refusal::new(
+            codes::BUSY,
+            why,
+            "wait for those under way to end",
+        ))
+    };
+    if link.under_way.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX {
+        link.under_way.fetch_sub(1, Ordering::SeqCst);
+        let why = format!("{CALLS_MAX} calls of this machine are under way");
+        return link.answer(session, number, busy(why));
+    }
+    let (node, entry, given) = (node.clone(), entry.clone(), link.clone());
+    let work = move || {
+        let over = || given.is_over(session, number);
+        let answer = calls::carry_out(&node, &entry, call, &over);
+        given.cancelled.lock().remove(&number);
+        given.under_way.fetch_sub(1, Ordering::SeqCst);
+        given.answer(session, number, answer);
+    };
+    let thread = std::thread::Builder::new().name("guest-call".into());
+    if let Err(error) = thread.spawn(work) {
+        link.under_way.fetch_sub(1, Ordering::SeqCst);
+        link.answer(session, number, busy(error.to_string()));
+    }
+}
+
+/// Whether a clone has waited long enough for its guest.
+pub(super) fn is_late(since: Option<Instant>) -> bool {
+    since.is_some_and(|since| since.elapsed() > IDENTITY_LIMIT)
+}

@@ -1,0 +1,318 @@
+//! What floe needs of a host, looked at piece by piece: `floe doctor`, and the node's `GET /v1/doctor`.
+//!
+//! Every check names what it found and, where something is missing, the Debian package or command that puts it right.
+//! Nothing is changed by looking.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use floe_api::paths::Home;
+use floe_api::{Check, CheckStatus, DoctorReport};
+use floe_machine::QEMU_OLDEST;
+
+/// The first Linux with FUSE_NOTIFY_RESEND, which a node needs to take running machines over from one that was killed.
+const KERNEL_TAKEOVER: (u32, u32) = (6, 9);
+/// Free memory below which a machine of 512 MiB and its QEMU do not fit.
+const MEMORY_LOW_BYTES: u64 = 1 << 30;
+/// Free disk space below which an import of a small disk may fail.
+const DISK_LOW_BYTES: u64 = 10 << 30;
+/// Free disk space below which nothing can be stored.
+const DISK_NONE_BYTES: u64 = 256 << 20;
+
+/// Looks at everything that can be seen without a node.
+pub fn report(home: &Home) -> DoctorReport {
+    DoctorReport {
+        checks: vec![
+            qemu(),
+            acceleration(),
+            qemu_img(),
+            fuse(),
+            user(home.root()),
+            kernel(),
+            pagemap(),
+            memory(),
+            disk(home.root()),
+        ],
+    }
+}
+
+fn check(name: &str, status: CheckStatus, detail: impl Into<String>, fix: &str) -> Check {
+    Check {
+        name: name.into(),
+        status,
+        detail: detail.into(),
+        fix: fix.into(),
+    }
+}
+
+fn ok(name: &str, detail: impl Into<String>) -> Check {
+    check(name, CheckStatus::Ok, detail, "")
+}
+
+/// Where `program` is in the search path.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// The first line of `program --version`.
+fn version(program: &Path) -> Option<String> {
+    let out = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    text.lines().next().map(str::to_owned)
+}
+
+/// The first `major.minor` in a text.
+fn major_minor(text: &str) -> Option<(u32, u32)> {
+    text.split(|c: char| !c.is_ascii_digit() && c != '.')
+        .find_map(|word| {
+            let mut parts = word.split('.');
+            Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+        })
+}
+
+fn qemu() -> Check {
+    const FIX: &str = "apt install qemu-system-x86";
+    let Some(program) = find("qemu-system-x86_64") else {
+        let text = "qemu-system-x86_64 is not in the search path: no machine can run";
+        return check("qemu", CheckStatus::Fail, text, FIX);
+    };
+    let line = version(&program).unwrap_or_default();
+    match major_minor(&line) {
+        None => {
+            let text = format!("{} does not tell its version: {line:?}", program.display());
+            check("qemu", CheckStatus::Fail, text, FIX)
+        }
+        Some(found) if found < QEMU_OLDEST => {
+            let (major, minor) = QEMU_OLDEST;
+            let text = format!("{line} is too old, {major}.{minor} or newer is needed");
+            check("qemu", CheckStatus::Fail, text, FIX)
+        }
+        Some(_) => ok("qemu", format!("{line} ({})", program.display())),
+    }
+}
+
+fn acceleration() -> Check {
+    match floe_machine::accel::detect() {
+        floe_machine::accel::Accel::Kvm => ok("kvm", "usable: guests run on the processor itself"),
+        floe_machine::accel::Accel::Tcg { reason } => {
+            let fix = if reason.contains("permission") || reason.contains("group kvm") {
+                "usermod -aG kvm $USER, then log in again"
+            } else if reason.contains("PVM") {
+                "use a host whose KVM runs ordinary guests"
+            } else {
+                "modprobe kvm_intel or kvm_amd; in a virtual machine, turn nested virtualisation on"
+            };
+            let text = format!("{reason}; guests run under TCG, 10 to 50 times slower");
+            check("kvm", CheckStatus::Warn, text, fix)
+        }
+    }
+}
+
+fn qemu_img() -> Check {
+    const FIX: &str = "apt install qemu-utils";
+    match find("qemu-img") {
+        None => {
+            let text = "not in the search path: only raw disks can be imported";
+            check("qemu-img", CheckStatus::Warn, text, FIX)
+        }
+        Some(program) => ok("qemu-img", program.display().to_string()),
+    }
+}
+
+fn fuse() -> Check {
+    let open = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse");
+    match open {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            let text = format!("/dev/fuse cannot be opened: {e}");
+            check(
+                "fuse",
+                CheckStatus::Fail,
+                text,
+                "chmod 666 /dev/fuse, or run as root",
+            )
+        }
+        Err(e) => {
+            let text = format!("/dev/fuse cannot be opened: {e}");
+            let fix = "modprobe fuse; in a container, give it the device /dev/fuse";
+            check("fuse", CheckStatus::Fail, text, fix)
+        }
+        Ok(_) if !rustix::process::geteuid().is_root() && find("fusermount3").is_none() => {
+            let text = "/dev/fuse is there, but fusermount3 is not: only root can mount";
+            check("fuse", CheckStatus::Fail, text, "apt install fuse3")
+        }
+        Ok(_) => ok("fuse", "/dev/fuse can be opened"),
+    }
+}
+
+/// The directory on the way to `home` that the machines' own users can't pass, if there is one and there are such users.
+pub(crate) fn impassable(home: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    const OTHERS_PASS: u32 = 0o001;
+    let closed = |dir: &&Path| {
+        std::fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & OTHERS_PASS == 0)
+    };
+    let root = rustix::process::geteuid().is_root();
+    let dir = home.ancestors().filter(closed).last()?;
+    root.then(|| dir.to_owned())
+}
+
+fn user(home: &Path) -> Check {
+    if let Some(dir) = impassable(home) {
+        let text = format!(
+            "the machines' own users can't pass {} on the way to {}",
+            dir.display(),
+            home.display()
+        );
+        let fix = format!(
+            "chmod o+x {}, or name another place with FLOE_HOME",
+            dir.display()
+        );
+        return check("user", CheckStatus::Fail, text, &fix);
+    }
+    if rustix::process::geteuid().is_root() {
+        return ok("user", "root: each machine's QEMU gets a user of its own");
+    }
+    let text = format!(
+        "user {}: works, but every machine's QEMU runs as this user",
+        rustix::process::geteuid().as_raw()
+    );
+    let fix = "run the node as root (systemctl start floe-node) to keep machines apart";
+    check("user", CheckStatus::Warn, text, fix)
+}
+
+fn kernel() -> Check {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    if major_minor(release).is_some_and(|found| found < KERNEL_TAKEOVER) {
+        let (major, minor) = KERNEL_TAKEOVER;
+        let text = format!(
+            "Linux {release}: requests in flight are lost when a node is killed ({major}.{minor} keeps them)"
+        );
+        let fix = "apt install -t bookworm-backports linux-image-amd64";
+        return check("kernel", CheckStatus::Warn, text, fix);
+    }
+    ok("kernel", format!("Linux {release}"))
+}
+
+fn pagemap() -> Check {
+    match std::fs::File::open("/proc/self/pagemap") {
+        Ok(_) => ok("pagemap", "a capture can tell which pages a guest wrote"),
+        Err(e) => {
+            let text = format!("/proc/self/pagemap: {e}; running machines cannot be captured");
+            let fix = "use a kernel with CONFIG_PROC_PAGE_MONITOR, and mount /proc";
+            check("pagemap", CheckStatus::Fail, text, fix)
+        }
+    }
+}
+
+fn memory() -> Check {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let Some(free) = available_bytes(&text) else {
+        let text = "/proc/meminfo does not tell what is free";
+        return check("memory", CheckStatus::Warn, text, "mount /proc");
+    };
+    let detail = format!("{} available", floe_api::size_text(free));
+    if free < MEMORY_LOW_BYTES {
+        let fix = "end other programs, or give machines less (--memory 256M)";
+        return check("memory", CheckStatus::Warn, detail, fix);
+    }
+    ok("memory", detail)
+}
+
+/// MemAvailable of /proc/meminfo.
+pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
+    bytes_of(meminfo, "MemAvailable:")
+}
+
+/// MemTotal of /proc/meminfo.
+pub(crate) fn total_bytes(meminfo: &str) -> Option<u64> {
+    bytes_of(meminfo, "MemTotal:")
+}
+
+fn bytes_of(meminfo: &str, name: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
+    let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+fn disk(home: &Path) -> Check {
+    // Before the first start the state directory is not there: its nearest ancestor is on the same file system.
+    let Some(existing) = home.ancestors().find(|p| p.exists()) else {
+        let text = format!("{} has no ancestor that exists", home.display());
+        return check(
+            "disk",
+            CheckStatus::Fail,
+            text,
+            "set FLOE_HOME to a directory",
+        );
+    };
+    let stat = match rustix::fs::statvfs(existing) {
+        Ok(stat) => stat,
+        Err(e) => {
+            let text = format!("{}: {e}", existing.display());
+            return check(
+                "disk",
+                CheckStatus::Fail,
+                text,
+                "set FLOE_HOME to a readable directory",
+            );
+        }
+    };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let detail = format!("{} free for {}", floe_api::size_text(free), home.display());
+    let fix = "make room (floe cache gc), or set FLOE_HOME to a larger disk";
+    match free {
+        0..DISK_NONE_BYTES => check("disk", CheckStatus::Fail, detail, fix),
+        DISK_NONE_BYTES..DISK_LOW_BYTES => check("disk", CheckStatus::Warn, detail, fix),
+        _ => ok("disk", detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_programs_say() {
+        let line = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)";
+        assert_eq!(major_minor(line), Some((7, 2)));
+        assert_eq!(major_minor("6.18.5-cloud-amd64"), Some((6, 18)));
+        assert_eq!(major_minor("unknown"), None);
+    }
+
+    #[test]
+    fn free_memory_is_what_the_kernel_calls_available() {
+        let text = "MemTotal:  100 kB\nMemFree:  1 kB\nMemAvailable:    2048 kB\n";
+        assert_eq!(available_bytes(text), Some(2 << 20));
+        assert_eq!(available_bytes(""), None);
+    }
+
+    #[test]
+    fn whatever_is_wrong_comes_with_its_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        for check in report(&Home::at(dir.path().join("not/yet/there"))).checks {
+            assert!(!check.detail.is_empty(), "{check:?}");
+            assert_eq!(
+                check.status == CheckStatus::Ok,
+                check.fix.is_empty(),
+                "{check:?}"
+            );
+        }
+    }
+}

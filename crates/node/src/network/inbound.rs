@@ -1,0 +1,186 @@
+//! Ports of the host that lead into a family network: a listener of the node's for each, whose connections are copied to the
+//! guest's port from inside of the namespace. Rules of nftables could do that without the node, but not for 127.0.0.1, where
+//! ports are by default. Connections end with the node; the next one listens again.
+
+use super::namespace::{Namespace, guest_address};
+use crate::error::{NodeError, at, failed, usage};
+use floe_api::{PortForward, Protocol};
+use parking_lot::Mutex;
+use std::{
+    io,
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+/// Most connections of one port at a time: each takes two threads.
+const CONNECTIONS_MAX: usize = 256;
+/// How long until it is tried again when a connection could not be accepted: this process may have too many open files.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// A port that is open until this is dropped.
+pub(super) struct Inbound {
+    pub forward: PortForward,
+    listener: Arc<TcpListener>,
+    connections: Arc<Connections>,
+}
+
+impl Inbound {
+    /// Opens a port.
+    pub fn open(
+        namespace: &Namespace,
+        number: u32,
+        forward: &PortForward,
+    ) -> Result<Inbound, NodeError> {
+        let listener = Arc::new(listen(forward)?);
+        let connections = Arc::new(Connections::default());
+        let (accepting, counted) = (listener.clone(), connections.clone());
+        let (namespace, guest_port) = (namespace.clone(), forward.guest_port);
+        std::thread::Builder::new()
+            .name("inbound".into())
+            .spawn(move || accept(&accepting, &counted, &namespace, (number, guest_port)))
+            .map_err(at("cannot start a thread for a port"))?;
+        Ok(Inbound {
+            forward: forward.clone(),
+            listener,
+            connections,
+        })
+    }
+
+    /// Refuses a port that cannot be opened.
+    pub fn check(forward: &PortForward) -> Result<(), NodeError> {
+        listen(forward).map(drop)
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        self.connections.end();
+        // wakes the thread that accepts: Linux ends `accept` on a socket that is shut down
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+    }
+}
+
+fn listen(forward: &PortForward) -> Result<TcpListener, NodeError> {
+    if forward.protocol != Protocol::Tcp {
+        return Err(usage(
+            format!("{forward}: only TCP leads into a family network"),
+            "forward a TCP port, or leave --network out",
+        ));
+    }
+    let address = (forward.host_address.as_str(), forward.host_port);
+    TcpListener::bind(address).map_err(|error| {
+        failed(
+            format!("cannot listen for {forward}: {error}"),
+            "choose another port of the host, or end what has it",
+        )
+    })
+}
+
+/// The connections of a port.
+#[derive(Default)]
+struct Connections {
+    /// Threads of connections.
+    threads: AtomicUsize,
+    /// The host's side and the guest's.
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    over: bool,
+    pairs: Vec<Arc<[TcpStream; 2]>>,
+}
+
+impl Connections {
+    /// Enters one; false if the port is closed.
+    fn enter(&self, pair: &Arc<[TcpStream; 2]>) -> bool {
+        let mut open = self.open.lock();
+        if !open.over {
+            open.pairs.push(pair.clone());
+        }
+        !open.over
+    }
+
+    fn leave(&self, pair: &Arc<[TcpStream; 2]>) {
+        let mut open = self.open.lock();
+        open.pairs.retain(|known| !Arc::ptr_eq(known, pair));
+    }
+
+    fn is_over(&self) -> bool {
+        self.open.lock().over
+    }
+
+    /// Ends them all: a guest that is gone would never do so, and while one is open the family's namespace stays.
+    fn end(&self) {
+        let mut open = self.open.lock();
+        open.over = true;
+        for stream in open.pairs.iter().flat_map(|pair| pair.iter()) {
+            let _ = stream.shutdown(Shutdown::Both); // it may have ended by itself
+        }
+    }
+}
+
+fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Connections>,
+    namespace: &Namespace,
+    (number, port): (u32, u16),
+) {
+    loop {
+        let client = match listener.accept() {
+            Ok((client, _)) => client,
+            Err(_) if connections.is_over() => return,
+            Err(error) => {
+                tracing::warn!(port, %error, "a connection into a family network was not accepted");
+                std::thread::sleep(ACCEPT_AGAIN);
+                continue;
+            }
+        };
+        if connections.threads.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
+            connections.threads.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (namespace, of_port) = (namespace.clone(), connections.clone());
+        let serve = move || {
+            if let Err(error) = pass(client, &namespace, (number, port), &of_port) {
+                tracing::debug!(port, %error, "a connection into a family network ended");
+            }
+            of_port.threads.fetch_sub(1, Ordering::Relaxed);
+        };
+        let thread = std::thread::Builder::new().name("inbound-conn".into());
+        if thread.spawn(serve).is_err() {
+            connections.threads.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Copies both ways until both are over.
+fn pass(
+    client: TcpStream,
+    namespace: &Namespace,
+    (number, port): (u32, u16),
+    connections: &Connections,
+) -> io::Result<()> {
+    let guest = namespace.connect(guest_address(number, port))?;
+    let pair = Arc::new([client, guest]);
+    if !connections.enter(&pair) {
+        return Ok(());
+    }
+    let [client, guest] = &*pair;
+    let passed = std::thread::scope(|scope| {
+        scope.spawn(|| copy(client, guest));
+        copy(guest, client)
+    });
+    connections.leave(&pair);
+    passed
+}
+
+fn copy(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+    let copied = io::copy(&mut from, &mut to);
+    let _ = to.shutdown(Shutdown::Write); // the other side may have gone
+    copied.map(drop)
+}

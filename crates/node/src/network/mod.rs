@@ -1,0 +1,519 @@
+//! Family networks: a machine and its clones see each other and nobody else (SnowFlock, sections 3.2 and 4.6.2).
+//!
+//! [`plan`] says what a network is made of, `namespace` makes it, and here is who is in which one. A network begins with the
+//! parent's run and ends with the family's last member on this host. What QEMU gets is a descriptor, so that a member's port
+//! lives as long as its QEMU, with or without a node.
+
+mod inbound;
+mod namespace;
+mod plan;
+mod sealed;
+mod tunnel;
+
+use crate::{
+    Node,
+    cluster::Cluster,
+    error::{NodeError, failed, not_found, refused, usage},
+    files::{load_kept, replace_file},
+    machines::Entry,
+    record::{Attachment, Record},
+};
+use floe_api::Happened;
+use floe_api::paths::Home;
+use floe_api::{
+    FORK_HOSTS_MAX, NETWORK_ALLOW_MAX, NETWORK_BYTES_PER_S, NetworkHosts, NetworkInfo,
+    NetworkOrder, NetworkRequest, PortForward,
+};
+use floe_machine::Tap;
+use inbound::Inbound;
+use namespace::Namespace;
+use parking_lot::Mutex;
+use plan::{BITS, GATEWAY, MEMBERS_MAX, NETWORK_VERSION, Network, Overlay};
+use sealed::mixed;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    sync::Arc,
+};
+use tunnel::Tunnels;
+
+/// Largest network's file that is read, bytes: all members with the longest names.
+const NETWORK_BYTES_MAX: u64 = 1 << 20;
+
+/// All networks with members here.
+pub(crate) struct Networks {
+    dir: PathBuf,
+    home: PathBuf,
+    cluster: Arc<Cluster>,
+    tunnels: Tunnels,
+    /// Locked while a network is made, changed or taken down.
+    all: Mutex<BTreeMap<String, Network>>,
+    /// Open ports by machine.
+    inbound: Mutex<HashMap<String, Vec<Inbound>>>,
+}
+
+impl Networks {
+    /// Reads those that an earlier node left.
+    pub fn open(home: &Home, cluster: Arc<Cluster>) -> Result<Networks, NodeError> {
+        let dir = home.networks();
+        let kept = load_kept(
+            &dir,
+            NETWORK_BYTES_MAX,
+            Network::parse,
+            "is no network; its machines can't be started",
+        )?;
+        let by_id = |network: Network| (network.id.clone(), network);
+        let all = kept.into_values().map(by_id).collect();
+        Ok(Networks {
+            dir,
+            home: home.root().to_owned(),
+            cluster,
+            tunnels: Tunnels::default(),
+            all: Mutex::new(all),
+            inbound: Mutex::default(),
+        })
+    }
+
+    fn namespace(&self, id: &str) -> Namespace {
+        Namespace::of(&self.home, id)
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+
+    fn save(&self, network: &Network) -> Result<(), NodeError> {
+        let bytes = serde_json::to_vec_pretty(network)
+            .map_err(|error| failed(format!("a network: {error}"), "report this"))?;
+        replace_file(&self.path(&network.id), &bytes)
+    }
+
+    /// Makes a network for a parent.
+    fn create(
+        &self,
+        request: &NetworkRequest,
+        parent: &str,
+        mac: Option<&str>,
+    ) -> Result<(Attachment, String), NodeError> {
+        if request.allow.len() > NETWORK_ALLOW_MAX {
+            return Err(usage(
+                format!("{} destinations", request.allow.len()),
+                format!("allow at most {NETWORK_ALLOW_MAX}"),
+            ));
+        }
+        let id = format!("{:08x}", rand::random::<u32>());
+        let random: [u8; 3] = rand::random();
+        let [a, b, c] = random;
+        let network = Network {
+            version: NETWORK_VERSION,
+            parent_mac: mac.map_or_else(
+                || format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
+                str::to_owned,
+            ),
+            allow: request.allow.clone(),
+            bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
+            members: [(parent.to_owned(), 0)].into(),
+            overlay: None,
+            sealed: None,
+            id,
+        };
+        network
+            .check()
+            .map_err(|why| failed(format!("a network: {why}"), "report this"))?;
+        let mut all = self.all.lock();
+        self.namespace(&network.id).make(&network)?;
+        if let Err(error) = self.save(&network) {
+            self.namespace(&network.id).remove();
+            return Err(error);
+        }
+        let attachment = Attachment {
+            network: network.id.clone(),
+            number: 0,
+        };
+        let mac = network.parent_mac.clone();
+        all.insert(network.id.clone(), network);
+        Ok((attachment, mac))
+    }
+
+    /// Gives clones their places in their parent's network.
+    pub fn join<'a>(
+        &self,
+        network: &str,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<Vec<Attachment>, NodeError> {
+        let mut all = self.all.lock();
+        let known = all.get_mut(network).ok_or_else(|| unknown(network))?;
+        if known.is_guest() {
+            return Err(refused(
+                "the numbers of a family's network are given away on its first parent's host",
+                "fork the first parent, on its own host",
+            ));
+        }
+        let mut changed = known.clone();
+        let mut places = Vec::new();
+        for name in names {
+            let number = changed.free_number(name).ok_or_else(|| {
+                refused(
+                    format!("a family's network has room for {MEMBERS_MAX} clones"),
+                    "end clones that are no longer needed (floe kill)",
+                )
+            })?;
+            changed.members.insert(name.to_owned(), number);
+            places.push(Attachment {
+                network: network.to_owned(),
+                number,
+            });
+        }
+        self.save(&changed)?;
+        *known = changed;
+        Ok(places)
+    }
+
+    /// Makes a network of this host reach others too; all of its hosts.
+    pub fn reach(
+        &self,
+        network: &str,
+        local: Ipv4Addr,
+        hosts: impl Iterator<Item = Ipv4Addr>,
+    ) -> Result<Vec<String>, NodeError> {
+        let mut all = self.all.lock();
+        let known = all.get_mut(network).ok_or_else(|| unknown(network))?;
+        if known.sealed.is_some() {
+            return Err(mixed());
+        }
+        let mut changed = known.clone();
+        let overlay = changed.overlay.get_or_insert_with(|| Overlay {
+            local,
+            peers: BTreeSet::new(),
+            home: true,
+        });
+        overlay.peers.extend(hosts);
+        let everyone = overlay.peers.iter().chain([&overlay.local]);
+        let everyone = everyone.map(Ipv4Addr::to_string).collect();
+        if changed != *known {
+            self.apply(&changed)?;
+            *known = changed;
+        }
+        Ok(everyone)
+    }
+
+    /// Puts a changed overlay into effect, and onto the disk.
+    fn apply(&self, network: &Network) -> Result<(), NodeError> {
+        let namespace = self.namespace(&network.id);
+        match &network.overlay {
+            _ if !namespace.exists() => namespace.make(network)?,
+            Some(overlay) => namespace.join_hosts(network, overlay)?,
+            None => {}
+        }
+        self.open_tunnel(network)?;
+        self.save(network)
+    }
+
+    /// What another host, which has this address, is told of a clone's network.
+    pub fn order(&self, place: &Attachment, there: IpAddr) -> Result<NetworkOrder, NodeError> {
+        let all = self.all.lock();
+        let network = all
+            .get(&place.network)
+            .ok_or_else(|| unknown(&place.network))?;
+        let overlay = network.overlay.iter();
+        let hosts = overlay.flat_map(|overlay| overlay.peers.iter().chain([&overlay.local]));
+        Ok(NetworkOrder {
+            id: network.id.clone(),
+            number: place.number,
+            parent_mac: network.parent_mac.clone(),
+            allow: network.allow.clone(),
+            bytes_per_s: network.bytes_per_s,
+            local: there.to_string(),
+            hosts: hosts.map(Ipv4Addr::to_string).collect(),
+            seal: self.seal_for(network),
+        })
+    }
+
+    /// Gives a clone of another node's machine its place in its family's network, which is made if it is not here yet.
+    pub fn receive(&self, order: &NetworkOrder, name: &str) -> Result<Attachment, NodeError> {
+        let mut all = self.all.lock();
+        let known = all.get(&order.id);
+        if known.is_some_and(|known| !known.is_guest()) {
+            return Err(refused(
+                format!("network {} has its home here", order.id),
+                "fork without --hosts",
+            ));
+        }
+        let mut network = known.cloned().unwrap_or_else(|| Network {
+            version: NETWORK_VERSION,
+            id: order.id.clone(),
+            parent_mac: order.parent_mac.clone(),
+            allow: order.allow.clone(),
+            bytes_per_s: order.bytes_per_s,
+            members: BTreeMap::new(),
+            overlay: None,
+            sealed: None,
+        });
+        let taken = |(other, number): (&String, &u32)| other != name && *number == order.number;
+        if network.members.iter().any(taken) {
+            return Err(refused(
+                format!("number {} of network {} is taken", order.number, order.id),
+                "end the clone that has it (floe kill)",
+            ));
+        }
+        network.members.insert(name.to_owned(), order.number);
+        match &order.seal {
+            Some(seal) => self.meet_members(&mut network, seal)?,
+            None if network.sealed.is_some() => return Err(mixed()),
+            None => {
+                let local = addresses(std::slice::from_ref(&order.local))?;
+                network.meet(local[0], &addresses(&order.hosts)?);
+            }
+        }
+        let checked = network.check().and_then(|()| match order.allow.len() {
+            0..=NETWORK_ALLOW_MAX => Ok(()),
+            many => Err(format!("{many} destinations")),
+        });
+        checked.map_err(|why| usage(format!("a family's network: {why}"), ""))?;
+        let new = !all.contains_key(&order.id);
+        if let Err(error) = self.apply(&network) {
+            if new {
+                self.namespace(&network.id).remove();
+            }
+            return Err(error);
+        }
+        all.insert(network.id.clone(), network);
+        Ok(Attachment {
+            network: order.id.clone(),
+            number: order.number,
+        })
+    }
+
+    /// A family whose home is elsewhere has come to more hosts.
+    fn meet(&self, network: &str, hosts: &[String]) -> Result<(), NodeError> {
+        let mut all = self.all.lock();
+        let known = all.get_mut(network).filter(|known| known.is_guest());
+        let known = known
+            .ok_or_else(|| not_found(format!("there is no family network {network} here"), ""))?;
+        let mut changed = known.clone();
+        self.meet_all(&mut changed, hosts)?;
+        if changed != *known {
+            self.apply(&changed)?;
+            *known = changed;
+        }
+        Ok(())
+    }
+
+    /// Names of a network's members.
+    pub fn members(&self, network: &str) -> Vec<String> {
+        let all = self.all.lock();
+        let network = all.get(network).into_iter();
+        network
+            .flat_map(|network| network.members.keys().cloned())
+            .collect()
+    }
+
+    /// A clone on another host is no longer in its network.
+    pub fn leave_any(&self, name: &str) {
+        let of = |network: &&Network| network.members.contains_key(name);
+        let network = self.all.lock().values().find(of).map(|n| n.id.clone());
+        if let Some(network) = network {
+            self.leave(&network, name);
+        }
+    }
+
+    /// Somebody is no longer in a network. The last one takes it down.
+    pub fn leave(&self, network: &str, name: &str) {
+        let mut all = self.all.lock();
+        let Some(known) = all.get_mut(network) else {
+            return;
+        };
+        known.members.remove(name);
+        if !known.members.is_empty() {
+            if let Err(error) = self.save(known) {
+                tracing::warn!(network, %error, "a place in a network stays taken until the node is restarted");
+            }
+            return;
+        }
+        if let Some(network) = all.remove(network) {
+            self.tunnels.close(&network);
+        }
+        self.namespace(network).remove();
+        if let Err(error) = fs::remove_file(self.path(network)) {
+            tracing::warn!(network, %error, "a network's file stays");
+        }
+    }
+
+    /// Keeps only members of whom the node knows; networks without any are taken down.
+    fn tidy(&self, is_known: impl Fn(&str) -> bool) {
+        let gone: Vec<(String, String)> = {
+            let all = self.all.lock();
+            let of = |network: &Network| -> Vec<(String, String)> {
+                let names = network.members.keys().filter(|name| !is_known(name));
+                names
+                    .map(|name| (network.id.clone(), name.clone()))
+                    .collect()
+            };
+            all.values().flat_map(of).collect()
+        };
+        gone.iter()
+            .for_each(|(network, name)| self.leave(network, name));
+    }
+
+    /// A member's port, in a network that is made anew if the host was restarted.
+    fn tap(&self, place: &Attachment) -> Result<Tap, NodeError> {
+        let namespace = self.namespace(&place.network);
+        {
+            let all = self.all.lock();
+            let network = all
+                .get(&place.network)
+                .ok_or_else(|| unknown(&place.network))?;
+            if !namespace.exists() {
+                namespace.make(network)?;
+                self.open_tunnel(network)?;
+            }
+        }
+        Ok(Tap::new(namespace.open_port(place.number)?))
+    }
+
+    /// The address of a member's network card.
+    pub fn mac(&self, place: &Attachment) -> Option<String> {
+        let all = self.all.lock();
+        Some(all.get(&place.network)?.mac(place.number))
+    }
+
+    /// A member's place in words.
+    pub fn info(&self, place: &Attachment) -> NetworkInfo {
+        let all = self.all.lock();
+        let network = all.get(&place.network);
+        NetworkInfo {
+            id: place.network.clone(),
+            address: format!("{}/{BITS}", Network::address(place.number)),
+            mac: network
+                .map(|network| network.mac(place.number))
+                .unwrap_or_default(),
+            gateway: GATEWAY.to_string(),
+            allow: network
+                .map(|network| network.allow.clone())
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Refuses a port of the host that could not be opened.
+    pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
+        Inbound::check(forward)
+    }
+
+    /// Opens a port of the host that leads to a member.
+    pub fn open_inbound(
+        &self,
+        machine: &str,
+        place: &Attachment,
+        forward: &PortForward,
+    ) -> Result<(), NodeError> {
+        let opened = Inbound::open(&self.namespace(&place.network), place.number, forward)?;
+        self.inbound
+            .lock()
+            .entry(machine.to_owned())
+            .or_default()
+            .push(opened);
+        Ok(())
+    }
+
+    /// Closes one port, or all of a machine's.
+    pub fn close_inbound(&self, machine: &str, forward: Option<&PortForward>) {
+        let mut all = self.inbound.lock();
+        match forward {
+            None => drop(all.remove(machine)),
+            Some(forward) => {
+                if let Some(open) = all.get_mut(machine) {
+                    open.retain(|port| port.forward != *forward);
+                }
+            }
+        }
+    }
+}
+
+/// Addresses of hosts.
+fn addresses(texts: &[String]) -> Result<Vec<Ipv4Addr>, NodeError> {
+    let parse = |text: &String| {
+        text.parse()
+            .map_err(|_| usage(format!("{text:?} is no IPv4 address of a host"), ""))
+    };
+    match texts.len() {
+        0..=FORK_HOSTS_MAX => texts.iter().map(parse).collect(),
+        many => Err(usage(format!("{many} hosts of a family"), "")),
+    }
+}
+
+fn unknown(network: &str) -> NodeError {
+    failed(
+        format!("there is no family network {network}"),
+        "its file is gone from networks/; the machine can only be removed",
+    )
+}
+
+impl Node {
+    /// A family whose parent is on another node has come to more hosts.
+    pub fn meet_hosts(&self, network: &str, request: &NetworkHosts) -> Result<(), NodeError> {
+        self.networks.meet(network, &request.hosts)
+    }
+
+    /// Puts a machine that is about to start into a network of its own.
+    pub(crate) fn give_network(
+        &self,
+        entry: &Entry,
+        request: &NetworkRequest,
+    ) -> Result<(), NodeError> {
+        let record = entry.record();
+        if record
+            .config
+            .devices
+            .iter()
+            .all(|device| !device.starts_with("virtio-net-pci"))
+            && !record.config.devices.is_empty()
+        {
+            return Err(refused(
+                format!("image {} has no network card", record.image_name),
+                "leave --network out",
+            ));
+        }
+        let mac = record.config.nic_mac.as_deref();
+        let (place, mac) = self.networks.create(request, entry.name.as_str(), mac)?;
+        entry.update(|record| {
+            record.network = Some(place);
+            // what its card has already, if it has one: the network took that over
+            record.config.nic_mac = Some(mac);
+        })
+    }
+
+    /// The host's end of a machine's network card, if that is none of QEMU's user network.
+    pub(crate) fn tap_of(&self, record: &Record) -> Result<Option<Tap>, NodeError> {
+        let place = record.network.as_ref();
+        place.map(|place| self.networks.tap(place)).transpose()
+    }
+
+    /// Opens the ports that lead to a machine that runs now.
+    pub(crate) fn open_ports(&self, entry: &Entry) {
+        let record = entry.record();
+        let Some(place) = &record.network else { return };
+        let name = entry.name.as_str();
+        for forward in &record.forwards {
+            if let Err(error) = self.networks.open_inbound(name, place, forward) {
+                tracing::warn!(machine = name, %forward, %error, "a port is not open");
+                self.tell(Happened::MachinePort, name, error.to_api().to_string());
+            }
+        }
+    }
+
+    /// A machine is on its way out.
+    pub(crate) fn leave_network(&self, record: &Record) {
+        if let Some(place) = &record.network {
+            self.networks.close_inbound(&record.name, None);
+            self.networks.leave(&place.network, &record.name);
+        }
+    }
+
+    /// Takes down what an earlier node left that is nobody's any more.
+    pub(crate) fn tidy_networks(&self) {
+        self.networks
+            .tidy(|name| self.machines.get(name).is_ok() || self.forks.away(name).is_some());
+    }
+}

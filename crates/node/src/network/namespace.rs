@@ -1,0 +1,368 @@
+//! The namespace of a family on this host: making it, entering it, taking it down. All with `ip` and `nft`, which know more of
+//! the kernel's versions than we would; only what is done once for each clone is done by system calls.
+
+use super::plan::{Network, Overlay, VXLAN_PORT};
+use crate::error::{NodeError, at, failed, refused};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::{
+    fs::File,
+    io::{self, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+/// Where `ip netns` keeps namespaces.
+const NAMESPACES: &str = "/run/netns";
+/// How long a port of a guest may take to be connected to.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A family's namespace, which may not be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Namespace {
+    /// Its name for `ip netns`.
+    pub name: String,
+    /// The host's end of the way out.
+    device: String,
+    /// The way to other hosts, before it is moved, and what guards it.
+    tunnel: String,
+}
+
+impl Namespace {
+    /// That of a network under a state directory: two nodes on one host may belong to one family.
+    pub fn of(home: &Path, network: &str) -> Namespace {
+        let text = format!("{} {network}", home.display());
+        let hash = floe_image::Hash::of(text.as_bytes()).to_string();
+        let short = &hash[..8];
+        Namespace {
+            name: format!("floe-{short}"),
+            device: format!("fl{short}"),
+            tunnel: format!("vx{short}"),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new(NAMESPACES).join(&self.name)
+    }
+
+    /// Whether it is there.
+    pub fn exists(&self) -> bool {
+        self.path().exists()
+    }
+
+    /// Makes it. What is made of it before an error is taken down again.
+    pub fn make(&self, network: &Network) -> Result<(), NodeError> {
+        let made = self.try_make(network);
+        if made.is_err() {
+            self.remove();
+        }
+        made
+    }
+
+    fn try_make(&self, network: &Network) -> Result<(), NodeError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(refused(
+                "a family network is made of devices that only root may make, and this node is not root's",
+                "run the node as root, or leave --network out",
+            ));
+        }
+        if network.allow.iter().any(|_| !forwards()) {
+            return Err(refused(
+                "this host passes no packets on, so that --allow would lead nowhere",
+                "sysctl -w net.ipv4.ip_forward=1 (and look at the host's own firewall), or leave --allow out",
+            ));
+        }
+        run(&["ip", "netns", "add", &self.name], "")?;
+        self.inside_ip(&network.build())?;
+        run(
+            &["ip", "netns", "exec", &self.name, "nft", "-f", "-"],
+            &network.rules(),
+        )?;
+        if !network.allow.is_empty() {
+            let (name, device) = (&self.name, &self.device);
+            run(
+                &[
+                    "ip", "link", "add", device, "type", "veth", "peer", "name", "up0", "netns",
+                    name,
+                ],
+                "",
+            )?;
+            run(&["ip", "-batch", "-"], &Network::downlink(name, device))?;
+            self.inside_ip(&Network::uplink(name))?;
+            run(
+                &[
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    "sysctl",
+                    "-qw",
+                    "net.ipv4.ip_forward=1",
+                ],
+                "",
+            )?;
+            run(&["nft", "-f", "-"], &Network::host_rules(name, device))?;
+        }
+        if let Some(overlay) = &network.overlay {
+            self.join_hosts(network, overlay)?;
+        }
+        Ok(())
+    }
+
+    fn inside_ip(&self, batch: &str) -> Result<(), NodeError> {
+        run(&["ip", "-n", &self.name, "-batch", "-"], batch).map(drop)
+    }
+
+    /// Makes or changes the way to the family's other hosts.
+    pub fn join_hosts(&self, network: &Network, overlay: &Overlay) -> Result<(), NodeError> {
+        let inside = |args: &[&str]| {
+            let mut all = vec!["ip", "netns", "exec", self.name.as_str()];
+            all.extend(args);
+            run(&all, "")
+        };
+        run(
+            &["nft", "-f", "-"],
+            &network.overlay_rules(&self.tunnel, overlay),
+        )?;
+        if inside(&["ip", "link", "show", "vx0"]).is_err() {
+            let (vni, local, port) = (
+                network.vni().to_string(),
+                overlay.local.to_string(),
+                VXLAN_PORT.to_string(),
+            );
+            // made on the host, whose addresses it uses from then on wherever it is moved to
+            let device = &self.tunnel;
+            run(
+                &[
+                    "ip", "link", "add", device, "mtu", "1500", "type", "vxlan", "id", &vni,
+                    "local", &local, "dstport", &port,
+                ],
+                "",
+            )?;
+            let moved = run(
+                &[
+                    "ip", "link", "set", device, "netns", &self.name, "name", "vx0",
+                ],
+                "",
+            );
+            if moved.is_err() {
+                let _ = run(&["ip", "link", "del", device], "");
+            }
+            moved?;
+            self.inside_ip("link set vx0 mtu 1500 master br0\nlink set vx0 up\n")?;
+        }
+        let told = inside(&["bridge", "fdb", "show", "dev", "vx0"])?;
+        let known: Vec<Ipv4Addr> = flooded(&told);
+        let everyone = "00:00:00:00:00:00";
+        for peer in overlay.peers.iter().filter(|peer| !known.contains(peer)) {
+            let peer = peer.to_string();
+            inside(&[
+                "bridge", "fdb", "append", everyone, "dev", "vx0", "dst", &peer,
+            ])?;
+        }
+        for peer in known.iter().filter(|peer| !overlay.peers.contains(peer)) {
+            let peer = peer.to_string();
+            inside(&["bridge", "fdb", "del", everyone, "dev", "vx0", "dst", &peer])?;
+        }
+        Ok(())
+    }
+
+    /// Takes it down, with all devices in it.
+    pub fn remove(&self) {
+        let quietly = |args: &[&str]| {
+            // what was never made is no loss
+            let _ = run(args, "");
+        };
+        if self.exists() {
+            quietly(&["nft", "delete", "table", "ip", &self.device]);
+            quietly(&["nft", "delete", "table", "ip", &self.tunnel]);
+            // at once, and with it its end inside: a namespace's devices go some time after it
+            quietly(&["ip", "link", "del", &self.device]);
+            // its number is the family's: the next one of it on this host is refused while this one is there
+            quietly(&["ip", "-n", &self.name, "link", "del", "vx0"]);
+            quietly(&["ip", "netns", "del", &self.name]);
+        }
+    }
+
+    /// Makes a member's port and returns its descriptor; while somebody has that, the port is there.
+    pub fn open_port(&self, number: u32) -> Result<OwnedFd, NodeError> {
+        let port = Network::port(number);
+        let what = format!("cannot make port {port} of network {}", self.name);
+        self.inside(move || open_tap(&port))
+            .and_then(|made| made)
+            .map_err(at(what))
+    }
+
+    /// Makes the port of the encrypted way to other hosts.
+    pub fn open_tunnel(&self) -> io::Result<OwnedFd> {
+        self.inside(|| open_tap("vx0"))?
+    }
+
+    /// Puts rules into effect inside.
+    pub fn clamp(&self, rules: &str) -> Result<(), NodeError> {
+        let inside = ["ip", "netns", "exec", &self.name, "nft", "-f", "-"];
+        run(&inside, rules).map(drop)
+    }
+
+    /// Connects to a guest's port.
+    pub fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        self.inside(move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT))?
+    }
+
+    /// Does something in it, on a thread of its own that ends with it.
+    fn inside<T: Send>(&self, call: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let namespace = File::open(self.path())?;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+                Ok(call())
+            });
+            let died = || Err(io::Error::other("the thread in the namespace died"));
+            thread.join().unwrap_or_else(|_| died())
+        })
+    }
+}
+
+/// Whether this host routes.
+fn forwards() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").is_ok_and(|text| text.trim() == "1")
+}
+
+/// The hosts to which frames for everybody go: lines `00:00:00:00:00:00 dst 10.0.0.2 ...` of `bridge fdb`.
+fn flooded(text: &str) -> Vec<Ipv4Addr> {
+    let to = |line: &str| -> Option<Ipv4Addr> {
+        let rest = line.strip_prefix("00:00:00:00:00:00 dst ")?;
+        rest.split_whitespace().next()?.parse().ok()
+    };
+    text.lines().filter_map(to).collect()
+}
+
+/// Runs a command with this input.
+fn run(args: &[&str], input: &str) -> Result<String, NodeError> {
+    let (program, rest) = args.split_first().unwrap_or((&"", &[]));
+    let package = match args.contains(&"nft") {
+        true => "nftables",
+        false => "iproute2",
+    };
+    let mut child = Command::new(program)
+        .args(rest)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| {
+            let fix = format!("install {program}: package {package}");
+            failed(format!("{program} does not start: {error}"), fix)
+        })?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // one that ends before it has read all says why
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let done = child
+        .wait_with_output()
+        .map_err(at(format!("cannot wait for {program}")))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    let said = said.lines().next().unwrap_or("it does not say why").trim();
+    let fix = match said.contains("not permitted") {
+        true => "let the node have the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN".to_owned(),
+        false => format!(
+            "check that the kernel has bridge, tun, veth, vxlan and nf_tables, and that packages iproute2 and {package} are there"
+        ),
+    };
+    Err(failed(format!("{}: {said}", args.join(" ")), fix))
+}
+
+/// A tap device in the namespace of this thread, on its bridge.
+fn open_tap(name: &str) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let tun = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")?;
+    let mut request = named(name)?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
+    // SAFETY: TUNSETIFF reads and writes an ifreq.
+    unsafe { ioctl(&tun, libc::TUNSETIFF, &mut request) }?;
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        None,
+    )?;
+    // SAFETY: SIOCGIFINDEX reads the name and writes the index of an ifreq.
+    unsafe { ioctl(&socket, libc::SIOCGIFINDEX, &mut request) }?;
+    let mut bridge = named("br0")?;
+    // SAFETY: the call before has written the index.
+    bridge.ifr_ifru.ifru_ifindex = unsafe { request.ifr_ifru.ifru_ifindex };
+    // SAFETY: SIOCBRADDIF reads the bridge's name and the port's index of an ifreq.
+    unsafe { ioctl(&socket, SIOCBRADDIF, &mut bridge) }?;
+    let mut up = named(name)?;
+    up.ifr_ifru.ifru_flags = libc::IFF_UP as i16;
+    // SAFETY: SIOCSIFFLAGS reads the name and the flags of an ifreq.
+    unsafe { ioctl(&socket, libc::SIOCSIFFLAGS, &mut up) }?;
+    Ok(tun.into())
+}
+
+/// Adds a port to a bridge (linux/sockios.h; not in libc).
+const SIOCBRADDIF: libc::Ioctl = 0x89a2;
+
+fn named(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: all zeros is an ifreq without a name.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// # Safety
+///
+/// The operation must read and write nothing but an ifreq.
+unsafe fn ioctl(
+    of: &impl AsFd,
+    operation: libc::Ioctl,
+    request: &mut libc::ifreq,
+) -> io::Result<()> {
+    let fd = of.as_fd().as_raw_fd();
+    // SAFETY: the ifreq lives until the call returns; the caller has seen to the rest.
+    match unsafe { libc::ioctl(fd, operation, std::ptr::from_mut(request)) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A member's port.
+pub(super) fn guest_address(number: u32, port: u16) -> SocketAddr {
+    SocketAddr::new(Network::address(number).into(), port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_differ_by_home_and_network_and_their_devices_names_fit() {
+        let of = |home: &str, id: &str| Namespace::of(Path::new(home), id);
+        let one = of("/a", "1");
+        assert_eq!(one, of("/a", "1"));
+        assert_ne!(one.name, of("/b", "1").name);
+        assert_ne!(one.name, of("/a", "2").name);
+        assert!(one.device.len() < 16);
+        assert!(!one.exists());
+    }
+
+    #[test]
+    fn hosts_that_get_everybodys_frames_are_read() {
+        let text = "0a:e1:df:96:21:0d master br0 permanent\n00:00:00:00:00:00 dst 10.200.0.2 link-netnsid 0 self permanent\n";
+        assert_eq!(flooded(text), [Ipv4Addr::new(10, 200, 0, 2)]);
+        assert!(flooded("00:00:00:00:00:00 dst x").is_empty());
+    }
+}

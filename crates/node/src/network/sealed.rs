@@ -1,0 +1,145 @@
+//! Families whose hosts are members of one cluster: their networks reach each other encrypted ([`Tunnels`](super::tunnel::Tunnels)).
+
+use super::{
+    Networks, addresses,
+    plan::{Network, Sealed},
+    unknown,
+};
+use crate::error::{NodeError, refused, usage};
+use floe_api::{FORK_HOSTS_MAX, NetworkSeal};
+use std::{collections::BTreeSet, net::SocketAddr};
+
+/// A network is one or the other for all of its hosts.
+pub(super) fn mixed() -> NodeError {
+    refused(
+        "a family's network is either encrypted, between members of a cluster, or in clear text on all of its hosts",
+        "fork to hosts that are reached as the first ones were, or begin a new family",
+    )
+}
+
+/// Addresses of members.
+fn sockets(texts: &[String]) -> Result<BTreeSet<SocketAddr>, NodeError> {
+    let parse = |text: &String| {
+        text.parse()
+            .map_err(|_| usage(format!("{text:?} is no member's address"), ""))
+    };
+    match texts.len() {
+        0..=FORK_HOSTS_MAX => texts.iter().map(parse).collect(),
+        many => Err(usage(format!("{many} hosts of a family"), "")),
+    }
+}
+
+impl Networks {
+    /// Makes a network of this host reach other members of the cluster; all of its hosts.
+    pub fn reach_members(
+        &self,
+        network: &str,
+        local: SocketAddr,
+        members: impl Iterator<Item = SocketAddr>,
+    ) -> Result<Vec<String>, NodeError> {
+        let mut all = self.all.lock();
+        let known = all.get_mut(network).ok_or_else(|| unknown(network))?;
+        if known.overlay.is_some() {
+            return Err(mixed());
+        }
+        let mut changed = known.clone();
+        let sealed = changed.sealed.get_or_insert_with(|| Sealed {
+            secret: format!(
+                "{:032x}{:032x}",
+                rand::random::<u128>(),
+                rand::random::<u128>()
+            ),
+            local,
+            peers: BTreeSet::new(),
+            home: true,
+        });
+        sealed
+            .peers
+            .extend(members.filter(|member| *member != local));
+        let everyone = sealed.peers.iter().chain([&sealed.local]);
+        let everyone = everyone.map(SocketAddr::to_string).collect();
+        self.apply(&changed)?;
+        *known = changed;
+        Ok(everyone)
+    }
+
+    /// What another member is told of a sealed network.
+    pub(super) fn seal_for(&self, network: &Network) -> Option<NetworkSeal> {
+        let sealed = network.sealed.as_ref()?;
+        let hosts = sealed.peers.iter().chain([&sealed.local]);
+        Some(NetworkSeal {
+            secret: sealed.secret.clone(),
+            hosts: hosts.map(SocketAddr::to_string).collect(),
+        })
+    }
+
+    /// Takes note of what a family's home has told of its network, if that is sealed.
+    pub(super) fn meet_members(
+        &self,
+        network: &mut Network,
+        seal: &NetworkSeal,
+    ) -> Result<(), NodeError> {
+        if network.overlay.is_some() {
+            return Err(mixed());
+        }
+        let local = self.cluster.own_address().ok_or_else(mixed)?;
+        let sealed = network.sealed.get_or_insert_with(|| Sealed {
+            secret: seal.secret.clone(),
+            local,
+            peers: BTreeSet::new(),
+            home: false,
+        });
+        sealed.secret = seal.secret.clone();
+        let hosts = sockets(&seal.hosts)?;
+        sealed
+            .peers
+            .extend(hosts.into_iter().filter(|host| *host != local));
+        Ok(())
+    }
+
+    /// A family has come to these hosts, which are addresses as its network has them.
+    pub(super) fn meet_all(
+        &self,
+        network: &mut Network,
+        hosts: &[String],
+    ) -> Result<(), NodeError> {
+        if let Some(sealed) = &mut network.sealed {
+            let local = sealed.local;
+            let hosts = sockets(hosts)?;
+            sealed
+                .peers
+                .extend(hosts.into_iter().filter(|host| *host != local));
+        } else if let Some(local) = network.overlay.as_ref().map(|overlay| overlay.local) {
+            network.meet(local, &addresses(hosts)?);
+        }
+        Ok(())
+    }
+
+    /// Opens the way to a network's other hosts, if that is encrypted and not open.
+    pub(super) fn open_tunnel(&self, network: &Network) -> Result<(), NodeError> {
+        let Some(sealed) = &network.sealed else {
+            return Ok(());
+        };
+        let listen = self.cluster.listens_at().ok_or_else(|| {
+            refused(
+                "the family's other hosts are members of a cluster, and this node is in none any more",
+                "floe cluster join",
+            )
+        })?;
+        let namespace = self.namespace(&network.id);
+        self.tunnels.ensure(network, sealed, &namespace, listen)
+    }
+
+    /// Opens again what is closed: an earlier node's, or what has ended.
+    pub fn open_tunnels(&self) {
+        let all = self.all.lock();
+        for network in all.values() {
+            if !self.namespace(&network.id).exists() {
+                continue; // it is made when a member starts
+            }
+            if let Err(error) = self.open_tunnel(network) {
+                tracing::warn!(network = network.id, %error, "a family does not reach its other hosts");
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The encrypted way between a family's hosts: frames that leave the bridge by `vx0`, a tap device, are read here, encrypted, and
+//! sent to the hosts of the family in UDP datagrams; those that come are checked and put onto the bridge.
+//!
+//! Where a family's network is not encrypted, `vx0` is a VXLAN device of the kernel's instead. A node that ends takes the tap along,
+//! and the next one makes it again: guests on different hosts do not hear each other meanwhile, those on one host do.
+
+use super::{
+    namespace::Namespace,
+    plan::{Network, Sealed},
+};
+use crate::error::{NodeError, at, failed};
+use floe_image::tunnel::{
+    TUNNEL_FRAME_MAX, TUNNEL_OVERHEAD, TunnelHeader, TunnelKey, TunnelSealer, TunnelSender, Window,
+};
+use parking_lot::{Mutex, RwLock};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    io::Errno,
+    net::sockopt,
+};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::File,
+    io::{self, Read, Write},
+    net::{SocketAddr, UdpSocket},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// Receive buffer: some 20 ms of a fast network's frames, while this thread waits for its turn.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// How often a thread without work looks whether it is still needed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Most addresses of network cards that are remembered with their hosts: a family has fewer.
+const LEARNED_MAX: usize = 256;
+/// Most senders whose numbers are remembered: each start of another host's node is one.
+const SENDERS_MAX: usize = 1024;
+/// What a packet may have when it is not known: an Ethernet's.
+const MTU: u32 = 1500;
+/// Headers of IP and UDP around a datagram.
+const HEADERS_V4: u32 = 28;
+const HEADERS_V6: u32 = 48;
+/// Ethernet's header in a frame, and those of IP and TCP.
+const FRAME_HEADERS: u32 = 14 + 40;
+/// Least that a TCP segment may have (RFC 879).
+const MSS_MIN: u32 = 536;
+
+/// The first byte of an address for several cards has this bit.
+const GROUP_BIT: u8 = 1;
+
+type Mac = [u8; 6];
+
+/// All encrypted ways of this node.
+#[derive(Default)]
+pub(super) struct Tunnels {
+    port: Mutex<Option<Port>>,
+    links: Arc<Links>,
+}
+
+type Links = RwLock<HashMap<u32, Arc<Link>>>;
+
+/// The UDP port that they share.
+struct Port {
+    at: SocketAddr,
+    socket: Arc<UdpSocket>,
+    _stop: Arc<()>,
+}
+
+/// One family's.
+struct Link {
+    tap: File,
+    key: TunnelKey,
+    sealer: Mutex<TunnelSealer>,
+    peers: RwLock<Arc<BTreeSet<SocketAddr>>>,
+    /// Behind which host a network card is.
+    learned: Mutex<HashMap<Mac, SocketAddr>>,
+    senders: Mutex<HashMap<TunnelSender, Window>>,
+    bell: OwnedFd,
+    over: AtomicBool,
+}
+
+impl Tunnels {
+    /// Opens a family's way to its other hosts, or tells it of new ones. `listen`: this node's address in the cluster.
+    pub fn ensure(
+        &self,
+        network: &Network,
+        sealed: &Sealed,
+        namespace: &Namespace,
+        listen: SocketAddr,
+    ) -> Result<(), NodeError> {
+        let socket = self.socket(listen)?;
+        let number = network.number();
+        let known = self.links.read().get(&number).cloned();
+        match known {
+            Some(link) if !link.over.load(Relaxed) => {
+                let changed = **link.peers.read() != sealed.peers;
+                if changed {
+                    *link.peers.write() = Arc::new(sealed.peers.clone());
+                    namespace.clamp(&network.clamp_rules(mss(&sealed.peers)))?;
+                }
+                return Ok(());
+            }
+            // its device goes with the last who has it, and makes room for the next
+            Some(_) => drop(self.links.write().remove(&number)),
+            None => {}
+        }
+        let what = || format!("the encrypted way of family network {}", network.id);
+        let tap = namespace.open_tunnel().map_err(at(what()))?;
+        namespace.clamp(&network.clamp_rules(mss(&sealed.peers)))?;
+        let key = TunnelKey::of(&sealed.secret);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = eventfd(0, flags).map_err(|error| at(what())(error.into()))?;
+        let link = Arc::new(Link {
+            tap: tap.into(),
+            key,
+            sealer: Mutex::new(TunnelSealer::new(&key, number, rand::random())),
+            peers: RwLock::new(Arc::new(sealed.peers.clone())),
+            learned: Mutex::default(),
+            senders: Mutex::default(),
+            bell,
+            over: AtomicBool::new(false),
+        });
+        let sends = link.clone();
+        std::thread::Builder::new()
+            .name("family-send".into())
+            .spawn(move || {
+                if let Err(error) = sends.send(&socket) {
+                    tracing::warn!(%error, "a family network's way to other hosts ended; it is opened again");
+                }
+                sends.over.store(true, Relaxed);
+            })
+            .map_err(at(what()))?;
+        self.links.write().insert(number, link);
+        Ok(())
+    }
+
+    /// Closes a family's.
+    pub fn close(&self, network: &Network) {
+        if let Some(link) = self.links.write().remove(&network.number()) {
+            link.end();
+        }
+    }
+
+    /// The port, opened if it is not.
+    fn socket(&self, listen: SocketAddr) -> Result<Arc<UdpSocket>, NodeError> {
+        let mut port = self.port.lock();
+        if let Some(open) = &*port
+            && open.at == listen
+        {
+            return Ok(open.socket.clone());
+        }
+        let open = || -> io::Result<Port> {
+            let socket = UdpSocket::bind(listen)?;
+            // only root may have more than the system's limit
+            if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
+                sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
+            }
+            socket.set_read_timeout(Some(LOOK_EVERY))?;
+            let (socket, stop) = (Arc::new(socket), Arc::new(()));
+            let (from, links, needed) = (socket.clone(), self.links.clone(), Arc::downgrade(&stop));
+            std::thread::Builder::new()
+                .name("family-receive".into())
+                .spawn(move || receive(&from, &links, &needed))?;
+            Ok(Port {
+                at: listen,
+                socket,
+                _stop: stop,
+            })
+        };
+        let opened = open().map_err(|error| {
+            failed(
+                format!("cannot listen for family networks on UDP {listen}: {error}"),
+                "end what has this port, or join the cluster with another --listen",
+            )
+        })?;
+        let socket = opened.socket.clone();
+        *port = Some(opened);
+        Ok(socket)
+    }
+}
+
+impl Drop for Tunnels {
+    fn drop(&mut self) {
+        self.links.write().drain().for_each(|(_, link)| link.end());
+    }
+}
+
+/// Takes datagrams for all families, until nobody needs the port any more.
+fn receive(socket: &UdpSocket, links: &Links, needed: &Weak<()>) {
+    let mut buffer = [0; TUNNEL_FRAME_MAX + TUNNEL_OVERHEAD + 1];
+    while needed.strong_count() > 0 {
+        let (length, from) = match socket.recv_from(&mut buffer) {
+            Ok(received) => received,
+            // nothing came, or somebody sent an ICMP message
+            Err(error) if error.kind() != io::ErrorKind::InvalidInput => continue,
+            Err(_) => return,
+        };
+        let datagram = &buffer[..length];
+        // what is no member's is no news
+        let Ok(header) = TunnelHeader::decode(datagram) else {
+            continue;
+        };
+        let link = links.read().get(&header.network).cloned();
+        if let Some(link) = link {
+            link.take(&header, datagram, from);
+        }
+    }
+}
+
+impl Link {
+    fn end(&self) {
+        self.over.store(true, Relaxed);
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes()); // a counter that is full rings already
+    }
+
+    /// Puts a datagram's frame onto the bridge.
+    fn take(&self, header: &TunnelHeader, datagram: &[u8], from: SocketAddr) {
+        let Ok(frame) = self.key.open(header, datagram) else {
+            return;
+        };
+        if !self.is_new(header) {
+            return;
+        }
+        let mut source: Mac = [0; 6];
+        source.copy_from_slice(&frame[6..12]);
+        if source[0] & GROUP_BIT == 0 && self.peers.read().contains(&from) {
+            let mut learned = self.learned.lock();
+            if learned.len() >= LEARNED_MAX && !learned.contains_key(&source) {
+                learned.clear();
+            }
+            learned.insert(source, from);
+        }
+        // a bridge that is full or gone drops it, as a network may
+        let _ = (&self.tap).write(&frame);
+    }
+
+    fn is_new(&self, header: &TunnelHeader) -> bool {
+        let mut senders = self.senders.lock();
+        if senders.len() >= SENDERS_MAX && !senders.contains_key(&header.sender) {
+            senders.clear();
+        }
+        senders
+            .entry(header.sender)
+            .or_default()
+            .takes(header.number)
+    }
+
+    /// Sends what leaves the bridge, until the link is over.
+    fn send(&self, socket: &UdpSocket) -> io::Result<()> {
+        let mut frame = [0; TUNNEL_FRAME_MAX + 1];
+        while !self.over.load(Relaxed) {
+            let length = match (&self.tap).read(&mut frame) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait()?;
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) if self.over.load(Relaxed) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let frame = &frame[..length];
+            if length < 14 {
+                continue;
+            }
+            let mut to: Mac = [0; 6];
+            to.copy_from_slice(&frame[..6]);
+            // the lock must not be held while it is sent
+            let behind = self.learned.lock().get(&to).copied();
+            let peers = self.peers.read().clone();
+            let send = |host: &SocketAddr| {
+                if let Some(datagram) = self.sealer.lock().seal(frame) {
+                    let _ = socket.send_to(&datagram, host); // as good as lost on the way
+                }
+            };
+            match behind.filter(|host| peers.contains(host)) {
+                Some(host) => send(&host),
+                // for everybody, or for somebody who has not spoken yet
+                None => peers.iter().for_each(send),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a frame or the end.
+    fn wait(&self) -> io::Result<()> {
+        let mut waits = [
+            PollFd::from_borrowed_fd(self.tap.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut waits, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How long TCP segments between these hosts may be so that no datagram has to be sent in two packets.
+fn mss(peers: &BTreeSet<SocketAddr>) -> u32 {
+    let of = |peer: &SocketAddr| {
+        let headers = match peer {
+            SocketAddr::V4(_) => HEADERS_V4,
+            SocketAddr::V6(_) => HEADERS_V6,
+        };
+        let known = match peer {
+            SocketAddr::V4(_) => path_mtu(*peer),
+            SocketAddr::V6(_) => None,
+        };
+        known.unwrap_or(MTU).min(MTU) - headers
+    };
+    let least = peers.iter().map(of).min().unwrap_or(MTU - HEADERS_V6);
+    least
+        .saturating_sub(TUNNEL_OVERHEAD as u32 + FRAME_HEADERS)
+        .max(MSS_MIN)
+}
+
+/// What a packet to a host may have, as far as the kernel knows. Nothing is sent.
+fn path_mtu(host: SocketAddr) -> Option<u32> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
+    socket.connect(host).ok()?;
+    sockopt::ip_mtu(&socket).ok().filter(|mtu| *mtu >= 576)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_short_enough_for_one_packet() {
+        // 1500 less IP and UDP (28), seal (48), Ethernet (14), IP and TCP (40)
+        let nobody = BTreeSet::from([SocketAddr::from(([127, 0, 0, 1], 1))]);
+        assert_eq!(mss(&nobody), 1370);
+        let six = BTreeSet::from(["[::1]:1".parse().unwrap()]);
+        assert_eq!(mss(&six), 1350);
+    }
+}

@@ -1,0 +1,131 @@
+//! Which hosts a fork's clones may run on: plug-ins between a fork and whoever shares hosts out (SnowFlock, section 4:
+//! "policy decisions ... to suitable cluster management software via a plug-in architecture").
+//!
+//! ```text
+//! hosts tell their room -> request (a ticket: so many clones on this host, so many on that one)
+//!                          clones run   holds? asked now and then: a ticket that is taken away ends its clones
+//!                          clones ended release
+//! ```
+//! A ticket is what a request was granted, and may be for fewer clones than were asked for. What becomes of the clones
+//! is not a plug-in's business: which one where, and where again if a host fails, is decided by `fork/decide.rs`.
+
+mod command;
+mod hosts;
+mod listed;
+mod program;
+mod simple;
+mod slurm;
+mod slurm_text;
+mod ticket;
+mod tickets;
+
+pub(crate) use hosts::known_hosts;
+pub(crate) use listed::Known;
+pub(crate) use tickets::{Held, Tickets};
+
+use crate::{
+    Node,
+    error::{NodeError, usage},
+};
+use floe_api::Room;
+use floe_api::paths::Home;
+use std::sync::Arc;
+
+/// What a fork asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// The machine or image that is forked.
+    pub parent: String,
+    /// Clones.
+    pub clones: u32,
+    /// Virtual CPUs of each.
+    pub cpus: u32,
+    /// Memory of each, bytes: the guest's, and QEMU's own.
+    pub memory_bytes: u64,
+}
+
+/// A host that may run clones, and what it says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// Its name among the known hosts, or its address.
+    pub name: String,
+    /// Its room, or why it has none.
+    pub room: Result<Room, String>,
+}
+
+/// What a request was granted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// What has to be given back; `None` if nothing has to.
+    pub ticket: Option<String>,
+    /// For each offer, how many clones, or why none.
+    pub clones: Vec<Result<u32, String>>,
+}
+
+/// A plug-in. Calls block, each for a bounded time.
+pub(crate) trait Placement: Send + Sync {
+    /// Asks for a ticket. It is an error only if nothing can be asked; that nothing is granted stands in the grant.
+    fn request(&self, ask: &Ask, offers: &[Offer]) -> Result<Grant, NodeError>;
+
+    /// Whether a ticket is still good. `Err`: nobody knows, and why.
+    fn holds(&self, _ticket: &str) -> Result<bool, String> {
+        Ok(true)
+    }
+
+    /// Gives a ticket back. One that is no longer good is no error.
+    fn release(&self, _ticket: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Every host takes as many clones as it says: what a fork does that names no plug-in.
+struct Open;
+
+impl Placement for Open {
+    fn request(&self, _: &Ask, offers: &[Offer]) -> Result<Grant, NodeError> {
+        let clones = |offer: &Offer| offer.room.clone().map(|room| room.clones);
+        Ok(Grant {
+            ticket: None,
+            clones: offers.iter().map(clones).collect(),
+        })
+    }
+}
+
+/// The plug-in of this name; `None` is the one of a fork that names none.
+pub(crate) fn plug_in(name: Option<&str>, home: &Home) -> Result<Arc<dyn Placement>, NodeError> {
+    match name {
+        None => Ok(Arc::new(Open)),
+        Some("simple") => Ok(Arc::new(simple::Simple)),
+        Some("slurm") => Ok(Arc::new(slurm::Slurm::default())),
+        Some(name) => match program::Program::find(name, home) {
+            Some(program) => Ok(Arc::new(program)),
+            None => Err(usage(
+                format!("there is no placement {name:?}"),
+                format!(
+                    "name simple, slurm, or a program in {}",
+                    home.placement().display()
+                ),
+            )),
+        },
+    }
+}
+
+impl Node {
+    /// How big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
+    pub(crate) fn clone_size(&self, name: &str) -> Result<(u32, u64), NodeError> {
+        let config = match self.machines.get(name) {
+            Ok(entry) => entry.record().config,
+            Err(missing) => {
+                let id = self.repo.resolve(name).map_err(|_| missing)?;
+                self.repo.manifest(&id)?.config
+            }
+        };
+        let memory = config
+            .memory_bytes_now()
+            .unwrap_or(floe_machine::MEMORY_BYTES_DEFAULT);
+        Ok((
+            config.cpus_now().unwrap_or(1),
+            memory + crate::STANDBY_BYTES,
+        ))
+    }
+}

@@ -1,0 +1,235 @@
+//! Tickets that have to be given back: each in a file of its own, so that a node that dies forgets none.
+//!
+//! A ticket belongs to one fork. Once none of its clones runs any more it is released; if it is taken away before, what it
+//! held may already be somebody else's, and the clones are ended.
+
+use super::{
+    plug_in,
+    ticket::{TICKET_VERSION, Ticket},
+};
+use crate::{
+    Node,
+    error::{NodeError, at, failed},
+    files::{load_kept, replace_file},
+};
+use floe_api::Happened;
+use floe_api::KillRequest;
+use floe_api::paths::Home;
+use parking_lot::{Mutex, RwLock};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    sync::{Arc, Weak, mpsc},
+    time::Duration,
+};
+
+/// Largest file of a ticket that is read, bytes.
+const TICKET_BYTES_MAX: u64 = 16 << 10;
+/// How often it is looked whether clones have ended and tickets still hold.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// All tickets.
+pub(crate) struct Tickets {
+    dir: PathBuf,
+    all: RwLock<BTreeMap<String, Ticket>>,
+    /// Those of forks under way.
+    in_use: Mutex<BTreeSet<String>>,
+    /// Wakes who looks after them.
+    wake: Mutex<Option<mpsc::Sender<()>>>,
+}
+
+impl Tickets {
+    /// Reads those that an earlier node left.
+    pub fn open(home: &Home) -> Result<Tickets, NodeError> {
+        let dir = home.tickets();
+        let all = load_kept(
+            &dir,
+            TICKET_BYTES_MAX,
+            Ticket::parse,
+            "is no ticket; what it holds is never given back",
+        )?;
+        Ok(Tickets {
+            dir,
+            all: RwLock::new(all),
+            in_use: Mutex::default(),
+            wake: Mutex::default(),
+        })
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+
+    fn save(&self, id: &str, ticket: Ticket) -> Result<(), NodeError> {
+        let bytes = serde_json::to_vec_pretty(&ticket)
+            .map_err(|error| failed(format!("a ticket: {error}"), "report this"))?;
+        // entered in any case: while this node lives it is given back
+        self.all.write().insert(id.to_owned(), ticket);
+        replace_file(&self.path(id), &bytes)
+    }
+
+    fn forget(&self, id: &str) {
+        self.all.write().remove(id);
+        if let Err(error) = fs::remove_file(self.path(id))
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(ticket = id, %error, "a ticket's file stays");
+        }
+    }
+
+    /// Those that no fork under way uses.
+    fn at_rest(&self) -> Vec<(String, Ticket)> {
+        let in_use = self.in_use.lock();
+        let all = self.all.read();
+        let rest = all.iter().filter(|(id, _)| !in_use.contains(*id));
+        rest.map(|(id, ticket)| (id.clone(), ticket.clone()))
+            .collect()
+    }
+
+    /// Says that clones may have ended.
+    pub fn look(&self) {
+        if !self.all.read().is_empty()
+            && let Some(wake) = &*self.wake.lock()
+        {
+            let _ = wake.send(()); // nobody looks any more when the node ends
+        }
+    }
+}
+
+/// A ticket of a fork under way. It is given back soon after this is dropped, unless clones run on it.
+pub(crate) struct Held {
+    /// Which may hold this itself, for a guest that has not claimed it yet.
+    node: Weak<Node>,
+    id: String,
+    ticket: Ticket,
+}
+
+impl Held {
+    /// Keeps a ticket on the disk, for a fork that is about to be made.
+    pub fn keep(node: &Arc<Node>, placement: &str, ticket: &str) -> Result<Held, NodeError> {
+        let held = Held {
+            node: Arc::downgrade(node),
+            id: format!("{:016x}", rand::random::<u64>()),
+            ticket: Ticket {
+                version: TICKET_VERSION,
+                placement: placement.to_owned(),
+                ticket: ticket.to_owned(),
+                fork: None,
+            },
+        };
+        node.tickets.in_use.lock().insert(held.id.clone());
+        node.tickets.save(&held.id, held.ticket.clone())?;
+        Ok(held)
+    }
+
+    /// Says which fork has it.
+    pub fn of_fork(&mut self, fork: &str) -> Result<(), NodeError> {
+        self.ticket.fork = Some(fork.to_owned());
+        match self.node.upgrade() {
+            Some(node) => node.tickets.save(&self.id, self.ticket.clone()),
+            None => Err(failed("the node is stopping", "start it again")),
+        }
+    }
+
+    /// The ticket in words: `slurm 17`.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.ticket.placement, self.ticket.ticket)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.upgrade() {
+            node.tickets.in_use.lock().remove(&self.id);
+            node.tickets.look();
+        }
+    }
+}
+
+impl Node {
+    /// Starts the thread that looks after tickets.
+    pub(crate) fn start_watching_tickets(self: &Arc<Self>) -> Result<(), NodeError> {
+        let (wake, woken) = mpsc::channel();
+        *self.tickets.wake.lock() = Some(wake);
+        let node = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("ticket-watch".into())
+            .spawn(move || watch(&node, &woken))
+            .map_err(at("cannot start the thread that looks after tickets"))?;
+        Ok(())
+    }
+
+    fn look_after(&self, id: &str, ticket: &Ticket) -> Result<(), String> {
+        let plug_in = plug_in(Some(&ticket.placement), &self.home);
+        let plug_in = plug_in.map_err(|error| error.to_api().to_string())?;
+        let alive = ticket.fork.as_deref().is_some_and(|fork| self.runs(fork));
+        let name = format!("{} {}", ticket.placement, ticket.ticket);
+        if !alive {
+            plug_in.release(&ticket.ticket)?;
+            self.tickets.forget(id);
+            self.tell(Happened::TicketReleased, &name, "its clones have ended");
+            return Ok(());
+        }
+        if plug_in.holds(&ticket.ticket)? {
+            return Ok(());
+        }
+        self.tell(Happened::TicketLost, &name, "its clones are ended");
+        // one whose host does not answer must not keep the others
+        let mut left = Vec::new();
+        for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {
+            if let Err(error) = self.kill(&clone, &KillRequest { all: false }) {
+                left.push(format!("{clone} was not ended: {}", error.to_api()));
+            }
+        }
+        if !left.is_empty() {
+            return Err(left.join("; "));
+        }
+        self.tickets.forget(id);
+        Ok(())
+    }
+}
+
+fn watch(node: &Weak<Node>, woken: &mpsc::Receiver<()>) {
+    while let Some(here) = node.upgrade() {
+        here.drop_unclaimed();
+        for (id, ticket) in here.tickets.at_rest() {
+            if let Err(why) = here.look_after(&id, &ticket) {
+                let (placement, ticket) = (&ticket.placement, &ticket.ticket);
+                tracing::warn!(placement, ticket, why, "a ticket was not looked after");
+            }
+        }
+        drop(here);
+        if woken.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Disconnected) {
+            return;
+        }
+        while woken.try_recv().is_ok() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_come_back_after_a_restart_until_they_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let tickets = Tickets::open(&home).unwrap();
+        let ticket = Ticket {
+            version: TICKET_VERSION,
+            placement: "slurm".into(),
+            ticket: "17".into(),
+            fork: Some("f".into()),
+        };
+        tickets.save("a", ticket.clone()).unwrap();
+        fs::write(home.tickets().join("b.json"), "{}").unwrap();
+        let again = Tickets::open(&home).unwrap();
+        assert_eq!(again.at_rest(), [("a".to_owned(), ticket)]);
+        again.in_use.lock().insert("a".into());
+        assert_eq!(again.at_rest(), []);
+        again.forget("a");
+        assert_eq!(Tickets::open(&home).unwrap().all.read().len(), 0);
+        assert!(Ticket::parse(br#"{"version":2,"placement":"p","ticket":"t"}"#).is_err());
+    }
+}

@@ -1,0 +1,363 @@
+//! What a run will do, decided before anything is started: pure, so that every refusal has a test.
+
+use crate::error::{NodeError, refused, usage};
+use floe_api::RunRequest;
+use floe_image::Manifest;
+
+/// RAM of a machine whose image and user say nothing: enough for a small Debian.
+pub const MEMORY_DEFAULT: u64 = 1 << 30;
+/// Least RAM: less does not hold a kernel and an initial ramdisk.
+pub const MEMORY_MIN: u64 = 64 << 20;
+/// Most RAM: what the manifest's tables are made for.
+pub const MEMORY_MAX: u64 = 1 << 40;
+/// RAM comes in these steps (a machine's RAM is a whole number of huge pages).
+pub const MEMORY_STEP: u64 = 2 << 20;
+/// Most virtual CPUs: what QEMU's q35 machine takes without an IOMMU.
+pub const CPUS_MAX: u32 = 255;
+/// Most port forwards of a machine.
+pub const FORWARDS_MAX: usize = 64;
+
+/// What to do with an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Go on where the image was captured, or boot.
+    pub kind: Kind,
+    /// RAM.
+    pub memory_bytes: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Regions that become disks, in order.
+    pub disks: Vec<String>,
+    /// Kernel command line.
+    pub cmdline: Option<String>,
+    /// Boot the image's kernel.
+    pub kernel: bool,
+    /// With its initial ramdisk.
+    pub initrd: bool,
+}
+
+/// Ways to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// From `device`, `ram` and `vram`.
+    Restore,
+    /// From kernel or disks.
+    Boot,
+}
+
+/// Whether an image is a running machine's state.
+pub fn is_live(manifest: &Manifest) -> bool {
+    manifest.region("device").is_some() && manifest.region("ram").is_some()
+}
+
+/// Decides what `run` does with an image, or why it can't.
+pub fn plan(request: &RunRequest, manifest: &Manifest) -> Result<Plan, NodeError> {
+    let has = |name: &str| manifest.region(name).is_some();
+    check_forwards(request)?;
+    let live = is_live(manifest);
+    if has("device") != has("ram") && !request.cold {
+        return Err(refused(
+            format!(
+                "{} has half of a running state (a `device` region needs a `ram` region)",
+                request.image
+            ),
+            "capture the machine again, or boot its disks with --cold",
+        ));
+    }
+    let kind = if live && !request.cold {
+        Kind::Restore
+    } else {
+        Kind::Boot
+    };
+    let disks: Vec<String> = disk_regions(manifest);
+    let config = &manifest.config;
+    let plan = Plan {
+        kind,
+        memory_bytes: request
+            .memory_bytes
+            .or(config.memory_bytes_now())
+            .unwrap_or(MEMORY_DEFAULT),
+        cpus: request.cpus.or(config.cpus_now()).unwrap_or(1),
+        disks,
+        cmdline: request.cmdline.clone().or_else(|| config.cmdline.clone()),
+        kernel: has("kernel"),
+        initrd: has("initrd"),
+    };
+    match kind {
+        Kind::Restore => check_restore(request, manifest, &plan)?,
+        Kind::Boot => check_boot(request, &plan)?,
+    }
+    Ok(plan)
+}
+
+/// `disk0`, `disk1`, ... of an image, in the order of their numbers.
+pub fn disk_regions(manifest: &Manifest) -> Vec<String> {
+    let mut disks: Vec<(u32, String)> = manifest
+        .regions
+        .iter()
+        .filter_map(|region| {
+            let number = region.name.strip_prefix("disk")?.parse().ok()?;
+            Some((number, region.name.clone()))
+        })
+        .collect();
+    disks.sort();
+    disks.into_iter().map(|(_, name)| name).collect()
+}
+
+fn check_forwards(request: &RunRequest) -> Result<(), NodeError> {
+    if request.forwards.len() > FORWARDS_MAX {
+        return Err(usage(
+            format!("{} port forwards", request.forwards.len()),
+            format!("use at most {FORWARDS_MAX}"),
+        ));
+    }
+    for (index, forward) in request.forwards.iter().enumerate() {
+        forward
+            .check()
+            .map_err(|error| usage(error.to_string(), ""))?;
+        let same = |other: &floe_api::PortForward| {
+            other.protocol == forward.protocol
+                && other.host_port == forward.host_port
+                && other.host_address == forward.host_address
+        };
+        if forward.host_port != 0 && request.forwards[..index].iter().any(same) {
+            return Err(usage(
+                format!("port {} is forwarded twice", forward.host_port),
+                "give each forward its own host port",
+            ));
+        }
+    }
+    if request.wait == floe_api::Wait::Port && request.forwards.is_empty() {
+        return Err(usage(
+            "waiting for a port, but none is forwarded",
+            "add -p HOST:GUEST, or wait for the console",
+        ));
+    }
+    Ok(())
+}
+
+fn check_restore(request: &RunRequest, manifest: &Manifest, plan: &Plan) -> Result<(), NodeError> {
+    let cold = "leave the option away, or boot the image's disks afresh with --cold";
+    let config = &manifest.config;
+    let (Some(memory), Some(cpus)) = (config.memory_bytes_now(), config.cpus_now()) else {
+        return Err(refused(
+            format!(
+                "{} does not say how much memory and how many CPUs it was captured with",
+                request.image
+            ),
+            "capture the machine again, or boot its disks with --cold",
+        ));
+    };
+    if plan.memory_bytes != memory {
+        return Err(refused(
+            format!(
+                "{} was captured with {} MiB of memory and can't go on with {} MiB",
+                request.image,
+                memory >> 20,
+                plan.memory_bytes >> 20
+            ),
+            cold,
+        ));
+    }
+    if plan.cpus != cpus {
+        return Err(refused(
+            format!(
+                "{} was captured with {cpus} CPUs and can't go on with {}",
+                request.image, plan.cpus
+            ),
+            cold,
+        ));
+    }
+    if request.cmdline.is_some() {
+        return Err(refused(
+            format!(
+                "{} is a running system, its kernel command line is what it is",
+                request.image
+            ),
+            cold,
+        ));
+    }
+    Ok(())
+}
+
+fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
+    if plan.disks.is_empty() && !plan.kernel {
+        return Err(refused(
+            format!("{} has neither a disk nor a kernel to boot", request.image),
+            "import a disk image, or a kernel with --kernel and --initrd",
+        ));
+    }
+    if request.cmdline.is_some() && !plan.kernel {
+        return Err(refused(
+            format!(
+                "{} has no kernel of its own, so a command line has nobody to read it",
+                request.image
+            ),
+            "import the kernel too (--kernel), or set the command line in the guest's boot loader",
+        ));
+    }
+    if !(MEMORY_MIN..=MEMORY_MAX).contains(&plan.memory_bytes)
+        || !plan.memory_bytes.is_multiple_of(MEMORY_STEP)
+    {
+        return Err(usage(
+            format!("{} bytes of memory", plan.memory_bytes),
+            format!(
+                "use {} MiB to {} GiB in steps of {} MiB",
+                MEMORY_MIN >> 20,
+                MEMORY_MAX >> 30,
+                MEMORY_STEP >> 20
+            ),
+        ));
+    }
+    if !(1..=CPUS_MAX).contains(&plan.cpus) {
+        return Err(usage(
+            format!("{} CPUs", plan.cpus),
+            format!("use 1 to {CPUS_MAX}"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_api::{ErrorCode, Wait};
+    use floe_image::{MachineConfig, Region};
+
+    fn manifest(regions: &[&str], memory_bytes: Option<u64>, cpus: Option<u32>) -> Manifest {
+        Manifest {
+            parent: None,
+            created_unix_s: 0,
+            config: MachineConfig {
+                memory_bytes,
+                cpus,
+                ..Default::default()
+            },
+            regions: regions
+                .iter()
+                .map(|name| Region {
+                    name: (*name).into(),
+                    size: 4096,
+                    segments: vec![floe_image::Hash::ZERO],
+                    ..Default::default()
+                })
+                .collect(),
+        }
+    }
+
+    fn request() -> RunRequest {
+        RunRequest {
+            image: "x".into(),
+            ..Default::default()
+        }
+    }
+
+    fn code(result: Result<Plan, NodeError>) -> ErrorCode {
+        let error = result.unwrap_err().to_api();
+        assert!(!error.message.is_empty());
+        error.code
+    }
+
+    #[test]
+    fn an_image_with_a_running_state_goes_on_and_another_boots() {
+        let live = manifest(&["ram", "device", "disk0"], Some(1 << 30), Some(2));
+        assert_eq!(plan(&request(), &live).unwrap().kind, Kind::Restore);
+        let cold = RunRequest {
+            cold: true,
+            memory_bytes: Some(2 << 30),
+            ..request()
+        };
+        let booted = plan(&cold, &live).unwrap();
+        assert_eq!((booted.kind, booted.memory_bytes), (Kind::Boot, 2 << 30));
+        let dead = plan(&request(), &manifest(&["kernel", "initrd"], None, None)).unwrap();
+        assert_eq!(
+            (dead.kind, dead.memory_bytes, dead.cpus),
+            (Kind::Boot, MEMORY_DEFAULT, 1)
+        );
+    }
+
+    #[test]
+    fn a_captured_machine_keeps_its_memory_and_cpus() {
+        let live = manifest(&["ram", "device"], Some(1 << 30), Some(2));
+        let same = RunRequest {
+            memory_bytes: Some(1 << 30),
+            cpus: Some(2),
+            ..request()
+        };
+        assert!(plan(&same, &live).is_ok());
+        for other in [
+            RunRequest {
+                memory_bytes: Some(2 << 30),
+                ..request()
+            },
+            RunRequest {
+                cpus: Some(1),
+                ..request()
+            },
+            RunRequest {
+                cmdline: Some("quiet".into()),
+                ..request()
+            },
+        ] {
+            let error = plan(&other, &live).unwrap_err().to_api();
+            assert_eq!(error.code, ErrorCode::Refused);
+            assert!(error.fix.contains("--cold"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_boot_is_refused() {
+        assert_eq!(
+            code(plan(&request(), &manifest(&["ram"], None, None))),
+            ErrorCode::Refused
+        );
+        assert_eq!(
+            code(plan(&request(), &manifest(&["initrd"], None, None))),
+            ErrorCode::Refused
+        );
+        let disk = manifest(&["disk0"], None, None);
+        let cmdline = RunRequest {
+            cmdline: Some("quiet".into()),
+            ..request()
+        };
+        assert_eq!(code(plan(&cmdline, &disk)), ErrorCode::Refused);
+        for memory in [0, 1 << 20, (64 << 20) + 4096, 2 << 40] {
+            let small = RunRequest {
+                memory_bytes: Some(memory),
+                ..request()
+            };
+            assert_eq!(code(plan(&small, &disk)), ErrorCode::Usage);
+        }
+        let cpus = RunRequest {
+            cpus: Some(0),
+            ..request()
+        };
+        assert_eq!(code(plan(&cpus, &disk)), ErrorCode::Usage);
+    }
+
+    #[test]
+    fn forwards_that_cannot_be_are_refused_before_anything_starts() {
+        let disk = manifest(&["disk0"], None, None);
+        let twice = RunRequest {
+            forwards: vec!["8080:80".parse().unwrap(), "8080:81".parse().unwrap()],
+            ..request()
+        };
+        assert_eq!(code(plan(&twice, &disk)), ErrorCode::Usage);
+        let any = RunRequest {
+            forwards: vec!["0:80".parse().unwrap(), "0:81".parse().unwrap()],
+            ..request()
+        };
+        assert!(plan(&any, &disk).is_ok());
+        let wait = RunRequest {
+            wait: Wait::Port,
+            ..request()
+        };
+        assert_eq!(code(plan(&wait, &disk)), ErrorCode::Usage);
+    }
+
+    #[test]
+    fn disks_are_in_the_order_of_their_numbers() {
+        let many = manifest(&["disk10", "disk2", "ram", "disk0", "diskette"], None, None);
+        assert_eq!(disk_regions(&many), ["disk0", "disk2", "disk10"]);
+    }
+}

@@ -1,0 +1,209 @@
+//! A long call's way to its client: stages, progress, and the client's hanging up as a switch to look at.
+
+use crate::error::NodeError;
+use crate::transfer::Cancel;
+use floe_api::{CloneInfo, Event, Outcome};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Progress events closer together than this are dropped: nobody can read more than ten a second.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+/// How often waiting loops look at the switch: a human doesn't notice, and it costs nothing.
+pub const CANCEL_POLL: Duration = Duration::from_millis(5);
+
+/// Stopwatch and line to the client of one long call. Every moment belongs to exactly one stage, so the stages' times
+/// sum to the total.
+pub struct Report {
+    events: mpsc::UnboundedSender<Event>,
+    cancel: Cancel,
+    started: Instant,
+    stage_began: Instant,
+    last_progress: Option<Instant>,
+}
+
+impl Report {
+    /// A report that began now, and the stream of its events.
+    pub fn new() -> (Report, mpsc::UnboundedReceiver<Event>) {
+        let (events, receiver) = mpsc::unbounded_channel();
+        let now = Instant::now();
+        let report = Report {
+            events,
+            cancel: Cancel::default(),
+            started: now,
+            stage_began: now,
+            last_progress: None,
+        };
+        (report, receiver)
+    }
+
+    /// The switch that the client's hanging up turns.
+    pub fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    /// An error if the client hung up.
+    pub fn check(&self) -> Result<(), NodeError> {
+        if self.cancel.is_cancelled() {
+            return Err(NodeError::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// Ends the current stage under this name; the next one begins.
+    pub fn stage(&mut self, name: &str) -> Result<(), NodeError> {
+        let now = Instant::now();
+        self.stage_at(name, now);
+        self.check()
+    }
+
+    /// Ends the current stage at a moment that was noted elsewhere.
+    pub fn stage_at(&mut self, name: &str, end: Instant) {
+        let ms = millis(end.saturating_duration_since(self.stage_began));
+        self.stage_began = self.stage_began.max(end);
+        self.last_progress = None;
+        metrics::histogram!(floe_front::telemetry::NODE_STAGE_SECONDS, "stage" => name.to_owned())
+            .record(ms / 1e3);
+        let _ = self.events.send(Event::Stage {
+            name: name.into(),
+            ms,
+        });
+    }
+
+    /// Tells how far the work is; most calls send nothing.
+    pub fn progress(&mut self, name: &str, done: u64, total: u64, unit: &str) {
+        let now = Instant::now();
+        let soon = self
+            .last_progress
+            .is_some_and(|last| now - last < PROGRESS_EVERY);
+        if soon && (total == 0 || done < total) {
+            return;
+        }
+        self.last_progress = Some(now);
+        let _ = self.events.send(Event::Progress {
+            name: name.into(),
+            done,
+            total,
+            unit: unit.into(),
+        });
+    }
+
+    /// Time since the call began.
+    pub fn elapsed_ms(&self) -> f64 {
+        millis(self.started.elapsed())
+    }
+
+    /// Something to read.
+    pub fn note(&self, message: impl Into<String>) {
+        let _ = self.events.send(Event::Note {
+            message: message.into(),
+        });
+    }
+
+    /// What became of a clone.
+    pub fn clone_info(&self, clone: CloneInfo) {
+        let _ = self.events.send(Event::Clone(clone));
+    }
+
+    /// A line for progress that other threads can hold.
+    pub fn progress_line(&self, name: &'static str, unit: &'static str) -> ProgressLine {
+        ProgressLine {
+            events: self.events.clone(),
+            cancel: self.cancel.clone(),
+            last: parking_lot::Mutex::new(None),
+            name,
+            unit,
+        }
+    }
+
+    /// The last event. Time since the last stage, if any, becomes a stage of its own.
+    pub fn finish(mut self, result: Result<Outcome, NodeError>) {
+        let event = match result {
+            Ok(outcome) => {
+                self.stage_at("finish", Instant::now());
+                let total_ms = millis(self.stage_began - self.started);
+                Event::Done(Outcome {
+                    total_ms,
+                    ..outcome
+                })
+            }
+            Err(error) => Event::Error(error.to_api()),
+        };
+        let _ = self.events.send(event);
+    }
+}
+
+/// Progress from worker threads.
+pub struct ProgressLine {
+    events: mpsc::UnboundedSender<Event>,
+    cancel: Cancel,
+    last: parking_lot::Mutex<Option<Instant>>,
+    name: &'static str,
+    unit: &'static str,
+}
+
+impl ProgressLine {
+    /// False once the client has hung up.
+    pub fn goes_on(&self) -> bool {
+        !self.cancel.is_cancelled()
+    }
+
+    /// Tells how far the work is; false once the client has hung up.
+    pub fn at(&self, done: u64, total: u64) -> bool {
+        let now = Instant::now();
+        {
+            let mut last = self.last.lock();
+            if last.is_some_and(|last| now - last < PROGRESS_EVERY) && done < total {
+                return !self.cancel.is_cancelled();
+            }
+            *last = Some(now);
+        }
+        let _ = self.events.send(Event::Progress {
+            name: self.name.into(),
+            done,
+            total,
+            unit: self.unit.into(),
+        });
+        !self.cancel.is_cancelled()
+    }
+}
+
+/// Milliseconds with microseconds behind the point.
+pub fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stages_sum_to_the_total() {
+        let (mut report, mut events) = Report::new();
+        for name in ["resolve", "mount", "qemu"] {
+            std::thread::sleep(Duration::from_millis(2));
+            report.stage(name).unwrap();
+        }
+        report.finish(Ok(Outcome::default()));
+        let mut sum = 0.0;
+        let mut total = None;
+        while let Ok(event) = events.try_recv() {
+            match event {
+                Event::Stage { ms, .. } => sum += ms,
+                Event::Done(outcome) => total = Some(outcome.total_ms),
+                other => panic!("{other:?}"),
+            }
+        }
+        // each figure is rounded to a microsecond
+        assert!((sum - total.unwrap()).abs() < 0.01, "{sum} {total:?}");
+    }
+
+    #[test]
+    fn a_client_that_hung_up_stops_the_work_at_the_next_stage() {
+        let (mut report, _events) = Report::new();
+        let line = report.progress_line("import", "bytes");
+        assert!(line.at(1, 2));
+        report.cancel().cancel();
+        assert!(!line.at(2, 2));
+        assert!(matches!(report.stage("x"), Err(NodeError::Cancelled)));
+    }
+}

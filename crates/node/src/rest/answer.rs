@@ -1,0 +1,182 @@
+//! From the node's results to HTTP: JSON, errors in one shape, and streams of events that notice when the client hangs up.
+
+use crate::transfer::Cancel;
+use crate::{Node, error::NodeError, report::Report};
+use axum::{
+    Json,
+    body::Body,
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{HeaderValue, StatusCode, Uri, header, request::Parts},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use floe_api::{ApiError, ErrorCode, Outcome};
+use futures::StreamExt;
+use serde::{Serialize, de::DeserializeOwned};
+use std::sync::Arc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// An error as an answer.
+pub struct Failure(ApiError);
+
+impl From<NodeError> for Failure {
+    fn from(error: NodeError) -> Failure {
+        Failure(error.to_api())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match self.0.code {
+            ErrorCode::Usage => StatusCode::BAD_REQUEST,
+            ErrorCode::NotFound => StatusCode::NOT_FOUND,
+            ErrorCode::Busy => StatusCode::CONFLICT,
+            ErrorCode::Unreachable => StatusCode::BAD_GATEWAY,
+            ErrorCode::Refused => StatusCode::UNPROCESSABLE_ENTITY,
+            ErrorCode::Cancelled | ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, Json(self.0)).into_response()
+    }
+}
+
+fn usage(message: String) -> Failure {
+    Failure(ApiError {
+        code: ErrorCode::Usage,
+        message,
+        fix: "see docs/openapi-node.json".into(),
+    })
+}
+
+/// A JSON body; an empty one is `null`.
+pub struct Input<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|error| usage(error.to_string()))?;
+        let bytes = if bytes.is_empty() {
+            Bytes::from_static(b"null")
+        } else {
+            bytes
+        };
+        serde_json::from_slice(&bytes)
+            .map(Input)
+            .map_err(|error| usage(format!("the request's body: {error}")))
+    }
+}
+
+/// A query string.
+pub struct Args<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Args<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        axum::extract::Query::try_from_uri(&parts.uri)
+            .map(|axum::extract::Query(args)| Args(args))
+            .map_err(|error| usage(error.body_text()))
+    }
+}
+
+/// Runs a short call where it may block.
+pub async fn answer<T: Serialize + Send + 'static>(
+    call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<Json<T>, Failure> {
+    blocking(call).await.map(Json)
+}
+
+/// The same for answers that are no JSON.
+pub async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<T, Failure> {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(result) => result.map_err(Failure::from),
+        Err(error) => {
+            tracing::error!(%error, "a call panicked");
+            Err(Failure(ApiError {
+                code: ErrorCode::Failed,
+                message: "the node made a mistake".into(),
+                fix: "see its log, and report it".into(),
+            }))
+        }
+    }
+}
+
+/// Turns the switch when the answer's body is dropped: because it is complete, or because the client has gone.
+struct HangUp(Cancel);
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Runs a long call on a thread of its own and streams its events.
+pub fn stream(
+    node: Arc<Node>,
+    what: &'static str,
+    call: impl FnOnce(&Arc<Node>, &mut Report) -> Result<Outcome, NodeError> + Send + 'static,
+) -> Response {
+    let (mut report, events) = Report::new();
+    let hang_up = HangUp(report.cancel());
+    let job = node.job(report.cancel());
+    let started = std::thread::Builder::new()
+        .name(what.into())
+        .spawn(move || {
+            let result =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&node, &mut report)));
+            let result = result.unwrap_or_else(|_| {
+                Err(crate::error::failed(
+                    "the node made a mistake",
+                    "see its log, and report it",
+                ))
+            });
+            if let Err(error) = &result {
+                tracing::info!(call = what, %error, "call failed");
+            }
+            report.finish(result);
+            drop(job);
+        });
+    if let Err(error) = started {
+        return Failure(ApiError {
+            code: ErrorCode::Failed,
+            message: format!("no thread for {what}: {error}"),
+            fix: "raise the limit of processes".into(),
+        })
+        .into_response();
+    }
+    let lines = UnboundedReceiverStream::new(events).map(move |event| {
+        let _held = &hang_up;
+        line(&event)
+    });
+    ndjson(Body::from_stream(lines))
+}
+
+/// One event as a line.
+pub fn line(event: &impl Serialize) -> Result<Bytes, std::io::Error> {
+    let mut line = serde_json::to_vec(event)?;
+    line.push(b'\n');
+    Ok(line.into())
+}
+
+/// An answer of such lines.
+pub fn ndjson(body: Body) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/x-ndjson"),
+    );
+    response
+}
+
+/// For everything that is no path of ours.
+pub async fn no_such_path(uri: Uri) -> Failure {
+    Failure(ApiError {
+        code: ErrorCode::NotFound,
+        message: format!("{} is no path of the node's interface", uri.path()),
+        fix: "see docs/openapi-node.json; client and node should have the same version".into(),
+    })
+}

@@ -1,0 +1,82 @@
+//! Forks and families.
+
+use super::answer::{Failure, Input, answer, stream};
+use crate::Node;
+use axum::{
+    Json,
+    extract::{Path, State},
+    response::Response,
+};
+use floe_api::*;
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// Forks a running machine into clones of this moment, or starts clones of an image.
+#[utoipa::path(post, path = "/v1/machines/{name}/fork", tag = "machines", params(("name" = String, Path)),
+    request_body = ForkRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn fork(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<ForkRequest>,
+) -> Response {
+    stream(node, "fork", move |node, report| {
+        node.fork(&name, &request, report)
+    })
+}
+
+/// A machine's family: the eldest that is known here, with all clones.
+#[utoipa::path(get, path = "/v1/machines/{name}/family", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = Family), (status = 404, body = ApiError)))]
+pub async fn family(State(node): Floe, Path(name): Path<String>) -> Result<Json<Family>, Failure> {
+    answer(move || node.family(&name)).await
+}
+
+/// Ends a clone, or all clones of a machine, with their disks.
+#[utoipa::path(post, path = "/v1/machines/{name}/kill", tag = "machines", params(("name" = String, Path)),
+    request_body = KillRequest,
+    responses((status = 200, body = KillReport), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn kill(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<KillRequest>,
+) -> Result<Json<KillReport>, Failure> {
+    answer(move || node.kill(&name, &request)).await
+}
+
+/// Starts a clone of another node's machine: what a fork with `hosts` asks of them.
+#[utoipa::path(post, path = "/v1/clones", tag = "machines", request_body = CloneRequest,
+    responses((status = 200, body = MachineInfo), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn receive(
+    State(node): Floe,
+    Input(request): Input<CloneRequest>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.receive_clone(&request)).await
+}
+
+/// For how many clones of other nodes' machines there is room.
+#[utoipa::path(get, path = "/v1/clones/room", tag = "machines",
+    responses((status = 200, body = Room), (status = 422, body = ApiError)))]
+pub async fn room(State(node): Floe) -> Result<Json<Room>, Failure> {
+    answer(move || node.clone_room()).await
+}
+
+/// The hosts that are known by name, as they are now.
+#[utoipa::path(get, path = "/v1/hosts", tag = "machines",
+    responses((status = 200, body = HostList), (status = 400, body = ApiError)))]
+pub async fn hosts(State(node): Floe) -> Result<Json<HostList>, Failure> {
+    answer(move || node.hosts_info()).await
+}
+
+/// Tells a host of a family's network which hosts that has come to: what the parent's node says.
+#[utoipa::path(post, path = "/v1/networks/{id}/hosts", tag = "machines", params(("id" = String, Path)),
+    request_body = NetworkHosts,
+    responses((status = 200), (status = 404, body = ApiError)))]
+pub async fn network_hosts(
+    State(node): Floe,
+    Path(id): Path<String>,
+    Input(request): Input<NetworkHosts>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.meet_hosts(&id, &request)).await
+}

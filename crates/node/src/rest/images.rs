@@ -1,0 +1,132 @@
+//! Images and views of them.
+
+use super::answer::{Args, Failure, Input, answer, stream};
+use crate::Node;
+use axum::{Json, extract::State, response::Response};
+use floe_api::*;
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// All images, newest first.
+#[utoipa::path(get, path = "/v1/images", tag = "images", responses((status = 200, body = ImageList)))]
+pub async fn list(State(node): Floe) -> Result<Json<ImageList>, Failure> {
+    answer(move || node.images()).await
+}
+
+/// One image.
+#[utoipa::path(get, path = "/v1/image", tag = "images", params(ImageQuery),
+    responses((status = 200, body = ImageDetail), (status = 404, body = ApiError)))]
+pub async fn inspect(
+    State(node): Floe,
+    Args(query): Args<ImageQuery>,
+) -> Result<Json<ImageDetail>, Failure> {
+    answer(move || node.image(&query.image)).await
+}
+
+/// Imports disks and kernels as an image.
+#[utoipa::path(post, path = "/v1/images/import", tag = "images", request_body = ImportRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn import(State(node): Floe, Input(request): Input<ImportRequest>) -> Response {
+    stream(node, "import", move |node, report| {
+        node.import(&request, report)
+    })
+}
+
+/// Reads and hashes all of an image.
+#[utoipa::path(post, path = "/v1/images/verify", tag = "images", request_body = ImageQuery,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Response {
+    stream(node, "verify", move |node, report| {
+        node.verify_image(&query.image, report)
+    })
+}
+
+/// Lays an image's packs out anew: what its machines use together lies side by side.
+#[utoipa::path(post, path = "/v1/images/optimize", tag = "images", request_body = OptimizeRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>) -> Response {
+    stream(node, "optimize", move |node, report| {
+        node.optimize(&request, report)
+    })
+}
+
+/// Gives an image one more name.
+#[utoipa::path(post, path = "/v1/images/tag", tag = "images", request_body = TagRequest, responses((status = 200)))]
+pub async fn tag(
+    State(node): Floe,
+    Input(request): Input<TagRequest>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.tag(&request)).await
+}
+
+/// Takes a name away.
+#[utoipa::path(post, path = "/v1/images/untag", tag = "images", request_body = TagRequest, responses((status = 200)))]
+pub async fn untag(
+    State(node): Floe,
+    Input(request): Input<TagRequest>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.untag(&request.name)).await
+}
+
+/// Removes a name, and with the last one the image.
+#[utoipa::path(post, path = "/v1/images/remove", tag = "images", request_body = RemoveImageRequest,
+    responses((status = 200, body = FreedReport), (status = 409, body = ApiError)))]
+pub async fn remove(
+    State(node): Floe,
+    Input(request): Input<RemoveImageRequest>,
+) -> Result<Json<FreedReport>, Failure> {
+    answer(move || node.remove_image(&request)).await
+}
+
+/// Writes a region to a file.
+#[utoipa::path(post, path = "/v1/images/export", tag = "images", request_body = ExportRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> Response {
+    stream(node, "export", move |node, report| {
+        node.export(&request, report)
+    })
+}
+
+/// Sends an image to a hub or directory.
+#[utoipa::path(post, path = "/v1/images/push", tag = "images", request_body = PushRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Response {
+    stream(node, "push", move |node, report| {
+        node.push(&request, report)
+    })
+}
+
+/// Fetches a whole image.
+#[utoipa::path(post, path = "/v1/images/pull", tag = "images", request_body = PullRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn pull(State(node): Floe, Input(request): Input<PullRequest>) -> Response {
+    stream(node, "pull", move |node, report| {
+        node.pull(&request, report)
+    })
+}
+
+/// The extra views that there are.
+#[utoipa::path(get, path = "/v1/mounts", tag = "images", responses((status = 200, body = MountList)))]
+pub async fn mounts(State(node): Floe) -> Result<Json<MountList>, Failure> {
+    answer(move || Ok(node.views())).await
+}
+
+/// Shows an image's regions as plain files in a directory.
+#[utoipa::path(post, path = "/v1/mounts", tag = "images", request_body = MountRequest,
+    responses((status = 200, body = MountInfo)))]
+pub async fn mount(
+    State(node): Floe,
+    Input(request): Input<MountRequest>,
+) -> Result<Json<MountInfo>, Failure> {
+    answer(move || node.mount_view(&request)).await
+}
+
+/// Ends that.
+#[utoipa::path(post, path = "/v1/mounts/remove", tag = "images", request_body = UnmountRequest, responses((status = 200)))]
+pub async fn unmount(
+    State(node): Floe,
+    Input(request): Input<UnmountRequest>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.unmount_view(&request.path)).await
+}

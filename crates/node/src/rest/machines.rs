@@ -1,0 +1,141 @@
+//! Machines.
+
+use super::answer::{Args, Failure, Input, answer, blocking, stream};
+use crate::{Node, logs};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+    http::header,
+    response::{IntoResponse, Response},
+};
+use floe_api::*;
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// All machines.
+#[utoipa::path(get, path = "/v1/machines", tag = "machines", responses((status = 200, body = MachineList)))]
+pub async fn list(State(node): Floe) -> Result<Json<MachineList>, Failure> {
+    answer(move || Ok(node.list_machines())).await
+}
+
+/// Makes a machine from an image and starts it.
+#[utoipa::path(post, path = "/v1/machines", tag = "machines", request_body = RunRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn run(State(node): Floe, Input(request): Input<RunRequest>) -> Response {
+    stream(node, "run", move |node, report| node.run(&request, report))
+}
+
+/// One machine.
+#[utoipa::path(get, path = "/v1/machines/{name}", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = MachineInfo), (status = 404, body = ApiError)))]
+pub async fn inspect(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.inspect_machine(&name)).await
+}
+
+/// Removes a machine with its disks.
+#[utoipa::path(delete, path = "/v1/machines/{name}", tag = "machines", params(("name" = String, Path), RemoveMachineQuery),
+    responses((status = 200), (status = 409, body = ApiError)))]
+pub async fn remove(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Args(query): Args<RemoveMachineQuery>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.remove_machine(&name, query.force)).await
+}
+
+/// Starts a stopped machine from its disks.
+#[utoipa::path(post, path = "/v1/machines/{name}/start", tag = "machines", params(("name" = String, Path)),
+    request_body = StartRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn start(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<StartRequest>,
+) -> Response {
+    stream(node, "start", move |node, report| {
+        node.start_machine(&name, &request, report)
+    })
+}
+
+/// Stops a machine; its disks stay.
+#[utoipa::path(post, path = "/v1/machines/{name}/stop", tag = "machines", params(("name" = String, Path)),
+    request_body = StopRequest, responses((status = 200, body = MachineInfo)))]
+pub async fn stop(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<StopRequest>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.stop_machine(&name, &request)).await
+}
+
+/// Captures a machine as an image; the machine goes on.
+#[utoipa::path(post, path = "/v1/machines/{name}/capture", tag = "machines", params(("name" = String, Path)),
+    request_body = CaptureRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn capture(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<CaptureRequest>,
+) -> Response {
+    stream(node, "capture", move |node, report| {
+        node.capture(&name, &request, report)
+    })
+}
+
+/// The machine's screen as PNG.
+#[utoipa::path(post, path = "/v1/machines/{name}/screenshot", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = Vec<u8>, content_type = "image/png")))]
+pub async fn screenshot(State(node): Floe, Path(name): Path<String>) -> Result<Response, Failure> {
+    let png = blocking(move || node.screenshot(&name)).await?;
+    Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
+}
+
+/// Where the machine's console is.
+#[utoipa::path(get, path = "/v1/machines/{name}/console", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = ConsoleInfo)))]
+pub async fn console(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<ConsoleInfo>, Failure> {
+    answer(move || node.console(&name)).await
+}
+
+/// What the guest wrote on its console, as far as it is kept (4 to 8 MiB), byte by byte. It may hold anything, escape sequences of
+/// terminals too.
+#[utoipa::path(get, path = "/v1/machines/{name}/logs", tag = "machines", params(("name" = String, Path), LogQuery),
+    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
+pub async fn logs(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Args(query): Args<LogQuery>,
+) -> Result<Response, Failure> {
+    let log = blocking(move || node.console_history(&name, query.tail_bytes)).await?;
+    let body = Body::from_stream(logs::stream(log, query.follow));
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
+}
+
+/// Adds or removes a port forward of a running machine.
+#[utoipa::path(post, path = "/v1/machines/{name}/forwards", tag = "machines", params(("name" = String, Path)),
+    request_body = ForwardRequest, responses((status = 200, body = PortForward)))]
+pub async fn forward(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<ForwardRequest>,
+) -> Result<Json<PortForward>, Failure> {
+    answer(move || node.forward(&name, &request)).await
+}
+
+/// How a machine's image streams.
+#[utoipa::path(get, path = "/v1/machines/{name}/stream", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = StreamInfo), (status = 404, body = ApiError)))]
+pub async fn stream_info(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<StreamInfo>, Failure> {
+    answer(move || node.stream_info(&name)).await
+}

@@ -1,0 +1,216 @@
+//! The node's REST interface. Handlers only translate: every answer comes from a method of [`Node`], run on a thread
+//! where it may block.
+
+mod answer;
+mod cluster;
+mod forks;
+mod images;
+mod machines;
+mod screen;
+mod system;
+mod traces;
+mod uploads;
+
+pub(crate) use answer::blocking;
+
+use crate::Node;
+use axum::{
+    Router,
+    routing::{delete, get, post},
+};
+use std::sync::Arc;
+use utoipa::OpenApi;
+
+/// Largest request body, bytes: labels and command lines are small.
+pub const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// What the members of a cluster ask each other: to run clones, and how those are. The rest of the interface is not theirs.
+pub fn members_router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/clones", post(forks::receive))
+        .route("/v1/clones/room", get(forks::room))
+        .route("/v1/machines/{name}/family", get(forks::family))
+        .route("/v1/machines/{name}/kill", post(forks::kill))
+        .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
+        .fallback(answer::no_such_path)
+        .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node)
+}
+
+/// All routes.
+pub fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/node", get(system::node))
+        .route("/v1/page", get(system::page))
+        .route("/v1/doctor", get(system::doctor))
+        .route("/v1/events", get(system::events))
+        .route("/v1/shutdown", post(system::shutdown))
+        .route("/v1/cache", get(system::cache))
+        .route("/v1/cache/gc", post(system::cache_gc))
+        .route("/v1/cache/verify", post(system::cache_verify))
+        .route("/v1/openapi.json", get(system::openapi))
+        .route("/metrics", get(system::metrics))
+        .route("/v1/images", get(images::list))
+        .route("/v1/image", get(images::inspect))
+        .route("/v1/images/{name}/thumbnail", get(screen::picture))
+        .route("/v1/images/import", post(images::import))
+        .route("/v1/images/verify", post(images::verify))
+        .route("/v1/images/optimize", post(images::optimize))
+        .route("/v1/images/tag", post(images::tag))
+        .route("/v1/images/untag", post(images::untag))
+        .route("/v1/images/remove", post(images::remove))
+        .route("/v1/images/export", post(images::export))
+        .route("/v1/images/push", post(images::push))
+        .route("/v1/images/pull", post(images::pull))
+        .route("/v1/uploads", post(uploads::receive))
+        .route("/v1/uploads/{id}", delete(uploads::drop))
+        .route("/v1/mounts", get(images::mounts).post(images::mount))
+        .route("/v1/mounts/remove", post(images::unmount))
+        .route("/v1/machines", get(machines::list).post(machines::run))
+        .route("/v1/machines/{name}", get(machines::inspect))
+        .route("/v1/machines/{name}", delete(machines::remove))
+        .route("/v1/machines/{name}/start", post(machines::start))
+        .route("/v1/machines/{name}/stop", post(machines::stop))
+        .route("/v1/machines/{name}/capture", post(machines::capture))
+        .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
+        .route("/v1/machines/{name}/vnc", get(screen::vnc))
+        .route("/v1/machines/{name}/console", get(machines::console))
+        .route("/v1/machines/{name}/logs", get(machines::logs))
+        .route("/v1/machines/{name}/forwards", post(machines::forward))
+        .route("/v1/machines/{name}/stream", get(machines::stream_info))
+        .route("/v1/machines/{name}/fork", post(forks::fork))
+        .route("/v1/machines/{name}/family", get(forks::family))
+        .route("/v1/machines/{name}/kill", post(forks::kill))
+        .route("/v1/clones", post(forks::receive))
+        .route("/v1/clones/room", get(forks::room))
+        .route("/v1/hosts", get(forks::hosts))
+        .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
+        .route("/v1/cluster", get(cluster::info))
+        .route("/v1/cluster/init", post(cluster::init))
+        .route("/v1/cluster/invite", post(cluster::invite))
+        .route("/v1/cluster/join", post(cluster::join))
+        .route("/v1/cluster/leave", post(cluster::leave))
+        .route("/v1/cluster/revoke", post(cluster::revoke))
+        .route("/v1/traces/list", post(traces::list))
+        .route("/v1/traces/show", post(traces::show))
+        .route("/v1/traces/export", post(traces::export))
+        .route("/v1/traces/import", post(traces::import))
+        .fallback(answer::no_such_path)
+        .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node)
+}
+
+/// The interface's description.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "floe node",
+        description = "Runs virtual machines from images on one host. Served on a unix socket; who can open it \
+            has the rights of the node. Long calls answer one JSON event a line (application/x-ndjson).",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    paths(
+        system::node,
+        system::page,
+        system::doctor,
+        system::events,
+        system::shutdown,
+        system::cache,
+        system::cache_gc,
+        system::cache_verify,
+        images::list,
+        images::inspect,
+        images::import,
+        images::verify,
+        images::optimize,
+        images::tag,
+        images::untag,
+        images::remove,
+        images::export,
+        images::push,
+        images::pull,
+        uploads::receive,
+        uploads::drop,
+        images::mounts,
+        images::mount,
+        images::unmount,
+        machines::list,
+        machines::run,
+        machines::inspect,
+        machines::remove,
+        machines::start,
+        machines::stop,
+        machines::capture,
+        machines::screenshot,
+        screen::picture,
+        screen::vnc,
+        machines::console,
+        machines::logs,
+        machines::forward,
+        machines::stream_info,
+        forks::fork,
+        forks::family,
+        forks::kill,
+        forks::receive,
+        forks::room,
+        forks::hosts,
+        forks::network_hosts,
+        cluster::info,
+        cluster::init,
+        cluster::invite,
+        cluster::join,
+        cluster::leave,
+        cluster::revoke,
+        traces::list,
+        traces::show,
+        traces::export,
+        traces::import,
+    ),
+    components(schemas(floe_api::Event))
+)]
+pub struct Description;
+
+/// The text of `docs/openapi-node.json`.
+pub fn openapi_json() -> String {
+    let mut text = Description::openapi()
+        .to_pretty_json()
+        .expect("a description has only strings");
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `FLOE_BLESS=1 cargo test -p floe-node openapi` writes the file anew.
+    #[test]
+    fn the_checked_in_openapi_file_is_what_the_node_speaks() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi-node.json");
+        let now = openapi_json();
+        if std::env::var_os("FLOE_BLESS").is_some() {
+            std::fs::write(path, &now).unwrap();
+        }
+        let then = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            now == then,
+            "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe-node openapi"
+        );
+    }
+
+    #[test]
+    fn every_route_is_described() {
+        let source = include_str!("mod.rs");
+        let described = Description::openapi();
+        let routes = source
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
+        let unlisted = ["/metrics", "/v1/openapi.json"];
+        let mut count = 0;
+        for route in routes.filter(|route| !unlisted.contains(route)) {
+            assert!(described.paths.paths.contains_key(route), "{route}");
+            count += 1;
+        }
+        assert!(count > 20);
+    }
+}

@@ -1,0 +1,303 @@
+//! Screens: an image's at its capture, and a machine's as it is (VNC in a WebSocket).
+
+use super::answer::{Failure, blocking};
+use crate::{Node, error::at};
+use axum::{
+    extract::{
+        Path, State,
+        ws::{Message, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
+    },
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use floe_api::ApiError;
+use floe_front::page::thumbnail::{self, Keep};
+use futures::{SinkExt, StreamExt};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+    time::{sleep, timeout},
+};
+
+type Floe = State<Arc<Node>>;
+
+/// Characters of an image's id.
+const ID_CHARACTERS: usize = 64;
+/// Bytes of the screen that are sent at a time: what waits in the node for a browser that is slow.
+const FROM_QEMU_BYTES: usize = 64 << 10;
+/// Largest message of a browser, bytes: keys and pointers take tens, a pasted text some thousand.
+const FROM_BROWSER_BYTES: usize = 256 << 10;
+/// A browser that takes nothing for so long has gone.
+const STALLED: Duration = Duration::from_secs(30);
+/// How often a quiet connection is tried.
+const PING_EVERY: Duration = Duration::from_secs(20);
+/// RFB's message of the pointer.
+const POINTER: u8 = 5;
+/// Messages of RFB with which a browser's user does something (RFC 6143, 7.5): a key, the pointer, a text to paste, and
+/// QEMU's own message for keys. Browsers send each in a message of its own.
+const INPUTS: [u8; 4] = [4, POINTER, 6, 255];
+/// Messages that wait for a machine that is paused to buffer; what a user does beyond that is lost.
+const HELD_MAX: usize = 1024;
+/// How often a machine that is paused to buffer is looked at while input waits for it, and the time between two messages
+/// when it goes on: a PC's keyboard remembers eight keys.
+const HELD_EVERY: Duration = Duration::from_millis(20);
+
+/// The screen at the capture, as PNG.
+#[utoipa::path(get, path = "/v1/images/{name}/thumbnail", tag = "images",
+    params(("name" = String, Path, description = "name, id or a unique prefix of one")),
+    responses((status = 200, body = Vec<u8>, content_type = "image/png"), (status = 304),
+              (status = 404, body = ApiError)))]
+pub async fn picture(
+    State(node): Floe,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let keep = if name.len() == ID_CHARACTERS {
+        Keep::Private
+    } else {
+        Keep::Ask
+    };
+    let (id, png) = blocking(move || node.thumbnail(&name)).await?;
+    Ok(thumbnail::answer(&id, png, keep, &headers))
+}
+
+/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers
+/// may look at one machine. Keys that are typed while it is paused to buffer wait until it goes on.
+#[utoipa::path(get, path = "/v1/machines/{name}/vnc", tag = "machines", params(("name" = String, Path)),
+    responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
+              (status = 426, description = "not a WebSocket")))]
+pub async fn vnc(
+    State(node): Floe,
+    Path(name): Path<String>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Failure> {
+    let machine = name.clone();
+    let (socket, stands_still) = blocking(move || node.vnc(&machine)).await?;
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(rejection) => return Ok(rejection.into_response()),
+    };
+    let qemu = UnixStream::connect(&socket)
+        .await
+        .map_err(at(format!("the screen of {name} does not answer")))?;
+    Ok(bounded(upgrade)
+        .protocols(["binary"])
+        .on_upgrade(async move |browser| {
+            tracing::debug!(machine = name, "a browser looks");
+            relay(browser, qemu, stands_still).await;
+            tracing::debug!(machine = name, "a browser left");
+        }))
+}
+
+/// A frame's length is checked when its head has come, a message's only when all of it is here.
+fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+    upgrade
+        .max_message_size(FROM_BROWSER_BYTES)
+        .max_frame_size(FROM_BROWSER_BYTES)
+}
+
+/// Carries bytes both ways until either side ends. Each direction holds at most one piece: who is slow slows the other. QEMU
+/// drops the input of a machine that stands still, so that is held back until it goes on.
+async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> bool) {
+    let (mut to_browser, mut from_browser) = browser.split();
+    let (mut from_qemu, mut to_qemu) = qemu.into_split();
+    let down = async {
+        let mut piece = vec![0; FROM_QEMU_BYTES];
+        loop {
+            let message = match timeout(PING_EVERY, from_qemu.read(&mut piece)).await {
+                Err(_quiet) => Message::Ping(Default::default()),
+                Ok(Ok(0) | Err(_)) => break,
+                Ok(Ok(count)) => Message::Binary(piece[..count].to_vec().into()),
+            };
+            if !matches!(timeout(STALLED, to_browser.send(message)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        let _ = timeout(STALLED, to_browser.close()).await; // it may have gone as well
+    };
+    let up = async {
+        let mut held = Held::default();
+        loop {
+            let message = tokio::select! {
+                message = from_browser.next() => message,
+                () = sleep(HELD_EVERY), if !held.0.is_empty() => {
+                    if !stands_still()
+                        && let Some(input) = held.0.pop_front()
+                        && to_qemu.write_all(&input).await.is_err()
+                    {
+                        break;
+                    }
+                    continue;
+                }
+            };
+            let Some(Ok(message)) = message else { break };
+            match message {
+                Message::Binary(bytes)
+                    if bytes.first().is_some_and(|kind| INPUTS.contains(kind))
+                        && (!held.0.is_empty() || stands_still()) =>
+                {
+                    held.push(bytes);
+                }
+                Message::Binary(bytes) if to_qemu.write_all(&bytes).await.is_ok() => {}
+                Message::Ping(_) | Message::Pong(_) => {}
+                // RFB is binary; who sends anything else does not speak it
+                Message::Binary(_) | Message::Text(_) | Message::Close(_) => break,
+            }
+        }
+    };
+    tokio::select! { () = down => (), () = up => () }
+}
+
+/// Input for a machine that stands still, in the order in which it came.
+#[derive(Default)]
+struct Held(VecDeque<Bytes>);
+
+impl Held {
+    fn push(&mut self, input: Bytes) {
+        // kind and buttons: of a pointer that only moves, the last place counts
+        let moved = |last: &Bytes| input[0] == POINTER && last.get(..2) == input.get(..2);
+        let full = self.0.len() >= HELD_MAX;
+        match self.0.back_mut() {
+            Some(last) if moved(last) => *last = input,
+            _ if full => {}
+            _ => self.0.push_back(input),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, routing::get};
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::net::{TcpListener, TcpStream, UnixListener};
+
+    /// Of a machine that runs.
+    static RUNNING: AtomicBool = AtomicBool::new(false);
+
+    /// A server whose WebSocket leads to a unix socket, both of this test.
+    async fn serve(
+        dir: &std::path::Path,
+        still: &'static AtomicBool,
+    ) -> (SocketAddr, UnixListener) {
+        let path = dir.join("vnc.sock");
+        let qemu = UnixListener::bind(&path).unwrap();
+        let upgrade = move |upgrade: WebSocketUpgrade| async move {
+            let qemu = UnixStream::connect(&path).await.unwrap();
+            let stands_still = || still.load(Ordering::Relaxed);
+            bounded(upgrade).on_upgrade(move |browser| relay(browser, qemu, stands_still))
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/vnc", get(upgrade));
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        (address, qemu)
+    }
+
+    /// A browser's handshake, byte for byte.
+    async fn browse(address: SocketAddr) -> TcpStream {
+        let mut browser = TcpStream::connect(address).await.unwrap();
+        let request = format!(
+            "GET /vnc HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        );
+        browser.write_all(request.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(browser.read_u8().await.unwrap());
+        }
+        assert!(
+            head.starts_with(b"HTTP/1.1 101 "),
+            "{}",
+            head.escape_ascii()
+        );
+        browser
+    }
+
+    /// A frame as browsers send it, masked with zeroes.
+    fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
+        assert!(payload.len() < 126);
+        let mut bytes = vec![0x80 | opcode, 0x80 | payload.len() as u8, 0, 0, 0, 0];
+        bytes.extend(payload);
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_screen_travels_in_binary_messages_both_ways() {
+        let dir = tempfile::tempdir().unwrap();
+        let (address, listener) = serve(dir.path(), &RUNNING).await;
+        let mut browser = browse(address).await;
+        let (mut qemu, _) = listener.accept().await.unwrap();
+        qemu.write_all(b"RFB 003.008\n").await.unwrap();
+        let mut got = [0; 14];
+        browser.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"\x82\x0cRFB 003.008\n");
+        browser.write_all(&frame(2, b"key")).await.unwrap();
+        let mut got = [0; 3];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"key");
+        // QEMU ends: the browser is told by a close frame
+        drop(qemu);
+        assert_eq!(browser.read_u8().await.unwrap(), 0x88);
+    }
+
+    #[tokio::test]
+    async fn what_is_typed_while_a_machine_stands_still_reaches_it_when_it_goes_on() {
+        static STILL: AtomicBool = AtomicBool::new(true);
+        let dir = tempfile::tempdir().unwrap();
+        let (address, listener) = serve(dir.path(), &STILL).await;
+        let mut browser = browse(address).await;
+        let (mut qemu, _) = listener.accept().await.unwrap();
+        for message in [b"\x04key-down", b"\x03look-at.", b"\x04key-up.."] {
+            browser.write_all(&frame(2, message)).await.unwrap();
+        }
+        let mut got = [0; 9];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"\x03look-at.", "the screen is for all time");
+        STILL.store(false, Ordering::Relaxed);
+        let mut got = [0; 18];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"\x04key-down\x04key-up..");
+        // a user who types on and on while nothing goes on does not fill the node
+        let mut held = Held::default();
+        for _ in 0..2 * HELD_MAX {
+            held.push(Bytes::from_static(b"\x04key"));
+        }
+        assert_eq!(held.0.len(), HELD_MAX);
+        // a pointer's way is its end, a click is a click
+        let mut held = Held::default();
+        for pointer in [
+            b"\x05\x00at-1",
+            b"\x05\x00at-2",
+            b"\x05\x01at-2",
+            b"\x05\x00at-2",
+        ] {
+            held.push(Bytes::from_static(pointer));
+        }
+        let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
+        assert_eq!(held.0, way);
+    }
+
+    #[tokio::test]
+    async fn a_browser_that_goes_or_speaks_otherwise_is_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let (address, listener) = serve(dir.path(), &RUNNING).await;
+        let mut large = vec![0x82, 0xff];
+        large.extend((FROM_BROWSER_BYTES as u64 * 2).to_be_bytes());
+        large.extend([0; 4]);
+        for last_words in [frame(8, b""), frame(1, b"text"), large, Vec::new()] {
+            let mut browser = browse(address).await;
+            let (mut qemu, _) = listener.accept().await.unwrap();
+            browser.write_all(&last_words).await.unwrap();
+            if last_words.is_empty() {
+                drop(browser);
+            }
+            let mut rest = Vec::new();
+            qemu.read_to_end(&mut rest).await.unwrap();
+            assert_eq!(rest, b"", "nothing of it reaches QEMU");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The node itself and its cache.
+
+use super::answer::{Failure, Input, answer, line, ndjson, stream};
+use crate::Node;
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use floe_api::*;
+use futures::Stream;
+use std::sync::Arc;
+use tokio::sync::broadcast::error::RecvError;
+
+type Floe = State<Arc<Node>>;
+
+/// What the node is and runs.
+#[utoipa::path(get, path = "/v1/node", tag = "node", responses((status = 200, body = NodeInfo)))]
+pub async fn node(State(node): Floe) -> Result<Json<NodeInfo>, Failure> {
+    answer(move || node.info()).await
+}
+
+/// Where the node's page for browsers is.
+#[utoipa::path(get, path = "/v1/page", tag = "node",
+    responses((status = 200, body = PageInfo), (status = 404, body = ApiError)))]
+pub async fn page(State(node): Floe) -> Result<Json<PageInfo>, Failure> {
+    answer(move || node.page()).await
+}
+
+/// What is missing on this host.
+#[utoipa::path(get, path = "/v1/doctor", tag = "node", responses((status = 200, body = DoctorReport)))]
+pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
+    answer(move || Ok(crate::doctor::examine(&node))).await
+}
+
+/// What happens on the node, from now on, one NodeEvent a line.
+#[utoipa::path(get, path = "/v1/events", tag = "node",
+    responses((status = 200, body = NodeEvent, content_type = "application/x-ndjson")))]
+pub async fn events(State(node): Floe) -> Response {
+    ndjson(Body::from_stream(event_lines(&node)))
+}
+
+fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::Error>> + use<> {
+    futures::stream::unfold(node.listen(), |mut events| async move {
+        let event = match events.recv().await {
+            Ok(event) => event,
+            // a reader that is too slow is told how much it missed
+            Err(RecvError::Lagged(count)) => crate::event(Happened::Missed, "", count.to_string()),
+            Err(RecvError::Closed) => return None,
+        };
+        Some((line(&event), events))
+    })
+}
+
+/// Ends the node; machines go on unless told otherwise.
+#[utoipa::path(post, path = "/v1/shutdown", tag = "node", request_body = ShutdownRequest, responses((status = 200)))]
+pub async fn shutdown(State(node): Floe, Input(request): Input<ShutdownRequest>) -> Json<()> {
+    node.ask_to_stop(request.stop_machines);
+    Json(())
+}
+
+/// How full the cache is.
+#[utoipa::path(get, path = "/v1/cache", tag = "cache", responses((status = 200, body = CacheInfo)))]
+pub async fn cache(State(node): Floe) -> Result<Json<CacheInfo>, Failure> {
+    answer(move || Ok(node.cache_info())).await
+}
+
+/// Removes from cache and repository what nothing needs.
+#[utoipa::path(post, path = "/v1/cache/gc", tag = "cache", responses((status = 200, body = FreedReport)))]
+pub async fn cache_gc(State(node): Floe) -> Result<Json<FreedReport>, Failure> {
+    answer(move || node.cache_gc()).await
+}
+
+/// Reads and hashes all of the cache.
+#[utoipa::path(post, path = "/v1/cache/verify", tag = "cache",
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn cache_verify(State(node): Floe) -> Response {
+    stream(node, "cache-verify", |node, report| {
+        node.cache_verify(report)
+    })
+}
+
+/// Prometheus.
+pub async fn metrics(State(node): Floe) -> Response {
+    node.record_metrics();
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+        floe_front::telemetry::render_metrics(),
+    )
+        .into_response()
+}
+
+/// This interface's description.
+pub async fn openapi() -> Response {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        super::openapi_json(),
+    )
+        .into_response()
+}

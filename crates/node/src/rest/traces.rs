@@ -1,0 +1,49 @@
+//! Traces.
+
+use super::answer::{Failure, Input, answer};
+use crate::Node;
+use axum::{Json, extract::State};
+use floe_api::*;
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// The traces of an image's machines, and the models made of them: those of this host, or of an image of yours on a hub.
+#[utoipa::path(post, path = "/v1/traces/list", tag = "traces", request_body = TracesRequest,
+    responses((status = 200, body = TraceList), (status = 404, body = ApiError)))]
+pub async fn list(
+    State(node): Floe,
+    Input(request): Input<TracesRequest>,
+) -> Result<Json<TraceList>, Failure> {
+    answer(move || node.list_traces(&request)).await
+}
+
+/// One trace in figures.
+#[utoipa::path(post, path = "/v1/traces/show", tag = "traces", request_body = TraceRequest,
+    responses((status = 200, body = TraceDetail), (status = 404, body = ApiError)))]
+pub async fn show(
+    State(node): Floe,
+    Input(request): Input<TraceRequest>,
+) -> Result<Json<TraceDetail>, Failure> {
+    answer(move || node.show_trace(&request)).await
+}
+
+/// Writes a trace to a file.
+#[utoipa::path(post, path = "/v1/traces/export", tag = "traces", request_body = TraceRequest,
+    responses((status = 200, body = TraceMoved), (status = 404, body = ApiError)))]
+pub async fn export(
+    State(node): Floe,
+    Input(request): Input<TraceRequest>,
+) -> Result<Json<TraceMoved>, Failure> {
+    answer(move || node.export_trace(&request)).await
+}
+
+/// Takes a trace from a file.
+#[utoipa::path(post, path = "/v1/traces/import", tag = "traces", request_body = TraceImportRequest,
+    responses((status = 200, body = TraceMoved), (status = 422, body = ApiError)))]
+pub async fn import(
+    State(node): Floe,
+    Input(request): Input<TraceImportRequest>,
+) -> Result<Json<TraceMoved>, Failure> {
+    answer(move || node.import_trace(&request)).await
+}

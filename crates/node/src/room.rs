@@ -1,0 +1,109 @@
+//! Room on the disk while machines run.
+//!
+//! What a guest writes needs room that nobody has set aside. Two things keep a short disk from stopping it for long: the cache, whose
+//! content can be had again, gives way before the disk is full; and machines that did find it full go on by themselves once there is
+//! room. [`decide`] says how much the cache gives; [`Room`] looks at the disk and carries it out, on the watcher's thread.
+
+use floe_store::Cache;
+use std::{path::PathBuf, sync::Arc};
+
+/// Below this many free bytes, or a tenth of a smaller disk, the cache gives way.
+const LOW_BYTES: u64 = 1 << 30;
+/// Free bytes with which a machine that found the disk full may go on.
+pub(crate) const GO_ON_BYTES: u64 = 16 << 20;
+
+/// A disk, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Disk {
+    free: u64,
+    total: u64,
+}
+
+/// How many bytes the cache is to give back: so that twice what counts as little is free, as far as it has them.
+fn decide(disk: Disk, cache_bytes: u64) -> u64 {
+    let low = LOW_BYTES.min(disk.total / 10);
+    match disk.free < low {
+        true => (2 * low - disk.free).min(cache_bytes),
+        false => 0,
+    }
+}
+
+/// Looks after the disk with the state directory.
+pub(crate) struct Room {
+    dir: PathBuf,
+    cache: Arc<Cache>,
+    /// Failed requests of the mount, as counted at the last look.
+    errors: u64,
+    /// A request has failed since machines were last let go on.
+    failed: bool,
+}
+
+impl Room {
+    /// Looks after the disk that `dir` is on.
+    pub fn new(dir: PathBuf, cache: Arc<Cache>) -> Room {
+        Room {
+            dir,
+            cache,
+            errors: 0,
+            // under an earlier node, perhaps
+            failed: true,
+        }
+    }
+
+    /// Has the cache give way if the disk is short. `errors` is the mount's count of failed requests. Returns whether machines that
+    /// found the disk full may go on: one may have, and there is room.
+    pub fn look(&mut self, errors: u64) -> bool {
+        let Some(disk) = self.disk() else {
+            return false;
+        };
+        let cached = self.cache.stats().bytes;
+        let gives = decide(disk, cached);
+        if gives > 0 {
+            match self.cache.gc(cached - gives) {
+                Ok(0) => {}
+                Ok(freed) => {
+                    tracing::info!(freed, free = disk.free, "the cache made room on the disk")
+                }
+                Err(error) => tracing::warn!(%error, "the cache could not make room on the disk"),
+            }
+        }
+        self.failed |= errors != self.errors;
+        self.errors = errors;
+        let go_on = self.failed && self.disk().is_some_and(|disk| disk.free >= GO_ON_BYTES);
+        self.failed &= !go_on;
+        go_on
+    }
+
+    /// A machine could not go on: the next look says so again.
+    pub fn look_again(&mut self) {
+        self.failed = true;
+    }
+
+    fn disk(&self) -> Option<Disk> {
+        let stat = rustix::fs::statvfs(&self.dir).ok()?;
+        Some(Disk {
+            free: stat.f_bavail.saturating_mul(stat.f_frsize),
+            total: stat.f_blocks.saturating_mul(stat.f_frsize),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_gives_what_is_missing_and_no_more_than_it_has() {
+        const GIB: u64 = 1 << 30;
+        let large = |free| Disk {
+            free,
+            total: 500 * GIB,
+        };
+        assert_eq!(decide(large(GIB), 40 * GIB), 0);
+        assert_eq!(decide(large(GIB / 2), 40 * GIB), 3 * GIB / 2);
+        assert_eq!(decide(large(0), GIB), GIB);
+        let small = |free| Disk { free, total: GIB };
+        assert_eq!(decide(small(GIB / 5), GIB / 2), 0);
+        assert_eq!(decide(small(0), GIB / 2), 2 * (GIB / 10));
+    }
+}

@@ -1,0 +1,453 @@
+//! The node's life: open everything, take over what an earlier node left, answer, and end without hurting machines.
+
+use crate::{
+    Node, NodeOptions, Stop, cluster,
+    error::{NodeError, at, busy},
+    fork,
+    guest::Guests,
+    helpers,
+    machines::Machines,
+    network, placement,
+    reserve::Reserve,
+    rest,
+    sources::Sources,
+    standby, starts,
+    traces::Traces,
+    web,
+};
+use floe_mount::{Keeper, Mount, MountOptions};
+use floe_store::{Cache, Repository, private};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicU64, mpsc},
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::UnixListener,
+    runtime::Runtime,
+    sync::{broadcast, watch},
+};
+
+/// How long long calls get to undo what they began when the node ends.
+const JOBS_END: Duration = Duration::from_secs(10);
+/// The same while forks are not stored yet, whose clones would lose memory.
+const STORING_END: Duration = Duration::from_secs(60);
+/// How long open connections get after that.
+const CONNECTIONS_END: Duration = Duration::from_secs(1);
+/// Threads of the interface: they only translate.
+const REST_THREADS: usize = 2;
+/// Mode of a directory that others, such as the machines' own users, may pass on the way to what is theirs, but not list.
+pub(crate) const PASSABLE_MODE: u32 = 0o711;
+
+/// A running node. Dropping it ends the node; machines go on.
+pub struct NodeHandle {
+    node: Option<Arc<Node>>,
+    runtime: Option<Runtime>,
+    stop: watch::Receiver<Option<Stop>>,
+}
+
+/// Starts a node on threads of its own and returns once it answers. Callable with or without a tokio runtime around it.
+pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
+    let home = options.home.clone();
+    make_dirs(&options)?;
+    let _ = floe_front::telemetry::metrics();
+    // a name that is wrong is said now, not to the first guest that asks
+    placement::plug_in(options.guest_placement.as_deref(), &home)?;
+    let listener = bind(&options.socket, options.socket_group)?;
+    let web = options
+        .web
+        .as_ref()
+        .map(|web| web::listen(web, &home))
+        .transpose()?;
+    let (page_listener, page) = web.unzip();
+    let repo = Repository::create(&home.repo())?;
+    let cache = Arc::new(Cache::open(&home.cache(), options.cache_budget)?);
+    let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
+    let keeper = start_keeper(&options)?;
+    let mount = start_mount(&options, &keeper)?;
+    let took_over = mount.took_over();
+    let (stop, stopped) = watch::channel(None);
+    let (wishes, wished) = mpsc::channel();
+    let (guests, arrived) = Guests::new();
+    let layers = fork::Layers::new(fork::Keeping::new(keeper.clone(), home.forks()));
+    let cluster = Arc::new(cluster::Cluster::open(&home)?);
+    let node = Arc::new(Node {
+        sources: Sources::new(
+            repo.clone(),
+            layers.clone(),
+            cache.clone(),
+            options.io_timeout,
+            home.run().join("index"),
+            cluster.clone(),
+            options.own_hub.clone(),
+        ),
+        repo,
+        cache,
+        mount: RwLock::new(Some(mount)),
+        keeper,
+        machines: Machines::new(reserve.clone()),
+        reserve,
+        standby: standby::Pool::default(),
+        starts: starts::Starts::open(&home),
+        layers,
+        forks: fork::Forks::open(&home)?,
+        tickets: placement::Tickets::open(&home)?,
+        networks: network::Networks::open(&home, cluster.clone())?,
+        cluster,
+        traces: Arc::new(Traces::open(&home)?),
+        image_bytes: Mutex::default(),
+        wishes,
+        guests,
+        views: Mutex::default(),
+        storing: RwLock::new(()),
+        accel: floe_machine::accel::detect(),
+        took_over,
+        page: page.map(Arc::new),
+        started: Instant::now(),
+        events: broadcast::channel(super::EVENTS_KEPT).0,
+        stop,
+        jobs: Mutex::default(),
+        next_job: AtomicU64::new(0),
+        home,
+        options,
+    });
+    node.tidy_tmp();
+    let found = node.find_layers_again();
+    node.find_lost_forks();
+    node.open_groups_again();
+    let left = node.attach_machines();
+    node.adopt_views();
+    node.tidy_networks();
+    node.with_mount(|mount| {
+        mount.takeover_done();
+        Ok(())
+    })?;
+    node.start_watching()?;
+    node.start_buffering(wished)?;
+    node.start_listening_to_guests(arrived)?;
+    node.start_watching_parents()?;
+    node.start_watching_hosts()?;
+    node.start_watching_tickets()?;
+    node.start_keeping_cluster()?;
+    node.start_tracing()?;
+    node.fetch_models_again();
+    node.store_found(found);
+    node.take_over_machines(left);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(REST_THREADS)
+        .thread_name("node-rest")
+        .enable_all()
+        .build()
+        .map_err(at("cannot start the interface's threads"))?;
+    let app = rest::router(node.clone());
+    let listener = {
+        let _inside = runtime.enter();
+        listener
+            .set_nonblocking(true)
+            .map_err(at("cannot listen"))?;
+        UnixListener::from_std(listener).map_err(at("cannot listen"))?
+    };
+    runtime.spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            tracing::error!(%error, "the interface ended");
+        }
+    });
+    if let (Some(listener), Some(guard)) = (page_listener, &node.page) {
+        let app = web::router(node.clone(), guard.clone());
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).map_err(at("cannot listen for browsers"))?
+        };
+        runtime.spawn(web::serve(listener, app));
+    }
+    let members =
+        rest::members_router(node.clone()).merge(fork::router(node.clone(), fork::Way::Sealed));
+    let members = cluster::router(node.clone(), members);
+    node.cluster.serve(runtime.handle().clone(), members);
+    tracing::info!(socket = %node.options.socket.display(), took_over, "node answers");
+    Ok(NodeHandle {
+        node: Some(node),
+        runtime: Some(runtime),
+        stop: stopped,
+    })
+}
+
+impl NodeHandle {
+    /// The node itself, for callers in the same process.
+    pub fn node(&self) -> &Arc<Node> {
+        self.node
+            .as_ref()
+            .expect("a handle has its node until it is dropped")
+    }
+
+    /// Where it answers.
+    pub fn socket(&self) -> &Path {
+        &self.node().options.socket
+    }
+
+    /// Asks the node to end, with its machines or without; returns at once.
+    pub fn stop(&self, machines: bool) {
+        self.node().ask_to_stop(machines);
+    }
+
+    /// Blocks until somebody asks the node to end, then ends it.
+    pub fn wait(mut self) {
+        let stop = self.stop.clone();
+        if let Some(runtime) = &self.runtime {
+            let mut stop = stop;
+            let _ = runtime.block_on(async { stop.wait_for(Option::is_some).await.map(|_| ()) });
+        }
+        self.end();
+    }
+
+    /// As [`NodeHandle::wait`], and SIGTERM and SIGINT ask too.
+    pub fn wait_or_signal(self) {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let (Some(runtime), Some(node)) = (&self.runtime, &self.node) {
+            let node = node.clone();
+            runtime.spawn(async move {
+                let (Ok(mut term), Ok(mut int)) = (
+                    signal(SignalKind::terminate()),
+                    signal(SignalKind::interrupt()),
+                ) else {
+                    return;
+                };
+                tokio::select! { _ = term.recv() => (), _ = int.recv() => () }
+                node.ask_to_stop(false);
+            });
+        }
+        self.wait();
+    }
+
+    /// Ends the node; machines go on unless they are to be stopped.
+    pub fn shutdown(self, stop_machines: bool) {
+        self.stop(stop_machines);
+        self.wait();
+    }
+
+    fn end(&mut self) {
+        let (Some(node), Some(runtime)) = (self.node.take(), self.runtime.take()) else {
+            return;
+        };
+        let machines = self.stop.borrow().is_some_and(|stop| stop.machines);
+        let _ = fs::remove_file(&node.options.socket);
+        end_jobs(&node);
+        node.end_standby();
+        if machines {
+            node.stop_all_machines();
+        }
+        node.machines.leave();
+        node.traces.outbox.close();
+        let running = node.machines.any_running();
+        let Some(mount) = node.mount.write().take() else {
+            return;
+        };
+        let left = if running {
+            tracing::info!("machines go on; the next node takes them over");
+            mount.detach()
+        } else {
+            node.end_views();
+            mount.unmount()
+        };
+        if let Err(error) = left {
+            tracing::warn!(%error, "the mount was not left as it should");
+        }
+        if let Err(error) = node.cache.flush() {
+            tracing::warn!(%error, "the cache was not written out");
+        }
+        match running {
+            true => node.keeper.leave(),
+            false => node.keeper.end(),
+        }
+        runtime.shutdown_timeout(CONNECTIONS_END);
+    }
+}
+
+impl Drop for NodeHandle {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn end_jobs(node: &Node) {
+    let asked = Instant::now();
+    let patience = || match node.layers.is_empty() {
+        true => JOBS_END,
+        false => STORING_END,
+    };
+    // one that ends may have begun another: a fork that is cancelled stores what it has
+    while node.cancel_jobs() > 0 && asked.elapsed() < patience() {
+        std::thread::sleep(super::report::CANCEL_POLL);
+    }
+}
+
+/// Starts a supervisor if there is none, now and whenever it has ended.
+fn start_keeper(options: &NodeOptions) -> Result<Keeper, NodeError> {
+    let socket = options.home.run().join("supervisor.sock");
+    let command = options.supervisor.clone();
+    let ensure = move |socket: &Path| {
+        helpers::ensure_supervisor(&command, socket).map_err(|error| error.to_api().to_string())
+    };
+    Ok(Keeper::start(&socket, ensure)?)
+}
+
+fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeError> {
+    let mut mount = MountOptions::new(options.home.run());
+    mount.keeper = Some(keeper.clone());
+    mount.io_timeout = options.io_timeout;
+    if !options.read_ahead {
+        // A window of one chunk is the demanded one.
+        mount.planner.window_log2_start = 0;
+        mount.planner.window_log2_max = 0;
+    }
+    Ok(Mount::start(&options.mountpoint, mount)?)
+}
+
+/// The state directory and what has to be in it, closed to other users.
+fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
+    let home = &options.home;
+    let cannot = |dir: &Path| at(format!("cannot make {}", dir.display()));
+    for dir in [
+        home.root().to_owned(),
+        home.machines(),
+        home.run(),
+        home.tmp(),
+    ] {
+        private::make_dirs(&dir).map_err(cannot(&dir))?;
+    }
+    let mountpoint = &options.mountpoint;
+    make_mountpoint(mountpoint).map_err(cannot(mountpoint))?;
+    // a machine's own user, and whoever may use the socket, must get to what is theirs
+    let mut passable = Vec::new();
+    if rustix::process::geteuid().is_root() {
+        passable.push(home.machines());
+        passable.push(home.root().join(standby::DIR));
+    }
+    if !passable.is_empty() || options.socket_group.is_some() {
+        passable.push(home.root().to_owned());
+    }
+    close_to_others(home.root(), &passable, mountpoint)?;
+    // of what an operator has put on another disk
+    for dir in [home.repo(), home.cache(), home.machines(), home.traces()] {
+        if dir.is_symlink() {
+            close_to_others(&dir, &passable, mountpoint)?;
+        }
+    }
+    Ok(())
+}
+
+/// The mountpoint of a node that died answers nobody until it is taken over. So it is not looked at, not even by lstat: that
+/// waits for an answer if anybody has listed the directory before.
+fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
+    if let Some(above) = dir.parent() {
+        private::make_dirs_with(above, PASSABLE_MODE)?;
+    }
+    match fs::create_dir(dir) {
+        Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(PASSABLE_MODE)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// `dir` may be a link; the other paths begin with its name.
+fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), NodeError> {
+    let close = || {
+        let real = dir.canonicalize()?;
+        let there = |path: &Path| match path.strip_prefix(dir) {
+            Ok(rest) if rest.as_os_str().is_empty() => real.clone(),
+            Ok(rest) => real.join(rest),
+            Err(_) => path.to_owned(),
+        };
+        let passable: Vec<PathBuf> = passable.iter().map(|path| there(path)).collect();
+        private::close_to_others(&real, &passable, &[there(skip)])
+    };
+    let closed = close().map_err(at(format!("cannot close {} to others", dir.display())))?;
+    if closed.changed > 0 {
+        let (changed, dir) = (closed.changed, dir.display());
+        tracing::info!(changed, %dir, "files and directories were open to other users; they are closed now");
+    }
+    Ok(())
+}
+
+/// Binds the socket; one that a dead node left is replaced, a live node's is not.
+fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixListener, NodeError> {
+    let shown = socket.display();
+    if let Some(dir) = socket.parent() {
+        private::make_dirs_with(dir, PASSABLE_MODE)
+            .map_err(at(format!("cannot make {}", dir.display())))?;
+    }
+    if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+        return Err(busy(
+            format!("a node answers on {shown} already"),
+            "stop it first, or set another FLOE_SOCKET",
+        ));
+    }
+    let _ = fs::remove_file(socket);
+    // nobody else may connect in the moment before the mode is set
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = std::os::unix::net::UnixListener::bind(socket);
+    rustix::process::umask(before);
+    let listener = listener.map_err(at(format!("cannot listen on {shown}")))?;
+    if let Some(group) = group {
+        std::os::unix::fs::chown(socket, None, Some(group))
+            .map_err(at(format!("cannot give {shown} to group {group}")))?;
+        fs::set_permissions(socket, fs::Permissions::from_mode(0o660))
+            .map_err(at(format!("cannot open {shown} to a group")))?;
+    }
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_directory_behind_a_link_and_a_cache_on_another_disk_are_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, disk) = (dir.path().join("real"), dir.path().join("disk"));
+        for open in [real.join("repo"), disk.clone(), real.join("mnt/inside")] {
+            private::make_dirs_with(&open, 0o755).unwrap();
+        }
+        std::os::unix::fs::symlink(&real, dir.path().join("home")).unwrap();
+        std::os::unix::fs::symlink(&disk, real.join("cache")).unwrap();
+        fs::write(disk.join("chunks"), b"memory").unwrap();
+        fs::set_permissions(disk.join("chunks"), fs::Permissions::from_mode(0o644)).unwrap();
+        let home = floe_api::paths::Home::at(dir.path().join("home"));
+        make_dirs(&NodeOptions::new(home).unwrap()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&real.join("repo")), 0o700);
+        assert_eq!((mode(&disk), mode(&disk.join("chunks"))), (0o700, 0o600));
+        assert_eq!(
+            mode(&real.join("mnt/inside")),
+            0o755,
+            "a mount may not answer"
+        );
+        let passable = if rustix::process::geteuid().is_root() {
+            0o711
+        } else {
+            0o700
+        };
+        assert_eq!(
+            (mode(&real), mode(&real.join("machines"))),
+            (passable, passable)
+        );
+    }
+
+    #[test]
+    fn only_the_owner_can_connect_and_a_dead_nodes_socket_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("sub/node.sock");
+        let first = bind(&socket, None).unwrap();
+        assert_eq!(
+            fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        let error = bind(&socket, None).unwrap_err().to_string();
+        assert!(error.contains("already"), "{error}");
+        drop(first);
+        bind(&socket, None).unwrap();
+    }
+}

@@ -1,0 +1,95 @@
+//! How long runs of an image take: what the catalogue shows as its typical start.
+
+use crate::files::{replace_file_soon, set_aside};
+use floe_api::paths::Home;
+use floe_image::Hash;
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+};
+
+/// Runs of an image that count, the last ones.
+const RUNS_MAX: usize = 9;
+/// Images that are remembered; beyond it, those whose id sorts first are forgotten.
+const IMAGES_MAX: usize = 4096;
+
+/// Times of the last runs by image. Kept over restarts; a file that can't be read is an empty one.
+pub(crate) struct Starts {
+    file: PathBuf,
+    times_ms: Mutex<BTreeMap<String, VecDeque<f64>>>,
+}
+
+impl Starts {
+    /// What is known in this state directory.
+    pub fn open(home: &Home) -> Starts {
+        let file = home.root().join("starts.json");
+        let read = std::fs::read(&file).unwrap_or_default();
+        let times_ms = match serde_json::from_slice(&read) {
+            Ok(times) => times,
+            Err(_) if read.is_empty() => BTreeMap::new(),
+            Err(error) => {
+                set_aside(&file, &error.to_string(), "holds no start times");
+                BTreeMap::new()
+            }
+        };
+        Starts {
+            file,
+            times_ms: Mutex::new(times_ms),
+        }
+    }
+
+    /// A run took so long.
+    pub fn add(&self, image: &Hash, ms: f64) {
+        let mut times = self.times_ms.lock();
+        let of_image = times.entry(image.to_string()).or_default();
+        of_image.push_back(ms);
+        while of_image.len() > RUNS_MAX {
+            of_image.pop_front();
+        }
+        while times.len() > IMAGES_MAX {
+            times.pop_first();
+        }
+        // no fsync: a run waits for this, and after a power failure an empty list is as good
+        let bytes = serde_json::to_vec(&*times).unwrap_or_default();
+        if let Err(error) = replace_file_soon(&self.file, &bytes) {
+            tracing::warn!(%error, "start times are not kept");
+        }
+    }
+
+    /// The median of the last runs.
+    pub fn typical_ms(&self, image: &Hash) -> Option<f64> {
+        let times = self.times_ms.lock();
+        let mut sorted: Vec<f64> = times.get(&image.to_string())?.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_typical_start_is_the_median_of_the_last_runs_and_outlives_the_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let (image, other) = (Hash::of(b"a"), Hash::of(b"b"));
+        let starts = Starts::open(&home);
+        assert_eq!(starts.typical_ms(&image), None);
+        for ms in [9000.0, 100.0, 120.0] {
+            starts.add(&image, ms);
+        }
+        let again = Starts::open(&home);
+        assert_eq!(
+            (again.typical_ms(&image), again.typical_ms(&other)),
+            (Some(120.0), None)
+        );
+        for _ in 0..RUNS_MAX {
+            again.add(&image, 50.0);
+        }
+        assert_eq!(again.typical_ms(&image), Some(50.0));
+        std::fs::write(dir.path().join("starts.json"), "{").unwrap();
+        assert_eq!(Starts::open(&home).typical_ms(&image), None);
+    }
+}

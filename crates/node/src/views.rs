@@ -1,0 +1,323 @@
+//! Extra views: an image's regions as plain files in a directory of the user's choice, for any VMM or tool.
+//!
+//! A view is a bind mount of the image's directory on the node's mount, so it costs nothing and shares the page cache with
+//! the machines. It ends with the node's mount, and outlives the node as that does: what is needed to know it again stands in
+//! `views/`. Without the right to bind-mount the user is told the path instead.
+
+use crate::{
+    Node,
+    error::{NodeError, at, busy, failed, not_found, refused, usage},
+    files::{load_manifest, make_private_dir, read_bounded, replace_file, save_manifest},
+    record::Origin,
+};
+use floe_api::{MountInfo, MountList, MountRequest};
+use floe_image::{Hash, Manifest};
+use floe_mount::ImageHandle;
+use serde::{Deserialize, Serialize};
+use std::{
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+/// One view.
+pub(crate) struct View {
+    /// Of this image.
+    pub image: Hash,
+    /// In this directory.
+    pub path: PathBuf,
+    /// What is kept of it.
+    dir: PathBuf,
+    /// Keeps the image on the mount.
+    _handle: ImageHandle,
+}
+
+/// What is kept of a view, beside the image's manifest.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    /// [`KEPT_VERSION`].
+    version: u32,
+    image: Hash,
+    path: PathBuf,
+    origin: Origin,
+}
+
+const KEPT_VERSION: u32 = 1;
+const KEPT_FILE: &str = "view.json";
+/// Largest such file that is read: paths and addresses are short.
+const KEPT_BYTES_MAX: u64 = 1 << 20;
+
+impl Kept {
+    fn load(dir: &Path) -> Result<Kept, NodeError> {
+        let path = dir.join(KEPT_FILE);
+        let shown = path.display();
+        let bytes =
+            read_bounded(&path, KEPT_BYTES_MAX).map_err(at(format!("cannot read {shown}")))?;
+        let kept: Result<Kept, _> = serde_json::from_slice(&bytes);
+        kept.ok()
+            .filter(|kept| kept.version == KEPT_VERSION)
+            .ok_or_else(|| {
+                failed(
+                    format!("{shown} is not what this floe keeps of a view"),
+                    "unmount the directory and mount the image again",
+                )
+            })
+    }
+
+    /// Writes it with the image's manifest to a directory of its own below `views`.
+    fn save(&self, views: &Path, manifest: &Manifest) -> Result<PathBuf, NodeError> {
+        let name = Hash::of(self.path.as_os_str().as_encoded_bytes());
+        let dir = views.join(name.to_string());
+        make_private_dir(&dir)?;
+        save_manifest(&dir, &self.image, manifest)?;
+        let bytes = serde_json::to_vec_pretty(self).expect("strings and numbers");
+        replace_file(&dir.join(KEPT_FILE), &bytes)?;
+        Ok(dir)
+    }
+}
+
+impl Node {
+    /// Shows an image in a directory.
+    pub fn mount_view(&self, request: &MountRequest) -> Result<MountInfo, NodeError> {
+        let path = PathBuf::from(&request.path);
+        if !path.is_absolute() {
+            return Err(usage(
+                format!("{} is no absolute path", request.path),
+                "give the whole path",
+            ));
+        }
+        let path = path
+            .canonicalize()
+            .map_err(at(format!("cannot mount on {}", request.path)))?;
+        if !path.is_dir() {
+            return Err(usage(
+                format!("{} is no directory", path.display()),
+                "make one with mkdir",
+            ));
+        }
+        let found = self.sources.find(
+            &request.image,
+            request.token.as_deref(),
+            request.ca.as_deref(),
+            |_| Ok(()),
+        )?;
+        let manifest = found.manifest.clone();
+        let handle = self.show_image(found.id, found.manifest, found.fetcher)?;
+        let mut views = self.views.lock();
+        if views.iter().any(|view| view.path == path) {
+            return Err(busy(
+                format!("{} has an image already", path.display()),
+                "floe unmount it first",
+            ));
+        }
+        let source = self.mountpoint().join("images").join(found.id.to_string());
+        let kept = Kept {
+            version: KEPT_VERSION,
+            image: found.id,
+            path: path.clone(),
+            origin: found.origin,
+        };
+        // kept first: a view that nobody knows could not be ended
+        let dir = kept.save(&self.home.views(), &manifest)?;
+        if let Err(error) = bind(&source, &path) {
+            let _ = std::fs::remove_dir_all(&dir);
+            return Err(error);
+        }
+        let info = MountInfo {
+            image: found.id.to_string(),
+            path: path.display().to_string(),
+        };
+        views.push(View {
+            image: found.id,
+            path,
+            dir,
+            _handle: handle,
+        });
+        Ok(info)
+    }
+
+    /// Takes over the views of an earlier node that are still mounted, and forgets the others.
+    pub(crate) fn adopt_views(&self) {
+        let mounted = if self.took_over {
+            std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
+        } else {
+            String::new() // they were of a mount that is gone
+        };
+        let dirs = std::fs::read_dir(self.home.views());
+        for dir in dirs.into_iter().flatten().flatten() {
+            let dir = dir.path();
+            match self.adopt_view(&dir, &mounted) {
+                Ok(Some(view)) => self.views.lock().push(view),
+                Ok(None) => {
+                    let _ = std::fs::remove_dir_all(&dir);
+                }
+                Err(error) => tracing::error!(%error, "a mounted image is left alone"),
+            }
+        }
+    }
+
+    /// `None` if it is not mounted any more.
+    fn adopt_view(&self, dir: &Path, mounted: &str) -> Result<Option<View>, NodeError> {
+        let kept = Kept::load(dir)?;
+        if !is_mounted(mounted, &kept.path) {
+            return Ok(None);
+        }
+        let manifest = load_manifest(dir, &kept.image)?;
+        let fetcher = self.sources.fetcher(&kept.origin)?;
+        let handle = self.show_image(kept.image, manifest, fetcher)?;
+        Ok(Some(View {
+            image: kept.image,
+            path: kept.path,
+            dir: dir.to_owned(),
+            _handle: handle,
+        }))
+    }
+
+    /// Ends a view.
+    pub fn unmount_view(&self, path: &str) -> Result<(), NodeError> {
+        let wanted = Path::new(path)
+            .canonicalize()
+            .unwrap_or_else(|_| path.into());
+        let mut views = self.views.lock();
+        let Some(index) = views.iter().position(|view| view.path == wanted) else {
+            return Err(not_found(
+                format!("no image is mounted on {path}"),
+                "see `floe mount` for those that are",
+            ));
+        };
+        unbind(&wanted)?;
+        let view = views.remove(index);
+        drop(views);
+        let _ = std::fs::remove_dir_all(&view.dir);
+        self.forget_image(&view.image);
+        Ok(())
+    }
+
+    /// The views that there are.
+    pub fn views(&self) -> MountList {
+        let info = |view: &View| MountInfo {
+            image: view.image.to_string(),
+            path: view.path.display().to_string(),
+        };
+        MountList {
+            mounts: self.views.lock().iter().map(info).collect(),
+        }
+    }
+
+    /// Ends all views: the mount behind them goes away.
+    pub(crate) fn end_views(&self) {
+        for view in self.views.lock().drain(..) {
+            if let Err(error) = unbind(&view.path) {
+                tracing::warn!(path = %view.path.display(), %error, "view stays mounted");
+            }
+            let _ = std::fs::remove_dir_all(&view.dir);
+        }
+    }
+}
+
+/// Whether `/proc/self/mountinfo` (proc(5)) has a floe's mount there. Nothing on the mount is looked at: nobody answers yet.
+fn is_mounted(mountinfo: &str, path: &Path) -> bool {
+    mountinfo.lines().any(|line| {
+        let mut halves = line.split(" - ");
+        let (Some(mount), Some(kind)) = (halves.next(), halves.next()) else {
+            return false;
+        };
+        let there = mount.split(' ').nth(4).map(unescaped);
+        kind.starts_with("fuse.floe ") && there.as_deref() == Some(path.as_os_str().as_bytes())
+    })
+}
+
+/// Blanks, tabs, line ends and backslashes of a path are octal there.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let octal = (*first == b'\\')
+            .then(|| after.get(..3))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+fn bind(source: &Path, target: &Path) -> Result<(), NodeError> {
+    rustix::mount::mount_bind(source, target).map_err(|error| match error {
+        rustix::io::Errno::PERM => refused(
+            format!("only root may mount on {}", target.display()),
+            format!(
+                "run the node as root, or use the files where they are: {}",
+                source.display()
+            ),
+        ),
+        error => NodeError::Io {
+            what: format!("cannot mount on {}", target.display()),
+            source: error.into(),
+        },
+    })
+}
+
+fn unbind(target: &Path) -> Result<(), NodeError> {
+    rustix::mount::unmount(target, rustix::mount::UnmountFlags::NOFOLLOW).map_err(|error| {
+        match error {
+            rustix::io::Errno::BUSY => busy(
+                format!("files under {} are in use", target.display()),
+                format!(
+                    "end the programs that use them: fuser -vm {}",
+                    target.display()
+                ),
+            ),
+            error => NodeError::Io {
+                what: format!("cannot unmount {}", target.display()),
+                source: error.into(),
+            },
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_is_known_again_by_the_kernels_list_of_mounts() {
+        let list = "36 25 0:31 / /home/a\\040b\\134c rw,nosuid shared:1 - fuse.floe floe rw,user_id=0\n\
+                    37 25 0:32 / /home/d rw - ext4 /dev/vda rw\nnonsense\n";
+        assert!(is_mounted(list, Path::new("/home/a b\\c")));
+        for other in ["/home/d", "/home/a", "", "/home/a\\040b\\134c"] {
+            assert!(!is_mounted(list, Path::new(other)), "{other}");
+        }
+        assert_eq!(unescaped("a\\04"), b"a\\04");
+        assert_eq!(unescaped("\\777"), b"\\777");
+    }
+
+    #[test]
+    fn what_is_kept_of_a_view_is_read_again_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept {
+            version: KEPT_VERSION,
+            image: Hash::of(b"image"),
+            path: "/somewhere".into(),
+            origin: Origin::default(),
+        };
+        let at = kept.save(dir.path(), &Manifest::default()).unwrap();
+        assert_eq!(Kept::load(&at).unwrap().path, kept.path);
+        let text = std::fs::read_to_string(at.join(KEPT_FILE)).unwrap();
+        for wrong in [
+            &text[..text.len() / 2],
+            &text.replace("\"version\": 1", "\"version\": 9"),
+        ] {
+            std::fs::write(at.join(KEPT_FILE), wrong).unwrap();
+            assert!(Kept::load(&at).is_err(), "{wrong}");
+        }
+    }
+}
