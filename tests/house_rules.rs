@@ -19,7 +19,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
     (
         "floe-mount",
-        &["floe-image", "floe-store", "floe-source", "floe-planner"],
+        &[
+            "floe-image",
+            "floe-store",
+            "floe-source",
+            "floe-planner",
+            "floe-sched",
+        ],
     ),
     ("floe-machine", &["floe-image", "floe-mount"]),
     ("floe-guest", &[]),

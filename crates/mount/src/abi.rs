@@ -80,6 +80,8 @@ pub(crate) struct Header {
     pub opcode: u32,
     pub unique: u64,
     pub node: u64,
+    /// The user of who asks.
+    pub uid: u32,
     /// The thread that asks; 0 when the kernel asks on its own.
     pub pid: u32,
 }
@@ -99,6 +101,7 @@ pub(crate) fn parse(request: &[u8]) -> Option<(Header, &[u8])> {
         opcode: u32_at(request, 4)?,
         unique: u64_at(request, 8)?,
         node: u64_at(request, 16)?,
+        uid: u32_at(request, 24)?,
         pid: u32_at(request, 32)?,
     };
     let body = request.get(IN_HEADER_BYTES..header.len as usize)?;

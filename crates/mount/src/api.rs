@@ -1,12 +1,13 @@
 //! The mount.
 
 use crate::backend::{Backend, Stored};
-use crate::core::Core;
+use crate::core::{Core, Raw};
 use crate::device::{self, Device};
 use crate::image::Image;
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, BaseRecord, Disk, remove_earlier_boots};
 use crate::owner::Message;
+use crate::queue::Queue;
 use crate::trace::Trace;
 use crate::tree::{Kept, Node, Tree};
 use crate::{
@@ -16,6 +17,8 @@ use crate::{
 use crate::{abi, owner, push, serve};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
+use floe_sched::Fifo;
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +28,8 @@ use std::thread::JoinHandle;
 
 /// Blocks that wait to be pushed; more aren't worth it, they will have been touched by then.
 const PUSHES_QUEUED_MAX: usize = 256;
+/// Bytes of disk requests that wait for a worker; what comes on top is done by the thread that brings it.
+const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
 /// What statfs calls tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// Name of the table of inodes among a mount's descriptors.
@@ -189,8 +194,10 @@ impl Mount {
             connection.max_write as u32,
         )?;
         let (owner, events) = crossbeam_channel::unbounded();
-        let (workers, work) = crossbeam_channel::unbounded();
-        let (pusher, pushes) = crossbeam_channel::bounded(PUSHES_QUEUED_MAX);
+        let fifo = Fifo::new(options.disk_requests_queued_max);
+        let work = Arc::new(Queue::new(Box::new(fifo), DISK_BYTES_QUEUED_MAX));
+        let pusher = Queue::new(Box::new(Fifo::new(PUSHES_QUEUED_MAX)), u64::MAX);
+        let pusher = Arc::new(pusher);
         let planner = Planner::new(options.planner);
         let core = Core::new(
             connection.devices,
@@ -198,8 +205,8 @@ impl Mount {
             options,
             connection.max_write,
             owner,
-            workers,
-            pusher,
+            work.clone(),
+            pusher.clone(),
             took_over,
         );
         let core = Arc::new(core);
@@ -225,7 +232,7 @@ impl Mount {
             owner::run(&weak, &events, planner)
         })?;
         let weak = Arc::downgrade(&core);
-        spawn("floe-push".into(), move || push::run(&weak, &pushes))?;
+        spawn("floe-push".into(), move || push::run(&weak, &pusher))?;
         if took_over && let Err(error) = device::resend(&core.devices[0]) {
             tracing::warn!(%error, "the kernel can't send requests again; those that were under way are lost");
         }
@@ -271,13 +278,13 @@ impl Mount {
     }
 
     /// Tries requests that came before what they are for.
-    fn replay(&self, early: Vec<(usize, Vec<u8>)>) {
+    fn replay(&self, early: Vec<Raw>) {
         if early.is_empty() {
             return;
         }
         let mut reply = vec![0; abi::OUT_HEADER_BYTES + serve::IO_BYTES_MAX];
-        for (device, request) in early {
-            serve::handle(&self.core, device, &request, &mut reply, false);
+        for Raw { device, bytes } in early {
+            serve::handle(&self.core, device, &bytes, &mut reply, false);
         }
     }
 
@@ -342,10 +349,16 @@ impl Mount {
             let segments = state.missing_tables();
             let event = Event::RegionAdded {
                 region: state.id,
+                link: image.backend.link_id(),
+                image: first,
                 chunks: state.chunks(),
                 segments,
                 urgency,
             };
+            let _ = self.core.owner.send(Message::Event(event));
+        }
+        // A machine that starts at once is buffered by what is known of the link already.
+        if let Some(event) = owner::measured(&image) {
             let _ = self.core.owner.send(Message::Event(event));
         }
         self.replay_early();
@@ -409,6 +422,7 @@ impl Mount {
         let trace = Trace::open(&spec.dir, image.id, &spec.name)?;
         let machine = Arc::new(Machine {
             id: self.core.next_machine(),
+            class: Mutex::default(),
             name: spec.name,
             uid: spec.uid,
             gid: spec.gid,
@@ -448,6 +462,7 @@ impl Mount {
             .machines
             .write()
             .insert(machine.name.clone(), machine.clone());
+        self.note_users();
         self.replay_early();
         let dir = self.mountpoint.join(dir);
         Ok(MachineHandle {
@@ -455,6 +470,13 @@ impl Mount {
             core: self.core.clone(),
             dir,
         })
+    }
+
+    /// Machines were added or removed: whose each user is may have changed.
+    fn note_users(&self) {
+        let own = rustix::process::geteuid().as_raw();
+        let machines = self.core.machines.read();
+        self.core.askers.set_machines(machines.values(), own);
     }
 
     /// The images that the disks in a machine's directory are relative to.
@@ -491,6 +513,7 @@ impl Mount {
                 name: name.to_owned(),
             });
         };
+        self.note_users();
         self.remove(&format!("machines/{name}"))?;
         for disk in &machine.disks {
             disk.flush()

@@ -1,8 +1,9 @@
 //! Where an image's chunks come from, as the engine sees it.
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
-use floe_planner::Link;
-use floe_source::{Fetcher, Who};
+use floe_planner::{Link, LinkId};
+use floe_sched::Who;
+use floe_source::Fetcher;
 use floe_store::{Cache, Pin};
 use std::sync::Arc;
 
@@ -23,7 +24,9 @@ pub(crate) trait Backend: Send + Sync {
     fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done);
     /// Brings items ahead of need.
     fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each);
-    /// The link's estimate.
+    /// The link that what isn't here comes over: images with the same number share it.
+    fn link_id(&self) -> LinkId;
+    /// As that link is measured; `None` before anything came over it.
     fn link(&self) -> Option<Link>;
 }
 
@@ -71,6 +74,10 @@ impl Backend for Stored {
         };
         self.fetcher
             .prefetch_with(who, &self.image, items, Arc::new(each));
+    }
+
+    fn link_id(&self) -> LinkId {
+        self.fetcher.number()
     }
 
     fn link(&self) -> Option<Link> {

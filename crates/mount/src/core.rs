@@ -6,16 +6,18 @@
 
 use crate::MountOptions;
 use crate::abi;
+use crate::askers::{self, Askers, Asking};
 use crate::device::Device;
 use crate::image::{Extra, First, Image, Reading};
 use crate::machine::{self, Machine};
 use crate::overlay::Stop;
 use crate::owner::Message;
 use crate::push::PushBlock;
+use crate::queue::{Queue, Queued};
 use crate::tree::Tree;
 use crossbeam_channel::Sender;
 use floe_planner::{Event, RegionId};
-use floe_source::{MachineId, Who};
+use floe_sched::{MachineId, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -28,8 +30,6 @@ const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// Serving threads that may be fetching themselves (the fetcher's default `here_max`); with no more than these none may.
 const FETCHERS_HERE_MAX: usize = 2;
-/// Threads whose machine is remembered; more are forgotten all at once.
-const THREADS_REMEMBERED: usize = 4096;
 
 #[derive(Default)]
 pub(crate) struct Counters {
@@ -47,8 +47,23 @@ pub(crate) struct Counters {
     pub ahead_chunks: AtomicU64,
 }
 
-/// A request as it came: the descriptor's number and the bytes.
-pub(crate) type Raw = (usize, Vec<u8>);
+/// A request as it came.
+pub(crate) struct Raw {
+    /// The descriptor's number.
+    pub device: usize,
+    pub bytes: Vec<u8>,
+}
+
+impl Queued for Raw {
+    fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn is_quick(&self) -> bool {
+        let header = abi::parse(&self.bytes).map(|(header, _)| header.opcode);
+        matches!(header, Some(abi::op::READ | abi::op::WRITE))
+    }
+}
 
 /// What a request is about.
 #[derive(Clone)]
@@ -83,7 +98,16 @@ pub(crate) enum Op {
 pub(crate) struct Asker {
     pub device: usize,
     pub unique: u64,
-    pub pid: u32,
+    pub asking: Asking,
+}
+
+/// What an answered request touched, to be accounted for.
+pub(crate) struct Touches {
+    pub target: Target,
+    pub asking: Asking,
+    pub firsts: Vec<First>,
+    /// How long it had to wait, if it had to.
+    pub waited_us: Option<u64>,
 }
 
 /// A request that waits.
@@ -106,16 +130,17 @@ pub(crate) struct Core {
     pub max_write: usize,
     pub counters: Counters,
     pub owner: Sender<Message>,
-    pub workers: Sender<Raw>,
-    pub pusher: Sender<PushBlock>,
+    /// What the disk workers are to do.
+    pub work: Arc<Queue<Raw>>,
+    /// What is to go into the page cache.
+    pub pusher: Arc<Queue<PushBlock>>,
     pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
     /// Requests for what the connection knows and nobody has added yet; `None` once the takeover is done.
     pub early: Mutex<Option<Vec<Raw>>>,
     pub images: RwLock<HashMap<floe_image::Hash, Arc<Image>>>,
     pub machines: RwLock<HashMap<String, Arc<Machine>>>,
     pub regions: RwLock<HashMap<RegionId, (Weak<Image>, usize)>>,
-    pub pids: RwLock<HashMap<u32, Weak<Machine>>>,
-    threads: RwLock<HashMap<u32, Weak<Machine>>>,
+    pub askers: Askers,
     machines_made: AtomicU32,
     /// FUSE threads that are in a disk's file at present.
     pub in_disks: AtomicUsize,
@@ -148,8 +173,8 @@ impl Core {
         options: MountOptions,
         max_write: usize,
         owner: Sender<Message>,
-        workers: Sender<Raw>,
-        pusher: Sender<PushBlock>,
+        work: Arc<Queue<Raw>>,
+        pusher: Arc<Queue<PushBlock>>,
         took_over: bool,
     ) -> Self {
         Self {
@@ -159,15 +184,14 @@ impl Core {
             max_write,
             counters: Counters::default(),
             owner,
-            workers,
+            work,
             pusher,
             waiting: Mutex::default(),
             early: Mutex::new(took_over.then(Vec::new)),
             images: RwLock::default(),
             machines: RwLock::default(),
             regions: RwLock::default(),
-            pids: RwLock::default(),
-            threads: RwLock::default(),
+            askers: Askers::default(),
             machines_made: AtomicU32::new(0),
             in_disks: AtomicUsize::new(0),
         }
@@ -232,7 +256,11 @@ impl Core {
         parked
             .left
             .store(reading.needs.len() + 1, Ordering::Release);
-        let who = self.who(&target, parked.asker.pid);
+        let purpose = match parked.op {
+            Op::Read { .. } => Purpose::Demand,
+            Op::Write { .. } | Op::Zero { .. } => Purpose::Store,
+        };
+        let who = self.who(&target, parked.asker.asking, purpose);
         for need in reading.needs {
             let (core, parked, owner) = (self.clone(), parked.clone(), image.clone());
             let done = move |result: Result<&[u8], String>| {
@@ -327,14 +355,14 @@ impl Core {
         }
         let wait_us = parked.since.elapsed().as_micros() as u64;
         machine::add(&self.counters.wait_us, wait_us);
-        let target = parked.op.target();
-        if let Some(machine) = self.machine_of(&target, parked.asker.pid) {
-            machine::add(&machine.counters.waits, 1);
-            machine::add(&machine.counters.wait_us, wait_us);
-        }
-        let mut firsts = parked.firsts.lock();
+        let mut firsts = std::mem::take(&mut *parked.firsts.lock());
         firsts.extend(reading.firsts);
-        self.account(&target, parked.asker.pid, &firsts, wait_us);
+        self.account(Touches {
+            target: parked.op.target(),
+            asking: parked.asker.asking,
+            firsts,
+            waited_us: Some(wait_us),
+        });
     }
 
     /// Ends a parked request with an error.
@@ -347,12 +375,28 @@ impl Core {
         self.devices[parked.asker.device].reply_errno(parked.asker.unique, errno);
     }
 
-    /// Records first touches in the machine's trace, and tells the planner which of its guesses were right.
-    pub(crate) fn account(&self, target: &Target, pid: u32, firsts: &[First], wait_us: u64) {
-        if firsts.is_empty() {
+    /// Accounts for an answered request: at once if it is known who asked, else on the owner's thread, which finds that out.
+    pub(crate) fn account(&self, touches: Touches) {
+        if touches.firsts.is_empty() && touches.waited_us.is_none() {
             return;
         }
-        if let Some(machine) = self.machine_of(target, pid) {
+        let memory = matches!(touches.target, Target::Region(..));
+        if memory && matches!(self.askers.find(touches.asking), askers::Asker::Unknown) {
+            let _ = self.owner.send(Message::Account(touches));
+        } else {
+            self.account_now(&touches);
+        }
+    }
+
+    /// Records first touches in the machine's trace, and tells the planner which of its guesses were right.
+    pub(crate) fn account_now(&self, touches: &Touches) {
+        let Touches { target, firsts, .. } = touches;
+        let wait_us = touches.waited_us.unwrap_or(0);
+        if let Some(machine) = self.machine_of(target, touches.asking) {
+            if touches.waited_us.is_some() {
+                machine::add(&machine.counters.waits, 1);
+                machine::add(&machine.counters.wait_us, wait_us);
+            }
             let (counter, number) = match target {
                 Target::Region(image, _) => (
                     &machine.counters.faults,
@@ -394,30 +438,34 @@ impl Core {
         }
     }
 
-    /// Whose demand a request is. A thread that asks for memory for the first time is nobody's yet: looking up whose it is
-    /// takes longer than a fault may.
-    fn who(&self, target: &Target, pid: u32) -> Who {
-        let machine = match target {
-            Target::Disk(machine, _) => Some(machine.clone()),
-            Target::Region(..) => self.threads.read().get(&pid).and_then(Weak::upgrade),
-        };
-        Who::demand(machine.map_or(MachineId::NONE, |machine| machine.id))
+    /// Whose request it is, as far as that is known without looking it up: that takes longer than a fault may.
+    pub(crate) fn who(&self, target: &Target, asking: Asking, purpose: Purpose) -> Who {
+        let machine = self.machine_of(target, asking);
+        machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
+    }
+
+    /// For whom something of an image is fetched or pushed ahead: its machine, if it has one alone.
+    pub(crate) fn ahead_of(&self, image: &Arc<Image>, purpose: Purpose) -> Who {
+        let machine = self.only_machine_of(image);
+        machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
     }
 
     fn region_id(&self, target: &Target, region: usize) -> Option<RegionId> {
         Some(image_of(target)?.regions.get(region)?.id)
     }
 
-    /// The machine that a request is for. Memory is shared by clones, so there it is the one whose process asks
-    /// ([`crate::MachineHandle::set_pid`]), or the only one of the image: its QEMU reads memory before anybody could tell its
-    /// number. Nobody's when the kernel asks on its own for several.
-    pub(crate) fn machine_of(&self, target: &Target, pid: u32) -> Option<Arc<Machine>> {
+    /// The machine that a request is for. Memory is shared by clones, so there it is the one whose process asks, or the only one
+    /// of the image: its QEMU reads memory before anybody could tell its number. Nobody's when the kernel asks on its own for several.
+    /// No I/O.
+    fn machine_of(&self, target: &Target, asking: Asking) -> Option<Arc<Machine>> {
         let image = match target {
             Target::Disk(machine, _) => return Some(machine.clone()),
             Target::Region(image, _) => image,
         };
-        self.machine_of_thread(pid)
-            .or_else(|| self.only_machine_of(image))
+        match self.askers.find(asking) {
+            askers::Asker::Machine(machine) => Some(machine),
+            askers::Asker::Nobody | askers::Asker::Unknown => self.only_machine_of(image),
+        }
     }
 
     fn only_machine_of(&self, image: &Arc<Image>) -> Option<Arc<Machine>> {
@@ -426,39 +474,13 @@ impl Core {
         let first = of_image.next()?;
         of_image.next().is_none().then(|| first.clone())
     }
-
-    fn machine_of_thread(&self, pid: u32) -> Option<Arc<Machine>> {
-        if let Some(machine) = self.threads.read().get(&pid) {
-            return machine.upgrade();
-        }
-        let machine = process_of(pid)
-            .and_then(|p| self.pids.read().get(&p).cloned())
-            .unwrap_or_default();
-        let mut threads = self.threads.write();
-        if threads.len() >= THREADS_REMEMBERED {
-            threads.clear();
-        }
-        threads.insert(pid, machine.clone());
-        machine.upgrade()
-    }
-
-    pub(crate) fn set_pid(&self, machine: &Arc<Machine>, pid: u32) {
-        let mut pids = self.pids.write();
-        pids.retain(|_, m| m.strong_count() > 0 && !std::ptr::eq(m.as_ptr(), Arc::as_ptr(machine)));
-        pids.insert(pid, Arc::downgrade(machine));
-        self.threads.write().clear();
-    }
 }
 
-/// The process of a thread.
-fn process_of(thread: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-    status
-        .lines()
-        .find_map(|l| l.strip_prefix("Tgid:"))?
-        .trim()
-        .parse()
-        .ok()
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.work.close();
+        self.pusher.close();
+    }
 }
 
 /// Whether a thread has been killed (SIGKILL is pending) or is gone.

@@ -8,6 +8,7 @@ use crate::owner::Message;
 use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountError};
 use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
+use floe_sched::Class;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -154,10 +155,15 @@ impl MachineHandle {
             .collect()
     }
 
-    /// The process whose memory faults are this machine's: clones share the memory's file, so a fault is recorded in the
+    /// The process whose memory faults are this machine's, where its user does not say that ([`crate::MachineSpec::uid`]): clones share the memory's file, so a fault is recorded in the
     /// trace of the machine whose process took it, and only the first one on this host is seen at all.
     pub fn set_pid(&self, pid: u32) {
-        self.core.set_pid(&self.machine, pid);
+        self.core.askers.set_process(&self.machine, pid);
+    }
+
+    /// How urgent what this machine asks for is, beside what others ask for the same purpose.
+    pub fn set_class(&self, class: Class) {
+        *self.machine.class.lock() = class;
     }
 
     /// Puts a new layer on every disk; what was written before is in the frozen ones. Takes the time to make two small

@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
 use floe_planner::RegionId;
-use floe_source::{Purpose, Who};
+use floe_sched::{Purpose, Who};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -380,7 +380,7 @@ impl Image {
                 let done = move |result: Result<&[u8], String>| {
                     let _ = tell.send(result.map(<[u8]>::to_vec));
                 };
-                let who = Who::node(Purpose::Demand);
+                let who = Who::node(Purpose::Store);
                 self.backend
                     .demand(who, need.kind, &need.hash, false, Box::new(done));
                 let bytes = told

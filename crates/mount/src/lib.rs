@@ -17,6 +17,7 @@
 
 mod abi;
 mod api;
+mod askers;
 mod backend;
 mod core;
 mod device;
@@ -30,6 +31,7 @@ mod overlay;
 mod owner;
 mod pinned;
 mod push;
+mod queue;
 mod serve;
 mod stats;
 mod streaming;

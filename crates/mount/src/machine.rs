@@ -4,13 +4,16 @@ use crate::MachineStats;
 use crate::image::Image;
 use crate::overlay::Disk;
 use crate::trace::Trace;
-use floe_source::MachineId;
+use floe_sched::{Class, MachineId, Purpose, Who};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Machine {
     /// Its number in what is asked for it.
     pub id: MachineId,
+    /// How urgent what is asked for it is.
+    pub class: Mutex<Class>,
     pub name: String,
     pub uid: u32,
     pub gid: u32,
@@ -65,6 +68,15 @@ pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
 }
 
 impl Machine {
+    /// Whoever asks something for it.
+    pub(crate) fn who(&self, purpose: Purpose) -> Who {
+        Who {
+            machine: self.id,
+            purpose,
+            class: *self.class.lock(),
+        }
+    }
+
     pub(crate) fn stats(&self) -> MachineStats {
         let c = &self.counters;
         let stored: Vec<(u64, u64)> = self.disks.iter().map(Disk::stored).collect();

@@ -23,6 +23,9 @@ pub struct MountOptions {
     /// How long a request waits for a chunk that no source gives before it fails with EIO; `None` is for ever, which keeps
     /// the guest intact (a virtual CPU that gets no memory waits, one that gets an error is gone).
     pub io_timeout: Option<Duration>,
+    /// Disk requests that wait for one of the threads that may be slow. What comes on top is done by a thread that serves the
+    /// kernel, so that the guest feels how slow the disk is; a flush is not, as long as something quicker waits.
+    pub disk_requests_queued_max: usize,
     /// The read-ahead's limits.
     pub planner: floe_planner::Config,
 }
@@ -36,6 +39,7 @@ impl MountOptions {
             runtime_dir: runtime_dir.into(),
             allow_other: rustix::process::geteuid().is_root(),
             io_timeout: None,
+            disk_requests_queued_max: 1024,
             planner: floe_planner::Config::default(),
         }
     }

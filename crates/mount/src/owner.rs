@@ -1,16 +1,16 @@
 //! The thread that owns the planner and the time: it takes an event, applies it and carries out the answers.
 
 use crate::Buffering;
-use crate::core::{Core, Parked};
+use crate::core::{Core, Parked, Touches};
 use crate::image::Image;
 use crate::machine;
-use crate::push::PushBlock;
+use crate::push::{self, PushBlock};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use floe_image::{Hash, Kind};
 use floe_planner::{Action, Event, Planner, RegionId};
-use floe_source::{Purpose, Who};
+use floe_sched::Purpose;
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ pub(crate) enum Message {
     Event(Event),
     /// A chunk was touched and isn't here; its neighbours are looked up on this thread.
     Miss { region: RegionId, chunk: u64 },
+    /// An answered request of a thread that nobody knows yet.
+    Account(Touches),
     /// A parked request is to be tried again at a time.
     Retry(Instant, Arc<Parked>),
 }
@@ -55,6 +57,11 @@ pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<Message>, mut planner: Pla
                     chunk,
                     candidates,
                 })
+            }
+            Ok(Message::Account(touches)) => {
+                core.askers.look_up(touches.asking.thread);
+                core.account_now(&touches);
+                None
             }
             Ok(Message::Retry(when, parked)) => {
                 retries.push_back((when, parked));
@@ -137,14 +144,14 @@ fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
                 chunks,
             } => {
                 if let Some((image, r)) = image(core, region) {
-                    // A full queue: pushing is only ever a help.
-                    let _ = core.pusher.try_send(PushBlock {
+                    let order = PushBlock {
                         image: Arc::downgrade(&image),
                         region: r,
                         block,
                         chunks,
                         only_zero: false,
-                    });
+                    };
+                    push::submit(core, &image, order);
                 }
             }
         }
@@ -214,7 +221,7 @@ fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {
         }
     };
     let items = hashes.into_iter().map(|h| (Kind::Chunk, h)).collect();
-    let who = Who::node(Purpose::Prefetch);
+    let who = core.ahead_of(&image, Purpose::Prefetch);
     image.backend.prefetch(who, items, Arc::new(each));
 }
 
@@ -244,7 +251,7 @@ fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
             }));
         }
     };
-    let who = Who::node(Purpose::Prefetch);
+    let who = core.ahead_of(&image, Purpose::Prefetch);
     image.backend.prefetch(who, items, Arc::new(each));
 }
 
@@ -276,11 +283,15 @@ fn housekeeping(core: &Arc<Core>) -> Vec<Event> {
         alive
     });
     let images: Vec<_> = core.images.read().values().cloned().collect();
-    events.extend(
-        images
-            .iter()
-            .find_map(|i| i.backend.link())
-            .map(Event::LinkEstimate),
-    );
+    let links: BTreeMap<_, _> = images.iter().map(|i| (i.backend.link_id(), i)).collect();
+    events.extend(links.into_values().filter_map(|image| measured(image)));
     events
+}
+
+/// What an image's link is measured to be.
+pub(crate) fn measured(image: &Image) -> Option<Event> {
+    Some(Event::LinkEstimate {
+        link: image.backend.link_id(),
+        measured: image.backend.link()?,
+    })
 }

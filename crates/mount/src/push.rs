@@ -3,9 +3,10 @@
 
 use crate::core::Core;
 use crate::image::Image;
+use crate::queue::{Queue, Queued};
 use crate::{PushReport, abi, machine};
-use crossbeam_channel::Receiver;
 use floe_image::{CHUNK_SIZE, is_zero};
+use floe_sched::Purpose;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -66,6 +67,16 @@ pub(crate) struct PushBlock {
     pub only_zero: bool,
 }
 
+impl Queued for PushBlock {
+    fn bytes(&self) -> u64 {
+        size_of::<PushBlock>() as u64
+    }
+
+    fn is_quick(&self) -> bool {
+        false
+    }
+}
+
 /// After a touch: what is around it goes into the page cache, if others were touched there before. A touch of a pushed page is not
 /// seen, so this is for zero chunks, which no trace names and no planner counts, and for images that nobody watches.
 pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64, bytes: &[u8]) {
@@ -75,20 +86,31 @@ pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64,
     }
     let chunks = image.around(region, chunk);
     if chunks != 0 {
-        // A full queue: pushing is only ever a help.
-        let _ = core.pusher.try_send(PushBlock {
-            image: Arc::downgrade(image),
-            region,
-            block: chunk / 64,
-            chunks,
-            only_zero,
-        });
+        submit(
+            core,
+            image,
+            PushBlock {
+                image: Arc::downgrade(image),
+                region,
+                block: chunk / 64,
+                chunks,
+                only_zero,
+            },
+        );
     }
 }
 
+/// Hands an order to the thread that pushes.
+pub(crate) fn submit(core: &Core, image: &Arc<Image>, order: PushBlock) {
+    let who = core.ahead_of(image, Purpose::Push);
+    // A full queue: pushing is only ever a help.
+    let _ = core.pusher.submit(who, order);
+}
+
 /// The thread that pushes: those that answer requests must not, as they may have to answer the very page that is waited for.
-pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<PushBlock>) {
-    while let Ok(order) = inbox.recv() {
+pub(crate) fn run(core: &Weak<Core>, orders: &Queue<PushBlock>) {
+    while let Some((who, order)) = orders.next() {
+        orders.served(who, order.bytes());
         if let (Some(core), Some(image)) = (core.upgrade(), order.image.upgrade()) {
             push_block(&core, &image, &order);
         }

@@ -3,16 +3,18 @@
 
 use crate::MountError;
 use crate::abi::{self, Header, init, op, open};
-use crate::core::{Asker, Core, Op, Target, is_killed};
+use crate::askers::Asking;
+use crate::core::{Asker, Core, Op, Raw, Target, Touches, is_killed};
 use crate::device::Device;
 use crate::image::Reading;
 use crate::machine::{self, Machine};
 use crate::overlay::Stop;
 use crate::pinned::Pinned;
 use crate::push;
+use crate::queue::{Queue, Queued};
 use crate::tree::{Found, Node, Tree};
-use crossbeam_channel::Receiver;
 use floe_image::CHUNK_SIZE;
+use floe_sched::Purpose;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -144,12 +146,13 @@ pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut repl
 }
 
 /// Does what was handed over, on a thread that may be slow.
-pub(crate) fn work(core: &Weak<Core>, inbox: &Receiver<(usize, Vec<u8>)>, mut reply: Pinned) {
-    while let Ok((device, request)) = inbox.recv() {
+pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, mut reply: Pinned) {
+    while let Some((who, request)) = queue.next() {
         let Some(core) = core.upgrade() else {
             return;
         };
-        handle(&core, device, &request, &mut reply, false);
+        handle(&core, request.device, &request.bytes, &mut reply, false);
+        queue.served(who, request.bytes());
     }
 }
 
@@ -178,7 +181,7 @@ pub(crate) fn handle(
     };
     match header.opcode {
         op::READ => call.node(|node| call.read(node, reply)),
-        op::WRITE => call.node(|node| call.write(node)),
+        op::WRITE => call.node(|node| call.write(node, reply)),
         op::LOOKUP => call.lookup(),
         op::GETATTR => {
             call.node(|node| call.reply(&abi::attr_out(&core.tree.attr(header.node, &node))))
@@ -188,8 +191,8 @@ pub(crate) fn handle(
         op::READDIR => call.node(|node| call.readdir(&node)),
         op::OPENDIR => call.reply(&abi::open_out(0)),
         op::RELEASE | op::RELEASEDIR => call.errno(0),
-        op::FSYNC => call.node(|node| call.fsync(&node)),
-        op::FALLOCATE => call.node(|node| call.fallocate(&node)),
+        op::FSYNC => call.node(|node| call.fsync(&node, reply)),
+        op::FALLOCATE => call.node(|node| call.fallocate(&node, reply)),
         op::STATFS => call.reply(&abi::statfs_out()),
         op::INTERRUPT => call.interrupt(),
         op::FORGET | op::BATCH_FORGET => {}
@@ -226,7 +229,14 @@ impl Call<'_> {
         Asker {
             device: self.device,
             unique: self.header.unique,
-            pid: self.header.pid,
+            asking: self.asking(),
+        }
+    }
+
+    fn asking(&self) -> Asking {
+        Asking {
+            uid: self.header.uid,
+            thread: self.header.pid,
         }
     }
 
@@ -246,7 +256,7 @@ impl Call<'_> {
             // It may have been added, and the takeover have ended, since the first look.
             found = look(&self.core.tree);
             if let (Found::Expected, Some(early)) = (&found, &mut *early) {
-                early.push((self.device, self.request.to_vec()));
+                early.push(self.raw());
                 return None;
             }
         }
@@ -258,15 +268,19 @@ impl Call<'_> {
         None
     }
 
-    /// Hands the request to a thread that may be slow.
-    fn hand_over(&self) {
-        if self
-            .core
-            .workers
-            .send((self.device, self.request.to_vec()))
-            .is_err()
-        {
-            self.fail(libc::EIO);
+    fn raw(&self) -> Raw {
+        Raw {
+            device: self.device,
+            bytes: self.request.to_vec(),
+        }
+    }
+
+    /// Hands the request to a thread that may be slow. Where too many wait already, this thread does one of them, a quick one if
+    /// there is any: it is held up for as long as the disk takes for that, and the guests that write so much wait for it.
+    fn hand_over(&self, machine: &Machine, purpose: Purpose, reply: &mut [u8]) {
+        let who = machine.who(purpose);
+        for (_, request) in self.core.work.submit_or_swap(who, self.raw()) {
+            handle(self.core, request.device, &request.bytes, reply, false);
         }
     }
 
@@ -354,7 +368,10 @@ impl Call<'_> {
             .min(u64::from(len))
             .min(IO_BYTES_MAX as u64) as usize;
         let Some(_slot) = self.slot(&target) else {
-            return self.hand_over();
+            if let Target::Disk(machine, _) = &target {
+                self.hand_over(machine, Purpose::Demand, reply);
+            }
+            return;
         };
         let mut reading = Reading::default();
         let out = &mut reply[..abi::OUT_HEADER_BYTES + len];
@@ -368,12 +385,16 @@ impl Call<'_> {
                 // Whoever has an answer finds it counted.
                 self.count_read(&target, len as u64);
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
-                self.core
-                    .account(&target, self.header.pid, &reading.firsts, 0);
                 if let Target::Region(image, region) = &target {
                     let bytes = &out[abi::OUT_HEADER_BYTES..];
                     push::around(self.core, image, *region, offset / CHUNK_SIZE as u64, bytes);
                 }
+                self.core.account(Touches {
+                    target,
+                    asking: self.asking(),
+                    firsts: reading.firsts,
+                    waited_us: None,
+                });
             }
             Err(Stop::Needs) => {
                 self.count_read(&target, len as u64);
@@ -422,7 +443,7 @@ impl Call<'_> {
         Some(Slot(Some(self.core)))
     }
 
-    fn write(&self, node: Node) {
+    fn write(&self, node: Node, reply: &mut [u8]) {
         let Some((offset, flags, data)) = abi::parse_write(self.body) else {
             return self.errno(libc::EINVAL);
         };
@@ -431,7 +452,7 @@ impl Call<'_> {
             _ => return self.refuse_write(offset, flags, data.len()),
         };
         let Some(_slot) = self.slot(&Target::Disk(machine.clone(), disk)) else {
-            return self.hand_over();
+            return self.hand_over(&machine, Purpose::Store, reply);
         };
         let mut reading = Reading::default();
         match machine.disks[disk].write(offset, data, &mut reading) {
@@ -483,12 +504,12 @@ impl Call<'_> {
         }
     }
 
-    fn fsync(&self, node: &Node) {
+    fn fsync(&self, node: &Node, reply: &mut [u8]) {
         let Node::Disk { machine, disk } = node else {
             return self.errno(0);
         };
         if self.serving {
-            return self.hand_over();
+            return self.hand_over(machine, Purpose::Store, reply);
         }
         match machine.disks[*disk].flush() {
             Ok(flushed) => {
@@ -503,7 +524,7 @@ impl Call<'_> {
         }
     }
 
-    fn fallocate(&self, node: &Node) {
+    fn fallocate(&self, node: &Node, reply: &mut [u8]) {
         let Some((offset, len, mode)) = abi::parse_fallocate(self.body) else {
             return self.errno(libc::EINVAL);
         };
@@ -526,7 +547,7 @@ impl Call<'_> {
             return self.errno(0);
         }
         if self.serving {
-            return self.hand_over();
+            return self.hand_over(machine, Purpose::Store, reply);
         }
         let mut reading = Reading::default();
         match machine.disks[disk].zero(offset, len, &mut reading) {
@@ -549,7 +570,7 @@ impl Call<'_> {
     fn interrupt(&self) {
         let waits =
             abi::parse_interrupt(self.body).and_then(|u| self.core.waiting.lock().get(&u).cloned());
-        if let Some(parked) = waits.filter(|p| is_killed(p.asker.pid)) {
+        if let Some(parked) = waits.filter(|p| is_killed(p.asker.asking.thread)) {
             self.core.answer_errno(&parked, libc::EINTR);
         }
     }

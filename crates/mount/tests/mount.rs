@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn open(path: &std::path::Path) -> File {
@@ -203,7 +203,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
     let node = place.start(place.options());
     let machine = place.machine(&node, "a");
     let path = machine.disk_path("disk0").unwrap();
-    let stop = AtomicBool::new(false);
+    let (stop, begun) = (AtomicBool::new(false), AtomicU64::new(0));
     let (mut model, frozen) = std::thread::scope(|scope| {
         // Writes generation after generation over all sectors of some chunks, in one order.
         let writer = scope.spawn(|| {
@@ -211,6 +211,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
             let mut model = place.disk.clone();
             let mut generation = 1u64;
             while !stop.load(Ordering::Relaxed) {
+                begun.store(generation, Ordering::Relaxed);
                 for at in (0..256 << 10).step_by(1536) {
                     let data = generation.to_le_bytes().repeat(64);
                     file.write_all_at(&data, at as u64).unwrap();
@@ -220,9 +221,15 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
             }
             model
         });
-        std::thread::sleep(Duration::from_millis(100));
+        let until = |generation| {
+            while begun.load(Ordering::Relaxed) < generation {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        // All sectors were written once, and some are written while it is frozen.
+        until(3);
         let frozen = machine.freeze().unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+        until(begun.load(Ordering::Relaxed) + 1);
         stop.store(true, Ordering::Relaxed);
         (writer.join().unwrap(), frozen)
     });

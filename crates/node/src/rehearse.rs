@@ -85,6 +85,8 @@ fn perform(
     };
     let machine = copy.machine();
     copy.disks().set_pid(machine.pid());
+    // Nobody waits for a rehearsal.
+    copy.disks().set_class(floe_source::Class::Bulk);
     machine.cont()?;
     // No agent and no console has to be there: then the trace lacks what they would have touched.
     let greeted = match by_agent {

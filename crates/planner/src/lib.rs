@@ -13,8 +13,8 @@
 //!
 //! * Around a miss the aligned window of 1 to 64 chunks is fetched (`window`). A region's window grows while what was
 //!   fetched ahead gets used and shrinks when it doesn't.
-//! * What may be fetched in vain is bounded by [`Config::waste_ratio_slow`] of what was touched, plus what the link would
-//!   have carried anyway while the first answers were on their way (`budget`). On a slow link this keeps the bytes that
+//! * What may be fetched in vain of an image is bounded by [`Config::waste_ratio_slow`] of what was touched of it, plus what the
+//!   link would have carried anyway while the first answers were on their way (`budget`, `links`). On a slow link this keeps the bytes that
 //!   cross it close to the bytes that are needed; on a fast one waste is cheap and time isn't.
 //! * When a window is nearly used up, the next one is fetched before it is asked for.
 //! * Segment tables (a chunk can't be fetched before its hash is known) are loaded in the background, memory first
@@ -22,29 +22,40 @@
 //! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows, their tables
 //!   before all others.
 //!
+//! Images come over different links, each with its own bandwidth, round trip and room ([`LinkId`]). What is in flight on a link is
+//! bounded by that link; the images on it share its room evenly, and what one does not use the others get (`links`).
+//!
 //! Promises, whatever the model says: a chunk is asked for once while it is in flight; chunks that are zero or here are never
-//! asked for; what is in flight is bounded by the link's content; what a hostile trace adds to what our own policy fetches is
+//! asked for; what is in flight on a link is bounded by the link's content; no image on a link starves; what a hostile trace adds to what our own policy fetches is
 //! bounded by [`Config::speculation_ratio`]; a pause always ends.
 //!
 //! Not here: where traces and models are kept, how a machine is paused, who fetches.
 
 mod budget;
+mod links;
 mod model;
+mod pace;
 mod planner;
 mod stream;
 mod tables;
 mod window;
 
-pub use budget::Link;
+pub use links::Link;
 pub use model::{
     ACCESSES_MAX, ChunkAt, Cluster, MODEL_BYTES_MAX, MODEL_CHUNKS_MAX, MODEL_SEEN_MAX, Method,
     Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, Transition, ZeroTrace, train,
 };
-pub use planner::{Counters, Planner};
+pub use planner::{Counters, LinkUse, Planner};
 pub use stream::{Progress, Waiting};
 
 /// A region's number, chosen by the caller.
 pub type RegionId = u32;
+
+/// An image's number, chosen by the caller: regions of the same image have the same.
+pub type ImageId = u32;
+
+/// A link's number, chosen by the caller: images that come over the same link have the same.
+pub type LinkId = u64;
 
 /// Chunks in a block: the unit in which chunks are named to and by the planner, as the bits of a `u64`.
 pub const BLOCK_CHUNKS: u32 = 64;
@@ -97,6 +108,10 @@ pub enum Event {
     RegionAdded {
         /// The region's number from now on.
         region: RegionId,
+        /// The link that its chunks come over.
+        link: LinkId,
+        /// Its image.
+        image: ImageId,
         /// Its size in chunks.
         chunks: u64,
         /// Tables to load, in the order in which they are wanted.
@@ -154,13 +169,18 @@ pub enum Event {
         /// Whether it arrived; one that didn't is asked for again, some times, after the next [`Event::LinkEstimate`].
         ok: bool,
     },
-    /// What the link is measured to be; said about once a second.
-    LinkEstimate(Link),
+    /// What a link is measured to be; said some times a second.
+    LinkEstimate {
+        /// The link.
+        link: LinkId,
+        /// As it was measured.
+        measured: Link,
+    },
     /// Chunks that are known to be wanted, first one first (a profile, a preload). They don't count as guesses.
     Expect {
         /// The region.
         region: RegionId,
-        /// Chunks in the order in which they will be wanted; at most [`Config::expect_max`] are kept waiting.
+        /// Chunks in the order in which they will be wanted; at most [`Config::expect_max`] of an image are kept waiting.
         chunks: Vec<u64>,
     },
     /// A model of the image that these regions are of, said after [`Event::RegionAdded`] of each and, for the start to be
@@ -168,7 +188,7 @@ pub enum Event {
     /// [`Event::Tick`]. A model that isn't for [`Config::policy`] is ignored. It is the caller's to see that the model is of
     /// this image ([`Model::image`]); its chunks beyond a region's end are left out here.
     Model {
-        /// The regions in the manifest's order.
+        /// The regions in the manifest's order, all of one image.
         regions: Vec<RegionId>,
         /// The model.
         model: std::sync::Arc<Model>,

@@ -1,25 +1,27 @@
 //! The state machine: events in, actions out.
 
 use crate::budget::Budget;
+use crate::links::Links;
 use crate::model::Model;
 use crate::stream::{Lent, Progress, Stream};
-use crate::tables::Tables;
 use crate::window::Region;
-use crate::{Action, BLOCK_CHUNKS, Config, Event, Policy, RegionId, Urgency, segment_of};
+use crate::{
+    Action, BLOCK_CHUNKS, Config, Event, ImageId, LinkId, Policy, RegionId, Urgency, segment_of,
+};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Expected chunks that are looked at in vain for one that can be asked for: bounds the work of an event.
 const EXPECTED_NAMELESS_MAX: usize = 1024;
+/// Nothing of a plan is sent before this part of the link's window is free, so that requests don't become tiny.
+const ROOM_SHARE: u64 = 8;
 
 /// The planner of one mount.
 #[derive(Debug)]
 pub struct Planner {
     config: Config,
     regions: HashMap<RegionId, Region>,
-    budget: Budget,
-    tables: Tables,
-    expected: VecDeque<(RegionId, u64)>,
+    links: Links,
     streams: Vec<Stream>,
 }
 
@@ -34,15 +36,22 @@ pub struct Counters {
     pub in_flight: u64,
 }
 
+/// How full a link is, in chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkUse {
+    /// Asked for by whatever reason of the planner's and not here yet.
+    pub in_flight: u64,
+    /// The most that may be in flight, as the link is measured now.
+    pub room: u64,
+}
+
 impl Planner {
     /// A planner without regions.
     pub fn new(config: Config) -> Self {
         Self {
             config,
             regions: HashMap::new(),
-            budget: Budget::default(),
-            tables: Tables::default(),
-            expected: VecDeque::new(),
+            links: Links::default(),
             streams: Vec::new(),
         }
     }
@@ -53,11 +62,14 @@ impl Planner {
         match event {
             Event::RegionAdded {
                 region,
+                link,
+                image,
                 chunks,
                 segments,
                 urgency,
             } => {
-                self.add(region, chunks, &segments, urgency, &mut actions);
+                self.remove(region, &mut actions);
+                self.add(region, (link, image), chunks, &segments, urgency);
             }
             Event::RegionRemoved { region } => self.remove(region, &mut actions),
             Event::Miss {
@@ -74,7 +86,7 @@ impl Planner {
                 if let Some((stream, number)) = of_stream(&mut self.streams, region) {
                     stream.looked(number, block, candidates);
                 }
-                self.looked(region, block, candidates, &mut actions);
+                self.looked(now_us, region, block, candidates, &mut actions);
             }
             Event::Fetched {
                 region,
@@ -92,40 +104,52 @@ impl Planner {
                 segment,
                 ok,
             } => {
-                self.tables.loaded(region, segment, ok);
+                if let Some((link, _)) = self.links.of(region) {
+                    link.tables.loaded(region, segment, ok);
+                }
                 if let Some((stream, number)) = of_stream(&mut self.streams, region) {
                     stream.table(number, segment);
                 }
             }
-            Event::LinkEstimate(link) => {
-                self.budget.set_link(link);
-                self.tables.retry();
-                if let Some(link) = self.budget.link() {
-                    self.streams.iter_mut().for_each(|s| s.link(link));
-                }
-            }
+            Event::LinkEstimate { link, measured } => self.links.measured(link, measured),
             Event::Expect { region, chunks } => self.expect(region, chunks),
             Event::Model { regions, model } => self.model(now_us, regions, model, &mut actions),
             Event::Tick => {}
         }
-        self.send_expected(&mut actions);
         for i in 0..self.streams.len() {
-            let (streams, mut lent) = self.lend(now_us);
-            streams[i].step(&mut lent, &mut actions);
+            if let Some((streams, lent)) = self.lend(now_us, self.streams[i].place) {
+                streams[i].step(&lent, &mut actions);
+            }
         }
-        while let Some((region, segments)) = self.tables.next(self.budget.link(), &self.config) {
-            actions.push(Action::FetchSegments { region, segments });
+        for link in self.links.ids() {
+            self.send(now_us, link, &mut actions);
+            let Some(state) = self.links.get_mut(link) else {
+                continue;
+            };
+            let measured = state.measured();
+            while let Some((region, segments)) = state.tables.next(measured, &self.config) {
+                actions.push(Action::FetchSegments { region, segments });
+            }
         }
         actions
     }
 
-    /// What happened so far.
+    /// What happened so far, over all links.
     pub fn counters(&self) -> Counters {
+        let sum = |of: fn(&Budget) -> u64| self.links.budgets().map(of).sum();
         Counters {
-            touched: self.budget.touched(),
-            unused: self.budget.unused(),
-            in_flight: self.budget.in_flight(),
+            touched: sum(Budget::touched),
+            unused: sum(Budget::unused),
+            in_flight: self.links.all().map(|link| link.in_flight()).sum(),
         }
+    }
+
+    /// How full a link is; `None` if no region comes over it.
+    pub fn link_use(&self, link: LinkId) -> Option<LinkUse> {
+        self.links.get(link).map(|state| LinkUse {
+            in_flight: state.in_flight(),
+            room: state.room(&self.config),
+        })
     }
 
     /// What the models have planned and what came of it, of all images together; zero without a model.
@@ -147,15 +171,25 @@ impl Planner {
         self.regions.get(&region).map(Region::window_chunks)
     }
 
-    fn lend(&mut self, now_us: u64) -> (&mut Vec<Stream>, Lent<'_>) {
+    /// What a stream of an image needs beside itself; `None` if nothing of the image is left.
+    fn lend(
+        &mut self,
+        now_us: u64,
+        (link, image): (LinkId, ImageId),
+    ) -> Option<(&mut Vec<Stream>, Lent<'_>)> {
+        let state = self.links.get_mut(link)?;
+        let share = state.share(image, now_us, &self.config);
+        let window = state.window(false, &self.config);
         let lent = Lent {
             now_us,
             config: &self.config,
-            budget: &mut self.budget,
-            tables: &mut self.tables,
+            link: state.as_seen_by(image, now_us, &self.config),
+            window: (window as f64 * share) as u64,
+            touched: state.flow(image)?.budget.touched(),
+            tables: &mut state.tables,
             regions: &mut self.regions,
         };
-        (&mut self.streams, lent)
+        Some((&mut self.streams, lent))
     }
 
     /// A model takes the place of an earlier one of the same image. One that is not for this policy changes nothing.
@@ -167,8 +201,13 @@ impl Planner {
         actions: &mut Vec<Action>,
     ) {
         let policy = self.config.policy;
-        let (streams, mut lent) = self.lend(now_us);
-        if let Some(stream) = Stream::new(policy, model, regions, &mut lent) {
+        let Some(place) = regions.first().and_then(|r| self.links.place(*r)) else {
+            return;
+        };
+        let Some((streams, lent)) = self.lend(now_us, place) else {
+            return;
+        };
+        if let Some(stream) = Stream::new(policy, place, model, regions, &lent) {
             let replaced = |s: &Stream| s.regions().iter().any(|r| stream.region(*r).is_some());
             end_streams(streams, replaced, actions);
             streams.push(stream);
@@ -178,25 +217,24 @@ impl Planner {
     fn add(
         &mut self,
         region: RegionId,
+        (link, image): (LinkId, ImageId),
         chunks: u64,
         segments: &[u32],
         urgency: Urgency,
-        actions: &mut Vec<Action>,
     ) {
-        self.remove(region, actions);
         self.regions
             .insert(region, Region::new(chunks, &self.config));
-        self.tables.add(region, segments, urgency);
+        self.links.add(region, link, image);
+        if let Some((state, _)) = self.links.of(region) {
+            state.tables.add(region, image, segments, urgency);
+        }
     }
 
     fn remove(&mut self, region: RegionId, actions: &mut Vec<Action>) {
-        if let Some(state) = self.regions.remove(&region) {
-            self.budget.settled(state.unused());
-        }
-        self.tables.remove(region);
+        let unused = self.regions.remove(&region).map_or(0, |r| r.unused());
+        self.links.remove(region, unused);
         let over = |s: &Stream| s.region(region).is_some();
         end_streams(&mut self.streams, over, actions);
-        self.expected.retain(|(r, _)| *r != region);
     }
 
     fn miss(
@@ -215,14 +253,35 @@ impl Planner {
             return;
         };
         // A guess that is still on its way was right all the same.
-        self.budget.settled(state.touch(chunk).0);
+        let right = state.touch(chunk).0;
+        self.settled(region, right);
         let most = match (self.config.policy, known) {
-            (Policy::Neighbours | Policy::Floe, None) => self.budget.guesses(&self.config),
-            (Policy::Floe, Some(false)) => self.budget.guesses_beside_model(&self.config),
+            (Policy::Neighbours | Policy::Floe, None) => self.guesses(now_us, region, false),
+            (Policy::Floe, Some(false)) => self.guesses(now_us, region, true),
             _ => 0,
         };
+        let Some(state) = self.regions.get_mut(&region) else {
+            return;
+        };
         let chunks = state.miss(chunk, candidates, most, &self.config);
-        self.guess(region, chunk / u64::from(BLOCK_CHUNKS), chunks, actions);
+        let block = chunk_block(chunk);
+        self.guess(now_us, region, block, chunks, actions);
+    }
+
+    /// Guesses that may be sent now for a region's image.
+    fn guesses(&mut self, now_us: u64, region: RegionId, beside_model: bool) -> u64 {
+        let config = self.config;
+        let found = self.links.of(region);
+        found.map_or(0, |(link, image)| {
+            link.guesses(image, beside_model, now_us, &config)
+        })
+    }
+
+    /// Guesses of a region that were right, or that never came.
+    fn settled(&mut self, region: RegionId, chunks: u64) {
+        if let Some(budget) = self.links.budget(region) {
+            budget.settled(chunks);
+        }
     }
 
     fn hit(&mut self, now_us: u64, region: RegionId, chunk: u64, actions: &mut Vec<Action>) {
@@ -233,10 +292,10 @@ impl Planner {
             return;
         };
         let (right, guessed) = state.touch(chunk);
-        self.budget.settled(right);
         if guessed && let Some(block) = state.follow(chunk) {
             actions.push(Action::Look { region, block });
         }
+        self.settled(region, right);
     }
 
     /// Counts a first touch; whether there is such a chunk.
@@ -244,9 +303,11 @@ impl Planner {
         if !self.regions.get(&region).is_some_and(|r| r.contains(chunk)) {
             return false;
         }
-        self.budget.touch();
-        let (streams, mut lent) = self.lend(now_us);
-        if let Some((stream, number)) = of_stream(streams, region) {
+        self.links.touch(region, missed, now_us);
+        let place = self.links.place(region);
+        if let Some((streams, mut lent)) = place.and_then(|place| self.lend(now_us, place))
+            && let Some((stream, number)) = of_stream(streams, region)
+        {
             stream.touch(number, chunk, missed, &mut lent);
         }
         true
@@ -262,13 +323,20 @@ impl Planner {
             .map(|(stream, number)| stream.knows(number, chunk))
     }
 
-    fn looked(&mut self, region: RegionId, block: u64, candidates: u64, actions: &mut Vec<Action>) {
+    fn looked(
+        &mut self,
+        now_us: u64,
+        region: RegionId,
+        block: u64,
+        candidates: u64,
+        actions: &mut Vec<Action>,
+    ) {
+        let most = self.guesses(now_us, region, false);
         let Some(state) = self.regions.get_mut(&region) else {
             return;
         };
-        let most = self.budget.guesses(&self.config);
         let chunks = state.looked(block, candidates, most, &self.config);
-        self.guess(region, block, chunks, actions);
+        self.guess(now_us, region, block, chunks, actions);
     }
 
     fn fetched(
@@ -279,13 +347,13 @@ impl Planner {
         ok: bool,
         actions: &mut Vec<Action>,
     ) {
-        self.budget.ended(u64::from(chunks.count_ones()));
+        self.links.ended(region, u64::from(chunks.count_ones()));
         let Some(state) = self.regions.get_mut(&region) else {
             return;
         };
         if !ok {
-            self.budget.settled(state.failed(block, chunks));
-            return;
+            let guesses = state.failed(block, chunks);
+            return self.settled(region, guesses);
         }
         let chunks = state.push(block, chunks, &self.config);
         if chunks != 0 {
@@ -297,9 +365,17 @@ impl Planner {
         }
     }
 
-    fn guess(&mut self, region: RegionId, block: u64, chunks: u64, actions: &mut Vec<Action>) {
+    fn guess(
+        &mut self,
+        now_us: u64,
+        region: RegionId,
+        block: u64,
+        chunks: u64,
+        actions: &mut Vec<Action>,
+    ) {
         if chunks != 0 {
-            self.budget.sent(u64::from(chunks.count_ones()), true);
+            let count = u64::from(chunks.count_ones());
+            self.links.sent(region, count, true, now_us);
             actions.push(Action::Fetch {
                 region,
                 block,
@@ -309,33 +385,118 @@ impl Planner {
     }
 
     fn expect(&mut self, region: RegionId, chunks: Vec<u64>) {
-        let Some(state) = self.regions.get_mut(&region) else {
+        let (Some(state), Some((link, image))) = (self.regions.get(&region), self.links.of(region))
+        else {
             return;
         };
-        let room = self.config.expect_max.saturating_sub(self.expected.len());
+        let known = link.flow(image).map_or(0, |flow| flow.expected.len());
+        let room = self.config.expect_max.saturating_sub(known);
         let new = chunks.into_iter().filter(|c| state.contains(*c)).take(room);
         let new: Vec<u64> = new.collect();
         let mut tables: Vec<u32> = Vec::new();
         for table in new.iter().map(|c| segment_of(*c)) {
-            if self.tables.is_missing(region, table) && tables.last() != Some(&table) {
+            if link.tables.is_missing(region, table) && tables.last() != Some(&table) {
                 tables.push(table);
             }
         }
-        self.tables.hurry(region, &tables);
-        self.expected.extend(new.into_iter().map(|c| (region, c)));
+        link.tables.hurry(region, &tables);
+        if let Some(flow) = link.flow_mut(image) {
+            flow.expected.extend(new.into_iter().map(|c| (region, c)));
+        }
     }
 
-    /// Sends what is expected as far as the link has room, a block's chunks together. A chunk whose table isn't here has no
-    /// name yet: it keeps its place until then, and those behind it may go first.
-    fn send_expected(&mut self, actions: &mut Vec<Action>) {
-        let mut room = self.budget.room(&self.config);
+    /// Sends over a link what is expected and what is planned, as far as it has room: one image after the other, whoever has least in
+    /// flight first.
+    fn send(&mut self, now_us: u64, link: LinkId, actions: &mut Vec<Action>) {
+        let Some(state) = self.links.get(link) else {
+            return;
+        };
+        let on_link = self.streams.iter().filter(|s| s.place.0 == link);
+        let streaming = on_link.clone().next().is_some();
+        let limit = match streaming {
+            true => state.window(on_link.clone().all(Stream::is_paused), &self.config),
+            false => state.most(&self.config),
+        };
+        let mut reserved: u64 = on_link.clone().map(Stream::reserved).sum();
+        let mut able: Vec<(ImageId, u64)> = state.expecting().map(|image| (image, 0)).collect();
+        for stream in on_link.filter(|s| s.may_send(now_us)) {
+            let image = stream.place.1;
+            if able.iter().all(|(known, _)| *known != image) {
+                able.push((image, 0));
+            }
+        }
+        let least = if streaming { limit / ROOM_SHARE } else { 1 };
+        let step = (limit / ROOM_SHARE / (able.len() as u64).max(1)).max(1);
+        if limit.saturating_sub(state.in_flight() + reserved) < least.max(1) {
+            return;
+        }
+        while let Some(state) = self.links.get_mut(link)
+            && let room = limit.saturating_sub(state.in_flight() + reserved)
+            && room > 0
+            && let Some((image, give)) = state.next(&able, room, step)
+        {
+            let (used, looks) = self.turn(now_us, (link, image), give, actions);
+            reserved += looks;
+            // It has no more, or it waits for the answer to a look.
+            if used < give || looks > 0 {
+                able.retain(|(other, _)| *other != image);
+            }
+        }
+    }
+
+    /// An image sends up to `room` chunks: what is expected, then what its model plans. Returns the room that it used, and
+    /// how much of that is kept for blocks that it looks at first.
+    fn turn(
+        &mut self,
+        now_us: u64,
+        place: (LinkId, ImageId),
+        room: u64,
+        actions: &mut Vec<Action>,
+    ) -> (u64, u64) {
+        let expected = self.send_expected(now_us, place, room, actions);
+        let mut planned = Vec::new();
+        let stream = self.streams.iter().position(|s| s.place == place);
+        let mut turn = crate::stream::Turn::default();
+        if expected < room
+            && let Some(i) = stream.filter(|i| self.streams[*i].may_send(now_us))
+            && let Some((streams, mut lent)) = self.lend(now_us, place)
+        {
+            turn = streams[i].send(room - expected, &mut lent, &mut planned);
+        }
+        for action in &planned {
+            if let Action::Fetch { region, chunks, .. } = action {
+                let count = u64::from(chunks.count_ones());
+                self.links.sent(*region, count, false, now_us);
+            }
+        }
+        actions.append(&mut planned);
+        (expected + turn.used, turn.looks)
+    }
+
+    /// Sends what is expected of an image, a block's chunks together. A chunk whose table isn't here has no name yet: it keeps
+    /// its place until then, and those behind it may go first. Returns the number of chunks.
+    fn send_expected(
+        &mut self,
+        now_us: u64,
+        (link, image): (LinkId, ImageId),
+        most: u64,
+        actions: &mut Vec<Action>,
+    ) -> u64 {
+        let Some(state) = self.links.get_mut(link) else {
+            return 0;
+        };
+        let mut expected = match state.flow_mut(image) {
+            Some(flow) => std::mem::take(&mut flow.expected),
+            None => return 0,
+        };
+        let mut room = most;
         let mut together: BTreeMap<(RegionId, u64), u64> = BTreeMap::new();
         let mut nameless = VecDeque::new();
         while room > 0
             && nameless.len() < EXPECTED_NAMELESS_MAX
-            && let Some((region, chunk)) = self.expected.pop_front()
+            && let Some((region, chunk)) = expected.pop_front()
         {
-            if self.tables.is_missing(region, segment_of(chunk)) {
+            if state.tables.is_missing(region, segment_of(chunk)) {
                 nameless.push_back((region, chunk));
                 continue;
             }
@@ -344,23 +505,33 @@ impl Planner {
                 .get_mut(&region)
                 .is_some_and(|r| r.expect(chunk))
             {
-                let place = (region, chunk / u64::from(BLOCK_CHUNKS));
+                let place = (region, chunk_block(chunk));
                 *together.entry(place).or_default() |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
                 room -= 1;
             }
         }
         while let Some(place) = nameless.pop_back() {
-            self.expected.push_front(place);
+            expected.push_front(place);
+        }
+        if let Some(flow) = state.flow_mut(image) {
+            flow.expected = expected;
         }
         for ((region, block), chunks) in together {
-            self.budget.sent(u64::from(chunks.count_ones()), false);
+            let count = u64::from(chunks.count_ones());
+            self.links.sent(region, count, false, now_us);
             actions.push(Action::Fetch {
                 region,
                 block,
                 chunks,
             });
         }
+        most - room
     }
+}
+
+/// The block of a chunk.
+fn chunk_block(chunk: u64) -> u64 {
+    chunk / u64::from(BLOCK_CHUNKS)
 }
 
 /// Ends the streams of which `over` is true.

@@ -1,35 +1,97 @@
-//! The background loading of segment tables: memory's first, few at a time.
+//! The background loading of segment tables over one link: memory's first, few at a time, the images in turn.
 
-use crate::{Config, Link, RegionId, Urgency};
+use crate::{Config, ImageId, Link, RegionId, Urgency};
 use std::collections::{HashMap, HashSet, VecDeque};
+
+/// A table that failed this often is left to whoever touches its chunks.
+const FAILURES_MAX: u32 = 5;
+
+/// A table of a region, and how soon it is needed.
+type Table = (RegionId, u32, Urgency);
+
+/// Tables of several images, which take turns.
+#[derive(Debug, Default)]
+struct Lanes(VecDeque<(ImageId, VecDeque<Table>)>);
+
+impl Lanes {
+    fn extend(&mut self, image: ImageId, tables: impl IntoIterator<Item = Table>) {
+        let known = self.0.iter_mut().find(|(i, _)| *i == image);
+        match known {
+            Some((_, lane)) => lane.extend(tables),
+            None => self.0.push_back((image, tables.into_iter().collect())),
+        }
+        self.0.retain(|(_, lane)| !lane.is_empty());
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&Table) -> bool) {
+        for (_, lane) in &mut self.0 {
+            lane.retain(&mut keep);
+        }
+        self.0.retain(|(_, lane)| !lane.is_empty());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next tables, `most` or fewer, of one region of the image whose turn it is; it is the others' turn then.
+    fn take(&mut self, most: usize) -> Vec<Table> {
+        let mut taken: Vec<Table> = Vec::new();
+        if most == 0 {
+            return taken;
+        }
+        let Some((image, mut lane)) = self.0.pop_front() else {
+            return taken;
+        };
+        while taken.len() < most
+            && let Some(next) = lane.front()
+            && taken.first().is_none_or(|first| first.0 == next.0)
+        {
+            taken.extend(lane.pop_front());
+        }
+        if !lane.is_empty() {
+            self.0.push_back((image, lane));
+        }
+        taken
+    }
+}
 
 /// Tables that wait and tables that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
+    images: HashMap<RegionId, ImageId>,
     /// Known to be needed soon, before all others.
-    hurried: VecDeque<(RegionId, u32, Urgency)>,
-    memory: VecDeque<(RegionId, u32)>,
-    storage: VecDeque<(RegionId, u32)>,
-    in_flight: Vec<(RegionId, u32, Urgency)>,
+    hurried: Lanes,
+    memory: Lanes,
+    storage: Lanes,
+    in_flight: Vec<Table>,
     /// Didn't come; asked for again when the link is next looked at.
-    failed: Vec<(RegionId, u32, Urgency)>,
+    failed: Vec<Table>,
     /// How often a table failed.
     failures: HashMap<(RegionId, u32), u32>,
     /// All that aren't here and aren't given up.
     missing: HashSet<(RegionId, u32)>,
 }
 
-/// A table that failed this often is left to whoever touches its chunks.
-const FAILURES_MAX: u32 = 5;
-
 impl Tables {
-    pub(crate) fn add(&mut self, region: RegionId, segments: &[u32], urgency: Urgency) {
-        let queue = match urgency {
+    pub(crate) fn add(
+        &mut self,
+        region: RegionId,
+        image: ImageId,
+        segments: &[u32],
+        urgency: Urgency,
+    ) {
+        self.images.insert(region, image);
+        self.missing.extend(segments.iter().map(|s| (region, *s)));
+        let lanes = self.lanes(urgency);
+        lanes.extend(image, segments.iter().map(|s| (region, *s, urgency)));
+    }
+
+    fn lanes(&mut self, urgency: Urgency) -> &mut Lanes {
+        match urgency {
             Urgency::Memory => &mut self.memory,
             Urgency::Storage => &mut self.storage,
-        };
-        queue.extend(segments.iter().map(|s| (region, *s)));
-        self.missing.extend(segments.iter().map(|s| (region, *s)));
+        }
     }
 
     /// Whether a chunk of this table has to wait for it.
@@ -39,29 +101,31 @@ impl Tables {
 
     /// These tables are needed before all others, in this order.
     pub(crate) fn hurry(&mut self, region: RegionId, segments: &[u32]) {
+        let Some(image) = self.images.get(&region).copied() else {
+            return;
+        };
         let wanted: HashSet<_> = segments.iter().copied().collect();
         let mut found = HashMap::new();
-        for (queue, urgency) in [
-            (&mut self.memory, Urgency::Memory),
-            (&mut self.storage, Urgency::Storage),
-        ] {
-            queue.retain(|(r, s)| {
+        for lanes in [&mut self.memory, &mut self.storage] {
+            lanes.retain(|(r, s, urgency)| {
                 let hurried = *r == region && wanted.contains(s);
                 if hurried {
-                    found.insert(*s, urgency);
+                    found.insert(*s, *urgency);
                 }
                 !hurried
             });
         }
         let in_order = segments.iter().filter_map(|s| found.remove_entry(s));
-        self.hurried.extend(in_order.map(|(s, u)| (region, s, u)));
+        let tables: Vec<Table> = in_order.map(|(s, u)| (region, s, u)).collect();
+        self.hurried.extend(image, tables);
     }
 
     pub(crate) fn remove(&mut self, region: RegionId) {
-        self.hurried.retain(|(r, _, _)| *r != region);
+        self.images.remove(&region);
+        for lanes in [&mut self.hurried, &mut self.memory, &mut self.storage] {
+            lanes.retain(|(r, _, _)| *r != region);
+        }
         self.missing.retain(|(r, _)| *r != region);
-        self.memory.retain(|(r, _)| *r != region);
-        self.storage.retain(|(r, _)| *r != region);
         self.in_flight.retain(|(r, _, _)| *r != region);
         self.failed.retain(|(r, _, _)| *r != region);
         self.failures.retain(|(r, _), _| *r != region);
@@ -89,7 +153,9 @@ impl Tables {
     /// The link was looked at: what failed may be tried again, behind the others.
     pub(crate) fn retry(&mut self) {
         for (region, segment, urgency) in std::mem::take(&mut self.failed) {
-            self.add(region, &[segment], urgency);
+            if let Some(image) = self.images.get(&region).copied() {
+                self.add(region, image, &[segment], urgency);
+            }
         }
     }
 
@@ -101,34 +167,22 @@ impl Tables {
         config: &Config,
     ) -> Option<(RegionId, Vec<u32>)> {
         let most = config.tables_in_flight_max as usize;
-        if let Some((region, _, _)) = self.hurried.front().copied() {
-            let mut segments = Vec::new();
-            while self.in_flight.len() < most
-                && let Some((r, segment, urgency)) = self.hurried.front().copied()
-                && r == region
-            {
-                self.hurried.pop_front();
-                self.in_flight.push((region, segment, urgency));
-                segments.push(segment);
-            }
-            return (!segments.is_empty()).then_some((region, segments));
-        }
         let slow = link.is_some_and(|l| l.bytes_per_s < config.slow_bytes_per_s);
+        let room = |most: usize| most.saturating_sub(self.in_flight.len());
         // On a slow link one at a time: a table (up to 32 KiB) delays the demand reads that are behind it on the wire.
-        let most = if slow { 1 } else { most };
-        let room = most.saturating_sub(self.in_flight.len());
-        let (queue, urgency) = match (self.memory.is_empty(), slow) {
-            (false, _) => (&mut self.memory, Urgency::Memory),
-            (true, false) => (&mut self.storage, Urgency::Storage),
-            (true, true) => return None,
+        let background = room(if slow { 1 } else { most });
+        let taken = if !self.hurried.is_empty() {
+            let room = room(most);
+            self.hurried.take(room)
+        } else if !self.memory.is_empty() {
+            self.memory.take(background)
+        } else if !slow {
+            self.storage.take(background)
+        } else {
+            return None;
         };
-        let region = queue.front()?.0;
-        let mut segments = Vec::new();
-        while segments.len() < room && queue.front().is_some_and(|(r, _)| *r == region) {
-            segments.extend(queue.pop_front().map(|(_, s)| s));
-        }
-        self.in_flight
-            .extend(segments.iter().map(|s| (region, *s, urgency)));
-        (!segments.is_empty()).then_some((region, segments))
+        let region = taken.first()?.0;
+        self.in_flight.extend(&taken);
+        Some((region, taken.into_iter().map(|(_, s, _)| s).collect()))
     }
 }

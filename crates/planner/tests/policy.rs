@@ -15,11 +15,19 @@ const LAN: Link = Link {
 
 fn planner(link: Link, chunks: u64) -> Planner {
     let mut planner = Planner::new(Config::default());
-    planner.on_event(0, Event::LinkEstimate(link));
+    planner.on_event(
+        0,
+        Event::LinkEstimate {
+            link: 0,
+            measured: link,
+        },
+    );
     planner.on_event(
         0,
         Event::RegionAdded {
             region: 0,
+            link: 0,
+            image: 0,
             chunks,
             segments: vec![],
             urgency: Urgency::Memory,
@@ -240,9 +248,17 @@ fn neighbours_start_the_guessing_again() {
 #[test]
 fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
     let mut planner = Planner::new(Config::default());
-    planner.on_event(0, Event::LinkEstimate(MOBILE));
+    planner.on_event(
+        0,
+        Event::LinkEstimate {
+            link: 0,
+            measured: MOBILE,
+        },
+    );
     let disk = Event::RegionAdded {
         region: 1,
+        link: 0,
+        image: 0,
         chunks: 4096,
         segments: vec![0, 1],
         urgency: Urgency::Storage,
@@ -250,6 +266,8 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
     assert_eq!(planner.on_event(0, disk), []);
     let ram = Event::RegionAdded {
         region: 0,
+        link: 0,
+        image: 0,
         chunks: 4096,
         segments: vec![2, 0],
         urgency: Urgency::Memory,
@@ -276,7 +294,13 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
     // The failed one waits for the next look at the link.
     assert_eq!(planner.on_event(2, loaded(0, 0, true)), []);
     assert_eq!(
-        planner.on_event(2, Event::LinkEstimate(MOBILE)),
+        planner.on_event(
+            2,
+            Event::LinkEstimate {
+                link: 0,
+                measured: MOBILE
+            }
+        ),
         [Action::FetchSegments {
             region: 0,
             segments: vec![2]
@@ -284,7 +308,13 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
     );
     assert_eq!(planner.on_event(3, loaded(0, 2, true)), []);
     assert_eq!(
-        planner.on_event(4, Event::LinkEstimate(LAN)),
+        planner.on_event(
+            4,
+            Event::LinkEstimate {
+                link: 0,
+                measured: LAN
+            }
+        ),
         [Action::FetchSegments {
             region: 1,
             segments: vec![0, 1]
@@ -297,6 +327,8 @@ fn a_table_that_never_comes_is_not_asked_for_without_end() {
     let mut planner = Planner::new(Config::default());
     let ram = Event::RegionAdded {
         region: 0,
+        link: 0,
+        image: 0,
         chunks: 4096,
         segments: vec![0],
         urgency: Urgency::Memory,
@@ -315,7 +347,13 @@ fn a_table_that_never_comes_is_not_asked_for_without_end() {
                 },
             );
         }
-        actions = planner.on_event(2, Event::LinkEstimate(MOBILE));
+        actions = planner.on_event(
+            2,
+            Event::LinkEstimate {
+                link: 0,
+                measured: MOBILE,
+            },
+        );
     }
     assert_eq!(asked, 5);
 }
@@ -323,9 +361,17 @@ fn a_table_that_never_comes_is_not_asked_for_without_end() {
 #[test]
 fn what_is_expected_waits_for_its_table_and_its_table_comes_first() {
     let mut planner = Planner::new(Config::default());
-    planner.on_event(0, Event::LinkEstimate(MOBILE));
+    planner.on_event(
+        0,
+        Event::LinkEstimate {
+            link: 0,
+            measured: MOBILE,
+        },
+    );
     let ram = Event::RegionAdded {
         region: 0,
+        link: 0,
+        image: 0,
         chunks: 8 * 1024,
         segments: vec![0, 1, 2, 3, 4, 5],
         urgency: Urgency::Memory,
@@ -476,7 +522,7 @@ proptest! {
     fn no_event_makes_it_panic_or_fetch_outside(region in 0u32..3, chunk in any::<u64>(), mask in any::<u64>(), bytes_per_s in any::<f64>(), rtt_us in any::<u64>()) {
         let mut planner = planner(LAN, 100);
         let events = [
-            Event::LinkEstimate(Link { bytes_per_s, rtt_us }),
+            Event::LinkEstimate { link: 0, measured: Link { bytes_per_s, rtt_us } },
             Event::Miss { region, chunk, candidates: mask },
             Event::Hit { region, chunk },
             Event::Candidates { region, block: chunk, candidates: mask },

@@ -186,9 +186,17 @@ fn a_dead_link_does_not_keep_the_machine_paused() {
     let traces = SMALL.runs(3);
     let config = config(Policy::Floe);
     let mut planner = Planner::new(config);
-    planner.on_event(0, Event::LinkEstimate(MOBILE));
+    planner.on_event(
+        0,
+        Event::LinkEstimate {
+            link: 0,
+            measured: MOBILE,
+        },
+    );
     let added = Event::RegionAdded {
         region: 0,
+        link: 0,
+        image: 0,
         chunks: SPACE,
         segments: vec![],
         urgency: Urgency::Memory,
@@ -312,13 +320,13 @@ proptest! {
         let mut flight: HashSet<(RegionId, u64)> = HashSet::new();
         let mut fetches: Vec<(u64, u64)> = Vec::new();
         let (mut now, mut paused) = (0u64, false);
-        let added = Event::RegionAdded { region: 0, chunks: 700, segments: vec![0], urgency: Urgency::Memory };
+        let added = Event::RegionAdded { region: 0, link: 0, image: 0, chunks: 700, segments: vec![0], urgency: Urgency::Memory };
         let mut queue = std::collections::VecDeque::from([added]);
         for (kind, chunk, bits, after) in events {
             queue.push_back(match kind {
                 0 => Event::Miss { region: 0, chunk, candidates: inside(chunk / 64, bits) },
                 1 => Event::Hit { region: 0, chunk },
-                2 => Event::LinkEstimate(Link { bytes_per_s: bits as f64 / 1e12, rtt_us: after }),
+                2 => Event::LinkEstimate { link: 0, measured: Link { bytes_per_s: bits as f64 / 1e12, rtt_us: after } },
                 3 => Event::SegmentLoaded { region: 0, segment: 0, ok: bits & 1 == 0 },
                 4 | 5 => match fetches.pop() {
                     Some((block, chunks)) => Event::Fetched { region: 0, block, chunks, ok: kind == 4 },

@@ -17,10 +17,21 @@ pub enum Purpose {
     Demand,
     /// A guest will probably want it.
     Prefetch,
+    /// It is here, and a guest will probably want it: it goes into the page cache.
+    Push,
+    /// A guest's write or flush has to be kept.
+    Store,
     /// To be able to give it to others.
     Seed,
     /// To own an image completely, in no hurry.
     Settle,
+}
+
+impl Purpose {
+    /// Whether a guest stands still until it is done.
+    pub fn is_waited_for(self) -> bool {
+        matches!(self, Purpose::Demand | Purpose::Store)
+    }
 }
 
 /// How urgent a request is among those of the same purpose, the most urgent first.

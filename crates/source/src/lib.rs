@@ -87,7 +87,7 @@ impl Request {
 
     /// Whether somebody waits for the answer.
     pub fn is_demand(&self) -> bool {
-        self.who.purpose == Purpose::Demand
+        self.who.purpose.is_waited_for()
     }
 }
 

@@ -172,6 +172,68 @@ fn a_demand_overtakes_all_prefetch() {
 }
 
 #[test]
+fn a_whole_image_in_the_queue_does_not_hold_up_another_ones_prefetch() {
+    let all = items(0, 1000);
+    let bench = bench(&all, single());
+    bench.script.close(&[Purpose::Prefetch]);
+    let (each, told) = telling();
+    let other = Hash([8; 32]);
+    bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[..900]));
+    bench.script.await_waiting(1);
+    bench
+        .fetcher
+        .prefetch_with(AHEAD, &other, wants(&all[900..910]), each);
+    bench.script.close(&[]);
+    for _ in 0..10 {
+        assert!(told.recv_timeout(Duration::from_secs(60)).unwrap().1);
+    }
+    let log = bench.script.log.lock().clone();
+    let turn = log.iter().position(|(_, read)| read.contains(&all[900].0));
+    // The request that was under way, one of the image whose turn it was, then the other's; and nothing in between was lost.
+    assert!(turn.is_some_and(|turn| turn <= 2), "turn {turn:?}");
+    let others: Vec<Hash> = all[900..910].iter().map(|(hash, _)| *hash).collect();
+    assert_eq!(
+        log[turn.unwrap()].1,
+        others,
+        "in its order, and nobody else's with it"
+    );
+}
+
+#[test]
+fn a_source_is_told_who_asks_and_what_for() {
+    let all = items(0, 4);
+    let bench = bench(&all, single());
+    let (each, told) = telling();
+    let purposes = [Purpose::Store, Purpose::Seed, Purpose::Settle];
+    let who = |machine, purpose| Who {
+        machine: MachineId(machine),
+        purpose,
+        class: Class::Bulk,
+    };
+    let (tell, stored) = mpsc::channel();
+    bench.fetcher.demand(
+        who(1, purposes[0]),
+        &IMAGE,
+        Kind::Chunk,
+        &all[0].0,
+        move |outcome| tell.send(outcome.is_ok()).unwrap(),
+    );
+    assert!(stored.recv_timeout(Duration::from_secs(60)).unwrap());
+    for (number, purpose) in purposes.into_iter().enumerate().skip(1) {
+        let want = wants(&all[number..=number]);
+        bench
+            .fetcher
+            .prefetch_with(who(number as u32 + 1, purpose), &IMAGE, want, each.clone());
+        assert!(told.recv_timeout(Duration::from_secs(60)).unwrap().1);
+    }
+    let asked = bench.script.asked.lock().clone();
+    let expected = (1..)
+        .zip(purposes)
+        .map(|(machine, purpose)| who(machine, purpose));
+    assert_eq!(asked, expected.collect::<Vec<_>>());
+}
+
+#[test]
 fn no_prefetch_starts_while_a_demand_has_no_thread() {
     let all = items(0, 100);
     let bench = bench(&all, single());

@@ -30,6 +30,7 @@ pub mod stream_real;
 pub mod stream_sim;
 pub mod touch;
 pub mod train;
+pub mod two_streams;
 pub mod wan;
 
 use crate::harness::{Context, Report};
@@ -135,6 +136,11 @@ pub const ALL: &[Experiment] = &[
         name: "stream-real",
         about: "a desktop from a hub behind 7.2 Mbit/s and 120 ms: when is it usable, and does the simulator tell the truth?",
         run: stream_real::run,
+    },
+    Experiment {
+        name: "two-streams",
+        about: "two machines started together over one slow link, and over two links: does each get its part?",
+        run: two_streams::run,
     },
     Experiment {
         name: "hub-hostile",

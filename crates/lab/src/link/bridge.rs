@@ -25,8 +25,8 @@ const READ_BURST: usize = 64;
 /// Packets the kernel may hold for us while we are not scheduled; enough for 20 ms of 10 Gbit/s.
 const DEVICE_QUEUE_PACKETS: usize = 16_384;
 
-/// The name of the device in both namespaces.
-const DEVICE: &str = "floe0";
+/// Links between the same two namespaces at most: each has a number, which is in its device's name and its addresses.
+const NUMBER_MAX: u8 = 9;
 
 /// Why two namespaces could not be joined.
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +101,33 @@ impl Bridge {
             near: Namespace::new()?,
             far: Namespace::new()?,
         };
-        let near = attach(&ends.near, Bridge::NEAR)?;
-        let far = attach(&ends.far, Bridge::FAR)?;
+        Bridge::between(ends, 0, up, down)
+    }
+
+    /// One more link between the same two namespaces, of this number (1 to 9, each once): the far end is at
+    /// [`Bridge::far_of`].
+    pub fn beside(&self, number: u8, up: Shape, down: Shape) -> Result<Bridge, BridgeError> {
+        if !(1..=NUMBER_MAX).contains(&number) {
+            let reason = format!("a link beside another has a number from 1 to {NUMBER_MAX}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
+        }
+        let ends = Ends {
+            near: self.ends.near.another()?,
+            far: self.ends.far.another()?,
+        };
+        Bridge::between(ends, number, up, down)
+    }
+
+    /// The far end's address on the link of a number; [`Bridge::new`] makes number 0.
+    pub fn far_of(number: u8) -> Ipv4Addr {
+        let [a, b, _, d] = Bridge::FAR.octets();
+        Ipv4Addr::new(a, b, number, d)
+    }
+
+    fn between(ends: Ends, number: u8, up: Shape, down: Shape) -> Result<Bridge, BridgeError> {
+        let [a, b, _, d] = Bridge::NEAR.octets();
+        let near = attach(&ends.near, number, Ipv4Addr::new(a, b, number, d))?;
+        let far = attach(&ends.far, number, Bridge::far_of(number))?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut bridge = Bridge {
             ends,
@@ -142,14 +167,15 @@ impl Drop for Bridge {
     }
 }
 
-/// A TUN device in `namespace`, up, with its address.
-fn attach(namespace: &Namespace, address: Ipv4Addr) -> io::Result<File> {
-    let tun = namespace.run(|| sys::open_tun(DEVICE))??;
+/// A TUN device of a number in `namespace`, up, with its address.
+fn attach(namespace: &Namespace, number: u8, address: Ipv4Addr) -> io::Result<File> {
+    let device = format!("floe{number}");
+    let tun = namespace.run(|| sys::open_tun(&device))??;
     namespace.ip(&format!(
-        "link set {DEVICE} mtu {MTU} txqueuelen {DEVICE_QUEUE_PACKETS}"
+        "link set {device} mtu {MTU} txqueuelen {DEVICE_QUEUE_PACKETS}"
     ))?;
-    namespace.ip(&format!("addr add {address}/30 dev {DEVICE}"))?;
-    namespace.ip(&format!("link set {DEVICE} up"))?;
+    namespace.ip(&format!("addr add {address}/30 dev {device}"))?;
+    namespace.ip(&format!("link set {device} up"))?;
     Ok(tun)
 }
 

@@ -42,6 +42,14 @@ impl Namespace {
         Ok(namespace)
     }
 
+    /// The same namespace once more, which lives as long as either of the two.
+    pub fn another(&self) -> io::Result<Namespace> {
+        Ok(Namespace {
+            handle: self.handle.try_clone()?,
+            published: None,
+        })
+    }
+
     /// Makes `ip netns exec NAME` and `nsenter --net=/run/netns/NAME` find it, until it is dropped.
     pub fn publish(&mut self, name: &str) -> io::Result<PathBuf> {
         fs::create_dir_all(NAMED)?;

@@ -8,11 +8,13 @@ use super::image::ImageShape;
 use super::wire::LinkSpec;
 use floe_image::CHUNKS_PER_SEGMENT;
 use floe_planner::{
-    Action, BLOCK_CHUNKS, Config, Event, Link, Model, Planner, RegionId, ZeroTrace,
+    Action, BLOCK_CHUNKS, Config, Event, Link, LinkId, Model, Planner, RegionId, ZeroTrace,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+/// The only link, that of the machine's image.
+const LINK: LinkId = 0;
 /// How often the planner is told the time.
 const TICK_NS: u64 = 100_000_000;
 /// How often it is told the link, as the mount does.
@@ -157,6 +159,8 @@ impl<'a> Replay<'a> {
         for (number, region) in self.setup.image.regions.iter().enumerate() {
             self.events.push_back(Event::RegionAdded {
                 region: number as RegionId,
+                link: LINK,
+                image: 0,
                 chunks: region.chunks(),
                 segments: region.tables(),
                 urgency: region.urgency,
@@ -416,10 +420,13 @@ impl<'a> Replay<'a> {
     fn tell_link(&mut self) {
         let link = self.download.link(self.now_ns);
         if let (Some(bytes_per_s), Some(rtt_us)) = (link.bytes_per_s, link.rtt_us) {
-            self.events.push_back(Event::LinkEstimate(Link {
-                bytes_per_s: bytes_per_s as f64,
-                rtt_us,
-            }));
+            self.events.push_back(Event::LinkEstimate {
+                link: LINK,
+                measured: Link {
+                    bytes_per_s: bytes_per_s as f64,
+                    rtt_us,
+                },
+            });
         }
     }
 

@@ -1,25 +1,23 @@
 //! Streaming by a model: which chunks come next, and when the machine had better wait for them.
 //!
 //! A [`Stream`] belongs to one image with one model. Its groups are chosen by one of three policies (`vmtorrent` needs no
-//! file: its plan is the model's order; `vtube`; `floe`), everything else is shared: what is known of each chunk (`groups`),
-//! how much may be in flight (`pace`), and the decision to pause (`plan`): the machine is paused when it misses (or starts) and
-//! would, by the plan and the link's speed, have to wait all the same; it goes on as soon as the link can keep up.
+//! file: its plan is the model's order; `vtube`; `floe`), everything else is shared: what is known of each chunk (`groups`)
+//! and the decision to pause (`plan`): the machine is paused when it misses (or starts) and would, by the plan and its part of the
+//! link, have to wait all the same; it goes on as soon as the link can keep up. How much it may send is not decided here but by
+//! its link ([`crate::links`]), which other streams share.
 //!
 //! A pause always ends: when what was waited for has come, when nothing comes any more, or after [`Config::pause_us_max`].
 
 mod floe;
 mod groups;
-mod pace;
 mod plan;
 mod vtube;
 
-use crate::budget::Budget;
 use crate::model::{ChunkAt, Model};
 use crate::tables::Tables;
 use crate::window::Region;
-use crate::{Action, Config, Link, Policy, RegionId, segment_of};
+use crate::{Action, Config, ImageId, Link, LinkId, Policy, RegionId, segment_of};
 use groups::{Groups, State};
-use pace::Pace;
 use plan::{Planned, lateness};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -28,14 +26,12 @@ use std::sync::Arc;
 const LOOKS_MAX: usize = 32;
 /// Chunks without a table that are passed over at a time: bounds the work of an event.
 const NAMELESS_MAX: usize = 1024;
-/// Nothing is sent before this part of the window is free, so that requests don't become tiny.
-const ROOM_SHARE: u64 = 8;
 /// Round trip of a link that nobody has measured yet, in microseconds.
 const RTT_US_UNKNOWN: u64 = 50_000;
 /// First and longest pause of sending after a fetch failed, in microseconds.
 const FAILED_US_MIN: u64 = 250_000;
 const FAILED_US_MAX: u64 = 4_000_000;
-/// Touches of regions before the model came, up to which the machine counts as not started.
+/// Touches of an image before its model came, up to which its machine counts as not started.
 const STARTED_TOUCHES: u64 = 64;
 
 /// Why the machine is paused, in figures for the user.
@@ -98,19 +94,34 @@ struct Pause {
 pub(crate) struct Lent<'a> {
     pub now_us: u64,
     pub config: &'a Config,
-    pub budget: &'a mut Budget,
+    /// The link with the stream's part of its bandwidth.
+    pub link: Option<Link>,
+    /// The stream's part of what may be in flight, in chunks.
+    pub window: u64,
+    /// First touches of the image, with a model or before.
+    pub touched: u64,
     pub tables: &'a mut Tables,
     pub regions: &'a mut HashMap<RegionId, Region>,
+}
+
+/// What came of a stream's turn to send.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turn {
+    /// Room that it used, in chunks: what it asked for, and blocks that it looks at before it asks for their chunks.
+    pub used: u64,
+    /// Of these, blocks that it looks at.
+    pub looks: u64,
 }
 
 /// The streaming of one image.
 #[derive(Debug)]
 pub(crate) struct Stream {
+    /// The link that it comes over, and its image there.
+    pub place: (LinkId, ImageId),
     model: Arc<Model>,
     regions: Vec<RegionId>,
     groups: Groups,
     chooser: Chooser,
-    pace: Pace,
     plan: Vec<Planned>,
     /// The first of the plan that may have something to send.
     next: usize,
@@ -145,9 +156,10 @@ impl Stream {
     /// `None` when the model isn't for this policy.
     pub(crate) fn new(
         policy: Policy,
+        place: (LinkId, ImageId),
         model: Arc<Model>,
         regions: Vec<RegionId>,
-        lent: &mut Lent<'_>,
+        lent: &Lent<'_>,
     ) -> Option<Self> {
         if policy.method() != Some(model.method()) {
             return None;
@@ -157,7 +169,7 @@ impl Stream {
             .map(|r| lent.regions.get(r).map_or(0, Region::chunks))
             .collect();
         let groups = Groups::new(&model, &chunks_of);
-        let started = lent.budget.touched() > STARTED_TOUCHES;
+        let started = lent.touched > STARTED_TOUCHES;
         let (mut chooser, mut plan) = (Chooser::VmTorrent, Vec::new());
         match policy {
             Policy::VTube => {
@@ -181,11 +193,11 @@ impl Stream {
             }
         }
         Some(Self {
+            place,
             model,
             regions,
             groups,
             chooser,
-            pace: Pace::default(),
             plan,
             next: 0,
             looked: HashSet::new(),
@@ -329,30 +341,37 @@ impl Stream {
         }
     }
 
-    pub(crate) fn link(&mut self, link: Link) {
-        self.pace.estimate(link);
-    }
-
-    /// After every event: plan if it is time, pause or go on, and send what fits.
-    pub(crate) fn step(&mut self, lent: &mut Lent<'_>, actions: &mut Vec<Action>) {
+    /// After every event: plan if it is time, pause or go on. What of the plan is sent is the link's to say.
+    pub(crate) fn step(&mut self, lent: &Lent<'_>, actions: &mut Vec<Action>) {
         self.choose(lent);
         self.pause(lent, actions);
-        self.send(lent, actions);
+    }
+
+    /// Whether its machine is paused.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.pause.is_some()
+    }
+
+    /// Whether it may have something to send: not while it waits for the answer to a look, nor soon after a fetch failed.
+    pub(crate) fn may_send(&self, now_us: u64) -> bool {
+        self.looking.is_empty() && now_us >= self.failed_until_us
+    }
+
+    /// Room that is kept for it until its looks are answered, in chunks.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.looking.len() as u64
     }
 
     /// Speculative chunks that may be sent now: their number that lies unused is bounded whatever the model says.
     fn speculation(&self, lent: &Lent<'_>) -> u64 {
         let credit = (self.touched + self.backed_sent) as f64;
-        let window = self
-            .pace
-            .window_chunks(lent.budget.link(), false, lent.config);
-        let most = window + (credit * lent.config.speculation_ratio) as u64;
+        let most = lent.window + (credit * lent.config.speculation_ratio) as u64;
         most.saturating_sub(self.speculative.len() as u64)
     }
 
-    fn choose(&mut self, lent: &mut Lent<'_>) {
+    fn choose(&mut self, lent: &Lent<'_>) {
         let run_us = self.run_us(lent.now_us);
-        let link = lent.budget.link().unwrap_or(Link {
+        let link = lent.link.unwrap_or(Link {
             bytes_per_s: lent.config.slow_bytes_per_s,
             rtt_us: RTT_US_UNKNOWN,
         });
@@ -387,8 +406,8 @@ impl Stream {
         }
     }
 
-    fn pause(&mut self, lent: &mut Lent<'_>, actions: &mut Vec<Action>) {
-        let Some(link) = lent.budget.link() else {
+    fn pause(&mut self, lent: &Lent<'_>, actions: &mut Vec<Action>) {
+        let Some(link) = lent.link else {
             return;
         };
         let stalled = self.stalled && !matches!(self.chooser, Chooser::VmTorrent);
@@ -452,19 +471,15 @@ impl Stream {
     }
 
     /// Asks for what is planned, in its order, as far as there is room. A block is looked at before its first chunk is
-    /// sent; until the answer its chunks keep their places.
-    fn send(&mut self, lent: &mut Lent<'_>, actions: &mut Vec<Action>) {
-        if !self.looking.is_empty() || lent.now_us < self.failed_until_us {
-            return;
-        }
-        let paused = self.pause.is_some();
-        let window = self
-            .pace
-            .window_chunks(lent.budget.link(), paused, lent.config);
-        let mut room = window.saturating_sub(lent.budget.in_flight());
-        if room < (window / ROOM_SHARE).max(1) {
-            return;
-        }
+    /// sent; until the answer its chunks keep their places. The caller counts what is sent.
+    pub(crate) fn send(
+        &mut self,
+        room: u64,
+        lent: &mut Lent<'_>,
+        actions: &mut Vec<Action>,
+    ) -> Turn {
+        let all = room;
+        let mut room = room;
         let mut together: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         let mut nameless = 0;
         let mut speculation = self.speculation(lent);
@@ -521,12 +536,15 @@ impl Stream {
             }
         }
         for ((number, block), chunks) in together {
-            lent.budget.sent(u64::from(chunks.count_ones()), false);
             actions.push(Action::Fetch {
                 region: self.regions[number],
                 block,
                 chunks,
             });
+        }
+        Turn {
+            used: all - room,
+            looks: self.reserved(),
         }
     }
 }

@@ -13,7 +13,7 @@ pub const MOBILE: Link = Link {
     bytes_per_s: 900e3,
     rtt_us: 120_000,
 };
-const TICK_US: u64 = 100_000;
+pub const TICK_US: u64 = 100_000;
 const WIRE_BYTES: f64 = 4096.0 / 2.8;
 
 /// Pseudo-random numbers, the same in every run.
@@ -67,20 +67,20 @@ impl Outcome {
     }
 }
 
-type At = (u32, u64);
+pub type At = (u32, u64);
 
-struct Wire {
-    speed: Speed,
-    rtt_us: u64,
-    demands: VecDeque<(u64, At)>,
-    prefetches: VecDeque<(u64, At)>,
-    free_us: u64,
-    arriving: BTreeSet<(u64, At)>,
+pub struct Wire {
+    pub speed: Speed,
+    pub rtt_us: u64,
+    pub demands: VecDeque<(u64, At)>,
+    pub prefetches: VecDeque<(u64, At)>,
+    pub free_us: u64,
+    pub arriving: BTreeSet<(u64, At)>,
 }
 
 impl Wire {
     /// Puts what can be sent until `now` on the wire; arrivals are half a round trip after that.
-    fn advance(&mut self, now: u64) {
+    pub fn advance(&mut self, now: u64) {
         while self.free_us <= now {
             let ready = |q: &VecDeque<(u64, At)>| q.front().map(|f| f.0);
             let starts = [ready(&self.demands), ready(&self.prefetches)];
@@ -113,7 +113,7 @@ impl Wire {
 
 impl Wire {
     /// When the next chunk can be put on the wire.
-    fn next_us(&self) -> Option<u64> {
+    pub fn next_us(&self) -> Option<u64> {
         let ready = |q: &VecDeque<(u64, At)>| q.front().map(|f| f.0);
         let first = [ready(&self.demands), ready(&self.prefetches)];
         let first = first.into_iter().flatten().min()?;
@@ -141,12 +141,20 @@ pub struct Run {
 impl Run {
     pub fn new(config: Config, link: Link, speed: Speed, chunks: &[u64]) -> Self {
         let mut planner = Planner::new(config);
-        planner.on_event(0, Event::LinkEstimate(link));
+        planner.on_event(
+            0,
+            Event::LinkEstimate {
+                link: 0,
+                measured: link,
+            },
+        );
         for (region, chunks) in chunks.iter().enumerate() {
             let actions = planner.on_event(
                 0,
                 Event::RegionAdded {
                     region: region as u32,
+                    link: 0,
+                    image: 0,
                     chunks: *chunks,
                     segments: vec![],
                     urgency: Urgency::Memory,
@@ -334,10 +342,13 @@ impl Run {
                     if bytes_per_s > 0.0 {
                         self.tell(
                             now,
-                            Event::LinkEstimate(Link {
-                                bytes_per_s,
-                                rtt_us,
-                            }),
+                            Event::LinkEstimate {
+                                link: 0,
+                                measured: Link {
+                                    bytes_per_s,
+                                    rtt_us,
+                                },
+                            },
                         );
                     }
                 }

@@ -131,7 +131,7 @@ impl Engine {
         let batch = state.queue.add_flying(wanted, self.options.until(), done);
         drop(state);
         let limit = HERE_TIMEOUT.min(self.options.attempt_timeout);
-        self.read(&batch, Purpose::Demand, limit, true);
+        self.read(&batch, true, limit, true);
     }
 
     pub fn prefetch(
@@ -276,7 +276,7 @@ impl Engine {
                         self.prefetch_added.notify_one();
                     }
                     calls.make();
-                    self.read(&batch, Purpose::Demand, self.options.attempt_timeout, false);
+                    self.read(&batch, true, self.options.attempt_timeout, false);
                     state = self.state.lock();
                 }
                 Next::Wait(until) if calls.is_empty() => {
@@ -305,7 +305,7 @@ impl Engine {
             match state.queue.next_prefetch(Instant::now(), budget) {
                 Next::Read(batch) => {
                     drop(state);
-                    self.read(&batch, Purpose::Prefetch, PREFETCH_TIMEOUT, false);
+                    self.read(&batch, false, PREFETCH_TIMEOUT, false);
                     state = self.state.lock();
                 }
                 Next::Wait(until) => {
@@ -329,14 +329,19 @@ impl Engine {
         budget(&link, wire_per_raw, self.options.prefetch_bytes_max)
     }
 
-    /// Read a batch and bring about whatever follows from it. After a failed attempt on a caller's own thread (`here`)
-    /// there is no pause: that attempt was a short one.
-    fn read(self: &Arc<Self>, batch: &Batch, purpose: Purpose, deadline: Duration, here: bool) {
+    /// Read a batch, of demands or ahead of need, and bring about whatever follows from it. After a failed attempt on a caller's own
+    /// thread (`here`) there is no pause: that attempt was a short one.
+    fn read(self: &Arc<Self>, batch: &Batch, demand: bool, deadline: Duration, here: bool) {
         self.counts.reads.fetch_add(1, Relaxed);
-        let who = Who {
-            purpose,
-            ..batch.who
-        };
+        let mut who = batch.who;
+        // A demand whose time was over may still be wanted ahead of need.
+        if !demand && who.purpose.is_waited_for() {
+            who.purpose = Purpose::Prefetch;
+        }
+        if demand && !who.purpose.is_waited_for() {
+            who.purpose = Purpose::Demand;
+        }
+        let purpose = who.purpose;
         let request = Request { who, deadline };
         // A source or a callback that panics must not leave others waiting for ever.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -345,7 +350,7 @@ impl Engine {
                 &batch.wants,
                 &request,
                 &mut |kind, hash, bytes| {
-                    self.land(purpose, kind, &hash, bytes);
+                    self.land(demand, kind, &hash, bytes);
                 },
             )
         }));
@@ -374,7 +379,7 @@ impl Engine {
             }
         }
         calls.make();
-        if purpose != Purpose::Demand {
+        if !demand {
             // Its bytes are no longer in flight: others may go on.
             self.prefetch_added.notify_all();
         }
@@ -389,7 +394,7 @@ impl Engine {
     }
 
     /// An item has come: store it, then tell those who want it.
-    fn land(&self, purpose: Purpose, kind: Kind, hash: &Hash, bytes: &[u8]) {
+    fn land(&self, demand: bool, kind: Kind, hash: &Hash, bytes: &[u8]) {
         // The cache verifies what it takes in; what it has already is verified here, since these bytes go to a guest.
         let held = self.cache.contains(kind, hash);
         let stored = if held {
@@ -409,10 +414,10 @@ impl Engine {
         });
         self.note_room(stored.as_ref().err());
         let landed = self.state.lock().queue.landed(hash);
-        let counter = match (landed.wanted, purpose) {
+        let counter = match (landed.wanted, demand) {
             (false, _) => &self.counts.neighbour_items,
             (true, _) if !landed.done.is_empty() => &self.counts.demand_items,
-            (true, Purpose::Demand) if landed.each.is_empty() => &self.counts.neighbour_items,
+            (true, true) if landed.each.is_empty() => &self.counts.neighbour_items,
             (true, _) => &self.counts.prefetch_items,
         };
         counter.fetch_add(1, Relaxed);

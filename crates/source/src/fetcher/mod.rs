@@ -3,12 +3,14 @@
 //! `queue` knows what is wanted by whom (each `item`), `budget` how much prefetch a link bears; neither does I/O. `engine` is the threads
 //! that ask them what to do and do it.
 
+mod ahead;
 mod budget;
 mod engine;
 mod item;
 mod queue;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -93,14 +95,24 @@ pub struct FetchStats {
 /// here. Dropping it tells everybody who waits [`SourceError::Stopped`]; a read that is under way then ends on its own.
 pub struct Fetcher {
     engine: Arc<Engine>,
+    number: u64,
 }
+
+/// Fetchers made so far in this process.
+static FETCHERS: AtomicU64 = AtomicU64::new(0);
 
 impl Fetcher {
     /// Fetches from `source` into `cache`.
     pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Fetcher {
         Fetcher {
             engine: Arc::new(Engine::new(source, cache, options)),
+            number: FETCHERS.fetch_add(1, Relaxed),
         }
+    }
+
+    /// Its number, which no other fetcher of this process ever has: what it reads comes over one link, and this names the link.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Get an item that a guest waits for; never blocks. It overtakes all prefetch: if it is queued there it is taken
@@ -166,7 +178,8 @@ impl Fetcher {
         })
     }
 
-    /// Get items ahead of need, in this order, as the link allows. What is cached or on its way is skipped.
+    /// Get items ahead of need, in this order, as the link allows. What is cached or on its way is skipped. Images take turns, a
+    /// request each, however much one of them has queued.
     pub fn prefetch(&self, who: Who, image: &Hash, items: Vec<(Kind, Hash)>) {
         self.engine.prefetch(who, image, &items, None);
     }

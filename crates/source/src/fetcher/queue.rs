@@ -4,12 +4,13 @@
 //! flying. Whoever wants it joins the item. In which order demands are read is a [`Policy`]'s to say. Queues hold hashes; an
 //! entry whose item has moved on meanwhile is skipped when it comes up.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use floe_image::Hash;
 use floe_sched::{Fifo, Full, Policy, Who};
 
+use super::ahead::Ahead;
 use super::item::{Batch, Budget, Calls, Counts, Item, Landed, Next, State, Waiter, Wanted};
 use super::{Done, Each};
 use crate::packed::item_name;
@@ -63,7 +64,7 @@ pub(super) struct Queue {
     deadlines: BTreeSet<(Instant, Hash)>,
     /// The zero of the policy's time.
     began: Option<Instant>,
-    prefetch: VecDeque<Hash>,
+    prefetch: Ahead,
     prefetch_not_before: Option<Instant>,
     in_flight: u64,
     waiting: u64,
@@ -79,7 +80,7 @@ impl Default for Queue {
             later: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             began: None,
-            prefetch: VecDeque::new(),
+            prefetch: Ahead::default(),
             prefetch_not_before: None,
             in_flight: 0,
             waiting: 0,
@@ -198,7 +199,7 @@ impl Queue {
             item.listeners.push((wanted.image, each.clone()));
         }
         if !known {
-            self.prefetch.push_back(wanted.hash);
+            self.prefetch.push_back(wanted.image, wanted.hash);
         }
         true
     }
@@ -323,25 +324,33 @@ impl Queue {
         let flight = self.flights + 1;
         let mut batch: Option<Batch> = None;
         let mut bytes = 0;
-        while let Some(hash) = self.prefetch.front().copied() {
+        while let Some((lane, hash)) = self.prefetch.first() {
+            let image = batch.as_ref().map(|batch| batch.image);
+            if image.is_some_and(|image| image != lane) {
+                break;
+            }
             let Some(item) = self
                 .items
                 .get_mut(&hash)
                 .filter(|item| item.state == State::Prefetch)
             else {
-                self.prefetch.pop_front();
+                self.prefetch.take_first();
                 continue;
             };
+            if item.image != lane {
+                // The image for which it was queued does not want it any more, another one does.
+                self.prefetch.take_first();
+                self.prefetch.push_back(item.image, hash);
+                continue;
+            }
             let size = item.kind.raw_size() as u64;
             let full = batch.as_ref().is_some_and(|batch| {
-                batch.image != item.image
-                    || bytes + size > budget.batch
-                    || batch.wants.len() >= PREFETCH_BATCH_MAX
+                bytes + size > budget.batch || batch.wants.len() >= PREFETCH_BATCH_MAX
             });
             if full {
                 break;
             }
-            self.prefetch.pop_front();
+            self.prefetch.take_first();
             self.counts.change(item, State::Flying(flight));
             item.charge = size;
             bytes += size;
@@ -359,6 +368,13 @@ impl Queue {
         self.in_flight += bytes;
         match batch {
             Some(batch) => {
+                if self
+                    .prefetch
+                    .first()
+                    .is_some_and(|(lane, _)| lane == batch.image)
+                {
+                    self.prefetch.end_turn();
+                }
                 self.flights = flight;
                 Next::Read(batch)
             }
@@ -466,18 +482,18 @@ impl Queue {
                     .first()
                     .map_or(item.image, |(image, _)| *image);
                 self.counts.change(item, State::Prefetch);
-                prefetch_again.push((*hash, item.failures));
+                prefetch_again.push((item.image, *hash, item.failures));
             } else {
                 self.items.remove(hash);
             }
         }
-        if let Some(failures) = prefetch_again.iter().map(|(_, failures)| *failures).max()
+        if let Some(failures) = prefetch_again.iter().map(|again| again.2).max()
             && passing
         {
             self.hold_prefetch(now + pause(&RETRY, failures));
         }
-        for (hash, _) in prefetch_again.into_iter().rev() {
-            self.prefetch.push_front(hash);
+        for (image, hash, _) in prefetch_again.into_iter().rev() {
+            self.prefetch.push_front(image, hash);
         }
         for (hash, at) in demand_again {
             self.demand_again(now, &hash, at);
@@ -587,7 +603,7 @@ impl Queue {
             self.items.remove(hash);
         } else {
             self.counts.change(item, State::Prefetch);
-            self.prefetch.push_back(*hash);
+            self.prefetch.push_back(item.image, *hash);
         }
     }
 

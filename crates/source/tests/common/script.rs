@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use floe_image::{Hash, Kind, Layout, Manifest};
-use floe_source::{Purpose, Request, Sink, Source, SourceError};
+use floe_source::{Purpose, Request, Sink, Source, SourceError, Who};
 use parking_lot::{Condvar, Mutex};
 
 /// What one read does.
@@ -31,6 +31,8 @@ pub struct Script {
     pub items: Mutex<HashMap<Hash, Vec<u8>>>,
     pub acts: Mutex<Vec<Act>>,
     pub log: Mutex<Vec<(Purpose, Vec<Hash>)>>,
+    /// Who asked, read by read.
+    pub asked: Mutex<Vec<Who>>,
     /// What is being read now, and whether something was twice at the same time.
     flying: Mutex<(HashSet<Hash>, bool)>,
     gate: Mutex<Gate>,
@@ -122,6 +124,7 @@ impl Source for Script {
         request: &Request,
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
+        self.asked.lock().push(request.who);
         self.log.lock().push((
             request.who.purpose,
             wants.iter().map(|(_, hash)| *hash).collect(),

@@ -1,7 +1,7 @@
 //! `stream-real`: a desktop from a hub behind 7.2 Mbit/s and 120 ms, as vTube's user meets it (its section 5). How soon is it
 //! usable, against downloading it; does the simulator tell the truth; what does a second image of the same family cost?
 mod screen;
-mod site;
+pub(super) mod site;
 
 use crate::content::Content;
 use crate::guest::Guest;

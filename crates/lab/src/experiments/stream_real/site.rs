@@ -172,23 +172,37 @@ impl Site {
 
     /// From how many runs the hub has learnt.
     fn model_traces(&self, image: &Hash) -> anyhow::Result<u32> {
-        let folder = self.homes.join(format!("hub/traces/{image}"));
-        let mut most = 0;
-        for owner in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            for file in std::fs::read_dir(owner.path())?.flatten() {
-                if file.path().extension().is_some_and(|e| e == "model") {
-                    most = most.max(Model::decode(&std::fs::read(file.path())?)?.traces());
-                }
-            }
-        }
-        Ok(most)
+        model_traces(&self.homes.join("hub"), image)
     }
 
     fn wait_for_model(&self, image: &Hash, more_than: u32) -> anyhow::Result<()> {
-        wait_for("a model of the run at the hub", || {
-            Ok((self.model_traces(image)? > more_than).then_some(()))
-        })
+        wait_for_model(&self.homes.join("hub"), image, more_than)
     }
+}
+
+/// From how many runs of an image the hub with its data in `hub` has learnt.
+pub(in crate::experiments) fn model_traces(hub: &Path, image: &Hash) -> anyhow::Result<u32> {
+    let folder = hub.join(format!("traces/{image}"));
+    let mut most = 0;
+    for owner in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        for file in std::fs::read_dir(owner.path())?.flatten() {
+            if file.path().extension().is_some_and(|e| e == "model") {
+                most = most.max(Model::decode(&std::fs::read(file.path())?)?.traces());
+            }
+        }
+    }
+    Ok(most)
+}
+
+/// Waits until the hub has learnt from more runs than so many.
+pub(in crate::experiments) fn wait_for_model(
+    hub: &Path,
+    image: &Hash,
+    more_than: u32,
+) -> anyhow::Result<()> {
+    wait_for("a model of the run at the hub", || {
+        Ok((model_traces(hub, image)? > more_than).then_some(()))
+    })
 }
 
 fn published(
@@ -220,7 +234,10 @@ fn wait_for<T>(what: &str, look: impl Fn() -> anyhow::Result<Option<T>>) -> anyh
 }
 
 /// The one trace that a node has of an image, and how long its machine waited.
-fn own_trace(node: &Node, image: &Hash) -> anyhow::Result<(ZeroTrace, Duration)> {
+pub(in crate::experiments) fn own_trace(
+    node: &Node,
+    image: &Hash,
+) -> anyhow::Result<(ZeroTrace, Duration)> {
     let of = TracesRequest {
         image: image.to_string(),
         ..TracesRequest::default()
@@ -228,7 +245,7 @@ fn own_trace(node: &Node, image: &Hash) -> anyhow::Result<(ZeroTrace, Duration)>
     let entry = wait_for("the run's trace", || {
         Ok(node.client.traces(&of)?.traces.into_iter().next())
     })?;
-    let path = node.home.join("run.trace");
+    let path = node.home.join(format!("{}.trace", image.short()));
     let request = TraceRequest {
         of,
         trace: entry.summary.hash.clone(),

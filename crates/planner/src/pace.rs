@@ -1,10 +1,10 @@
-//! How much may be under way, so that the link is full and its queue is not.
+//! How much may be under way on a link, so that the link is full and its queue is not.
 
 use crate::{Config, Link};
 
 /// Of the link's own content; more than one, or a link that became faster would never be seen to be.
 const RUNNING: f64 = 1.25;
-/// The same while the machine is paused: no demand can be behind it.
+/// The same while all machines that stream over it are paused: no demand can be behind it.
 const PAUSED: f64 = 2.0;
 /// The round trip may rise to this part of its minimum before we give way.
 const RTT_RISE: f64 = 1.5;

@@ -1,0 +1,266 @@
+//! `two-streams`: two machines that are started together on one host. Over one link each should wait as if it had half of it; over two
+//! links as if the other machine were not there. Real guests, real hubs, emulated links.
+use super::live::{Hub, Node};
+use super::stream_real::site::{model_traces, own_trace, wait_for_model};
+use crate::guest::Guest;
+use crate::harness::{Context, Report, Samples};
+use crate::link::{Bridge, Rate, Shape};
+use anyhow::Context as _;
+use floe_api::{REHEARSE_S_DEFAULT, RunRequest, StopRequest, Wait};
+use floe_image::Hash;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::Duration;
+
+/// The slow link, half of it, and the fast one; all with the round trip of [`Shape::wan`].
+const SLOW_BITS_PER_S: u64 = 7_200_000;
+const HALF_BITS_PER_S: u64 = SLOW_BITS_PER_S / 2;
+const FAST_BITS_PER_S: u64 = 50_000_000;
+/// The links' numbers.
+const SLOW: u8 = 0;
+const FAST: u8 = 1;
+const HALF: u8 = 2;
+/// Ports of the two hubs, which are reached over every link.
+const PORTS: [u16; 2] = [7070, 7071];
+/// Memory of a machine.
+const MEMORY: u64 = 128 << 20;
+/// Earlier users of each image.
+const TEACHERS: u32 = 2;
+/// Patience with whatever a guest is told to do.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Which of the two images, by number.
+type Which = usize;
+
+/// An image on the hubs.
+struct Published {
+    name: String,
+    id: Hash,
+}
+
+/// Where an image is started from.
+#[derive(Clone, Copy)]
+struct From {
+    image: Which,
+    hub: usize,
+    link: u8,
+}
+
+/// Two hubs at the far end of several links, and what is published there. Dropped in this order: the processes use the links.
+struct Site {
+    hubs: Vec<Hub>,
+    homes: PathBuf,
+    images: Vec<Published>,
+    work_mb: u64,
+    bridges: Vec<Bridge>,
+}
+
+/// Runs it.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("two-streams", context.quick);
+    let teachers = context.pick(TEACHERS, 1);
+    let site = Site::prepare(&context.scratch, context.pick(24, 6))?;
+    site.teach(teachers)?;
+    let of = |image, hub, link| From { image, hub, link };
+    // Each case: its name, what is started together, and what each is compared with when it is alone.
+    let cases = [
+        (
+            "one_hub",
+            [of(0, 0, SLOW), of(1, 0, SLOW)],
+            [of(0, 0, HALF), of(1, 0, HALF)],
+        ),
+        (
+            "two_hubs",
+            [of(0, 0, SLOW), of(1, 1, FAST)],
+            [of(0, 0, SLOW), of(1, 1, FAST)],
+        ),
+    ];
+    let mut together = vec![[Samples::default(), Samples::default()]; cases.len()];
+    let mut alone = together.clone();
+    for round in 0..context.pick(3, 1) {
+        for (number, (name, both, single)) in cases.iter().enumerate() {
+            let waited = site.start(&format!("{name}-{round}"), both)?;
+            for (image, seconds) in waited.into_iter().enumerate() {
+                together[number][image].push(seconds);
+            }
+            for (image, from) in single.iter().enumerate() {
+                let waited = site.start(&format!("{name}-{round}-{image}"), &[*from])?;
+                alone[number][image].push(waited[0]);
+                eprintln!(
+                    "two-streams: {name}, machine {image}: waited {:.1} s together, {:.1} s alone",
+                    together[number][image].values()[round],
+                    waited[0]
+                );
+            }
+        }
+    }
+    let mut worst: Option<Samples> = None;
+    for (number, (name, _, _)) in cases.iter().enumerate() {
+        let than = match *name {
+            "one_hub" => "waiting alone over half the link",
+            _ => "waiting alone over its own link",
+        };
+        for image in 0..2 {
+            let (ours, base) = (&together[number][image], &alone[number][image]);
+            let ratio = ours.over(base);
+            let key = format!("{name}.{}", ["first", "second"][image]);
+            report
+                .add(&format!("{key}.fair_ratio"), "x", &ratio)
+                .against(than, "s", base.median());
+            report
+                .add(&format!("{key}.wait_s"), "s", ours)
+                .against(than, "s", base.median());
+            if worst.as_ref().is_none_or(|w| ratio.median() > w.median()) {
+                worst = Some(ratio);
+            }
+        }
+    }
+    let worst = worst.context("there are two cases")?;
+    report
+        .add("fair_ratio_max", "x", &worst)
+        .against("waiting alone over its part", "x", 1.0);
+    report.note(format!(
+        "each machine reads {} MB of its memory after its start, which {teachers} earlier users' machines did too; waiting is the start, \
+         the waits for chunks, and the pauses",
+        site.work_mb
+    ));
+    Ok(report)
+}
+
+impl Site {
+    fn prepare(dir: &Path, work_mb: u64) -> anyhow::Result<Site> {
+        let shape = |rate| Shape {
+            rate: Rate::BitsPerSecond(rate),
+            ..Shape::wan()
+        };
+        let first = Bridge::new(shape(SLOW_BITS_PER_S), shape(SLOW_BITS_PER_S))?;
+        let fast = first.beside(FAST, shape(FAST_BITS_PER_S), shape(FAST_BITS_PER_S))?;
+        let half = first.beside(HALF, shape(HALF_BITS_PER_S), shape(HALF_BITS_PER_S))?;
+        let far = Some(&first.ends.far);
+        let hubs = PORTS.iter().enumerate().map(|(number, port)| {
+            Hub::start(far, &hub_dir(dir, number), Ipv4Addr::UNSPECIFIED, *port)
+        });
+        let hubs = hubs.collect::<anyhow::Result<Vec<Hub>>>()?;
+        let origin = Node::start(far, &dir.join("origin"), false)?;
+        let guest = Guest::tiny()?;
+        origin.import_with(&guest, "guest", MEMORY, 1)?;
+        let mut images = Vec::new();
+        for number in 0..2 {
+            let (machine, name) = (format!("origin{number}"), format!("lab-stream-{number}"));
+            eprintln!("two-streams: making image {number}");
+            origin.boot("guest", &machine)?;
+            origin.tell(&machine, &write_work(work_mb), PATIENCE)?;
+            origin.capture(&machine, &name, true, REHEARSE_S_DEFAULT)?;
+            origin.remove(&machine)?;
+            for hub in &hubs {
+                origin.publish(&name, hub)?;
+            }
+            let id = origin.client.image(&name)?.summary.id.parse()?;
+            images.push(Published { name, id });
+        }
+        Ok(Site {
+            hubs,
+            homes: dir.to_path_buf(),
+            images,
+            work_mb,
+            bridges: vec![first, fast, half],
+        })
+    }
+
+    /// Lets users of each image teach the hubs that it will be started from.
+    fn teach(&self, teachers: u32) -> anyhow::Result<()> {
+        for (image, hub) in [(0, 0), (1, 0), (1, 1)] {
+            for teacher in 0..teachers {
+                eprintln!("two-streams: image {image}, hub {hub}, earlier user {teacher}");
+                let home = self.homes.join(format!("teacher-{image}-{hub}-{teacher}"));
+                // A node that fetches nothing ahead sees every touch.
+                let far = Some(&self.bridges[0].ends.far);
+                let node = Node::start_with(far, &home, &["--demand-only"])?;
+                let link = SLOW;
+                let (hub_dir, id) = (hub_dir(&self.homes, hub), &self.images[image].id);
+                let known = model_traces(&hub_dir, id)?;
+                self.use_on(&node, From { image, hub, link }, &Barrier::new(1))?;
+                wait_for_model(&hub_dir, id, known)?;
+                drop(node);
+                std::fs::remove_dir_all(&home)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts these together on a host that has nothing of them. Returns the seconds that each machine waited in all.
+    fn start(&self, home: &str, all: &[From]) -> anyhow::Result<Vec<f64>> {
+        let home = self.homes.join(home);
+        let node = Node::start(Some(&self.bridges[0].ends.near), &home, false)?;
+        let together = Barrier::new(all.len());
+        let waited = std::thread::scope(|scope| {
+            let users = all.iter().map(|from| {
+                let (node, together) = (&node, &together);
+                scope.spawn(move || self.use_on(node, *from, together))
+            });
+            let users: Vec<_> = users.collect();
+            let ended = users.into_iter().map(|user| {
+                user.join()
+                    .map_err(|_| anyhow::anyhow!("a user's thread has panicked"))?
+            });
+            ended.collect::<anyhow::Result<Vec<f64>>>()
+        })?;
+        drop(node);
+        std::fs::remove_dir_all(&home)?;
+        Ok(waited)
+    }
+
+    /// Somebody starts an image, uses it and stops it. Returns the seconds that the machine waited: its start, for chunks, and paused.
+    fn use_on(&self, node: &Node, from: From, together: &Barrier) -> anyhow::Result<f64> {
+        let (image, hub) = (&self.images[from.image], &self.hubs[from.hub]);
+        let machine = format!("user{}", from.image);
+        let (address, port) = (Bridge::far_of(from.link), PORTS[from.hub]);
+        let request = RunRequest {
+            image: format!("http://{address}:{port}/{}", image.name),
+            name: Some(machine.clone()),
+            token: Some(hub.token.clone()),
+            wait: Wait::None,
+            ..RunRequest::default()
+        };
+        together.wait();
+        let outcome = node.run(&request, |_| {})?;
+        node.tell(&machine, &read_work(self.work_mb), PATIENCE)?;
+        let stream = node.client.stream_info(&machine)?;
+        let stop = StopRequest {
+            now: true,
+            timeout_s: None,
+        };
+        node.client.stop(&machine, &stop)?;
+        let (_, waited) = own_trace(node, &image.id)?;
+        eprintln!(
+            "two-streams: {machine}: started after {:.1} s, paused {} times for {:.1} s, waited {:.1} s for {} misses of {}",
+            outcome.total_ms / 1000.0,
+            stream.pauses,
+            stream.paused_s,
+            waited.as_secs_f64(),
+            stream.misses,
+            stream.touched
+        );
+        node.remove(&machine)?;
+        Ok(outcome.total_ms / 1000.0 + stream.paused_s + waited.as_secs_f64())
+    }
+}
+
+fn hub_dir(dir: &Path, number: usize) -> PathBuf {
+    dir.join(format!("hub{number}"))
+}
+
+/// Fills a file with text of random numbers: like a guest's memory it takes about 40 % when it is compressed, and no two pages are alike.
+fn write_work(megabytes: u64) -> String {
+    format!(
+        "mount -o remount,size=90% /dev/shm; od -An -v -tx1 /dev/urandom | head -c {megabytes}m > /dev/shm/work"
+    )
+}
+
+/// Reads the file, a MB at a time with a short rest between.
+fn read_work(megabytes: u64) -> String {
+    format!(
+        "n=0; while [ $n -lt {megabytes} ]; do dd if=/dev/shm/work of=/dev/null bs=1M skip=$n count=1 2>/dev/null; n=$((n+1)); sleep 0.2; done"
+    )
+}

@@ -1,0 +1,67 @@
+//! The order of prefetch: first come, first served within an image, and the images in turn.
+
+use std::collections::VecDeque;
+
+use floe_image::Hash;
+
+/// Hashes that are queued for prefetch, in a lane for each image. Whoever fills a request takes from one lane and then ends
+/// the turn, so that a whole image in the queue (a copy to keep, an upload's check) does not hold up the few chunks that a machine of another
+/// one is going to touch next.
+#[derive(Default)]
+pub(super) struct Ahead {
+    lanes: VecDeque<(Hash, VecDeque<Hash>)>,
+}
+
+impl Ahead {
+    fn lane(&mut self, image: Hash) -> &mut VecDeque<Hash> {
+        let known = self.lanes.iter().position(|(of, _)| *of == image);
+        let at = known.unwrap_or_else(|| {
+            self.lanes.push_back((image, VecDeque::new()));
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at].1
+    }
+
+    /// Behind all others of the image.
+    pub fn push_back(&mut self, image: Hash, hash: Hash) {
+        self.lane(image).push_back(hash);
+    }
+
+    /// Before all others of the image.
+    pub fn push_front(&mut self, image: Hash, hash: Hash) {
+        self.lane(image).push_front(hash);
+    }
+
+    /// The image whose turn it is, and the first hash of its lane.
+    pub fn first(&mut self) -> Option<(Hash, Hash)> {
+        while let Some((image, lane)) = self.lanes.front() {
+            if let Some(hash) = lane.front() {
+                return Some((*image, *hash));
+            }
+            self.lanes.pop_front();
+        }
+        None
+    }
+
+    /// Takes out what [`Ahead::first`] said.
+    pub fn take_first(&mut self) {
+        if let Some((_, lane)) = self.lanes.front_mut() {
+            lane.pop_front();
+        }
+    }
+
+    /// It is the next image's turn.
+    pub fn end_turn(&mut self) {
+        if let Some(lane) = self.lanes.pop_front().filter(|(_, lane)| !lane.is_empty()) {
+            self.lanes.push_back(lane);
+        }
+    }
+
+    /// Removes the hashes that `keep` does not keep.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Hash) -> bool) {
+        for (_, lane) in &mut self.lanes {
+            lane.retain(&mut keep);
+        }
+        self.lanes.retain(|(_, lane)| !lane.is_empty());
+    }
+}
