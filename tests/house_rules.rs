@@ -14,7 +14,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-image", &[]),
     ("floe-store", &["floe-image"]),
     ("floe-sched", &[]),
-    ("floe-source", &["floe-image", "floe-store", "floe-sched"]),
+    ("floe-http", &[]),
+    (
+        "floe-source",
+        &["floe-image", "floe-store", "floe-sched", "floe-http"],
+    ),
     ("floe-planner", &["floe-image"]),
     ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
     (
@@ -23,7 +27,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("floe-machine", &["floe-image", "floe-mount"]),
     ("floe-guest", &[]),
-    ("floe-api", &["floe-image", "floe-store", "floe-traces"]),
+    (
+        "floe-api",
+        &["floe-image", "floe-store", "floe-http", "floe-traces"],
+    ),
     ("floe-front", &["floe-image", "floe-store", "floe-api"]),
     // it never knows the node
     (
@@ -41,6 +48,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-http",
             "floe-source",
             "floe-planner",
             "floe-traces",
@@ -57,6 +65,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-http",
             "floe-source",
             "floe-traces",
             "floe-mount",

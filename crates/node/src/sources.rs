@@ -11,19 +11,20 @@
 use crate::{
     cluster::Cluster,
     error::{NodeError, usage},
-    fork::{Layers, Local, Patient, is_parent},
+    fork::{self, Layers, Local, Patient},
     record::Origin,
 };
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
+use floe_http::{Position, Url};
 use floe_image::{Hash, Kind, Manifest, Segment, datagram::GroupKey};
 use floe_source::multicast::{Group, Invitation, Multicast};
 use floe_source::{
-    Failover, FetchOptions, Fetcher, Request, Retry, RetryOptions, Source, SourceError,
+    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Source, SourceError,
 };
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock, Weak},
     time::Duration,
@@ -37,7 +38,7 @@ pub const SMALL_REGION_MAX: u64 = 256 << 20;
 /// An address and the name of an image there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// What [`floe_source::open`] takes.
+    /// What [`Registry::origin`] takes.
     pub base: String,
     /// What its `resolve` takes.
     pub name: String,
@@ -76,44 +77,46 @@ pub fn references(text: &str) -> Result<Vec<Reference>, NodeError> {
         base: base.into(),
         name: name.into(),
     };
-    if let Some((base, name)) = text.split_once('#') {
-        if name.is_empty() {
-            return Err(bad("nothing follows the #"));
-        }
-        return Ok(vec![reference(base, name)]);
-    }
-    let path = text
-        .strip_prefix("file://")
-        .or_else(|| (!text.contains("://")).then_some(text));
-    if let Some(path) = path {
-        return in_directory(Path::new(path)).map(|found| vec![found]).ok_or_else(|| {
+    let in_repository = |path: &Path| {
+        in_directory(path).map(|found| vec![found]).ok_or_else(|| {
             bad("no directory on the way is a repository (one has `images`, `packs` and `tags` in it)")
-        });
-    }
-    let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("no scheme"))?;
-    let rest = rest.trim_end_matches('/');
-    let Some((host, path)) = rest
-        .split_once('/')
-        .filter(|(host, path)| !host.is_empty() && !path.is_empty())
-    else {
-        return Err(bad("it has no image's name"));
+        })
     };
-    let hub = reference(&format!("{scheme}://{host}"), path);
-    let mut ways: Vec<Reference> = match path.rsplit_once('/') {
-        None => vec![hub],
-        Some((prefix, name)) => {
-            let inner = reference(&format!("{scheme}://{host}/{prefix}"), name);
-            if scheme == "s3" {
-                vec![inner, hub]
-            } else {
-                vec![hub, inner]
+    if !text.contains("://") {
+        return match text.split_once('#') {
+            Some((_, "")) => Err(bad("nothing follows the #")),
+            Some((base, name)) => Ok(vec![reference(base, name)]),
+            None => in_repository(Path::new(text)),
+        };
+    }
+    let url = Url::parse(text).map_err(|error| bad(&error.to_string()))?;
+    let base = url[..Position::AfterPath].trim_end_matches('/');
+    match url.fragment() {
+        Some("") => return Err(bad("nothing follows the #")),
+        Some(name) => return Ok(vec![reference(base, name)]),
+        None => {}
+    }
+    if url.scheme() == "file" {
+        let path = url.to_file_path();
+        return in_repository(&path.map_err(|()| bad("write file:///path"))?);
+    }
+    let path = url.path().trim_matches('/');
+    if url.host_str().is_none_or(str::is_empty) || path.is_empty() {
+        return Err(bad("it has no image's name"));
+    }
+    let host = &url[..Position::BeforePath];
+    let hub = reference(host, path);
+    Ok(match (path.rsplit_once('/'), url.scheme()) {
+        // a hub has no directories
+        (None, _) | (Some(_), "floe" | "floe+http") => vec![hub],
+        (Some((prefix, name)), scheme) => {
+            let inner = reference(&format!("{host}/{prefix}"), name);
+            match scheme {
+                "s3" => vec![inner, hub],
+                _ => vec![hub, inner],
             }
         }
-    };
-    if scheme.starts_with("floe") {
-        ways.truncate(1); // a hub has no directories
-    }
-    Ok(ways)
+    })
 }
 
 /// The nearest enclosing repository, and the rest of the path as the name in it.
@@ -168,19 +171,16 @@ impl Found {
     }
 }
 
-/// Where a fetcher fetches from: addresses, and the tokens for them.
-type Place = (Vec<String>, Option<String>, Tokens);
-
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
 pub struct Sources {
     repo: Repository,
     layers: Layers,
     cache: Arc<Cache>,
     io_timeout: Option<Duration>,
-    index_dir: PathBuf,
-    cluster: Arc<Cluster>,
+    registry: Registry,
     own_hub: Option<OwnHub>,
-    fetchers: Mutex<HashMap<Place, Weak<Fetcher>>>,
+    /// By who is asked, as whom, and who is believed.
+    fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
 
 impl Sources {
@@ -200,8 +200,11 @@ impl Sources {
             layers,
             cache,
             io_timeout,
-            index_dir,
-            cluster,
+            registry: Registry::standard(floe_source::Options {
+                index_dir: Some(index_dir),
+                ..Default::default()
+            })
+            .with(fork::scheme(cluster)),
             own_hub,
             fetchers: Mutex::default(),
         }
@@ -248,6 +251,7 @@ impl Sources {
             token: None,
             tokens,
             ca: ca.map(str::to_owned),
+            cas: BTreeMap::new(),
             multicast: None,
         };
         let mut found: Option<Hash> = None;
@@ -297,7 +301,7 @@ impl Sources {
     fn resolve(&self, text: &str, origin: &Origin) -> Result<(String, Hash), NodeError> {
         let mut first = None;
         for way in references(text)? {
-            let source = self.open(&way.base, origin)?;
+            let source = self.registry.open(&self.place(&way.base, origin)?)?;
             match source.resolve(&way.name) {
                 Ok(id) => return Ok((way.base, id)),
                 Err(error @ SourceError::Missing { .. }) => {
@@ -312,16 +316,22 @@ impl Sources {
         ))
     }
 
-    fn open(&self, base: &str, origin: &Origin) -> Result<Arc<dyn Source>, NodeError> {
-        let options = floe_source::Options {
-            token: self.token_for(base, origin.token_for(base)),
-            ca: origin.ca.as_ref().map(PathBuf::from),
-            index_dir: Some(self.index_dir.clone()),
-            // another member shows a certificate of the cluster, and asks for ours
-            tls: is_parent(base).then(|| self.cluster.tls_of_parents()),
-            ..Default::default()
-        };
-        Ok(floe_source::open(base, &options)?)
+    /// One address of an image's, with the token and the authority for it.
+    fn place(&self, address: &str, of: &Origin) -> Result<floe_source::Origin, SourceError> {
+        let token = self.token_for(address, of.token_for(address));
+        let place = self.registry.origin(address)?.with_token(token);
+        Ok(place.with_ca(of.ca_for(address).map(PathBuf::from)))
+    }
+
+    /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.
+    pub(crate) fn ask_one(
+        &self,
+        address: &str,
+        of: &Origin,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Source>, SourceError> {
+        let registry = self.registry.clone().within(timeout);
+        registry.open(&self.place(address, of)?)
     }
 
     /// The token for an address: the one that was given for it, or that of this process's own hub.
@@ -332,22 +342,19 @@ impl Sources {
 
     /// The fetcher for these sources, shared while anybody uses it.
     pub fn fetcher(&self, origin: &Origin) -> Result<Arc<Fetcher>, NodeError> {
-        let key = (
-            origin.urls.clone(),
-            origin.token.clone(),
-            origin.tokens.clone(),
-        );
+        let places = origin.urls.iter().map(|url| self.place(url, origin));
+        let places = places.collect::<Result<Vec<_>, _>>()?;
         let mut fetchers = self.fetchers.lock();
-        if let Some(fetcher) = fetchers.get(&key).and_then(Weak::upgrade) {
+        if let Some(fetcher) = fetchers.get(&places).and_then(Weak::upgrade) {
             return Ok(fetcher);
         }
         // what is here is never asked for elsewhere: a look into the repository costs microseconds
         let repository = floe_source::Directory::new(self.repo.clone());
         let mut opened: Vec<Arc<dyn Source>> =
             vec![Arc::new(Local::new(self.layers.clone(), repository))];
-        for url in &origin.urls {
-            let source = Retry::new(self.open(url, origin)?, RetryOptions::default());
-            opened.push(match is_parent(url) {
+        for place in &places {
+            let source = Retry::new(self.registry.open(place)?, RetryOptions::default());
+            opened.push(match place.kind() == fork::KIND {
                 true => self.by_multicast(Patient(Arc::new(source)), origin),
                 false => Arc::new(source),
             });
@@ -362,7 +369,7 @@ impl Sources {
         };
         let fetcher = Arc::new(Fetcher::new(source, self.cache.clone(), options));
         fetchers.retain(|_, fetcher| fetcher.strong_count() > 0);
-        fetchers.insert(key, Arc::downgrade(&fetcher));
+        fetchers.insert(places, Arc::downgrade(&fetcher));
         Ok(fetcher)
     }
 

@@ -1,16 +1,13 @@
-//! What the wrappers add: verification, another try, another source, one fetch for many.
+//! What the wrappers add: another try, another source.
 
 mod common;
 
-use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use common::script::{Act, Script};
 use common::{LIMIT, content, read_all};
 use floe_image::{Hash, Kind};
-use floe_source::{
-    Coalesce, Failover, Purpose, Request, Retry, RetryOptions, Source, SourceError, Verified,
-};
+use floe_source::{Failover, Retry, RetryOptions, Source, SourceError};
 
 const IMAGE: Hash = Hash([9; 32]);
 
@@ -30,22 +27,6 @@ fn quick(attempts: u32) -> RetryOptions {
         first_pause: Duration::from_millis(1),
         longest_pause: Duration::from_millis(2),
     }
-}
-
-#[test]
-fn a_lying_source_is_found_out() {
-    let all = items(0, 3);
-    let liar = Script::new(&all);
-    let source = Verified::new(liar.play(&[Act::Lie, Act::Silent, Act::Give]));
-    for _ in 0..2 {
-        let (outcome, got) = read_all(&source, &IMAGE, &wants(&all), LIMIT);
-        assert!(
-            matches!(outcome, Err(SourceError::Invalid { .. })),
-            "{outcome:?}"
-        );
-        assert!(got.is_empty());
-    }
-    assert_eq!(read_all(&source, &IMAGE, &wants(&all), LIMIT).1.len(), 3);
 }
 
 #[test]
@@ -163,79 +144,4 @@ fn names_fail_over_too() {
     let (a, b) = (Script::new(&[]), Script::new(&[]));
     let source = Failover::new(vec![a.play(&[Act::GiveThenFail(0)]), b]);
     assert_eq!(source.resolve("x").unwrap(), Hash::of(b"resolved"));
-}
-
-#[test]
-fn fifty_readers_cost_one_fetch() {
-    let all = items(0, 4);
-    let script = Script::new(&all);
-    let source = Arc::new(Coalesce::new(script.clone()));
-    script.close(&[Purpose::Demand]);
-    let first = {
-        let (source, wants) = (source.clone(), wants(&all));
-        std::thread::spawn(move || read_all(&*source, &IMAGE, &wants, LIMIT))
-    };
-    script.await_waiting(1);
-    let ready = Arc::new(Barrier::new(50));
-    let others: Vec<_> = (0..49)
-        .map(|_| {
-            let (source, wants, ready) = (source.clone(), wants(&all), ready.clone());
-            std::thread::spawn(move || {
-                ready.wait();
-                read_all(&*source, &IMAGE, &wants, LIMIT)
-            })
-        })
-        .collect();
-    ready.wait();
-    script.close(&[]);
-    for reader in others.into_iter().chain([first]) {
-        let (outcome, got) = reader.join().unwrap();
-        outcome.unwrap();
-        assert_eq!(got.len(), 4);
-    }
-    assert!(!script.read_twice_at_once());
-    // Readers that came after it had landed may have read again; none did while it was under way.
-    assert!(script.log.lock()[0].1.len() == 4);
-}
-
-#[test]
-fn those_who_joined_a_failed_or_panicking_read_learn_of_it() {
-    let all = items(0, 1);
-    let script = Script::new(&all);
-    let source = Arc::new(Coalesce::new(script.play(&[
-        Act::GiveThenFail(0),
-        Act::Panic,
-        Act::Give,
-    ])));
-    for round in 0..2 {
-        script.close(&[Purpose::Demand]);
-        let leader = {
-            let (source, wants) = (source.clone(), wants(&all));
-            std::thread::spawn(move || read_all(&*source, &IMAGE, &wants, LIMIT).0)
-        };
-        script.await_waiting(1);
-        let follower = {
-            let (source, wants) = (source.clone(), wants(&all));
-            // For another purpose than the gate's, so that it would come back at once if it read on its own.
-            let request = Request::prefetch(Duration::from_millis(300));
-            std::thread::spawn(move || source.read(&IMAGE, &wants, &request, &mut |_, _, _| {}))
-        };
-        if round == 0 {
-            // The follower joins and waits no longer than its own deadline.
-            assert!(matches!(
-                follower.join().unwrap(),
-                Err(SourceError::Timeout { .. })
-            ));
-            script.close(&[]);
-            assert!(matches!(
-                leader.join().unwrap(),
-                Err(SourceError::Unreachable { .. })
-            ));
-        } else {
-            script.close(&[]);
-            assert!(leader.join().is_err(), "the script panics");
-            let _ = follower.join().unwrap();
-        }
-    }
-    assert_eq!(read_all(&*source, &IMAGE, &wants(&all), LIMIT).1.len(), 1);
 }

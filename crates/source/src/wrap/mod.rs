@@ -6,10 +6,8 @@ use floe_image::{Hash, Kind};
 
 use crate::{Request, Sink, Source, SourceError};
 
-pub(crate) mod coalesce;
 pub(crate) mod failover;
 pub(crate) mod retry;
-pub(crate) mod verified;
 
 /// What of a read has been delivered over several attempts.
 struct Progress {
