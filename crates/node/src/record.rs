@@ -9,7 +9,7 @@ use floe_api::{HostAccess, Identity, MulticastGroup, PortForward};
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::{Component, Path},
 };
 
@@ -170,23 +170,14 @@ pub struct Origin {
     /// Tokens for hubs, each sent to that hub only.
     #[serde(default, skip_serializing_if = "Tokens::is_empty")]
     pub tokens: Tokens,
-    /// File with the certificate authority of those that have none of their own.
+    /// File with their certificate authority.
     pub ca: Option<String>,
-    /// Files with the certificate authorities of hubs, each for that hub only.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub cas: BTreeMap<HubAddress, String>,
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
 }
 
 impl Origin {
-    /// The file with the certificate authority of one of its addresses.
-    pub fn ca_for(&self, url: &str) -> Option<&str> {
-        let own = HubAddress::of(url).and_then(|hub| self.cas.get(&hub));
-        own.or(self.ca.as_ref()).map(String::as_str)
-    }
-
     /// The token that may be sent to one of its addresses.
     pub fn token_for(&self, url: &str) -> Option<&str> {
         let hub = HubAddress::of(url)?;
@@ -254,7 +245,6 @@ pub(super) mod tests {
                 token: Some("t".into()),
                 tokens: Tokens::default(),
                 ca: None,
-                cas: BTreeMap::new(),
                 multicast: None,
             },
             config: MachineConfig {

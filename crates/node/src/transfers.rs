@@ -3,10 +3,11 @@
 use crate::transfer::{self, Destination, Progress, PullOptions, PushOptions};
 use crate::{
     Node,
+    address::is_address,
     error::{NodeError, usage},
     images::parse_name,
     report::Report,
-    sources::{Found, bind_token, is_address},
+    sources::{Found, bind_token},
 };
 use floe_api::{Outcome, PullRequest, PushRequest, TransferReport};
 use floe_http::Url;

@@ -6,8 +6,8 @@
 //! ([`Files`]) or in an S3 bucket ([`S3`]), and for a hub ([`Hub`]). A [`Registry`] makes the right one for an [`Origin`]: an
 //! address with a token and a certificate authority of its own.
 //!
-//! What a caller wants on top is a wrapper with the same interface: [`Retry`] (backoff with jitter) and [`Failover`]
-//! (several sources for one image, one after the other).
+//! What a caller wants on top is a wrapper with the same interface: [`Retry`] (backoff with jitter), [`Failover`]
+//! (several sources for one image, one after the other) and [`Striped`] (several at the same time).
 //!
 //! [`Fetcher`] is what a mount uses: it brings chunks into the node's cache on its own threads, demand before
 //! prefetch, each hash once, until they are there or their deadline has passed.
@@ -52,6 +52,7 @@ pub use registry::{Opens, Options, Registry, Scheme};
 pub use s3::S3;
 pub use wrap::failover::Failover;
 pub use wrap::retry::{Retry, RetryOptions};
+pub use wrap::striped::Striped;
 
 /// Most chunks and segments in one [`Source::read`]. A longer list is refused: the caller's queue, not one
 /// request, is the place for it. 4096 chunks are 16 MiB, more than any link's bandwidth-delay product here.

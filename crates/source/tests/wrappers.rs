@@ -1,13 +1,15 @@
-//! What the wrappers add: another try, another source.
+//! What the wrappers add: another try, another source, several at once.
 
 mod common;
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::script::{Act, Script};
 use common::{LIMIT, content, read_all};
 use floe_image::{Hash, Kind};
-use floe_source::{Failover, Retry, RetryOptions, Source, SourceError};
+use floe_source::{Failover, Purpose, Request, Retry, RetryOptions, Source, SourceError, Striped};
 
 const IMAGE: Hash = Hash([9; 32]);
 
@@ -144,4 +146,105 @@ fn names_fail_over_too() {
     let (a, b) = (Script::new(&[]), Script::new(&[]));
     let source = Failover::new(vec![a.play(&[Act::GiveThenFail(0)]), b]);
     assert_eq!(source.resolve("x").unwrap(), Hash::of(b"resolved"));
+}
+
+/// What each of the sources was asked for.
+fn asked(sources: &[&Script]) -> Vec<Vec<Hash>> {
+    let of = |script: &&Script| {
+        let log = script.log.lock();
+        log.iter().flat_map(|(_, wants)| wants.clone()).collect()
+    };
+    sources.iter().map(of).collect()
+}
+
+#[test]
+fn a_long_read_is_split_between_sources_and_each_chunk_asked_for_once() {
+    let all = items(0, 500);
+    let (a, b) = (Script::new(&all), Script::new(&all));
+    // neither may go ahead before the other has begun
+    a.close(&[Purpose::Demand]);
+    b.close(&[Purpose::Demand]);
+    let source = Arc::new(Striped::new(vec![a.clone(), b.clone()]));
+    let reader = {
+        let (source, wants) = (source.clone(), wants(&all));
+        std::thread::spawn(move || read_all(&*source, &IMAGE, &wants, LIMIT))
+    };
+    a.await_waiting(1);
+    b.await_waiting(1);
+    a.close(&[]);
+    b.close(&[]);
+    let (outcome, got) = reader.join().unwrap();
+    outcome.unwrap();
+    assert_eq!(got.len(), all.len());
+    let asked = asked(&[&a, &b]);
+    assert!(asked.iter().all(|wants| !wants.is_empty()));
+    let once: HashSet<Hash> = asked.iter().flatten().copied().collect();
+    assert_eq!((once.len(), asked.concat().len()), (500, 500));
+}
+
+#[test]
+fn no_chunk_is_lost_when_a_source_fails_hangs_up_or_lacks_it() {
+    let all = items(0, 400);
+    for act in [Act::GiveThenFail(7), Act::Panic] {
+        let (a, b) = (Script::new(&all), Script::new(&all));
+        let source = Striped::new(vec![a.play(&[act]), b.clone()]);
+        let read = std::panic::AssertUnwindSafe(|| read_all(&source, &IMAGE, &wants(&all), LIMIT));
+        match (std::panic::catch_unwind(read), act) {
+            (Ok((outcome, got)), _) => {
+                outcome.unwrap();
+                assert_eq!(got.len(), 400);
+            }
+            (Err(_), act) => assert_eq!(act, Act::Panic, "a panic is passed on, not waited for"),
+        }
+    }
+    // one that has half of them, and one that has the other half
+    let (a, b) = (Script::new(&all[..200]), Script::new(&all[200..]));
+    let source = Striped::new(vec![a, b]);
+    let (outcome, got) = read_all(&source, &IMAGE, &wants(&all), LIMIT);
+    outcome.unwrap();
+    assert_eq!(got.len(), 400);
+    // what nobody has is missing, and the rest comes
+    let more = items(0, 401);
+    let (outcome, got) = read_all(&source, &IMAGE, &wants(&more), LIMIT);
+    assert!(
+        matches!(outcome, Err(SourceError::Missing { .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(got.len(), 400);
+}
+
+#[test]
+fn a_source_that_has_nothing_of_the_image_is_not_asked_each_time() {
+    let all = items(0, 400);
+    let (a, b) = (Script::new(&[]), Script::new(&all));
+    let source = Striped::new(vec![a.clone(), b]);
+    let ahead = |wants: &[(Kind, Hash)]| {
+        let mut got = 0;
+        let request = Request::prefetch(LIMIT);
+        let read = source.read(&IMAGE, wants, &request, &mut |_, _, _| got += 1);
+        read.unwrap();
+        assert_eq!(got, wants.len());
+    };
+    for wants in wants(&all).chunks(20) {
+        ahead(wants);
+    }
+    assert!(a.reads() <= 2, "{}", a.reads());
+}
+
+#[test]
+fn refused_access_to_one_of_several_is_seen() {
+    let all = items(0, 400);
+    let (a, b) = (Script::new(&all), Script::new(&all));
+    let source = Striped::new(vec![a.play(&[Act::Deny]), b]);
+    let mut denied = false;
+    // the other one may have read all of it before this one begins
+    for _ in 0..1000 {
+        a.play(&[Act::Deny]);
+        let outcome = read_all(&source, &IMAGE, &wants(&all), LIMIT).0;
+        denied |= matches!(outcome, Err(SourceError::Denied { .. }));
+        if denied {
+            break;
+        }
+    }
+    assert!(denied);
 }

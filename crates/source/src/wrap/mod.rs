@@ -8,6 +8,8 @@ use crate::{Request, Sink, Source, SourceError};
 
 pub(crate) mod failover;
 pub(crate) mod retry;
+pub(crate) mod striped;
+mod stripes;
 
 /// What of a read has been delivered over several attempts.
 struct Progress {
