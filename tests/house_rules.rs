@@ -182,7 +182,10 @@ fn nothing_is_left_for_later_in_the_source() {
         ["todo", "!("].concat(),
         ["unimplemented", "!("].concat(),
         ["dbg", "!("].concat(),
-        ["#[ig", "nore"].concat(),
+        // a test that a host can't run is ignored for a reason, never passed
+        ["#[ig", "nore]"].concat(),
+        ["eprintln!(\"ski", "pped"].concat(),
+        ["println!(\"ski", "pped"].concat(),
         ["pk", "ill "].concat(),
         ["kill", "all "].concat(),
     ];
@@ -227,6 +230,14 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/sched/src",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
+            "crates/node/src/lifecycle/decide.rs",
+            "crates/node/src/lifecycle/state.rs",
+            "crates/node/src/fork/decide.rs",
+            "crates/node/src/fork/when.rs",
+            "crates/front/src/seats.rs",
+            "crates/front/src/turns.rs",
+            "crates/front/src/pace.rs",
+            "crates/front/src/memory.rs",
         ];
         if !decides.iter().any(|room| file.starts_with(room)) {
             continue;

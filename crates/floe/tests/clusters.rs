@@ -93,10 +93,8 @@ fn quiet() -> TestNode {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn an_invitation_lets_one_node_in_once_and_in_time() {
-    if !node::system() {
-        return;
-    }
     let (here, there, third) = (quiet(), quiet(), quiet());
     let made = init(&here, None);
     assert!(made.authority && made.joined, "{made:?}");
@@ -189,10 +187,8 @@ fn an_invitation_lets_one_node_in_once_and_in_time() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn strangers_other_clusters_and_revoked_members_are_refused() {
-    if !node::system() {
-        return;
-    }
     let (here, there, mut third, outside) = (quiet(), quiet(), quiet(), quiet());
     init(&here, None);
     join(&there, "second", &invite(&here, None)).unwrap();
@@ -288,10 +284,8 @@ fn strangers_other_clusters_and_revoked_members_are_refused() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn certificates_are_renewed_before_they_end_and_a_restarted_node_keeps_its_place() {
-    if !node::system() {
-        return;
-    }
     let (mut here, mut there) = (quiet(), quiet());
     init(&here, Some(CERTIFICATE_S_MIN));
     join(&there, "second", &invite(&here, None)).unwrap();
@@ -325,10 +319,8 @@ fn certificates_are_renewed_before_they_end_and_a_restarted_node_keeps_its_place
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn without_a_cluster_no_fork_goes_to_another_host_and_the_way_out_is_named() {
-    if !node::system() {
-        return;
-    }
     let (here, there) = (quiet(), quiet());
     here.boot_tiny("web");
     let fork = |host: &str| {

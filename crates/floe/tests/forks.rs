@@ -3,7 +3,7 @@
 mod node;
 
 use floe_api::*;
-use node::{Setup, TestNode, cluster, eventually, system};
+use node::{Setup, TestNode, cluster, eventually};
 use std::time::Duration;
 
 /// Boots the tiny guest as `web` with a mark in its memory.
@@ -56,10 +56,8 @@ fn settling(n: u32) -> ForkRequest {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     with_a_mark(&node);
     let client = node.client();
@@ -139,10 +137,8 @@ fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
     let request = RunRequest {
@@ -223,10 +219,8 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
     node.run_named("tiny", "web");
@@ -296,10 +290,8 @@ fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_parent_is_lost() {
-    if !system() {
-        return;
-    }
     let mut here = TestNode::on_the_network();
     let there = TestNode::on_the_network();
     cluster(&[&here, &there]);
@@ -400,10 +392,8 @@ fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_pare
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_host_that_dies_during_a_fork_leaves_its_clones_to_another_or_to_nobody() {
-    if !system() {
-        return;
-    }
     let with_a_page = || Setup {
         web: Some(node::free_address()),
         ..Setup::on_the_network()
@@ -490,10 +480,8 @@ fn a_host_that_dies_during_a_fork_leaves_its_clones_to_another_or_to_nobody() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
-    if !system() {
-        return;
-    }
     let mut here = TestNode::on_the_network();
     let others = [TestNode::on_the_network(), TestNode::on_the_network()];
     cluster(&[&here, &others[0], &others[1]]);
@@ -555,10 +543,8 @@ fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_full_disk_on_a_clones_host_stops_that_clone_alone_until_there_is_room() {
-    if !system() {
-        return;
-    }
     let here = TestNode::on_the_network();
     let there = TestNode::with(Setup {
         disk_bytes: Some(128 << 20),

@@ -8,7 +8,7 @@ mod node;
 
 use floe_api::*;
 use floe_machine::{MEMORY_STEP_BYTES, Machine, qmp::Qmp};
-use node::{PATIENCE, Signal, TestNode, eventually, finish, system};
+use node::{PATIENCE, Signal, TestNode, eventually, finish};
 use std::time::Instant;
 
 /// Memory that the tiny guest is imported with.
@@ -99,10 +99,8 @@ fn capture(node: &TestNode, machine: &str, image: &str) -> ImageDetail {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn added_memory_is_in_images_restored_machines_and_clones() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     node.boot_tiny("one");
     grow(&mut node, "one", 2);
@@ -175,10 +173,8 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_killed_before_a_fork_is_stored_costs_no_added_memory() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     node.boot_tiny("web");
     grow(&mut node, "web", 2);

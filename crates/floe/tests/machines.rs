@@ -4,7 +4,7 @@ mod node;
 
 use floe_api::*;
 use floe_hub::HubOptions;
-use node::{Setup, TestNode, eventually, finish, system};
+use node::{Setup, TestNode, eventually, finish};
 
 fn capture(name: &str) -> CaptureRequest {
     CaptureRequest {
@@ -54,10 +54,8 @@ fn qemus_of(home: &std::path::Path) -> Vec<u32> {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
-    if !system() {
-        return;
-    }
     let here = TestNode::start();
     let outcome = capture_with_a_mark(&here);
     assert!(outcome.pause_ms.unwrap() > 0.0);
@@ -115,10 +113,8 @@ fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_that_ends_leaves_no_qemu_that_it_was_just_starting_ahead() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     capture_with_a_mark(&node);
     node.client().remove_machine("one", true).unwrap();
@@ -135,10 +131,8 @@ fn a_node_that_ends_leaves_no_qemu_that_it_was_just_starting_ahead() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
     node.run_named("tiny", "one");
@@ -183,10 +177,8 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_machine_that_stopped_at_a_disk_goes_on_with_the_next_node() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::with(Setup {
         disk_bytes: Some(128 << 20),
         ..Default::default()
@@ -225,10 +217,8 @@ fn a_machine_that_stopped_at_a_disk_goes_on_with_the_next_node() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_removed_machine_leaves_nothing_and_its_image_can_go_then() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.import_tiny("tiny", None);
     let pid = node.run_named("tiny", "one").machine.unwrap().pid.unwrap();
@@ -277,10 +267,8 @@ fn a_removed_machine_leaves_nothing_and_its_image_can_go_then() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_client_that_hangs_up_leaves_no_half_made_machine() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.import_tiny("tiny", None);
     let request = RunRequest {
@@ -302,10 +290,8 @@ fn a_client_that_hangs_up_leaves_no_half_made_machine() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_machine_captured_twice_is_what_it_was_the_second_time() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
     node.run_named("tiny", "one");
@@ -345,10 +331,8 @@ fn a_machine_captured_twice_is_what_it_was_the_second_time() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_restored_guest_that_resets_is_started_from_its_disks() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.boot_tiny("one");
     let stop = CaptureRequest {
@@ -381,10 +365,8 @@ fn a_restored_guest_that_resets_is_started_from_its_disks() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
-    if !system() {
-        return;
-    }
     let here = TestNode::start();
     capture_with_a_mark(&here);
     let detail = here.client().image("tiny-live").unwrap();

@@ -5,7 +5,7 @@ mod node;
 
 use floe_api::credentials::OwnHub;
 use floe_api::*;
-use node::{PATIENCE, Setup, Signal, TestNode, WEB_TOKEN, finish, system};
+use node::{PATIENCE, Setup, Signal, TestNode, WEB_TOKEN, finish};
 use rustix::fs::{Gid, Uid};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -241,10 +241,8 @@ fn node_with_machines() -> TestNode {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
-    if !system() {
-        return;
-    }
     let mut node = node_with_machines();
     let home = node.home().to_owned();
     let hub = OwnHub::load(&home.join("hub.token")).unwrap();
@@ -319,10 +317,8 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn the_user_of_a_machine_gets_its_own_files_and_nothing_of_another_machine() {
-    if !system() {
-        return;
-    }
     let node = node_with_machines();
     let home = node.home().to_owned();
     let qemus: BTreeMap<String, (u32, u32)> = node
@@ -366,10 +362,8 @@ fn the_user_of_a_machine_gets_its_own_files_and_nothing_of_another_machine() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.import_tiny("tiny", None);
     let www = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 mod node;
 
 use floe_api::*;
-use node::{Setup, Signal, TestNode, eventually, finish, system};
+use node::{Setup, Signal, TestNode, eventually, finish};
 use std::{
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
@@ -104,10 +104,8 @@ fn kill_in_pause(node: &mut TestNode, forks: bool) {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_killed_in_the_pause_of_a_capture_or_fork_leaves_no_machine_paused() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     node.boot_tiny("web");
     node.type_and_wait(
@@ -202,10 +200,8 @@ fn read_from_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_supervisor_that_dies_is_replaced_and_a_node_that_dies_after_it_loses_nothing() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
     let pid = node.client().machine("web").unwrap().pid;
@@ -245,10 +241,8 @@ fn a_supervisor_that_dies_is_replaced_and_a_node_that_dies_after_it_loses_nothin
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_that_died_with_its_supervisor_says_so_and_its_machines_start_from_their_disks() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
     for round in 0..2u32 {
@@ -325,10 +319,8 @@ fn sum_of_memory(node: &TestNode, name: &str) -> String {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_killed_before_a_fork_is_stored_costs_no_clone() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
     node.type_and_wait(
@@ -376,10 +368,8 @@ fn a_node_killed_before_a_fork_is_stored_costs_no_clone() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
     fork(&node, "web", 3);
@@ -429,11 +419,9 @@ fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn on_a_full_disk_a_killed_node_comes_back_and_machines_go_on_once_there_is_room_for_what_they_write()
  {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::with(Setup {
         disk_bytes: Some(512 << 20),
         ..Default::default()
@@ -505,10 +493,8 @@ fn state_files(home: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_starts_whichever_of_its_files_is_damaged() {
-    if !system() {
-        return;
-    }
     let mut node = TestNode::on_the_network();
     boot_with_a_disk(&node);
     finish(

@@ -6,7 +6,7 @@ mod node;
 
 use floe_api::*;
 use hosts::Hosts;
-use node::{Setup, Signal, TestNode, eventually, finish, system};
+use node::{Setup, Signal, TestNode, eventually, finish};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::{
     fs, io::Write, net::TcpListener, os::fd::AsFd, os::unix::fs::PermissionsExt, path::Path,
@@ -72,10 +72,8 @@ fn fork(node: &TestNode, parent: &str) {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_machine_its_clones_and_its_images_reach_the_host_as_far_as_was_said_and_no_further() {
-    if !system() {
-        return;
-    }
     let hosts = Hosts::new();
     let here = &hosts.names[0];
     ip(&format!("-n {here} addr add {METADATA}/32 dev lo"));
@@ -132,10 +130,8 @@ fn a_machine_its_clones_and_its_images_reach_the_host_as_far_as_was_said_and_no_
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_family_network_that_may_go_anywhere_does_not_go_to_the_clouds_metadata_unless_that_is_named() {
-    if !system() {
-        return;
-    }
     let hosts = Hosts::new();
     let (here, there) = (&hosts.names[0], &hosts.names[1]);
     ip(&format!("-n {there} addr add {METADATA}/32 dev eth0"));
@@ -172,10 +168,8 @@ fn qemu_img(args: &[&str]) {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_are_refused() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     let dir = tempfile::tempdir().unwrap(); // nobody else's
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -282,10 +276,8 @@ fn assert_harmless(shown: &str) {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn what_guests_and_images_say_does_not_steer_a_terminal() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     let hostile = "\x1b]0;owned\x07\u{9b}2J\u{202e}gnp.exe\nfake  row";
     let request = ImportRequest {

@@ -6,7 +6,7 @@ use floe_api::*;
 use floe_hub::{HubHandle, HubOptions};
 use floe_image::{Access, Hash, TraceHeader, TraceWriter};
 use floe_traces::{Method, learn};
-use node::{TestNode, eventually, finish, system};
+use node::{TestNode, eventually, finish};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -151,10 +151,8 @@ fn copy(mut from: TcpStream, mut to: TcpStream, pause: impl Fn(usize) -> Duratio
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses_it() {
-    if !system() {
-        return;
-    }
     let world = world();
     let there = TestNode::start();
     let client = there.client();
@@ -272,10 +270,8 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_local_images_traces_are_kept_and_learned_from_without_a_hub() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     node.boot_tiny("one");
     let capture = CaptureRequest {
@@ -367,10 +363,8 @@ fn scattered_trace(image: Hash, to: &Path) {
 }
 
 #[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn an_image_is_laid_out_by_its_traces_where_it_is_and_in_a_directory() {
-    if !system() {
-        return;
-    }
     let node = TestNode::start();
     let dir = tempfile::tempdir().unwrap();
     let disk = scattered_disk(dir.path());

@@ -6,13 +6,8 @@ use std::process::Command;
 const SEED: &str = "15";
 
 #[test]
+#[ignore = "needs root, FUSE, QEMU, the tiny guest and rustc: make system"]
 fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
-    if std::env::var_os("FLOE_TEST_SYSTEM").is_none_or(|value| value != "1") {
-        println!(
-            "skipped: needs root, FUSE, QEMU, the tiny guest and rustc; set FLOE_TEST_SYSTEM=1 to run it"
-        );
-        return;
-    }
     let dir = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
         .tempdir()

@@ -10,19 +10,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-fn wanted(what: &str) -> bool {
-    let wanted = std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1");
-    if !wanted {
-        println!("skipped: needs {what}; set FLOE_TEST_SYSTEM=1 to run it");
-    }
-    wanted
-}
-
 #[test]
+#[ignore = "needs root, /dev/net/tun and iproute2: make system"]
 fn the_emulated_link_keeps_rate_and_delay_within_3_percent() {
-    if !wanted("root, /dev/net/tun and iproute2") {
-        return;
-    }
     let (bits, delay_ms) = (7_200_000, 60);
     let shape = Shape {
         rate: Rate::BitsPerSecond(bits),
@@ -57,10 +47,8 @@ fn the_emulated_link_keeps_rate_and_delay_within_3_percent() {
 }
 
 #[test]
+#[ignore = "needs root, /dev/net/tun and iproute2: make system"]
 fn an_ended_link_leaves_no_namespace_behind() {
-    if !wanted("root, /dev/net/tun and iproute2") {
-        return;
-    }
     let name = format!("floe-test-{}", std::process::id());
     let mut link = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
         .args([
@@ -86,10 +74,8 @@ fn an_ended_link_leaves_no_namespace_behind() {
 }
 
 #[test]
+#[ignore = "needs zstd: make system"]
 fn the_import_experiment_writes_its_figures() {
-    if !wanted("zstd") {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("import.json");
     let output = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
@@ -127,10 +113,8 @@ fn the_import_experiment_writes_its_figures() {
 }
 
 #[test]
+#[ignore = "needs root, FUSE, QEMU and the tiny guest: make system"]
 fn a_collected_trace_is_in_order_and_has_no_zero_chunk() {
-    if !wanted("root, FUSE, QEMU and the tiny guest") {
-        return;
-    }
     let dir = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
         .tempdir()

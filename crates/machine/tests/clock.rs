@@ -46,8 +46,9 @@ fn guest_number(console: &mut Console, command: &str) -> u64 {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn the_clock_is_right_after_a_restore_or_told_to_be_stale() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let original = spec(&guest, dir.path(), "parent", 30);
     let (parent, mut console) = boot(original.clone());

@@ -157,8 +157,9 @@ fn restore(
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let original = spec(&guest, dir.path(), "first", 60);
     let (first, mut console) = boot(original.clone());
@@ -225,8 +226,9 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn an_image_of_profile_1_goes_on_as_what_it_was() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let mut original = spec(&guest, dir.path(), "old", 64);
     original.profile = Profile::Fixed;
@@ -261,8 +263,9 @@ fn paused(guest: &Path, dir: &Path, name: &str, number: u32) -> Machine {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn what_a_machine_has_no_room_for_is_refused_in_words() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let machine = paused(&guest, dir.path(), "full", 66);
     let _machine = Guard(&machine);
@@ -308,8 +311,9 @@ fn what_a_machine_has_no_room_for_is_refused_in_words() {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_change_that_was_cut_short_is_settled_by_who_adopts_the_machine() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let machine = paused(&guest, dir.path(), "cut", 67);
     machine.add_cpus(1).unwrap();

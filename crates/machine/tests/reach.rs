@@ -34,11 +34,6 @@ fn sh(command: &str) {
 
 /// Runs a test in a network and a view of files of its own, with a resolver at 127.0.0.53.
 fn alone(test: impl FnOnce() + Send + 'static) {
-    // SAFETY: takes nothing.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("skipped: needs root to make a network");
-        return;
-    }
     let thread = std::thread::spawn(|| {
         // SAFETY: changes the namespaces of this thread alone.
         let made = unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) };
@@ -171,8 +166,9 @@ fn page(port: u16) -> String {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     alone(move || {
         resolver();
         let visits = Visits::serve();
@@ -237,8 +233,8 @@ fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
 }
 
 /// Runs Python as QEMU is run, with the guard in it.
-fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> Option<String> {
-    let python = fs::canonicalize("/usr/bin/python3").ok()?;
+fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
+    let python = fs::canonicalize("/usr/bin/python3").unwrap();
     let plan = ExecPlan {
         dir: dir.into(),
         announcement: None,
@@ -257,10 +253,11 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> Option<String
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    Some(said + &String::from_utf8_lossy(&out.stderr))
+    said + &String::from_utf8_lossy(&out.stderr)
 }
 
 #[test]
+#[ignore = "needs root, QEMU and python3: make system"]
 fn a_forwarded_udp_port_answers_its_callers_and_calls_nobody() {
     // A forwarded port is a socket of QEMU's from which a guest may send whatever it likes.
     let script = r#"
@@ -299,10 +296,7 @@ attempt('message', lambda: port.sendmsg([b'x'], [], 0, ('127.0.0.1', 9)))
 unix, other = socket.socketpair(); attempt('unix', lambda: unix.send(b'x'))
 "#;
     let dir = scratch();
-    let Some(said) = guarded_python(dir.path(), HostAccess::None, script) else {
-        eprintln!("skipped: needs python3");
-        return;
-    };
+    let said = guarded_python(dir.path(), HostAccess::None, script);
     for line in [
         "first no 113",
         "answer yes",
@@ -320,13 +314,10 @@ unix, other = socket.socketpair(); attempt('unix', lambda: unix.send(b'x'))
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_guest_behind_a_forwarded_udp_port_answers_and_calls_nobody() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let guest = guest.parent().unwrap().join("mpi"); // has Python, which speaks UDP
-    if !guest.exists() {
-        eprintln!("skipped: needs the guest mpi; build it with `make guest-mpi`");
-        return;
-    }
     alone(move || {
         let stranger = Visits::default();
         stranger.udp(&format!("127.0.0.1:{PORT}"));
@@ -367,8 +358,9 @@ fn a_guest_behind_a_forwarded_udp_port_answers_and_calls_nobody() {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_console_that_writes_without_end_keeps_within_its_bound() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     const BYTES: u64 = 128 << 10;
     let dir = scratch();
     let mut noisy = spec(&guest, dir.path(), "noisy", 26);

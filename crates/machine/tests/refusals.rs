@@ -28,8 +28,9 @@ fn refusal(
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_state_that_does_not_fit_this_host_is_refused_with_the_way_out() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let original = spec(&guest, dir.path(), "parent", 20);
     // The firmware's state is state enough.
@@ -150,8 +151,9 @@ fn a_machine_without_qemu_or_wrapper_says_what_is_missing() {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_guest_that_resets_or_switches_off_after_a_restore_is_told_apart() {
-    let Some(guest) = guest() else { return };
+    let guest = guest();
     let dir = scratch();
     let original = spec(&guest, dir.path(), "parent", 24);
     let (parent, console) = boot(original.clone());
@@ -185,12 +187,9 @@ fn a_guest_that_resets_or_switches_off_after_a_restore_is_told_apart() {
 }
 
 #[test]
+#[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_full_disk_pauses_the_machine_and_it_goes_on_when_there_is_room() {
-    let Some(guest) = guest() else { return };
-    if floe_machine::User::for_machine(0).is_none() {
-        eprintln!("skipped: needs root to mount a small file system");
-        return;
-    }
+    let guest = guest();
     let dir = scratch();
     let small = Small::mount(&dir.path().join("small"));
     let mut spec = spec(&guest, dir.path(), "full", 27);

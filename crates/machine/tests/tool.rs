@@ -14,12 +14,9 @@ use floe_machine::tool::{INPUT, OUTPUT, Tool};
 /// What no image may bring into another.
 const SECRET: &[u8] = b"the host's secret";
 
-fn program(name: &str) -> Option<PathBuf> {
-    let found = fs::canonicalize(Path::new("/usr/bin").join(name)).ok();
-    if found.is_none() {
-        eprintln!("skipped: needs {name}");
-    }
-    found
+fn program(name: &str) -> PathBuf {
+    let found = fs::canonicalize(Path::new("/usr/bin").join(name));
+    found.unwrap_or_else(|error| panic!("{name}: {error}; make deps installs it"))
 }
 
 /// Runs a tool on an input that only this process's user may read; its end, and what it said and wrote.
@@ -52,10 +49,9 @@ fn convert<'a>(format: &'a str, to: &'a str) -> Vec<&'a str> {
 }
 
 #[test]
+#[ignore = "needs qemu-img and python3: make system"]
 fn disks_are_converted_by_descriptors_alone() {
-    let Some(tool) = program("qemu-img") else {
-        return;
-    };
+    let tool = program("qemu-img");
     let dir = scratch();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let content: Vec<u8> = (0..3 << 20).map(|i: u32| (i / 4096 * 7) as u8).collect();
@@ -82,10 +78,9 @@ fn disks_are_converted_by_descriptors_alone() {
 }
 
 #[test]
+#[ignore = "needs qemu-img and python3: make system"]
 fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
-    let Some(tool) = program("qemu-img") else {
-        return;
-    };
+    let tool = program("qemu-img");
     let dir = scratch();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let secret = path("secret");
@@ -132,10 +127,9 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
 }
 
 #[test]
+#[ignore = "needs qemu-img and python3: make system"]
 fn a_tool_that_was_taken_over_has_neither_files_nor_network_nor_processes() {
-    let Some(python) = program("python3") else {
-        return;
-    };
+    let python = program("python3");
     let dir = scratch();
     let input = dir.path().join("in");
     fs::write(&input, "input").unwrap();

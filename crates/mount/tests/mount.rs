@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
+use common::{DISK_BYTES, Place, RAM_BYTES, Random, map};
 use floe_image::{Hash, MachineConfig, TraceReader};
 use floe_planner::{Method, Model, Timed, TrainOptions, ZeroTrace, train};
 use floe_store::{Ingest, IngestOptions, Repository};
@@ -22,10 +22,8 @@ fn open(path: &std::path::Path) -> File {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn regions_are_the_images_bytes_however_they_are_read() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -81,10 +79,8 @@ fn few(pages: u64) -> u64 {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn an_image_can_be_opened_for_writing_and_not_written() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -148,10 +144,8 @@ fn step(random: &mut Random, file: &File, model: &mut [u8]) {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_disk_behaves_like_a_plain_file_through_freezes_and_restarts() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let mut model = place.disk.clone();
@@ -179,10 +173,8 @@ fn a_disk_behaves_like_a_plain_file_through_freezes_and_restarts() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn whole_chunks_and_sectors_are_written_without_the_base() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -204,10 +196,8 @@ fn whole_chunks_and_sectors_are_written_without_the_base() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -282,10 +272,8 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn pushed_pages_are_read_without_asking() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -306,10 +294,8 @@ fn pushed_pages_are_read_without_asking() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn what_is_around_touched_pages_needs_no_request() {
-    if !system() {
-        return;
-    }
     const PAGES: usize = 64;
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -360,10 +346,8 @@ fn what_is_around_touched_pages_needs_no_request() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_source_that_comes_back_lets_the_guest_go_on() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -388,10 +372,8 @@ fn a_source_that_comes_back_lets_the_guest_go_on() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn without_a_source_a_read_fails_after_the_timeout_and_not_before() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let mut options = place.options();
@@ -420,10 +402,8 @@ impl Drop for Small {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_full_layer_is_enospc_and_the_disk_goes_on_when_there_is_space() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let small = dir.path().join("small");
@@ -463,10 +443,8 @@ fn a_full_layer_is_enospc_and_the_disk_goes_on_when_there_is_space() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn the_trace_has_every_chunk_once_with_its_machine() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -510,10 +488,8 @@ fn the_trace_has_every_chunk_once_with_its_machine() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn names_come_and_go_with_their_machines() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
@@ -572,10 +548,8 @@ fn model(image: &Hash) -> Arc<Model> {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_model_brings_chunks_before_they_are_touched_and_a_pause_ends() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());

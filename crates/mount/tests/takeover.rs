@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{DISK_BYTES, Place, RAM_BYTES, Random, map, system};
+use common::{DISK_BYTES, Place, RAM_BYTES, Random, map};
 use floe_mount::Keeper;
 use floe_mount::supervisor::{self, Client};
 use std::fs::OpenOptions;
@@ -113,10 +113,8 @@ fn supervisor_of(place: &Place) -> (Process, PathBuf) {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_killed_node_loses_no_write_and_no_reader_notices() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let (supervisor, socket) = supervisor_of(&place);
@@ -195,10 +193,8 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
 /// The kernel copies a request into a buffer of the one who reads it. A reader that is killed in that moment must not cost the
 /// request: each first read of a thread is such a moment, and there are as many threads as requests that wait.
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn a_node_killed_in_its_first_moments_fails_no_write() {
-    if !system() {
-        return;
-    }
     const WRITERS: usize = 16;
     const KILLS: usize = 60;
     let dir = tempfile::tempdir().unwrap();
@@ -266,10 +262,8 @@ fn a_node_killed_in_its_first_moments_fails_no_write() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn what_a_takeover_does_not_bring_back_is_gone() {
-    if !system() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let (_supervisor, socket) = supervisor_of(&place);

@@ -9,9 +9,11 @@ use crate::{
     MachineName, Node,
     error::{NodeError, failed},
     files::RECORD_FILE,
-    machines::{ADOPT, Entry, Operation},
+    lifecycle::Task,
+    machines::{Entry, Operation},
     record::{Record, Wanted},
 };
+use floe_api::Happened;
 use floe_machine::{Machine, Process};
 use std::{
     path::Path,
@@ -71,7 +73,7 @@ impl Node {
                 }
                 Err(error) => {
                     tracing::error!(machine = %name, %error, "the machine is left alone");
-                    self.tell("machine.left-alone", name.as_str(), error.to_string());
+                    self.tell(Happened::MachineLeftAlone, name.as_str(), error.to_string());
                 }
             }
         }
@@ -81,7 +83,7 @@ impl Node {
     fn attach_left(&self, name: MachineName, dir: &Path, record: Record) -> Option<Left> {
         let wanted = record.wanted;
         let entry = self.machines.insert(name, dir.to_owned(), record);
-        let operation = entry.begin(ADOPT).ok()?;
+        let operation = entry.begin(Task::Adopt).ok()?;
         let mut left = Left {
             wanted,
             attached: Ok(()),
@@ -213,7 +215,7 @@ impl Node {
             Err(error) if self.qemu_of(operation).is_some() => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
                 if lost {
-                    self.tell("machine.orphaned", operation.name.as_str(), LOST);
+                    self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
                 }
                 return Ok(Taken::AskAgain);
             }
@@ -229,9 +231,9 @@ impl Node {
         if lost {
             // One that waits for memory already can't be told; it stands still by itself.
             let _ = operation.vm()?.stop();
-            self.tell("machine.orphaned", operation.name.as_str(), LOST);
+            self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
         }
-        self.tell("machine.adopted", operation.name.as_str(), "");
+        self.tell(Happened::MachineAdopted, operation.name.as_str(), "");
         Ok(Taken::Over)
     }
 
@@ -257,15 +259,14 @@ impl Node {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         operation.state.write().failed = true;
-        let kept = operation.update(|record| {
+        let kept = operation.update_anew(|record| {
             record.wanted = Wanted::Stopped;
-            record.pauses.clear();
             record.detail = why.to_owned();
         });
         if let Err(error) = kept {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
-        self.tell("machine.lost", operation.name.as_str(), why);
+        self.tell(Happened::MachineLost, operation.name.as_str(), why);
     }
 
     /// A machine's QEMU, if one is alive.
@@ -301,7 +302,7 @@ fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
         std::thread::sleep(ASK_AGAIN);
         // whatever else is under way ends, and leaves it as it is, ended or started
-        let operation = entry.begin(ADOPT).ok();
+        let operation = entry.begin(Task::Adopt).ok();
         if !entry.waits_for_adoption() {
             return None;
         }

@@ -32,7 +32,6 @@ mod network;
 mod optimize;
 mod options;
 mod outbox;
-mod pause;
 mod placement;
 pub mod plan;
 mod qemu_img;
@@ -70,7 +69,7 @@ pub use serve::{NodeHandle, serve};
 use crate::transfer::Cancel;
 use error::failed;
 use floe_api::paths::Home;
-use floe_api::{API_VERSION, NodeEvent, NodeInfo};
+use floe_api::{API_VERSION, Happened, NodeEvent, NodeInfo};
 use floe_front::page::guard::Guard;
 use floe_front::telemetry;
 use floe_image::{Hash, Manifest};
@@ -241,9 +240,9 @@ impl Node {
     }
 
     /// Tells everybody who listens.
-    pub(crate) fn tell(&self, kind: &str, subject: &str, detail: impl Into<String>) {
+    pub(crate) fn tell(&self, kind: Happened, subject: &str, detail: impl Into<String>) {
         let event = event(kind, subject, detail.into());
-        tracing::info!(kind, subject, detail = event.detail);
+        tracing::info!(%kind, subject, detail = event.detail);
         let _ = self.events.send(event); // nobody may be listening
     }
 
@@ -307,14 +306,14 @@ impl Drop for Job {
 }
 
 /// An event of this moment.
-pub(crate) fn event(kind: &str, subject: &str, detail: String) -> NodeEvent {
+pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent {
     let time_unix_ms = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_millis() as u64;
     NodeEvent {
         time_unix_ms,
-        kind: kind.into(),
+        kind,
         subject: subject.into(),
         detail,
     }

@@ -12,6 +12,7 @@ use crate::{
     report::Report,
     sources::{Found, Loads},
 };
+use floe_api::Happened;
 use floe_image::{CHUNK_SIZE, is_zero};
 use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
 use floe_mount::{ImageHandle, MachineHandle};
@@ -152,7 +153,7 @@ impl Node {
                 let set = entry.state.read().guest.agent;
                 if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
                     node.tell(
-                        "machine.clock",
+                        Happened::MachineClock,
                         entry.name.as_str(),
                         format!("the guest's clock was not set: {reason}"),
                     );

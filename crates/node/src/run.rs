@@ -5,6 +5,7 @@ use crate::{
     error::{NodeError, at, busy, failed, refused, usage},
     files::save_manifest,
     launch::{RUN_DIR, choose_ports, cold_config, machine_access},
+    lifecycle::Task,
     machines::{Entry, Operation},
     models::Coming,
     plan::{self, Kind, Plan},
@@ -15,6 +16,7 @@ use crate::{
     unix_now,
     wait::{Waited, wait},
 };
+use floe_api::Happened;
 use floe_api::credentials::{HubAddress, Tokens};
 use floe_api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait};
 use floe_machine::{Status, console::ConsoleLog};
@@ -52,7 +54,7 @@ impl Node {
             return Err(error);
         }
         self.tell(
-            "machine.started",
+            Happened::MachineStarted,
             operation.name.as_str(),
             request.image.clone(),
         );
@@ -104,7 +106,8 @@ impl Node {
             };
             (self.home.machine(name.as_str()), record)
         };
-        self.machines.reserve(wanted, &request.image, make, "run")
+        self.machines
+            .reserve(wanted, &request.image, make, Task::Run)
     }
 
     fn begin_run(
@@ -228,18 +231,17 @@ impl Node {
         if let Some(why) = cannot {
             return Err(refused(format!("machine {name} cannot go on: {why}"), ""));
         }
-        let operation = entry.begin("start")?;
+        let operation = entry.begin(Task::Start)?;
         let vm = operation.state.read().vm.clone();
         if let Some(vm) = vm {
             // Paused by a full disk: the request that failed is tried again when the guest goes on.
             if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
                 return Err(busy(format!("machine {name} is running"), ""));
             }
-            operation.end_buffering(true)?;
+            operation.go_on_at_once()?;
             if vm.status()? != Status::Running {
                 vm.cont()?;
             }
-            operation.update(|record| record.pauses.clear())?;
             report.stage("continue")?;
             return Ok(Outcome {
                 machine: Some(self.info_of(&operation)),
@@ -265,13 +267,12 @@ impl Node {
             self.end_quietly(&operation);
             return Err(error);
         }
-        operation.update(|record| {
+        operation.update_anew(|record| {
             record.wanted = Wanted::Running;
             record.restored = false;
-            record.pauses.clear();
             record.detail.clear();
         })?;
-        self.tell("machine.started", name, "from its disks");
+        self.tell(Happened::MachineStarted, name, "from its disks");
         let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let record = operation.record();
         let waited = wait(

@@ -9,6 +9,7 @@ use crate::{
     report::Report,
     sources::{Found, bind_token},
 };
+use floe_api::Happened;
 use floe_api::{Outcome, PullRequest, PushRequest, TransferReport};
 use floe_http::Url;
 use floe_image::{CHUNK_SIZE, Hash, ImageName};
@@ -38,7 +39,7 @@ impl Node {
             }
         };
         report.stage("push")?;
-        self.tell("image.pushed", &id.short(), request.to.clone());
+        self.tell(Happened::ImagePushed, &id.short(), request.to.clone());
         Ok(Outcome {
             image: Some(self.summary(&id)?),
             transfer: Some(transfer),
@@ -123,7 +124,11 @@ impl Node {
             self.repo.tag(name, &found.id)?;
         }
         report.stage("pull")?;
-        self.tell("image.added", &found.id.short(), request.from.clone());
+        self.tell(
+            Happened::ImageAdded,
+            &found.id.short(),
+            request.from.clone(),
+        );
         Ok(Outcome {
             image: Some(self.summary(&found.id)?),
             transfer: Some(transfer),

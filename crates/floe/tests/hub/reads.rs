@@ -2,8 +2,6 @@
 
 use crate::support::*;
 use floe_image::{Hash, Kind, Layout, ReadRequest, Record, chunk_hash, read_response};
-use std::io::{Read, Write};
-use std::time::Instant;
 
 fn read(world: &World, id: &Hash, wants: &[(Kind, Hash)], encoding: &str) -> (Vec<Record>, usize) {
     let body = ReadRequest {
@@ -154,91 +152,4 @@ fn a_pack_can_be_read_by_range_and_kept_for_ever() {
         (head.status, head.header("content-length")),
         (200, &*pack.file_bytes.to_string())
     );
-}
-
-/// Prints the time of a one-chunk read from the hub's memory over loopback, beside the smallest request that the same
-/// server answers, on the same connection.
-#[test]
-fn latency_of_a_one_chunk_read_from_memory() {
-    if std::env::var_os("FLOE_TEST_LATENCY").is_none() {
-        eprintln!("skipped: a measurement; run it alone with FLOE_TEST_LATENCY=1 and --nocapture");
-        return;
-    }
-    let world = world();
-    let id = image(&world.repository, &(1..2500).collect::<Vec<_>>());
-    world.push(&id, "a", true).unwrap();
-    let mut stream = std::net::TcpStream::connect(world.hub.addr()).unwrap();
-    stream.set_nodelay(true).unwrap();
-    let mut exchange = |request: &[u8], answer_bytes: &mut Vec<u8>| {
-        stream.write_all(request).unwrap();
-        answer_bytes.clear();
-        let mut buffer = [0; 16384];
-        loop {
-            let n = stream.read(&mut buffer).unwrap();
-            assert!(n > 0);
-            answer_bytes.extend_from_slice(&buffer[..n]);
-            let Some(head) = answer_bytes.windows(4).position(|w| w == b"\r\n\r\n") else {
-                continue;
-            };
-            let text = String::from_utf8_lossy(&answer_bytes[..head]).to_lowercase();
-            assert!(text.starts_with("http/1.1 200"), "{text}");
-            let length: usize = text
-                .split("content-length: ")
-                .nth(1)
-                .unwrap()
-                .lines()
-                .next()
-                .unwrap()
-                .parse()
-                .unwrap();
-            if answer_bytes.len() == head + 4 + length {
-                return;
-            }
-        }
-    };
-    let request = |number: u64, encoding: &str| {
-        let body = ReadRequest {
-            wants: vec![want(number)],
-        }
-        .encode();
-        let mut request =
-            format!("POST /v1/images/{id}/read HTTP/1.1\r\nhost: hub\r\nx-floe-encoding: {encoding}\r\ncontent-length: {}\r\n\r\n", body.len())
-                .into_bytes();
-        request.extend_from_slice(&body);
-        request
-    };
-    let mut answer = Vec::new();
-    for (what, requests) in [
-        (
-            "healthz",
-            vec![b"GET /healthz HTTP/1.1\r\nhost: hub\r\n\r\n".to_vec()],
-        ),
-        (
-            "one chunk, raw",
-            (1..2000).map(|i| request(i, "raw")).collect(),
-        ),
-        (
-            "one chunk, zstd",
-            (1..2000).map(|i| request(i, "zstd")).collect(),
-        ),
-    ] {
-        for request in &requests {
-            exchange(request, &mut answer);
-        }
-        let mut times: Vec<u128> = (0..20_000)
-            .map(|i| {
-                let from = Instant::now();
-                exchange(&requests[i % requests.len()], &mut answer);
-                from.elapsed().as_nanos()
-            })
-            .collect();
-        times.sort_unstable();
-        let at = |share: f64| times[(times.len() as f64 * share) as usize] as f64 / 1000.0;
-        println!(
-            "{what}: median {:.1} us, p99 {:.1} us, {} bytes",
-            at(0.5),
-            at(0.99),
-            answer.len()
-        );
-    }
 }

@@ -325,12 +325,3 @@ pub fn ask(
 
 /// Longest time for a request of a test.
 pub const ASK_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Whether tests that need root run; says so if not.
-pub fn system_tests() -> bool {
-    let wanted = std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1");
-    if !wanted {
-        eprintln!("skipped: needs root and FLOE_TEST_SYSTEM=1");
-    }
-    wanted
-}

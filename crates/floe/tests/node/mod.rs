@@ -14,15 +14,6 @@ use std::{
 /// Long enough for the slowest thing that a test waits for: a guest that boots without KVM on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Whether tests with real guests were asked for, and why not.
-pub fn system() -> bool {
-    if std::env::var_os("FLOE_TEST_SYSTEM").is_some_and(|value| value == "1") {
-        return true;
-    }
-    eprintln!("skipped: needs root, FUSE and QEMU; set FLOE_TEST_SYSTEM=1");
-    false
-}
-
 /// A file of a test guest.
 pub fn guest(file: &str) -> String {
     let dir = std::env::var_os("FLOE_GUESTS").map_or_else(

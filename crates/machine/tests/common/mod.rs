@@ -13,21 +13,16 @@ use floe_machine::{Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Spec
 pub const PATIENCE: Duration = Duration::from_secs(100);
 pub const MEMORY_BYTES: u64 = 128 << 20;
 
-/// The guest's directory, or `None` (and a line that says why) where system tests do not run.
-pub fn guest() -> Option<PathBuf> {
-    if std::env::var_os("FLOE_TEST_SYSTEM").is_none() {
-        eprintln!("skipped: needs QEMU and a guest; set FLOE_TEST_SYSTEM=1 (make test does)");
-        return None;
-    }
+/// The guest's directory.
+pub fn guest() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests");
     let guests = std::env::var_os("FLOE_GUESTS").map_or(workspace, PathBuf::from);
-    let tiny = guests.join("tiny").canonicalize().unwrap_or_else(|e| {
+    guests.join("tiny").canonicalize().unwrap_or_else(|e| {
         panic!(
             "{}/tiny: {e}; build it with `make guest-tiny`",
             guests.display()
         )
-    });
-    Some(tiny)
+    })
 }
 
 pub fn programs() -> Programs {

@@ -15,16 +15,6 @@ use std::time::Duration;
 pub const RAM_BYTES: usize = 24 << 20;
 pub const DISK_BYTES: usize = 8 << 20;
 
-/// Tests that mount need root and `/dev/fuse`.
-pub fn system() -> bool {
-    let wanted = std::env::var("FLOE_TEST_SYSTEM").is_ok_and(|v| v == "1")
-        && Path::new("/dev/fuse").exists();
-    if !wanted {
-        println!("skipped: needs FLOE_TEST_SYSTEM=1 and /dev/fuse");
-    }
-    wanted
-}
-
 /// Deterministic bytes with zero pages among them.
 pub fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed | 1;

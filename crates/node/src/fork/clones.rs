@@ -10,6 +10,7 @@ use crate::{
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
     guest::AGENT_LABEL,
+    lifecycle::Task,
     machines::Operation,
     models::Coming,
     record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
@@ -19,6 +20,7 @@ use crate::{
     sources::Found,
     unix_now,
 };
+use floe_api::Happened;
 use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room};
 use floe_image::Hash;
 use std::sync::Arc;
@@ -255,7 +257,7 @@ impl Node {
         };
         let operation = self
             .machines
-            .reserve(Some(name), image_name, make, "fork")?;
+            .reserve(Some(name), image_name, make, Task::Fork)?;
         match self.prepare_clone(&operation, found) {
             Ok(loaded) => Ok((operation, loaded)),
             Err(error) => {
@@ -290,7 +292,7 @@ impl Node {
         let detail = record.family.map_or_else(String::new, |family| {
             format!("clone {} of {}", family.number, family.parent)
         });
-        self.tell("machine.started", operation.name.as_str(), detail);
+        self.tell(Happened::MachineStarted, operation.name.as_str(), detail);
         Ok(operation)
     }
 }

@@ -38,6 +38,7 @@ use crate::{
     MachineName, Node,
     capture::KEPT_REGIONS,
     error::{NodeError, failed, not_found, refused, usage},
+    lifecycle::Task,
     machines::Entry,
     placement::Held,
     plan,
@@ -48,6 +49,7 @@ use crate::{
 };
 use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
+use floe_api::Happened;
 use floe_api::{
     CLONES_MAX, CloneInfo, CloneRequest, CloneState, ForkReport, ForkRequest, Identity, Outcome,
 };
@@ -223,7 +225,7 @@ impl Node {
         }
         let _ = report.stage("clones"); // too late to hang up
         self.tell(
-            "machine.forked",
+            Happened::MachineForked,
             parent.as_str(),
             format!("{running} of {} clones run", request.clones),
         );
@@ -323,7 +325,7 @@ impl Node {
     /// Stops a machine, copies what it has written, and lets it go on.
     fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
         self.wait_for_identity(&entry)?;
-        let operation = entry.begin("fork")?;
+        let operation = entry.begin(Task::Fork)?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
         let disks = disks.ok_or_else(|| {
@@ -355,7 +357,7 @@ impl Node {
             fetcher: self.sources.fetcher(&disk_origin)?,
             origin: disk_origin,
         };
-        operation.end_buffering(false)?;
+        operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let options = CaptureOptions {
             in_file: true,

@@ -6,8 +6,10 @@ use super::{
     when::{CpuTimes, Next, Seen, next},
 };
 use crate::host::{available_bytes, total_bytes};
+use crate::lifecycle::Task;
 use crate::transfer::{self, Cancel, Destination, PullOptions};
 use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin};
+use floe_api::Happened;
 use floe_image::Hash;
 use floe_mount::FrozenLayers;
 use std::{
@@ -39,7 +41,7 @@ impl Node {
             .find_again(|origin| self.sources.fetcher(origin));
         for layer in &found {
             self.tell(
-                "fork.found",
+                Happened::ForkFound,
                 &layer.id.short(),
                 "its memory outlived its node",
             );
@@ -119,7 +121,7 @@ impl Node {
         if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
             return Ok(());
         }
-        let operation = entry.begin("fork")?;
+        let operation = entry.begin(Task::Fork)?;
         let disks = operation.state.read().disks.clone();
         match disks.filter(|disks| disks.has_frozen(frozen)) {
             Some(disks) => self.rebase(&operation, &disks, frozen, &layer.id),
@@ -201,7 +203,11 @@ fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
     node.forget_image(&layer.id);
     node.layers.remove(layer);
     layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.tell("fork.dropped", &layer.id.short(), "its clones have ended");
+    node.tell(
+        Happened::ForkDropped,
+        &layer.id.short(),
+        "its clones have ended",
+    );
     Some(())
 }
 
@@ -213,7 +219,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
             Ok(()) => break,
             Err(error) => {
                 here.tell(
-                    "fork.not-stored",
+                    Happened::ForkNotStored,
                     &layer.id.short(),
                     format!("its clones need this node's memory until it is: {error}"),
                 );
@@ -234,7 +240,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
     }
     node.layers.remove(layer);
     node.settle_clones(layer);
-    node.tell("fork.stored", &layer.id.short(), "");
+    node.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
     layer.bases().for_each(|base| node.drop_fork_image(base));
     node.drop_fork_image(&layer.id);

@@ -18,6 +18,7 @@ use crate::{
     machines::Entry,
     record::{Attachment, Record},
 };
+use floe_api::Happened;
 use floe_api::paths::Home;
 use floe_api::{
     FORK_HOSTS_MAX, NETWORK_ALLOW_MAX, NETWORK_BYTES_PER_S, NetworkHosts, NetworkInfo,
@@ -497,7 +498,7 @@ impl Node {
         for forward in &record.forwards {
             if let Err(error) = self.networks.open_inbound(name, place, forward) {
                 tracing::warn!(machine = name, %forward, %error, "a port is not open");
-                self.tell("machine.port", name, error.to_api().to_string());
+                self.tell(Happened::MachinePort, name, error.to_api().to_string());
             }
         }
     }

@@ -183,7 +183,7 @@ pub fn openapi_json() -> String {
 mod tests {
     use super::*;
 
-    /// `FLOE_BLESS=1 cargo test -p floe openapi` writes the file anew.
+    /// `FLOE_BLESS=1 cargo test -p floe-node openapi` writes the file anew.
     #[test]
     fn the_checked_in_openapi_file_is_what_the_node_speaks() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi-node.json");
@@ -194,7 +194,7 @@ mod tests {
         let then = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             now == then,
-            "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe openapi"
+            "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe-node openapi"
         );
     }
 

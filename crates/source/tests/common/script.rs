@@ -16,6 +16,8 @@ pub enum Act {
     GiveThenFail(usize),
     /// Like `GiveThenFail(0)`, with access denied.
     Deny,
+    /// Says that it has nothing of it.
+    Lack,
     /// Delivers wrong bytes, against its promise.
     Lie,
     /// Delivers nothing and says nothing.
@@ -83,6 +85,7 @@ impl Script {
         let (at, what) = ("script".to_string(), "items".to_string());
         match act {
             Act::Deny => SourceError::Denied { at, what },
+            Act::Lack => SourceError::Missing { at, what },
             _ => SourceError::Unreachable {
                 at,
                 what,
