@@ -26,7 +26,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(130);
 /// Another node.
 #[derive(Clone)]
 pub(super) struct Remote {
-    server: Server,
+    server: Arc<Server>,
     /// For one that is no member of the cluster: what its page wants to see.
     authorization: Option<String>,
     /// `https://10.0.0.2:7071` of a member, `http://10.0.0.2:7070` of a page.
@@ -91,7 +91,7 @@ impl Remote {
     fn new(server: Server, authorization: Option<String>, address: Url) -> Remote {
         Remote {
             url: server.shown().to_owned(),
-            server,
+            server: Arc::new(server),
             authorization,
             address,
         }

@@ -219,8 +219,10 @@ mod tests {
         prop::collection::vec(holder, 1..5)
     }
 
-    fn case() -> impl Strategy<Value = (usize, Vec<Holder>, Vec<(usize, usize)>, Vec<Option<u64>>)>
-    {
+    /// How many items there are, who has them, whose turn it is for how many items, and the rates.
+    type Case = (usize, Vec<Holder>, Vec<(usize, usize)>, Vec<Option<u64>>);
+
+    fn case() -> impl Strategy<Value = Case> {
         (1usize..300).prop_flat_map(|items| {
             let turns = prop::collection::vec((0usize..64, 1usize..64), 4000);
             let rates = prop::collection::vec(prop::option::of(0u64..1_000_000), 5);
