@@ -94,6 +94,7 @@ impl Node {
             Wanted::Running => {
                 left.lost = self.look_for_parent(&left.operation);
                 left.attached = self.attach(&left.operation);
+                self.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Starting | Wanted::Removing => {
                 if let Some(qemu) = self.qemu_of(&left.operation) {
@@ -165,7 +166,11 @@ impl Node {
             lost,
         } = left;
         match wanted {
-            Wanted::Stopped => self.end_qemu(&operation),
+            Wanted::Stopped => {
+                self.end_qemu(&operation);
+                let record = operation.record();
+                self.resources.ended(&record.name, &record.mount_name);
+            }
             Wanted::Starting | Wanted::Removing => {
                 self.end_qemu(&operation);
                 self.discard(&operation);
@@ -294,6 +299,7 @@ impl Node {
                 let _ = std::fs::remove_dir_all(dir.path());
             }
         }
+        self.resources.remove_old_groups();
     }
 }
 

@@ -73,6 +73,7 @@ impl Node {
         let thumb = self.take_thumbnail(&vm);
         let options = CaptureOptions {
             stay_paused: request.stop,
+            bytes_max: self.resources.capture_bytes_max(),
             ..Default::default()
         };
         // a capture is of a machine that goes on after it

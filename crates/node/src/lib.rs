@@ -39,6 +39,7 @@ pub mod record;
 mod rehearse;
 pub mod report;
 mod reserve;
+mod resources;
 mod rest;
 mod restore;
 mod room;
@@ -63,6 +64,7 @@ pub use options::{
     CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions,
     STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
 };
+pub use resources::control_groups;
 pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};
 
@@ -109,6 +111,8 @@ pub struct Node {
     pub(crate) machines: Machines,
     /// Room on the disk for what must be written when it is full.
     pub(crate) reserve: Arc<reserve::Reserve>,
+    /// Who was promised how much of this host.
+    pub(crate) resources: resources::Resources,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
     /// Forks that are not stored yet.

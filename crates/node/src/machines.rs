@@ -356,6 +356,7 @@ mod tests {
             family: None,
             network: None,
             host_access: Default::default(),
+            limits: Default::default(),
         }
     }
 

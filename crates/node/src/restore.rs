@@ -63,10 +63,10 @@ impl Node {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a QEMU that waits is on its user network, and its guest reaches nothing of the host
+        // a QEMU that waits is on its user network, its guest reaches nothing of the host, and nothing limits it
         let record = entry.record();
         let waiting = match record.network {
-            None if record.host_access.is_none() => {
+            None if record.host_access.is_none() && record.limits.is_none() => {
                 let forwards = record.forwards.iter().map(machine_forward);
                 let forwards = forwards.collect::<Result<_, _>>()?;
                 let waiting = self.take_standby(&found.id, !is_pending(&record));

@@ -37,6 +37,7 @@ impl Node {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        self.resources.check_limits(&request.limits)?;
         self.check_passable()?;
         let (more, ca) = (&request.sources, request.ca.as_deref());
         let found =
@@ -103,6 +104,7 @@ impl Node {
                 family: None,
                 network: None,
                 host_access: request.allow_host.clone(),
+                limits: request.limits,
             };
             (self.home.machine(name.as_str()), record)
         };
@@ -119,6 +121,7 @@ impl Node {
         request: &RunRequest,
         report: &mut Report,
     ) -> Result<(), NodeError> {
+        self.reserve_resources(entry, request.overcommit)?;
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
         if let Some(network) = &request.network {
@@ -257,6 +260,7 @@ impl Node {
             }
             self.end_quietly(&operation);
         }
+        self.reserve_resources_cold(&operation, request.overcommit)?;
         let before = ConsoleLog::position(&self.console_dir(&operation.record()));
         self.attach(&operation)?;
         report.stage("mount")?;

@@ -5,10 +5,9 @@ use super::{
     layer::Layer,
     when::{CpuTimes, Next, Seen, next},
 };
-use crate::host::{available_bytes, total_bytes};
 use crate::lifecycle::Task;
 use crate::transfer::{self, Cancel, Destination, PullOptions};
-use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin};
+use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin, resources::host};
 use floe_api::Happened;
 use floe_image::Hash;
 use floe_mount::FrozenLayers;
@@ -172,14 +171,13 @@ fn wait(
             .zip(times)
             .and_then(|(now, then)| now.idle_since(&then, cores));
         times = now;
-        let memory = read("/proc/meminfo");
-        let memory = available_bytes(&memory).zip(total_bytes(&memory));
         let seen = Seen {
             age: forked.elapsed(),
             needed: node.upgrade()?.user_of(&layer.id).is_some(),
             hurry: hurry(),
             idle_cores,
-            memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
+            memory_short: host::memory()
+                .is_some_and(|memory| memory.available_bytes < memory.total_bytes / MEMORY_SHORT),
             height: parent.map_or(0, height),
         };
         match next(&seen) {

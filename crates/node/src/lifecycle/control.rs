@@ -120,6 +120,7 @@ impl Node {
         if let Some(fetcher) = fetcher {
             stats.wire_bytes = fetcher.link().wire_bytes;
         }
+        self.resources.count(&record.mount_name, &mut stats);
         MachineInfo {
             name: record.name,
             status: status(record.wanted, qemu, task, failed, buffering.is_some()),
@@ -140,6 +141,7 @@ impl Node {
             stats,
             network: record.network.map(|place| self.networks.info(&place)),
             allow_host: record.host_access,
+            limits: record.limits,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,

@@ -19,6 +19,8 @@ pub(crate) enum Task {
     Fork,
     /// A port is forwarded to it, or not any more.
     Forward,
+    /// What it may take of its host is changed.
+    Limit,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself and is cleared away.
@@ -42,7 +44,7 @@ impl Task {
 
     /// Whether it only waits for the guest, which may stand still meanwhile for want of what it needs next.
     pub fn allows_buffering(self) -> bool {
-        matches!(self, Task::Run | Task::Start | Task::Forward)
+        matches!(self, Task::Run | Task::Start | Task::Forward | Task::Limit)
     }
 }
 
@@ -54,6 +56,7 @@ impl Display for Task {
             Task::Stop => "stop",
             Task::Capture => "capture",
             Task::Fork => "fork",
+            Task::Limit => "limit",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",

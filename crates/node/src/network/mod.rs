@@ -396,6 +396,14 @@ impl Networks {
         }
     }
 
+    /// Most bytes a second that a member's network sends beyond itself: of the network's first member, since all share them.
+    pub fn way_out_bytes_per_s(&self, place: &Attachment) -> u64 {
+        let all = self.all.lock();
+        let network = all.get(&place.network).filter(|_| place.number == 0);
+        let network = network.filter(|network| !network.allow.is_empty());
+        network.map_or(0, |network| network.bytes_per_s)
+    }
+
     /// Refuses a port of the host that could not be opened.
     pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
         Inbound::check(forward)

@@ -77,6 +77,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/console", get(machines::console))
         .route("/v1/machines/{name}/logs", get(machines::logs))
         .route("/v1/machines/{name}/forwards", post(machines::forward))
+        .route("/v1/machines/{name}/limits", post(machines::limit))
         .route("/v1/machines/{name}/stream", get(machines::stream_info))
         .route("/v1/machines/{name}/fork", post(forks::fork))
         .route("/v1/machines/{name}/family", get(forks::family))
@@ -147,6 +148,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::console,
         machines::logs,
         machines::forward,
+        machines::limit,
         machines::stream_info,
         forks::fork,
         forks::family,
