@@ -14,7 +14,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-image", &[]),
     ("floe-store", &["floe-image"]),
     ("floe-sched", &[]),
-    ("floe-source", &["floe-image", "floe-store", "floe-sched"]),
+    ("floe-http", &[]),
+    (
+        "floe-source",
+        &["floe-image", "floe-store", "floe-sched", "floe-http"],
+    ),
     ("floe-planner", &["floe-image"]),
     ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
     (
@@ -29,7 +33,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("floe-machine", &["floe-image", "floe-mount"]),
     ("floe-guest", &[]),
-    ("floe-api", &["floe-image", "floe-store", "floe-traces"]),
+    (
+        "floe-api",
+        &["floe-image", "floe-store", "floe-http", "floe-traces"],
+    ),
     ("floe-front", &["floe-image", "floe-store", "floe-api"]),
     // it never knows the node
     (
@@ -47,6 +54,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-http",
             "floe-source",
             "floe-planner",
             "floe-traces",
@@ -63,6 +71,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-http",
             "floe-source",
             "floe-traces",
             "floe-mount",
@@ -226,6 +235,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/planner/src",
             "crates/sched/src",
             "crates/source/src/multicast/protocol",
+            "crates/source/src/wrap/stripes.rs",
             "crates/node/src/lifecycle/decide.rs",
             "crates/node/src/lifecycle/state.rs",
             "crates/node/src/fork/decide.rs",

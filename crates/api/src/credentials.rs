@@ -4,14 +4,13 @@
 //! is bound to an [`HubAddress`]: scheme, host and port. [`Credentials`] is a user's file of them (`floe login`); [`OwnHub`] is what
 //! a node knows of the hub in its own process (`floe up`). Redirects are followed nowhere, so none can carry a token away.
 
-use hyper::Uri;
+use floe_http::{Host, Url};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
     io::{self, Read, Write},
-    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -33,30 +32,26 @@ pub struct HubAddress(String);
 impl HubAddress {
     /// Of a hub's or an image's address; `None` for what is no hub's: a name, a path, `s3://`.
     pub fn of(address: &str) -> Option<HubAddress> {
-        let address = address.split('#').next().unwrap_or_default();
-        let (scheme, rest) = address.split_once("://")?;
-        let (scheme, port) = match scheme.to_ascii_lowercase().as_str() {
-            "https" | "floe" => ("https", 443),
-            "http" | "floe+http" => ("http", 80),
-            _ => return None,
-        };
         // understood by the parser that the connection is made by, so that both mean the same host
-        let uri: Uri = format!("{scheme}://{rest}").parse().ok()?;
-        let host = uri.host().filter(|host| !host.is_empty())?;
-        let port = uri.port_u16().unwrap_or(port);
-        let host = host.trim_end_matches('.').to_ascii_lowercase();
-        Some(HubAddress(format!("{scheme}://{host}:{port}")))
+        let url = floe_http::web(&Url::parse(address).ok()?)?;
+        let host = url.host_str()?.trim_end_matches('.');
+        let port = url.port_or_known_default()?;
+        Some(HubAddress(format!("{}://{host}:{port}", url.scheme())))
     }
 
     /// Whether what is sent there stays on this host or is encrypted.
     pub fn is_safe(&self) -> bool {
-        let Some(rest) = self.0.strip_prefix("http://") else {
-            return true;
+        let Ok(url) = Url::parse(&self.0) else {
+            return false;
         };
-        let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
-        let address = host.trim_start_matches('[').trim_end_matches(']');
-        // `localhost` is this host by RFC 6761
-        host == "localhost" || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        match url.host() {
+            _ if url.scheme() == "https" => true,
+            // `localhost` is this host by RFC 6761
+            Some(Host::Domain(name)) => name == "localhost",
+            Some(Host::Ipv4(ip)) => ip.is_loopback(),
+            Some(Host::Ipv6(ip)) => ip.is_loopback(),
+            None => false,
+        }
     }
 
     /// As text.

@@ -21,7 +21,7 @@ pub enum Wait {
 pub struct RunRequest {
     /// Local image, or the address of one (hub, static server, `s3://`, directory).
     pub image: String,
-    /// More places that have the same image, tried when the first fails.
+    /// More places that have the same image: all are read from at the same time, and what one does not give is asked of the others.
     #[serde(default)]
     pub sources: Vec<String>,
     /// The machine's name; made from the image's by default.

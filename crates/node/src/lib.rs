@@ -8,6 +8,7 @@
 //! A `run` goes `sources` (which image, from where) -> `plan` (what to do with it) -> `run` (mount, QEMU, state, wait);
 //! the interface is in `rest`. Calls block and run on threads; tokio is only at the socket.
 
+mod address;
 mod adopt;
 mod buffering;
 mod capture;

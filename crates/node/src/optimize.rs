@@ -7,12 +7,12 @@
 
 use crate::{
     Node,
+    address::{is_address, references},
     error::{NodeError, at, refused, usage},
     files::read_bounded,
     models,
     rehearse::{FOLLOWED_MAX, TRACE_REGION},
     report::Report,
-    sources::{is_address, references},
     traces::LOCAL,
 };
 use floe_api::*;

@@ -1,30 +1,24 @@
-//! From what the user typed to an image and the place where its chunks come from.
-//!
-//! ```text
-//! debian, debian:12, 5f3a..            this node's repository
-//! https://hub/team/debian:12           hub; else the static server https://hub/team
-//! https://server/any/path#debian       exactly this base and name
-//! s3://bucket/prefix/debian            bucket and prefix
-//! /srv/images/debian, file:///...      the repository that encloses the path
-//! ```
+//! From an image's address to the place where its chunks come from: sources are opened here, and fetchers shared.
 
 use crate::{
+    address::{is_address, references},
     cluster::Cluster,
     error::{NodeError, usage},
-    fork::{Layers, Local, Patient, is_parent},
+    fork::{self, Layers, Local, Patient},
     record::Origin,
 };
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
 use floe_image::{Hash, Kind, Manifest, Segment, datagram::GroupKey};
 use floe_source::multicast::{Group, Invitation, Multicast};
 use floe_source::{
-    Failover, FetchOptions, Fetcher, Request, Retry, RetryOptions, Source, SourceError,
+    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Source, SourceError,
+    Striped,
 };
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -33,23 +27,6 @@ use std::{
 const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
 /// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
 pub const SMALL_REGION_MAX: u64 = 256 << 20;
-
-/// An address and the name of an image there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reference {
-    /// What [`floe_source::open`] takes.
-    pub base: String,
-    /// What its `resolve` takes.
-    pub name: String,
-}
-
-/// Whether the text is an address and no local name.
-pub fn is_address(text: &str) -> bool {
-    text.contains("://")
-        || text.starts_with('/')
-        || text.starts_with("./")
-        || text.starts_with("../")
-}
 
 /// A token that came with a request is for the first hub that the request names, and for no other.
 pub fn bind_token<'a>(
@@ -62,74 +39,6 @@ pub fn bind_token<'a>(
     check_token(token).map_err(|why| usage(why, "leave the token out, or give the hub's"))?;
     let hub = addresses.into_iter().find_map(HubAddress::of);
     Ok(hub.map(|hub| (hub, token.to_owned())).into_iter().collect())
-}
-
-/// The ways in which an address can be read, the likeliest first.
-pub fn references(text: &str) -> Result<Vec<Reference>, NodeError> {
-    let bad = |why: &str| {
-        usage(
-            format!("{text:?} is no image's address: {why}"),
-            "write for example https://hub/NAME or /srv/images/NAME",
-        )
-    };
-    let reference = |base: &str, name: &str| Reference {
-        base: base.into(),
-        name: name.into(),
-    };
-    if let Some((base, name)) = text.split_once('#') {
-        if name.is_empty() {
-            return Err(bad("nothing follows the #"));
-        }
-        return Ok(vec![reference(base, name)]);
-    }
-    let path = text
-        .strip_prefix("file://")
-        .or_else(|| (!text.contains("://")).then_some(text));
-    if let Some(path) = path {
-        return in_directory(Path::new(path)).map(|found| vec![found]).ok_or_else(|| {
-            bad("no directory on the way is a repository (one has `images`, `packs` and `tags` in it)")
-        });
-    }
-    let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("no scheme"))?;
-    let rest = rest.trim_end_matches('/');
-    let Some((host, path)) = rest
-        .split_once('/')
-        .filter(|(host, path)| !host.is_empty() && !path.is_empty())
-    else {
-        return Err(bad("it has no image's name"));
-    };
-    let hub = reference(&format!("{scheme}://{host}"), path);
-    let mut ways: Vec<Reference> = match path.rsplit_once('/') {
-        None => vec![hub],
-        Some((prefix, name)) => {
-            let inner = reference(&format!("{scheme}://{host}/{prefix}"), name);
-            if scheme == "s3" {
-                vec![inner, hub]
-            } else {
-                vec![hub, inner]
-            }
-        }
-    };
-    if scheme.starts_with("floe") {
-        ways.truncate(1); // a hub has no directories
-    }
-    Ok(ways)
-}
-
-/// The nearest enclosing repository, and the rest of the path as the name in it.
-fn in_directory(path: &Path) -> Option<Reference> {
-    let absolute = std::path::absolute(path).ok()?;
-    absolute
-        .ancestors()
-        .skip(1)
-        .find(|dir| dir.join("images").is_dir() && dir.join("packs").is_dir())
-        .and_then(|dir| {
-            let name = absolute.strip_prefix(dir).ok()?.to_str()?;
-            Some(Reference {
-                base: dir.to_str()?.to_owned(),
-                name: name.to_owned(),
-            })
-        })
 }
 
 /// An image that was found.
@@ -168,19 +77,16 @@ impl Found {
     }
 }
 
-/// Where a fetcher fetches from: addresses, and the tokens for them.
-type Place = (Vec<String>, Option<String>, Tokens);
-
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
 pub struct Sources {
     repo: Repository,
     layers: Layers,
     cache: Arc<Cache>,
     io_timeout: Option<Duration>,
-    index_dir: PathBuf,
-    cluster: Arc<Cluster>,
+    registry: Registry,
     own_hub: Option<OwnHub>,
-    fetchers: Mutex<HashMap<Place, Weak<Fetcher>>>,
+    /// By who is asked, as whom, and who is believed.
+    fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
 
 impl Sources {
@@ -200,8 +106,11 @@ impl Sources {
             layers,
             cache,
             io_timeout,
-            index_dir,
-            cluster,
+            registry: Registry::standard(floe_source::Options {
+                index_dir: Some(index_dir),
+                ..Default::default()
+            })
+            .with(fork::scheme(cluster)),
             own_hub,
             fetchers: Mutex::default(),
         }
@@ -219,7 +128,7 @@ impl Sources {
         self.find_in(image, &[], bind_token(token, [image])?, ca, stage)
     }
 
-    /// The same with more sources, which are tried when the first fails, and tokens for those that are hubs.
+    /// The same with more sources, which are read together with the first, and tokens for those that are hubs.
     pub fn find_in(
         &self,
         image: &str,
@@ -297,7 +206,7 @@ impl Sources {
     fn resolve(&self, text: &str, origin: &Origin) -> Result<(String, Hash), NodeError> {
         let mut first = None;
         for way in references(text)? {
-            let source = self.open(&way.base, origin)?;
+            let source = self.registry.open(&self.place(&way.base, origin)?)?;
             match source.resolve(&way.name) {
                 Ok(id) => return Ok((way.base, id)),
                 Err(error @ SourceError::Missing { .. }) => {
@@ -312,16 +221,22 @@ impl Sources {
         ))
     }
 
-    fn open(&self, base: &str, origin: &Origin) -> Result<Arc<dyn Source>, NodeError> {
-        let options = floe_source::Options {
-            token: self.token_for(base, origin.token_for(base)),
-            ca: origin.ca.as_ref().map(PathBuf::from),
-            index_dir: Some(self.index_dir.clone()),
-            // another member shows a certificate of the cluster, and asks for ours
-            tls: is_parent(base).then(|| self.cluster.tls_of_parents()),
-            ..Default::default()
-        };
-        Ok(floe_source::open(base, &options)?)
+    /// One address of an image's, with the token and the authority for it.
+    fn place(&self, address: &str, of: &Origin) -> Result<floe_source::Origin, SourceError> {
+        let token = self.token_for(address, of.token_for(address));
+        let place = self.registry.origin(address)?.with_token(token);
+        Ok(place.with_ca(of.ca.as_ref().map(PathBuf::from)))
+    }
+
+    /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.
+    pub(crate) fn ask_one(
+        &self,
+        address: &str,
+        of: &Origin,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Source>, SourceError> {
+        let registry = self.registry.clone().within(timeout);
+        registry.open(&self.place(address, of)?)
     }
 
     /// The token for an address: the one that was given for it, or that of this process's own hub.
@@ -332,25 +247,28 @@ impl Sources {
 
     /// The fetcher for these sources, shared while anybody uses it.
     pub fn fetcher(&self, origin: &Origin) -> Result<Arc<Fetcher>, NodeError> {
-        let key = (
-            origin.urls.clone(),
-            origin.token.clone(),
-            origin.tokens.clone(),
-        );
+        let places = origin.urls.iter().map(|url| self.place(url, origin));
+        let places = places.collect::<Result<Vec<_>, _>>()?;
         let mut fetchers = self.fetchers.lock();
-        if let Some(fetcher) = fetchers.get(&key).and_then(Weak::upgrade) {
+        if let Some(fetcher) = fetchers.get(&places).and_then(Weak::upgrade) {
             return Ok(fetcher);
         }
         // what is here is never asked for elsewhere: a look into the repository costs microseconds
         let repository = floe_source::Directory::new(self.repo.clone());
         let mut opened: Vec<Arc<dyn Source>> =
             vec![Arc::new(Local::new(self.layers.clone(), repository))];
-        for url in &origin.urls {
-            let source = Retry::new(self.open(url, origin)?, RetryOptions::default());
-            opened.push(match is_parent(url) {
-                true => self.by_multicast(Patient(Arc::new(source)), origin),
-                false => Arc::new(source),
-            });
+        let mut whole: Vec<Arc<dyn Source>> = Vec::new();
+        for place in &places {
+            let source = Retry::new(self.registry.open(place)?, RetryOptions::default());
+            match place.kind() == fork::KIND {
+                true => opened.push(self.by_multicast(Patient(Arc::new(source)), origin)),
+                false => whole.push(Arc::new(source)),
+            }
+        }
+        // each of the others has the whole image: together they carry more than one
+        match whole.len() {
+            0 | 1 => opened.append(&mut whole),
+            _ => opened.push(Arc::new(Striped::new(whole))),
         }
         let source: Arc<dyn Source> = match opened.len() {
             1 => opened.remove(0),
@@ -362,7 +280,7 @@ impl Sources {
         };
         let fetcher = Arc::new(Fetcher::new(source, self.cache.clone(), options));
         fetchers.retain(|_, fetcher| fetcher.strong_count() > 0);
-        fetchers.insert(key, Arc::downgrade(&fetcher));
+        fetchers.insert(places, Arc::downgrade(&fetcher));
         Ok(fetcher)
     }
 
@@ -516,74 +434,6 @@ fn damaged(found: &Found, error: floe_image::FormatError) -> NodeError {
 mod tests {
     use super::*;
 
-    fn ways(text: &str) -> Vec<(String, String)> {
-        references(text)
-            .unwrap()
-            .into_iter()
-            .map(|way| (way.base, way.name))
-            .collect()
-    }
-
-    fn pair(base: &str, name: &str) -> (String, String) {
-        (base.into(), name.into())
-    }
-
-    #[test]
-    fn an_address_is_split_into_server_and_name() {
-        assert_eq!(ways("https://hub/debian"), [pair("https://hub", "debian")]);
-        assert_eq!(
-            ways("https://hub:4500/team/debian:12"),
-            [
-                pair("https://hub:4500", "team/debian:12"),
-                pair("https://hub:4500/team", "debian:12")
-            ]
-        );
-        assert_eq!(
-            ways("floe://hub/team/debian"),
-            [pair("floe://hub", "team/debian")]
-        );
-        assert_eq!(
-            ways("s3://bucket/a/b/debian")[0],
-            pair("s3://bucket/a/b", "debian")
-        );
-        assert_eq!(
-            ways("http://server/a/b#x/y:1"),
-            [pair("http://server/a/b", "x/y:1")]
-        );
-    }
-
-    #[test]
-    fn a_path_is_split_at_the_repository_that_encloses_it() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(dir.path().join("images")).unwrap();
-        std::fs::create_dir_all(dir.path().join("packs")).unwrap();
-        let base = dir.path().to_str().unwrap();
-        assert_eq!(
-            ways(&format!("{base}/team/debian:12")),
-            [pair(base, "team/debian:12")]
-        );
-        assert_eq!(
-            ways(&format!("file://{base}/debian")),
-            [pair(base, "debian")]
-        );
-        assert!(references("/nowhere/debian").is_err());
-    }
-
-    #[test]
-    fn an_address_without_a_name_is_refused() {
-        for text in ["https://hub", "https://hub/", "https:///x", "https://hub/#"] {
-            assert!(
-                references(text)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("no image's address"),
-                "{text}"
-            );
-        }
-        assert!(!is_address("debian:12"));
-        assert!(!is_address("team/debian"));
-    }
-
     /// A server that answers every request with `answer` and keeps what it was asked.
     fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
         use std::io::{Read, Write};
@@ -609,6 +459,46 @@ mod tests {
         (url, heard)
     }
 
+    fn sources_in(dir: &std::path::Path, own_hub: Option<OwnHub>) -> Sources {
+        Sources::new(
+            Repository::create(&dir.join("repo")).unwrap(),
+            Layers::default(),
+            Arc::new(Cache::open(&dir.join("cache"), 1 << 20).unwrap()),
+            None,
+            dir.join("index"),
+            Arc::new(Cluster::open(&floe_api::paths::Home::at(dir)).unwrap()),
+            own_hub,
+        )
+    }
+
+    #[test]
+    fn a_fetcher_is_shared_by_those_who_ask_the_same_as_the_same_and_believe_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = sources_in(dir.path(), None);
+        let ca = |name: &str| {
+            let key = rcgen::generate_simple_self_signed(vec![name.into()]).unwrap();
+            let file = dir.path().join(name);
+            std::fs::write(&file, key.cert.pem()).unwrap();
+            Some(file.to_str().unwrap().to_owned())
+        };
+        let origin = |ca: &Option<String>, token: &str| Origin {
+            urls: vec!["https://hub/team".into()],
+            token: Some(token.into()),
+            ca: ca.clone(),
+            ..Default::default()
+        };
+        let (one, two) = (ca("one"), ca("two"));
+        let first = sources.fetcher(&origin(&one, "a")).unwrap();
+        let again = sources.fetcher(&origin(&one, "a")).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        for other in [origin(&two, "a"), origin(&one, "b"), origin(&None, "a")] {
+            // where the system has no authorities it says so, and nothing is shared
+            if let Ok(other) = sources.fetcher(&other) {
+                assert!(!Arc::ptr_eq(&first, &other));
+            }
+        }
+    }
+
     #[test]
     fn a_token_reaches_the_hub_that_it_is_for_and_no_other_server() {
         let dir = tempfile::tempdir().unwrap();
@@ -620,19 +510,11 @@ mod tests {
         let (hub, asked) = server(away);
         let (other, also) = server(none.into());
         let (own, mine) = server(none.into());
-        let cache = Arc::new(Cache::open(&dir.path().join("cache"), 1 << 20).unwrap());
-        let sources = Sources::new(
-            Repository::create(&dir.path().join("repo")).unwrap(),
-            Layers::default(),
-            cache,
-            None,
-            dir.path().join("index"),
-            Arc::new(Cluster::open(&floe_api::paths::Home::at(dir.path())).unwrap()),
-            Some(OwnHub {
-                hub: HubAddress::of(&own).unwrap(),
-                token: "floe_own".into(),
-            }),
-        );
+        let own_hub = OwnHub {
+            hub: HubAddress::of(&own).unwrap(),
+            token: "floe_own".into(),
+        };
+        let sources = sources_in(dir.path(), Some(own_hub));
         let more = [format!("{other}/web"), format!("{own}/web")];
         let image = format!("{hub}/web");
         let tokens = bind_token(Some("floe_given"), [&*image]).unwrap();

@@ -10,12 +10,12 @@
 use crate::transfer::Cancel;
 use crate::{
     Node,
+    address::is_address,
     error::{NodeError, at, not_found, refused, usage},
     files::{load_manifest, read_bounded},
     machines::Entry,
     outbox::{Destination, Outbox},
     record::Wanted,
-    sources::is_address,
 };
 use floe_api::*;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};

@@ -3,13 +3,15 @@
 use crate::transfer::{self, Destination, Progress, PullOptions, PushOptions};
 use crate::{
     Node,
+    address::is_address,
     error::{NodeError, usage},
     images::parse_name,
     report::Report,
-    sources::{Found, bind_token, is_address},
+    sources::{Found, bind_token},
 };
 use floe_api::Happened;
 use floe_api::{Outcome, PullRequest, PushRequest, TransferReport};
+use floe_http::Url;
 use floe_image::{CHUNK_SIZE, Hash, ImageName};
 use floe_source::Directory;
 use floe_store::Repository;
@@ -174,10 +176,11 @@ impl Node {
 
 /// The directory that an address means, if it means one.
 fn directory(to: &str) -> Option<PathBuf> {
-    let path = to
-        .strip_prefix("file://")
-        .or_else(|| (!to.contains("://")).then_some(to))?;
-    std::path::absolute(Path::new(path)).ok()
+    if !to.contains("://") {
+        return std::path::absolute(Path::new(to)).ok();
+    }
+    let url = Url::parse(to).ok()?;
+    url.to_file_path().ok().filter(|_| url.scheme() == "file")
 }
 
 /// What an image from this address is called here: as there, unless that is an id.

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use floe_image::{Encoding, Hash, Kind, ReadRequest, ResponseEncoder};
-use floe_source::{FetchOptions, Fetcher, Hub, Options, Request, Source, Who};
+use floe_source::{FetchOptions, Fetcher, Hub, Options, Registry, Request, Source, Who};
 use floe_store::Cache;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -117,7 +117,8 @@ fn main() {
         }
     });
 
-    let hub = Arc::new(Hub::new(&url, &Options::default()).expect("a good URL"));
+    let origin = Registry::default().origin(&url).expect("a good URL");
+    let hub = Arc::new(Hub::new(&origin, &Options::default()).expect("a good URL"));
     let request = Request::demand(Duration::from_secs(10));
     measure("Hub::read, verified", |i| {
         let mut got = 0;

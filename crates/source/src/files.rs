@@ -1,12 +1,11 @@
 //! A repository's files behind any web server, CDN or object store that answers range requests.
 
+use floe_http::StatusCode;
 use floe_image::{Hash, Kind, Layout, Manifest};
-use hyper::StatusCode;
 
 use crate::http::{Ask, Http};
-use crate::open::timeout_of;
 use crate::packed::{Objects, Packed};
-use crate::{LinkEstimate, Options, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
 /// A repository's files behind any web server.
 ///
@@ -14,12 +13,12 @@ use crate::{LinkEstimate, Options, Request, Sink, Source, SourceError};
 pub struct Files(Packed<Web>);
 
 impl Files {
-    /// The repository whose files are below `base`, an http or https URL. Nothing is connected yet.
-    pub fn new(base: &str, options: &Options) -> Result<Files, SourceError> {
-        let web = Web(Http::new(base, options)?);
+    /// The repository whose files are below `origin`, an http or https URL. Nothing is connected yet.
+    pub fn new(origin: &Origin, options: &Options) -> Result<Files, SourceError> {
+        let web = Web(Http::new(origin, None)?);
         Ok(Files(Packed::new(
             web,
-            timeout_of(options),
+            options.timeout,
             options.index_dir.clone(),
         )))
     }
@@ -71,7 +70,7 @@ impl Objects for Web {
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
-        let path = format!("/{}", crate::http::escape_path(path));
+        let path = format!("/{}", floe_http::escape_path(path));
         Ok(self.0.fetch(&Ask::get(&path, what, limit), request)?.1)
     }
 
@@ -83,7 +82,7 @@ impl Objects for Web {
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
-        let path = format!("/{}", crate::http::escape_path(path));
+        let path = format!("/{}", floe_http::escape_path(path));
         let end = start + len.max(1) - 1;
         let headers = [("range", format!("bytes={start}-{end}"))];
         let ask = Ask {

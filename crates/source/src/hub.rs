@@ -1,20 +1,20 @@
 //! A hub: one request for many items, the answer verified item by item as it arrives.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use floe_http::{Method, escape};
 use floe_image::{
     Encoding, FRAME_BYTES_MAX, Hash, Kind, LAYOUT_BYTES_MAX, Layout, MANIFEST_BYTES_MAX, Manifest,
     ReadRequest, Record, ResponseDecoder,
 };
-use hyper::Method;
 use serde::Deserialize;
 
-use crate::http::{Ask, Http, escape};
-use crate::open::timeout_of;
+use crate::http::{Ask, Http};
 use crate::packed::{check_count, item_name, missing_items};
-use crate::{LinkEstimate, Options, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
 /// Above this, unpacking takes longer than sending raw bytes: 300 Mbit/s.
 const RAW_BYTES_PER_S_MIN: u64 = 37_500_000;
@@ -42,11 +42,24 @@ struct Resolved {
 }
 
 impl Hub {
-    /// The hub at `base`, an http or https URL. Nothing is connected yet.
-    pub fn new(base: &str, options: &Options) -> Result<Hub, SourceError> {
+    /// The hub at `origin`, whose URL is one of the web or `floe://`, `floe+http://`. Nothing is connected yet.
+    pub fn new(origin: &Origin, options: &Options) -> Result<Hub, SourceError> {
         Ok(Hub {
-            http: Http::new(base, options)?,
-            timeout: timeout_of(options),
+            http: Http::new(origin, None)?,
+            timeout: options.timeout,
+        })
+    }
+
+    /// The same, with TLS as it is spoken with this server in place of what follows from the origin's CA: for servers that ask
+    /// for a certificate.
+    pub fn over_tls(
+        origin: &Origin,
+        tls: Arc<rustls::ClientConfig>,
+        options: &Options,
+    ) -> Result<Hub, SourceError> {
+        Ok(Hub {
+            http: Http::new(origin, Some(tls))?,
+            timeout: options.timeout,
         })
     }
 

@@ -3,11 +3,11 @@
 //! A [`Source`] answers four questions about images: which image has this name, what is its manifest,
 //! which packs hold it, and what are the bytes of these chunks and segments. There is a source for a
 //! directory of images on this host ([`Directory`]), for the same directory behind any web server
-//! ([`Files`]) or in an S3 bucket ([`S3`]), and for a hub ([`Hub`]). [`open`] makes the right one from a URL.
+//! ([`Files`]) or in an S3 bucket ([`S3`]), and for a hub ([`Hub`]). A [`Registry`] makes the right one for an [`Origin`]: an
+//! address with a token and a certificate authority of its own.
 //!
-//! What a caller wants on top is a wrapper with the same interface: [`Coalesce`] (one fetch per hash, however
-//! many wait), [`Retry`] (backoff with jitter), [`Failover`] (several sources for one image) and [`Verified`]
-//! (for sources that promise nothing).
+//! What a caller wants on top is a wrapper with the same interface: [`Retry`] (backoff with jitter), [`Failover`]
+//! (several sources for one image, one after the other) and [`Striped`] (several at the same time).
 //!
 //! [`Fetcher`] is what a mount uses: it brings chunks into the node's cache on its own threads, demand before
 //! prefetch, each hash once, until they are there or their deadline has passed.
@@ -29,8 +29,9 @@ mod http;
 mod hub;
 mod link;
 pub mod multicast;
-mod open;
+mod origin;
 mod packed;
+mod registry;
 mod s3;
 mod wrap;
 
@@ -45,13 +46,13 @@ pub use files::Files;
 pub use floe_sched::{Class, MachineId, Purpose, Who};
 pub use hub::Hub;
 pub use link::{Answer, LinkEstimate, LinkMeter};
-pub use open::{Options, open};
+pub use origin::Origin;
 pub use packed::{RangeReads, range_reads};
+pub use registry::{Opens, Options, Registry, Scheme};
 pub use s3::S3;
-pub use wrap::coalesce::Coalesce;
 pub use wrap::failover::Failover;
 pub use wrap::retry::{Retry, RetryOptions};
-pub use wrap::verified::Verified;
+pub use wrap::striped::Striped;
 
 /// Most chunks and segments in one [`Source::read`]. A longer list is refused: the caller's queue, not one
 /// request, is the place for it. 4096 chunks are 16 MiB, more than any link's bandwidth-delay product here.

@@ -12,9 +12,8 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 use crate::link::LinkMeter;
-use crate::open::timeout_of;
 use crate::packed::{Objects, Packed};
-use crate::{LinkEstimate, Options, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
 /// A repository's files in an S3 bucket, or in anything that speaks S3's protocol.
 ///
@@ -22,24 +21,19 @@ use crate::{LinkEstimate, Options, Request, Sink, Source, SourceError};
 pub struct S3(Packed<Bucket>);
 
 impl S3 {
-    /// The repository below `url`, `s3://bucket` or `s3://bucket/prefix`. Nothing is connected yet.
-    pub fn new(url: &str, options: &Options) -> Result<S3, SourceError> {
+    /// The repository below `origin`, `s3://bucket` or `s3://bucket/prefix`. Nothing is connected yet.
+    pub fn new(origin: &Origin, options: &Options) -> Result<S3, SourceError> {
         let bad = |reason: String| SourceError::Unsupported {
-            at: url.to_string(),
+            at: origin.shown(),
             reason,
         };
-        let rest = url
-            .strip_prefix("s3://")
-            .ok_or_else(|| bad("write s3://bucket/prefix".into()))?;
-        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        if bucket.is_empty() {
-            return Err(bad("has no bucket; write s3://bucket/prefix".into()));
-        }
-        let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|e| bad(e.to_string()))?;
+        let bucket = origin.url().host_str().filter(|bucket| !bucket.is_empty());
+        let bucket = bucket.ok_or_else(|| bad("has no bucket; write s3://bucket/prefix".into()))?;
+        let prefix = Path::from_url_path(origin.url().path()).map_err(|e| bad(e.to_string()))?;
         let mut client = ClientOptions::new()
-            .with_connect_timeout(timeout_of(options))
+            .with_connect_timeout(options.timeout)
             .with_timeout_disabled();
-        if let Some(ca) = &options.ca {
+        if let Some(ca) = origin.ca() {
             let pem = std::fs::read(ca).map_err(|e| {
                 bad(format!(
                     "cannot read certificates from {}: {e}",
@@ -88,13 +82,13 @@ impl S3 {
         let bucket = Bucket {
             store: Arc::new(store),
             prefix,
-            at: url.trim_end_matches('/').to_string(),
+            at: origin.shown(),
             runtime: Some(runtime),
             meter: LinkMeter::default(),
         };
         Ok(S3(Packed::new(
             bucket,
-            timeout_of(options),
+            options.timeout,
             options.index_dir.clone(),
         )))
     }

@@ -520,7 +520,8 @@ fn a_hub_that_hangs_and_dies_delays_a_guest_and_no_more() {
     let proxy = Proxy::new(server.addr);
     let dir = tempfile::tempdir().unwrap();
     let cache = Arc::new(Cache::open(dir.path(), 64 << 20).unwrap());
-    let source = Arc::new(Hub::new(&format!("http://{}", proxy.addr), &options()).unwrap());
+    let source =
+        Arc::new(Hub::new(&origin(&format!("http://{}", proxy.addr)), &options()).unwrap());
     let limits = FetchOptions {
         attempt_timeout: Duration::from_millis(200),
         ..FetchOptions::default()

@@ -10,7 +10,8 @@ use common::proxy::{Fault, Proxy};
 use common::*;
 use floe_image::{Hash, Kind};
 use floe_source::{
-    Directory, Files, Hub, Options, Retry, RetryOptions, S3, Source, SourceError, open, range_reads,
+    Directory, Files, Hub, Options, Registry, Retry, RetryOptions, S3, Scheme, Source, SourceError,
+    range_reads,
 };
 
 /// Everything needed to talk to one image in one way; what is in `_keep` must outlive the source.
@@ -33,7 +34,8 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
 
     let server = web_server(fixture.dir.path());
     let proxy = Proxy::new(server.addr);
-    let source = Arc::new(Files::new(&format!("http://{}", proxy.addr), &options()).unwrap());
+    let source =
+        Arc::new(Files::new(&origin(&format!("http://{}", proxy.addr)), &options()).unwrap());
     cases.push(Case {
         name: "files",
         source,
@@ -43,7 +45,8 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
 
     let server = hub_server(&fixture.repository);
     let proxy = Proxy::new(server.addr);
-    let source = Arc::new(Hub::new(&format!("http://{}", proxy.addr), &options()).unwrap());
+    let source =
+        Arc::new(Hub::new(&origin(&format!("http://{}", proxy.addr)), &options()).unwrap());
     cases.push(Case {
         name: "hub",
         source,
@@ -53,7 +56,8 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
 
     let server = s3_server(fixture.dir.path());
     let proxy = Proxy::new(server.addr);
-    let source = Arc::new(S3::new("s3://images/some/where", &s3_options(proxy.addr)).unwrap());
+    let source =
+        Arc::new(S3::new(&origin("s3://images/some/where"), &s3_options(proxy.addr)).unwrap());
     cases.push(Case {
         name: "s3",
         source,
@@ -258,9 +262,9 @@ fn a_server_that_is_not_there_is_unreachable() {
     let id = Hash::of(b"x");
     let at = nobody();
     let sources: [Arc<dyn Source>; 3] = [
-        Arc::new(Files::new(&format!("http://{at}"), &options()).unwrap()),
-        Arc::new(Hub::new(&format!("http://{at}"), &options()).unwrap()),
-        Arc::new(S3::new("s3://images", &s3_options(at)).unwrap()),
+        Arc::new(Files::new(&origin(&format!("http://{at}")), &options()).unwrap()),
+        Arc::new(Hub::new(&origin(&format!("http://{at}")), &options()).unwrap()),
+        Arc::new(S3::new(&origin("s3://images"), &s3_options(at)).unwrap()),
     ];
     for source in sources {
         let outcome = source.manifest(&id);
@@ -275,11 +279,8 @@ fn a_server_that_is_not_there_is_unreachable() {
 fn a_wrong_token_is_denied_and_a_token_stays_with_its_host() {
     let fixture = Fixture::new();
     let server = hub_server(&fixture.repository);
-    let wrong = Options {
-        token: Some("wrong".into()),
-        ..options()
-    };
-    let source = Hub::new(&format!("http://{}", server.addr), &wrong).unwrap();
+    let wrong = origin(&format!("http://{}", server.addr)).with_token(Some("wrong".into()));
+    let source = Hub::new(&wrong, &options()).unwrap();
     assert!(matches!(
         source.resolve("team/web:v2"),
         Err(SourceError::Denied { .. })
@@ -303,7 +304,7 @@ fn a_wrong_token_is_denied_and_a_token_stays_with_its_host() {
         );
         tcp.write_all(answer.as_bytes()).unwrap();
     });
-    let source = Hub::new(&format!("http://{addr}"), &options()).unwrap();
+    let source = Hub::new(&origin(&format!("http://{addr}")), &options()).unwrap();
     let error = source.resolve("x").unwrap_err();
     assert!(
         matches!(&error, SourceError::Unsupported { reason, .. } if reason.contains(&target.to_string())),
@@ -311,7 +312,7 @@ fn a_wrong_token_is_denied_and_a_token_stays_with_its_host() {
     );
     assert_eq!(server.seen.tokens.lock().len(), before);
     assert!(
-        !format!("{:?}", options()).contains(TOKEN),
+        !format!("{:?}", origin("http://h")).contains(TOKEN),
         "the token shows in debug output"
     );
 }
@@ -336,7 +337,7 @@ fn neighbours_are_read_with_one_request_and_indices_once() {
             .count()
     };
 
-    let source = Files::new(&base, &with_dir).unwrap();
+    let source = Files::new(&origin(&base), &with_dir).unwrap();
     let wants: Vec<_> = (0..96).map(|i| fixture.want(i)).collect();
     read_all(&source, &fixture.image, &wants, LIMIT).0.unwrap();
     // One layout, one index (the first pack has all of them), one range for six frames.
@@ -352,7 +353,7 @@ fn neighbours_are_read_with_one_request_and_indices_once() {
     assert_eq!((count(".layout"), count(".pack")), (1, 3));
 
     // Another process finds the index on disk; a damaged one is fetched again.
-    let again = Files::new(&base, &with_dir).unwrap();
+    let again = Files::new(&origin(&base), &with_dir).unwrap();
     read_all(&again, &fixture.image, &[fixture.want(0)], LIMIT)
         .0
         .unwrap();
@@ -364,7 +365,7 @@ fn neighbours_are_read_with_one_request_and_indices_once() {
         .unwrap()
         .path();
     std::fs::write(&file, b"damaged").unwrap();
-    let third = Files::new(&base, &with_dir).unwrap();
+    let third = Files::new(&origin(&base), &with_dir).unwrap();
     read_all(&third, &fixture.image, &[fixture.want(0)], LIMIT)
         .0
         .unwrap();
@@ -403,7 +404,7 @@ fn a_cluster_is_one_range_read_once_its_packs_are_laid_out_anew() {
         assert_eq!((told.requests, told.bytes), seen);
         seen
     };
-    let old = Files::new(&base, &options()).unwrap();
+    let old = Files::new(&origin(&base), &options()).unwrap();
     let before = costs(&old);
 
     let hashes: Vec<Hash> = cluster.iter().map(|(_, hash)| *hash).collect();
@@ -416,7 +417,7 @@ fn a_cluster_is_one_range_read_once_its_packs_are_laid_out_anew() {
     done.unwrap();
     assert_eq!(got.len(), CHUNKS);
 
-    let after = costs(&Files::new(&base, &options()).unwrap());
+    let after = costs(&Files::new(&origin(&base), &options()).unwrap());
     let packed = |frame: &[(Kind, Hash)]| -> u64 {
         let content = |(_, hash): &(Kind, Hash)| {
             let chunk = fixture.chunks.iter().find(|(h, _)| h == hash);
@@ -442,7 +443,8 @@ fn the_kind_of_a_web_address_is_found_out_at_first_use() {
     );
     let gone = nobody();
     for addr in [hub.addr, files.addr] {
-        let source = open(&format!("http://{addr}/"), &options()).unwrap();
+        let registry = Registry::standard(options());
+        let source = registry.open(&origin(&format!("http://{addr}/"))).unwrap();
         assert_eq!(source.resolve("team/web:v2").unwrap(), fixture.image);
         read_all(&*source, &fixture.image, &[fixture.want(5)], LIMIT)
             .0
@@ -450,13 +452,16 @@ fn the_kind_of_a_web_address_is_found_out_at_first_use() {
         assert!(source.link().wire_bytes > 0);
     }
     assert_eq!(hub.seen.reads.lock().len(), 1);
-    let source =
-        open(&format!("http://{gone}"), &options()).expect("a server that is down is no error yet");
+    let registry = Registry::standard(options());
+    let source = registry
+        .open_at(&format!("http://{gone}"), None, None)
+        .expect("a server that is down is no error yet");
     assert!(matches!(
         source.resolve("x"),
         Err(SourceError::Unreachable { .. })
     ));
-    let local = open(fixture.dir.path().to_str().unwrap(), &options()).unwrap();
+    let path = fixture.dir.path().to_str().unwrap();
+    let local = registry.open_at(path, None, None).unwrap();
     assert_eq!(local.resolve("team/web:v2").unwrap(), fixture.image);
     for bad in [
         "ftp://x",
@@ -465,7 +470,8 @@ fn the_kind_of_a_web_address_is_found_out_at_first_use() {
         "http://host?x=1",
         "s3://",
     ] {
-        let error = open(bad, &options())
+        let error = registry
+            .open_at(bad, None, None)
             .err()
             .unwrap_or_else(|| panic!("{bad} was accepted"));
         assert!(
@@ -480,7 +486,7 @@ fn the_kind_of_a_web_address_is_found_out_at_first_use() {
 fn an_unknown_link_is_spared_and_then_measured() {
     let fixture = Fixture::new();
     let server = hub_server(&fixture.repository);
-    let source = Hub::new(&format!("http://{}", server.addr), &options()).unwrap();
+    let source = Hub::new(&origin(&format!("http://{}", server.addr)), &options()).unwrap();
     let all: Vec<_> = (0..CHUNKS).map(|i| fixture.want(i)).collect();
     read_all(&source, &fixture.image, &all, LIMIT).0.unwrap();
     assert_eq!(*server.seen.encodings.lock(), ["zstd"]);
@@ -504,11 +510,8 @@ fn tls_trusts_the_given_authority_only() {
     let server = tls_front(&cert, hub_server(&fixture.repository));
     let url = format!("https://localhost:{}", server.port());
     let ca = pem_file(&cert.cert.pem());
-    let trusting = Options {
-        ca: Some(ca.path().into()),
-        ..options()
-    };
-    let source = Hub::new(&url, &trusting).unwrap();
+    let trusting = origin(&url).with_ca(Some(ca.path().into()));
+    let source = Hub::new(&trusting, &options()).unwrap();
     assert_eq!(source.resolve("team/web:v2").unwrap(), fixture.image);
     read_all(&source, &fixture.image, &[fixture.want(9)], LIMIT)
         .0
@@ -516,11 +519,8 @@ fn tls_trusts_the_given_authority_only() {
 
     let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     let ca = pem_file(&other.cert.pem());
-    let distrusting = Options {
-        ca: Some(ca.path().into()),
-        ..options()
-    };
-    let error = Hub::new(&url, &distrusting)
+    let distrusting = origin(&url).with_ca(Some(ca.path().into()));
+    let error = Hub::new(&distrusting, &options())
         .unwrap()
         .resolve("team/web:v2")
         .unwrap_err();
@@ -529,15 +529,82 @@ fn tls_trusts_the_given_authority_only() {
         "{error}"
     );
     let empty = pem_file("nothing");
+    let nobody = origin(&url).with_ca(Some(empty.path().into()));
+    assert!(Hub::new(&nobody, &options()).is_err());
+}
+
+#[test]
+fn two_origins_with_different_tokens_each_get_their_own_and_nobody_elses() {
+    let fixture = Fixture::new();
+    let servers = [
+        web_server(fixture.dir.path()),
+        web_server(fixture.dir.path()),
+        web_server(fixture.dir.path()),
+    ];
+    let tokens = [Some("for one"), Some("for the other"), None];
+    let registry = Registry::standard(options());
+    let open = |(server, token): (&Server, &Option<&str>)| {
+        let url = format!("http://{}/", server.addr);
+        registry.open_at(&url, *token, None).unwrap()
+    };
+    let sources = servers.iter().zip(&tokens).map(open).collect();
+    let all = floe_source::Failover::new(sources);
+    // nobody has it, so that all of them are asked
+    assert!(all.resolve("nothing:here").is_err());
+    for (server, token) in servers.iter().zip(&tokens) {
+        let carried = server.seen.tokens.lock().clone();
+        let own = token.map(|token| format!("Bearer {token}"));
+        assert!(!carried.is_empty());
+        assert!(carried.iter().all(|got| *got == own), "{carried:?}");
+    }
+}
+
+#[test]
+fn origins_that_differ_in_kind_address_token_or_authority_are_not_the_same() {
+    let registry = Registry::default();
+    let of = |address: &str| registry.origin(address).unwrap();
+    let all = [
+        of("https://hub/team"),
+        of("floe://hub/team"),
+        of("https://hub/other"),
+        of("https://hub/team").with_token(Some("a".into())),
+        of("https://hub/team").with_token(Some("b".into())),
+        of("https://hub/team").with_ca(Some("/etc/one.pem".into())),
+        of("https://hub/team").with_ca(Some("/etc/two.pem".into())),
+    ];
+    for (at, one) in all.iter().enumerate() {
+        for (other_at, other) in all.iter().enumerate() {
+            assert_eq!(one == other, at == other_at, "{one:?} {other:?}");
+        }
+    }
+    assert_eq!(of("HTTPS://HUB:443/team"), of("https://hub/team"));
+}
+
+#[test]
+fn a_new_kind_of_source_is_one_entry_and_takes_only_what_is_its_own() {
+    let fixture = Fixture::new();
+    let repository = fixture.repository.clone();
+    let registry = Registry::default().with(Scheme {
+        kind: "shelf",
+        names: &["floe", "shelf"],
+        claims: |url| url.scheme() == "shelf" || url.path() == "/shelf",
+        open: Arc::new(move |_, _| Ok(Arc::new(Directory::new(repository.clone())))),
+    });
+    for (address, kind) in [
+        ("shelf://x", "shelf"),
+        ("floe://x/shelf", "shelf"),
+        ("floe://x", "hub"),
+        ("s3://x", "s3"),
+        ("/srv/images", "directory"),
+    ] {
+        assert_eq!(registry.origin(address).unwrap().kind(), kind, "{address}");
+    }
+    let source = registry.open_at("shelf://x", None, None).unwrap();
+    assert_eq!(source.resolve("team/web:v2").unwrap(), fixture.image);
+    let error = registry.origin("swarm://x").unwrap_err().to_string();
     assert!(
-        Hub::new(
-            &url,
-            &Options {
-                ca: Some(empty.path().into()),
-                ..options()
-            }
-        )
-        .is_err()
+        error.contains("shelf://") && error.contains("s3://"),
+        "{error}"
     );
 }
 

@@ -1,16 +1,15 @@
-//! What the wrappers add: verification, another try, another source, one fetch for many.
+//! What the wrappers add: another try, another source, several at once.
 
 mod common;
 
-use std::sync::{Arc, Barrier};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::script::{Act, Script};
 use common::{LIMIT, content, read_all};
 use floe_image::{Hash, Kind};
-use floe_source::{
-    Coalesce, Failover, Purpose, Request, Retry, RetryOptions, Source, SourceError, Verified,
-};
+use floe_source::{Failover, Purpose, Request, Retry, RetryOptions, Source, SourceError, Striped};
 
 const IMAGE: Hash = Hash([9; 32]);
 
@@ -30,22 +29,6 @@ fn quick(attempts: u32) -> RetryOptions {
         first_pause: Duration::from_millis(1),
         longest_pause: Duration::from_millis(2),
     }
-}
-
-#[test]
-fn a_lying_source_is_found_out() {
-    let all = items(0, 3);
-    let liar = Script::new(&all);
-    let source = Verified::new(liar.play(&[Act::Lie, Act::Silent, Act::Give]));
-    for _ in 0..2 {
-        let (outcome, got) = read_all(&source, &IMAGE, &wants(&all), LIMIT);
-        assert!(
-            matches!(outcome, Err(SourceError::Invalid { .. })),
-            "{outcome:?}"
-        );
-        assert!(got.is_empty());
-    }
-    assert_eq!(read_all(&source, &IMAGE, &wants(&all), LIMIT).1.len(), 3);
 }
 
 #[test]
@@ -165,77 +148,103 @@ fn names_fail_over_too() {
     assert_eq!(source.resolve("x").unwrap(), Hash::of(b"resolved"));
 }
 
-#[test]
-fn fifty_readers_cost_one_fetch() {
-    let all = items(0, 4);
-    let script = Script::new(&all);
-    let source = Arc::new(Coalesce::new(script.clone()));
-    script.close(&[Purpose::Demand]);
-    let first = {
-        let (source, wants) = (source.clone(), wants(&all));
-        std::thread::spawn(move || read_all(&*source, &IMAGE, &wants, LIMIT))
+/// What each of the sources was asked for.
+fn asked(sources: &[&Script]) -> Vec<Vec<Hash>> {
+    let of = |script: &&Script| {
+        let log = script.log.lock();
+        log.iter().flat_map(|(_, wants)| wants.clone()).collect()
     };
-    script.await_waiting(1);
-    let ready = Arc::new(Barrier::new(50));
-    let others: Vec<_> = (0..49)
-        .map(|_| {
-            let (source, wants, ready) = (source.clone(), wants(&all), ready.clone());
-            std::thread::spawn(move || {
-                ready.wait();
-                read_all(&*source, &IMAGE, &wants, LIMIT)
-            })
-        })
-        .collect();
-    ready.wait();
-    script.close(&[]);
-    for reader in others.into_iter().chain([first]) {
-        let (outcome, got) = reader.join().unwrap();
-        outcome.unwrap();
-        assert_eq!(got.len(), 4);
-    }
-    assert!(!script.read_twice_at_once());
-    // Readers that came after it had landed may have read again; none did while it was under way.
-    assert!(script.log.lock()[0].1.len() == 4);
+    sources.iter().map(of).collect()
 }
 
 #[test]
-fn those_who_joined_a_failed_or_panicking_read_learn_of_it() {
-    let all = items(0, 1);
-    let script = Script::new(&all);
-    let source = Arc::new(Coalesce::new(script.play(&[
-        Act::GiveThenFail(0),
-        Act::Panic,
-        Act::Give,
-    ])));
-    for round in 0..2 {
-        script.close(&[Purpose::Demand]);
-        let leader = {
-            let (source, wants) = (source.clone(), wants(&all));
-            std::thread::spawn(move || read_all(&*source, &IMAGE, &wants, LIMIT).0)
-        };
-        script.await_waiting(1);
-        let follower = {
-            let (source, wants) = (source.clone(), wants(&all));
-            // For another purpose than the gate's, so that it would come back at once if it read on its own.
-            let request = Request::prefetch(Duration::from_millis(300));
-            std::thread::spawn(move || source.read(&IMAGE, &wants, &request, &mut |_, _, _| {}))
-        };
-        if round == 0 {
-            // The follower joins and waits no longer than its own deadline.
-            assert!(matches!(
-                follower.join().unwrap(),
-                Err(SourceError::Timeout { .. })
-            ));
-            script.close(&[]);
-            assert!(matches!(
-                leader.join().unwrap(),
-                Err(SourceError::Unreachable { .. })
-            ));
-        } else {
-            script.close(&[]);
-            assert!(leader.join().is_err(), "the script panics");
-            let _ = follower.join().unwrap();
+fn a_long_read_is_split_between_sources_and_each_chunk_asked_for_once() {
+    let all = items(0, 500);
+    let (a, b) = (Script::new(&all), Script::new(&all));
+    // neither may go ahead before the other has begun
+    a.close(&[Purpose::Demand]);
+    b.close(&[Purpose::Demand]);
+    let source = Arc::new(Striped::new(vec![a.clone(), b.clone()]));
+    let reader = {
+        let (source, wants) = (source.clone(), wants(&all));
+        std::thread::spawn(move || read_all(&*source, &IMAGE, &wants, LIMIT))
+    };
+    a.await_waiting(1);
+    b.await_waiting(1);
+    a.close(&[]);
+    b.close(&[]);
+    let (outcome, got) = reader.join().unwrap();
+    outcome.unwrap();
+    assert_eq!(got.len(), all.len());
+    let asked = asked(&[&a, &b]);
+    assert!(asked.iter().all(|wants| !wants.is_empty()));
+    let once: HashSet<Hash> = asked.iter().flatten().copied().collect();
+    assert_eq!((once.len(), asked.concat().len()), (500, 500));
+}
+
+#[test]
+fn no_chunk_is_lost_when_a_source_fails_hangs_up_or_lacks_it() {
+    let all = items(0, 400);
+    for act in [Act::GiveThenFail(7), Act::Panic] {
+        let (a, b) = (Script::new(&all), Script::new(&all));
+        let source = Striped::new(vec![a.play(&[act]), b.clone()]);
+        let read = std::panic::AssertUnwindSafe(|| read_all(&source, &IMAGE, &wants(&all), LIMIT));
+        match (std::panic::catch_unwind(read), act) {
+            (Ok((outcome, got)), _) => {
+                outcome.unwrap();
+                assert_eq!(got.len(), 400);
+            }
+            (Err(_), act) => assert_eq!(act, Act::Panic, "a panic is passed on, not waited for"),
         }
     }
-    assert_eq!(read_all(&*source, &IMAGE, &wants(&all), LIMIT).1.len(), 1);
+    // one that has half of them, and one that has the other half
+    let (a, b) = (Script::new(&all[..200]), Script::new(&all[200..]));
+    let source = Striped::new(vec![a, b]);
+    let (outcome, got) = read_all(&source, &IMAGE, &wants(&all), LIMIT);
+    outcome.unwrap();
+    assert_eq!(got.len(), 400);
+    // what nobody has is missing, and the rest comes
+    let more = items(0, 401);
+    let (outcome, got) = read_all(&source, &IMAGE, &wants(&more), LIMIT);
+    assert!(
+        matches!(outcome, Err(SourceError::Missing { .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(got.len(), 400);
+}
+
+#[test]
+fn a_source_that_has_nothing_of_the_image_is_not_asked_each_time() {
+    let all = items(0, 400);
+    let (a, b) = (Script::new(&[]), Script::new(&all));
+    let source = Striped::new(vec![a.clone(), b]);
+    let ahead = |wants: &[(Kind, Hash)]| {
+        let mut got = 0;
+        let request = Request::prefetch(LIMIT);
+        let read = source.read(&IMAGE, wants, &request, &mut |_, _, _| got += 1);
+        read.unwrap();
+        assert_eq!(got, wants.len());
+    };
+    for wants in wants(&all).chunks(20) {
+        ahead(wants);
+    }
+    assert!(a.reads() <= 2, "{}", a.reads());
+}
+
+#[test]
+fn refused_access_to_one_of_several_is_seen() {
+    let all = items(0, 400);
+    let (a, b) = (Script::new(&all), Script::new(&all));
+    let source = Striped::new(vec![a.play(&[Act::Deny]), b]);
+    let mut denied = false;
+    // the other one may have read all of it before this one begins
+    for _ in 0..1000 {
+        a.play(&[Act::Deny]);
+        let outcome = read_all(&source, &IMAGE, &wants(&all), LIMIT).0;
+        denied |= matches!(outcome, Err(SourceError::Denied { .. }));
+        if denied {
+            break;
+        }
+    }
+    assert!(denied);
 }

@@ -17,32 +17,32 @@ mod cluster;
 
 use crate::*;
 use bytes::{Buf, Bytes};
-use http_body_util::{BodyExt, Full};
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
+use floe_http::{Answer, Connection, Method, Server, escape, header};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Read},
     path::{Path, PathBuf},
-    sync::Arc,
+    time::Duration,
 };
-use tokio::{net::UnixStream, runtime::Runtime, task::JoinHandle};
 
 /// Longest line of an event stream and longest answer of a short call: more than any list of machines, and a bound.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Time to connect: a node that has no room for one more connection is as good as none.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens on the socket.
     #[error(
-        "no node answers on {socket}: {source} (start one with `floe up` or `systemctl start floe-node`)"
+        "no node answers on {socket}: {reason} (start one with `floe up` or `systemctl start floe-node`)"
     )]
     NoNode {
         /// The socket.
         socket: String,
         /// The system's reason.
-        source: io::Error,
+        reason: String,
     },
     /// The node said no.
     #[error(transparent)]
@@ -67,9 +67,9 @@ impl ClientError {
     /// The same as an [`ApiError`], for `--json`.
     pub fn to_api(&self) -> ApiError {
         match self {
-            ClientError::NoNode { socket, source } => ApiError {
+            ClientError::NoNode { socket, reason } => ApiError {
                 code: ErrorCode::Unreachable,
-                message: format!("no node answers on {socket}: {source}"),
+                message: format!("no node answers on {socket}: {reason}"),
                 fix: "start one with `floe up` or `systemctl start floe-node`".into(),
             },
             ClientError::Api(error) => error.clone(),
@@ -90,22 +90,15 @@ fn broken(error: impl std::fmt::Display) -> ClientError {
 #[derive(Clone)]
 pub struct Client {
     socket: PathBuf,
-    runtime: Arc<Runtime>,
 }
 
 impl Client {
     /// Checks that a node listens on the socket.
     pub fn connect(socket: impl Into<PathBuf>) -> Result<Client, ClientError> {
-        let socket = socket.into();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(broken)?;
         let client = Client {
-            socket,
-            runtime: Arc::new(runtime),
+            socket: socket.into(),
         };
-        client.runtime.block_on(client.dial())?;
+        client.dial()?;
         Ok(client)
     }
 
@@ -392,51 +385,34 @@ impl Client {
         })
     }
 
-    async fn dial(&self) -> Result<UnixStream, ClientError> {
-        UnixStream::connect(&self.socket)
-            .await
-            .map_err(|source| ClientError::NoNode {
+    fn dial(&self) -> Result<(Server, Connection), ClientError> {
+        let server = Server::unix(&self.socket);
+        match server.connect(CONNECT_TIMEOUT) {
+            Ok(connection) => Ok((server, connection)),
+            Err(fault) => Err(ClientError::NoNode {
                 socket: self.socket.display().to_string(),
-                source,
-            })
+                reason: fault.to_string(),
+            }),
+        }
     }
 
     fn send(&self, method: Method, path: &str, body: Bytes) -> Result<ByteStream, ClientError> {
-        self.runtime
-            .block_on(async {
-                let stream = self.dial().await?;
-                let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-                    .await
-                    .map_err(broken)?;
-                let connection = tokio::spawn(async move {
-                    let _ = connection.await; // its error reaches the caller through the body
-                });
-                let connection = AbortOnDrop(connection);
-                let request = Request::builder()
-                    .method(method)
-                    .uri(path)
-                    .header("host", "floe")
-                    .header("content-type", "application/json")
-                    .body(Full::new(body))
-                    .map_err(broken)?;
-                let response = sender.send_request(request).await.map_err(broken)?;
-                let ok = response.status().is_success();
-                let stream = ByteStream {
-                    runtime: self.runtime.clone(),
-                    response,
-                    ready: Bytes::new(),
-                    _connection: connection,
-                    _sender: sender,
-                };
-                Ok::<_, ClientError>((ok, stream))
-            })
-            .and_then(|(ok, stream)| {
-                if ok {
-                    Ok(stream)
-                } else {
-                    Err(stream.into_error())
-                }
-            })
+        let (server, connection) = self.dial()?;
+        let request = server
+            .request(method, path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(broken)?;
+        let answer = connection.open(request).map_err(broken)?;
+        let ok = answer.head().status.is_success();
+        let stream = ByteStream {
+            answer,
+            ready: Bytes::new(),
+        };
+        match ok {
+            true => Ok(stream),
+            false => Err(stream.into_error()),
+        }
     }
 }
 
@@ -444,35 +420,10 @@ fn machine_path(name: &str, rest: &str) -> String {
     format!("/v1/machines/{}{rest}", escape(name))
 }
 
-/// Percent-encodes everything that isn't plain in a path segment or query value.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(byte as char)
-            }
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
-}
-
-struct AbortOnDrop(JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// An answer's bytes as they arrive. Dropping it hangs up.
 pub struct ByteStream {
-    runtime: Arc<Runtime>,
-    response: Response<Incoming>,
+    answer: Answer,
     ready: Bytes,
-    _connection: AbortOnDrop,
-    _sender: http1::SendRequest<Full<Bytes>>,
 }
 
 impl ByteStream {
@@ -481,17 +432,7 @@ impl ByteStream {
         if !self.ready.is_empty() {
             return Ok(Some(std::mem::take(&mut self.ready)));
         }
-        let runtime = self.runtime.clone();
-        loop {
-            match runtime.block_on(self.response.body_mut().frame()) {
-                None => return Ok(None),
-                Some(Err(error)) => return Err(broken(error)),
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) if !data.is_empty() => return Ok(Some(data)),
-                    _ => continue, // trailers carry nothing of ours
-                },
-            }
-        }
+        self.answer.next_piece().map_err(broken)
     }
 
     fn collect(mut self) -> Result<Vec<u8>, ClientError> {
@@ -516,7 +457,7 @@ impl ByteStream {
     }
 
     fn into_error(self) -> ClientError {
-        let status: StatusCode = self.response.status();
+        let status = self.answer.head().status;
         match self.collect() {
             Err(error) => error,
             Ok(body) => match serde_json::from_slice::<ApiError>(&body) {

@@ -46,7 +46,7 @@ pub struct Run {
     /// A port of this host that leads into the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
     #[arg(long = "publish", short, value_name = "PORTS")]
     publish: Vec<PortForward>,
-    /// One more place that has the image, used when the first fails (repeatable)
+    /// One more place that has the image (repeatable): all are read from at the same time, and stand in for each other
     #[arg(long, value_name = "ADDRESS")]
     source: Vec<String>,
     #[command(flatten)]

@@ -4,7 +4,7 @@ use crate::support::*;
 use floe_hub::{Anonymous, HubOptions, Tls};
 use floe_image::{Kind, Layout, ReadRequest, chunk_hash};
 use floe_node::transfer::{PushOptions, TransferError, push};
-use floe_source::{Options, open};
+use floe_source::Registry;
 
 /// Every route that tells something about an image.
 fn routes(id: &str) -> Vec<(&'static str, String)> {
@@ -432,14 +432,8 @@ fn a_hub_makes_its_own_certificate_and_only_its_authority_is_trusted() {
         &|_| (),
     )
     .unwrap();
-    let trusted = open(
-        &url,
-        &Options {
-            ca: Some(ca.clone()),
-            ..Options::default()
-        },
-    )
-    .unwrap();
+    let registry = Registry::default();
+    let trusted = registry.open_at(&url, None, Some(&ca)).unwrap();
     assert_eq!(trusted.resolve("a").unwrap(), id);
     let key = world.hub_dir().join("tls/hub.key");
     let mode =
@@ -448,14 +442,7 @@ fn a_hub_makes_its_own_certificate_and_only_its_authority_is_trusted() {
 
     // Another hub's authority does not do.
     let other = world_with(|o| o.tls = Tls::SelfSigned { names: vec![] });
-    let stranger = open(
-        &url,
-        &Options {
-            ca: other.hub.ca_file().map(Into::into),
-            ..Options::default()
-        },
-    )
-    .unwrap();
+    let stranger = registry.open_at(&url, None, other.hub.ca_file()).unwrap();
     assert!(stranger.resolve("a").is_err());
 
     // The certificate stays the same at the next start.
@@ -477,14 +464,9 @@ fn an_operators_own_certificate_is_served() {
             key: tls.join("hub.key"),
         }
     });
-    let source = open(
-        &own.hub.url(),
-        &Options {
-            ca: Some(tls.join("ca.pem")),
-            ..Options::default()
-        },
-    )
-    .unwrap();
+    let source = Registry::default()
+        .open_at(&own.hub.url(), None, Some(&tls.join("ca.pem")))
+        .unwrap();
     assert!(matches!(
         source.resolve("nothing"),
         Err(floe_source::SourceError::Missing { .. })

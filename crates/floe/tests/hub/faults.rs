@@ -294,7 +294,9 @@ fn removing_an_image_keeps_the_packs_that_another_needs() {
         204
     );
     let there = Repository::create(&world.dir.path().join("there")).unwrap();
-    let source = floe_source::open(&world.hub.url(), &Default::default()).unwrap();
+    let source = floe_source::Registry::default()
+        .open_at(&world.hub.url(), None, None)
+        .unwrap();
     let to = floe_node::transfer::Destination::Repository(&there, None);
     floe_node::transfer::pull(&*source, &b, to, &Default::default(), &|_| ()).unwrap();
     assert_eq!(pages_of(&there, &b), pages_of(&world.repository, &b));

@@ -1,5 +1,6 @@
-//! Images made by hand, hubs on free ports, and requests without any of floe's clients.
+//! Images made by hand, hubs on free ports, and requests without the clients of hub and node.
 
+use floe_http::{Bytes, Ended, Fault, Limits, Method, Server, Url};
 use floe_hub::{HubHandle, HubOptions};
 use floe_image::{
     CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Layout, MachineConfig, Manifest, PackRef,
@@ -9,6 +10,7 @@ use floe_node::transfer::{PushOptions, PushReport, TransferError, push};
 use floe_store::Repository;
 use std::collections::HashSet;
 use std::path::Path;
+use std::time::Duration;
 
 /// Bytes after which the packs of test images are closed: small, so that a small image has many.
 const PACK_BYTES: u64 = 128 << 10;
@@ -235,7 +237,7 @@ impl World {
 
 pub struct Answer {
     pub status: u16,
-    pub headers: ureq::http::HeaderMap,
+    pub headers: floe_http::HeaderMap,
     pub body: Vec<u8>,
 }
 
@@ -273,35 +275,44 @@ pub fn ask(
     headers: &[(&str, &str)],
     body: Option<&[u8]>,
 ) -> Answer {
-    let agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .proxy(None)
-        .build()
-        .new_agent();
-    let once = || {
-        let mut request = ureq::http::Request::builder()
-            .method(method)
-            .uri(format!("{url}{path}"));
+    let server = Server::new(&Url::parse(url).unwrap(), None).unwrap();
+    let method: Method = method.parse().unwrap();
+    let limits = Limits::within(ASK_TIMEOUT, ASK_TIMEOUT);
+    let once = || -> Result<Answer, Fault> {
+        let mut request = server.request(method.clone(), path);
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        match body {
-            Some(body) => agent.run(request.body(body).unwrap()),
-            None => agent.run(request.body(()).unwrap()),
+        let request = request.body(Bytes::copy_from_slice(body.unwrap_or_default()));
+        let mut answer = Vec::new();
+        let mut sent = |_| Ok(());
+        let asked = server.connect(ASK_TIMEOUT)?.exchange::<()>(
+            request.unwrap(),
+            &limits,
+            Some(&mut sent),
+            &mut |_, piece| {
+                answer.extend_from_slice(piece);
+                Ok(())
+            },
+        );
+        match asked {
+            Ok(head) => Ok(Answer {
+                status: head.status.as_u16(),
+                headers: head.headers,
+                body: answer,
+            }),
+            Err(Ended::Fault(fault)) => Err(fault),
+            Err(Ended::Caller(())) => unreachable!("nobody ends it"),
         }
     };
     // A hub that refuses a large body answers before it has read all of it, and closes; whoever is still writing then may
     // learn of the closing first.
-    let closed_early = |answer: &Result<_, ureq::Error>| {
-        let kinds = [
-            std::io::ErrorKind::BrokenPipe,
-            std::io::ErrorKind::ConnectionReset,
-        ];
-        matches!(answer, Err(ureq::Error::Io(e)) if body.is_some() && kinds.contains(&e.kind()))
+    let closed_early = |answer: &Result<Answer, Fault>| {
+        let closed = matches!(answer, Err(Fault::NoAnswer(_) | Fault::CutOff(_)));
+        closed && body.is_some()
     };
     let mut answer = once();
     for _ in 0..20 {
@@ -309,16 +320,8 @@ pub fn ask(
             answer = once();
         }
     }
-    let mut answer = answer.unwrap();
-    let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-    Answer {
-        status,
-        headers,
-        body: answer
-            .body_mut()
-            .with_config()
-            .limit(1 << 30)
-            .read_to_vec()
-            .unwrap(),
-    }
+    answer.unwrap()
 }
+
+/// Longest time for a request of a test.
+pub const ASK_TIMEOUT: Duration = Duration::from_secs(120);

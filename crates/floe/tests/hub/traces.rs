@@ -1,6 +1,7 @@
 //! What happens to machines' traces, and to those who send bad ones.
 
 use crate::support::*;
+use floe_http::{Limits, Pool, Server, Url};
 use floe_image::{Access, Hash, TraceHeader, TraceWriter};
 use std::time::{Duration, Instant};
 
@@ -277,16 +278,20 @@ fn a_hub_that_is_stopped_while_traces_come_keeps_whole_ones_and_trains_after() {
         .map(|sender| {
             let (url, path) = (url.clone(), format!("/v1/images/{id}/traces"));
             std::thread::spawn(move || {
-                let agent = ureq::Agent::config_builder()
-                    .proxy(None)
-                    .build()
-                    .new_agent();
+                let server = Server::new(&Url::parse(&url).unwrap(), None).unwrap();
+                let server = std::sync::Arc::new(server);
+                let pool = Pool::new(server.clone(), 1);
                 let mut sent = Vec::new();
                 for seed in 0..200 {
                     let bytes = trace(&id, sender * 1000 + seed);
-                    match agent.post(format!("{url}{path}")).send(&bytes[..]) {
-                        Ok(_) => sent.push(Hash::of(&bytes)),
-                        Err(_) => break, // the hub has gone
+                    let make = || {
+                        let body = floe_http::Bytes::copy_from_slice(&bytes);
+                        server.request(floe_http::Method::POST, &path).body(body)
+                    };
+                    let limits = Limits::within(ASK_TIMEOUT, ASK_TIMEOUT);
+                    match pool.exchange(&limits, &make, None, &mut |_, _| Ok(())) {
+                        Ok(head) if head.status.is_success() => sent.push(Hash::of(&bytes)),
+                        _ => break, // the hub has gone
                     }
                 }
                 sent

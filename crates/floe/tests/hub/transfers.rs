@@ -5,7 +5,7 @@ use floe_image::Hash;
 use floe_node::transfer::{
     Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, copy_packs, pull, push,
 };
-use floe_source::{Options, open};
+use floe_source::Registry;
 use floe_store::{Cache, Ingest, IngestOptions, Repository};
 use std::sync::Mutex;
 
@@ -31,14 +31,8 @@ fn pulled(
     token: Option<&str>,
 ) -> (Repository, floe_node::transfer::PullReport) {
     let repository = Repository::create(&world.dir.path().join(into)).unwrap();
-    let source = open(
-        &world.hub.url(),
-        &Options {
-            token: token.map(str::to_owned),
-            ..Options::default()
-        },
-    )
-    .unwrap();
+    let registry = Registry::default();
+    let source = registry.open_at(&world.hub.url(), token, None).unwrap();
     let report = pull(
         &*source,
         id,
@@ -82,7 +76,9 @@ fn what_was_pushed_can_be_pulled_byte_for_byte() {
     assert_eq!(report.chunks_reused, 0);
     assert!(report.chunks_sent > 1900, "{report:?}");
 
-    let source = open(&world.hub.url(), &Options::default()).unwrap();
+    let source = Registry::default()
+        .open_at(&world.hub.url(), None, None)
+        .unwrap();
     assert_eq!(source.resolve("debian").unwrap(), id);
     let (there, report) = pulled(&world, &id, "there", None);
     assert_eq!(pages_of(&there, &id), pages_of(&world.repository, &id));
@@ -161,7 +157,9 @@ fn a_second_pull_fetches_only_what_is_new() {
     world.push(&first, "a", true).unwrap();
     world.push(&second, "b", true).unwrap();
     let (there, _) = pulled(&world, &first, "there", None);
-    let source = open(&world.hub.url(), &Options::default()).unwrap();
+    let source = Registry::default()
+        .open_at(&world.hub.url(), None, None)
+        .unwrap();
     let report = pull(
         &*source,
         &second,
@@ -182,7 +180,9 @@ fn a_cache_takes_an_image_in_and_gives_it_to_a_repository() {
     let world = world();
     let id = image(&world.repository, &numbers(1500));
     world.push(&id, "a", true).unwrap();
-    let source = open(&world.hub.url(), &Options::default()).unwrap();
+    let source = Registry::default()
+        .open_at(&world.hub.url(), None, None)
+        .unwrap();
     let cache = Cache::open(&world.dir.path().join("cache"), 64 << 20).unwrap();
     let options = PullOptions::default();
     let report = pull(&*source, &id, Destination::Cache(&cache), &options, &|_| ()).unwrap();
@@ -246,7 +246,9 @@ fn a_cancelled_pull_goes_on_where_it_stopped() {
     let id = image(&world.repository, &numbers(2500));
     world.push(&id, "a", true).unwrap();
     let there = Repository::create(&world.dir.path().join("there")).unwrap();
-    let source = open(&world.hub.url(), &Options::default()).unwrap();
+    let source = Registry::default()
+        .open_at(&world.hub.url(), None, None)
+        .unwrap();
     let options = PullOptions {
         connections: 1,
         ..PullOptions::default()

@@ -9,7 +9,7 @@ use floe_hub::{HubOptions, create_token, serve};
 use floe_image::{Hash, Kind};
 use floe_mount::{ImageSpec, Mount, MountOptions};
 use floe_node::transfer::{PushOptions, push};
-use floe_source::{FetchOptions, Fetcher, Options, Request, Source};
+use floe_source::{FetchOptions, Fetcher, Registry, Request, Source};
 use floe_store::{Cache, Repository};
 use std::path::Path;
 use std::sync::Arc;
@@ -112,11 +112,7 @@ impl Round {
         bytes: usize,
         seed: u64,
     ) -> anyhow::Result<Round> {
-        let options = Options {
-            token: Some(token.into()),
-            ..Options::default()
-        };
-        let source = floe_source::open(url, &options)?;
+        let source = Registry::default().open_at(url, Some(token), None)?;
         let manifest = source.manifest(id)?;
         let cache = Arc::new(Cache::open(&dir.join("cache"), 4 * bytes as u64)?);
         let scope = repository.scope(id)?;

@@ -13,7 +13,7 @@ use floe_image::{CHUNK_SIZE, Hash, Kind, Segment as Table, chunk_hash};
 use floe_node::transfer::{PushOptions, push};
 use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
 use floe_source::{
-    Directory, FetchOptions, Fetcher, Options, Purpose, Retry, RetryOptions, Source, Who,
+    Directory, FetchOptions, Fetcher, Purpose, Registry, Retry, RetryOptions, Source, Who,
 };
 use floe_store::{Cache, Repository};
 use std::path::Path;
@@ -256,12 +256,8 @@ impl Reader {
     ) -> anyhow::Result<Reader> {
         let cache = Arc::new(Cache::open(dir, CACHE_BYTES)?);
         let url = format!("floe+{}", parent.hub.url);
-        let options = Options {
-            token: Some(parent.hub.token.clone()),
-            ..Options::default()
-        };
         let unicast: Arc<dyn Source> = Arc::new(Retry::new(
-            floe_source::open(&url, &options)?,
+            Registry::default().open_at(&url, Some(&parent.hub.token), None)?,
             RetryOptions::default(),
         ));
         let mut multicast = None;

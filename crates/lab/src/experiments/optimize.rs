@@ -14,7 +14,7 @@ use crate::workloads::{self, Collector};
 use anyhow::{Context as _, bail, ensure};
 use floe_image::{Hash, Kind, Layout};
 use floe_planner::{ChunkAt, Method, Model, TrainOptions, ZeroTrace, train};
-use floe_source::{Files, Options, READ_ITEMS_MAX, Request, Source};
+use floe_source::{Files, Options, READ_ITEMS_MAX, Registry, Request, Source};
 use floe_store::Repository;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -214,7 +214,8 @@ fn fetch(
     clusters: &[&[Hash]],
     bytes_max: u64,
 ) -> anyhow::Result<Cost> {
-    let source = Files::new(&server.url, &Options::default())?;
+    let origin = Registry::default().origin(&server.url)?;
+    let source = Files::new(&origin, &Options::default())?;
     let request = Request::prefetch(READ_MAX);
     let mut here: HashSet<Hash> = HashSet::new();
     let mut cost = Cost::default();

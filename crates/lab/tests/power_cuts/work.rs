@@ -244,11 +244,9 @@ pub fn check(dir: &Path, logs: &Path, facts: &[&Fact]) -> Vec<String> {
             )),
         }
     }
-    let options = floe_source::Options {
-        token: Some(hosts.token.clone()),
-        ..Default::default()
-    };
-    let source = floe_source::open(&hosts.hub_url, &options).unwrap();
+    let registry = floe_source::Registry::default();
+    let source = registry.open_at(&hosts.hub_url, Some(&hosts.token), None);
+    let source = source.unwrap();
     let pulled = tempfile::tempdir_in(logs).unwrap();
     let repository = floe_store::Repository::create(pulled.path()).unwrap();
     for image in &published {

@@ -1,7 +1,7 @@
 //! Becoming a member, being one and ceasing to be one: what a user asks for, and what the authority answers newcomers.
 
 use super::{
-    Ask, Cluster, Place, Silent, ask, certificates,
+    Ask, Cluster, Place, ask, certificates,
     files::Kept,
     invitation::{Invitation, Refusal},
     record::{Authority, CLUSTER_VERSION, Member, Membership, Roster, check_id, check_name},
@@ -14,10 +14,10 @@ use crate::{
     unix_now,
 };
 use floe_api::*;
-use hyper::Method;
+use floe_http::{Fault, Method, Url};
 use serde::de::DeserializeOwned;
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     sync::Arc,
     time::Duration,
 };
@@ -385,7 +385,7 @@ impl Cluster {
                 limit: JOIN_TIMEOUT,
             },
         );
-        if let Err(Silent::Refused(_)) = &answer {
+        if let Err(Fault::Refused(_)) = &answer {
             return Err(refused(
                 "nobody is let into that cluster now: this invitation was used, or has expired",
                 Refusal::Expired.fix(),
@@ -543,19 +543,22 @@ fn authority_address(url: &str) -> Result<SocketAddr, NodeError> {
             "write https://ADDRESS:PORT, as floe cluster invite printed it",
         )
     };
-    let rest = url
-        .strip_prefix("https://")
-        .ok_or_else(|| bad("it is no https address"))?;
-    let mut found = rest
-        .trim_end_matches('/')
-        .to_socket_addrs()
+    let parsed = Url::parse(url).map_err(|error| bad(&error.to_string()))?;
+    if parsed.scheme() != "https" {
+        return Err(bad("it is no https address"));
+    }
+    let found = parsed
+        .socket_addrs(|| None)
         .map_err(|error| bad(&error.to_string()))?;
-    found.next().ok_or_else(|| bad("it has no address"))
+    found
+        .first()
+        .copied()
+        .ok_or_else(|| bad("it has no address"))
 }
 
 /// What another node said.
 pub(super) fn understood<T: DeserializeOwned>(
-    answer: Result<(u16, bytes::Bytes), Silent>,
+    answer: Result<(u16, bytes::Bytes), Fault>,
     url: &str,
 ) -> Result<T, NodeError> {
     let unreachable = |why: String| {
@@ -565,7 +568,7 @@ pub(super) fn understood<T: DeserializeOwned>(
             fix: "check the address, the way to it, and that this invitation or membership is still good".into(),
         })
     };
-    let (status, body) = answer.map_err(|silent| unreachable(silent.text().to_owned()))?;
+    let (status, body) = answer.map_err(|fault| unreachable(fault.to_string()))?;
     if (200..300).contains(&status) {
         return serde_json::from_slice(&body)
             .map_err(|error| unreachable(format!("its answer makes no sense: {error}")));

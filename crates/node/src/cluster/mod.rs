@@ -23,7 +23,7 @@ mod routes;
 mod trust;
 mod upkeep;
 
-pub(crate) use call::{Ask, Silent, ask};
+pub(crate) use call::{Ask, ask, ask_server};
 pub(crate) use listener::Peer;
 pub(crate) use record::Member;
 pub(crate) use routes::router;
@@ -32,6 +32,7 @@ use crate::error::NodeError;
 use axum::Router;
 use files::{Files, Kept};
 use floe_api::paths::Home;
+use floe_http::Url;
 use parking_lot::{Mutex, RwLock};
 use record::{Authority, Membership};
 use std::{
@@ -124,8 +125,11 @@ impl Cluster {
     /// Another member, by its name or by `https://ADDRESS:PORT`.
     pub fn find(&self, text: &str) -> Option<Member> {
         let roster = self.place()?.trust.roster();
-        let address = text.strip_prefix("https://").unwrap_or(text);
-        let address: Option<SocketAddr> = address.trim_end_matches('/').parse().ok();
+        let url = Url::parse(text).ok().filter(|url| url.scheme() == "https");
+        let address: Option<SocketAddr> = match url {
+            Some(url) => floe_http::socket_address(&url),
+            None => text.parse().ok(),
+        };
         let found = match address {
             Some(address) => roster.at(address),
             None => roster.named(text),

@@ -11,7 +11,7 @@ use crate::{
     error::{NodeError, at},
     unix_now,
 };
-use hyper::Method;
+use floe_http::Method;
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -43,7 +43,7 @@ impl Place {
         match told {
             Ok((200..300, _)) => Ok(()),
             Ok((status, body)) => Err(said(&body, status)),
-            Err(silent) => Err(silent.text().to_owned()),
+            Err(fault) => Err(fault.to_string()),
         }
     }
 

@@ -8,6 +8,7 @@ use crate::{
     resources::ForClones,
 };
 use floe_api::{CLONES_MAX, FORK_HOSTS_MAX, ForkRequest, HERE, Room};
+use floe_http::Url;
 use std::sync::Arc;
 
 /// Room that a fork may take.
@@ -169,7 +170,8 @@ impl Node {
 
     /// Another node: a member of the cluster if it has an https address. `token`: of the page of one that is asked in clear text.
     pub(super) fn remote(&self, url: &str, token: Option<&str>) -> Result<Remote, NodeError> {
-        match (url.strip_prefix("https://"), token) {
+        let address = Url::parse(url).ok();
+        match (address.filter(|url| url.scheme() == "https"), token) {
             (Some(address), _) => {
                 let tls = self.cluster.tls().ok_or_else(|| self.no_member(url))?;
                 Remote::member(address, tls)

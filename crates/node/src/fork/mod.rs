@@ -31,7 +31,7 @@ pub(crate) use family::Forks;
 pub(crate) use hosts::Reserved;
 pub(crate) use kept::Keeping;
 pub(crate) use layers::{Layers, Local};
-pub(crate) use parents::{Patient, is_parent};
+pub(crate) use parents::{KIND, Patient, scheme};
 pub(crate) use serve::{Way, router};
 
 use crate::{

@@ -6,15 +6,17 @@
 
 use crate::{
     Node,
+    cluster::Cluster,
     error::{NodeError, at, failed},
     lifecycle::{Event, Task},
     machines::Entry,
     record::{Origin, PauseReason},
 };
 use floe_api::Happened;
+use floe_http::Url;
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_machine::{Machine, Status};
-use floe_source::{LinkEstimate, Request, Sink, Source, SourceError};
+use floe_source::{Hub, LinkEstimate, Request, Scheme, Sink, Source, SourceError};
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
@@ -76,9 +78,21 @@ impl Source for Patient {
     }
 }
 
-/// Whether an address is that of a node's forks.
-pub(crate) fn is_parent(url: &str) -> bool {
-    url.ends_with(super::serve::PATH) && url.starts_with("floe")
+/// The kind of source that another node's forks are.
+pub(crate) const KIND: &str = "fork";
+
+/// Another node's forks, as a kind of source: a hub in all that is read, but a member of the cluster shows a certificate and asks
+/// for ours.
+pub(crate) fn scheme(cluster: Arc<Cluster>) -> Scheme {
+    Scheme {
+        kind: KIND,
+        names: &["floe", "floe+http"],
+        claims: |url| url.path() == super::serve::PATH,
+        open: Arc::new(move |origin, options| {
+            let hub = Hub::over_tls(origin, cluster.tls_of_parents(), options)?;
+            Ok(Arc::new(hub))
+        }),
+    }
 }
 
 /// Where a parent's state is.
@@ -109,12 +123,12 @@ impl Silence {
         if self.times < SILENT_MAX {
             return None;
         }
-        let url = origin.urls.first().map_or("", String::as_str);
-        let url = url.trim_end_matches(super::serve::PATH);
-        let url = match url.split_once("://") {
-            Some(("floe", address)) => format!("https://{address}"),
-            _ => url.trim_start_matches("floe+").to_owned(),
-        };
+        let url = origin.urls.first().and_then(|url| Url::parse(url).ok());
+        let mut url = url.as_ref().and_then(floe_http::web);
+        if let Some(url) = &mut url {
+            url.set_path("");
+        }
+        let url = url.map_or_else(String::new, |url| floe_http::shown(url.as_str()));
         Some(match self.denied {
             true => format!(
                 "its parent's node {url} no longer has what it needs; what it has not touched is lost: floe kill ends it"
@@ -154,17 +168,10 @@ impl Node {
 
     /// Whether a parent's node still has its image for us.
     fn ask_parent(&self, (image, origin): &Parent) -> Result<(), SourceError> {
-        let options = floe_source::Options {
-            token: origin.token.clone(),
-            ca: origin.ca.as_ref().map(Into::into),
-            tls: Some(self.cluster.tls_of_parents()),
-            timeout: Some(ANSWER_TIMEOUT),
-            ..Default::default()
-        };
         let mut last = Ok(());
         for url in &origin.urls {
-            let answer = floe_source::open(url, &options)
-                .and_then(|source| source.resolve(&image.to_string()));
+            let source = self.sources.ask_one(url, origin, ANSWER_TIMEOUT);
+            let answer = source.and_then(|source| source.resolve(&image.to_string()));
             last = answer.map(drop);
             if last.is_ok() {
                 break;
@@ -274,7 +281,8 @@ impl Node {
 
     /// Refuses an address that is no other node's.
     pub(super) fn check_parent_address(source: &str) -> Result<(), NodeError> {
-        if source.starts_with("floe+http://") || source.starts_with("floe://") {
+        let url = Url::parse(source);
+        if url.is_ok_and(|url| matches!(url.scheme(), "floe" | "floe+http")) {
             return Ok(());
         }
         Err(failed(
@@ -336,8 +344,12 @@ mod tests {
             .read(&hash, &wants, &request, &mut |_, _, _| ())
             .unwrap_err();
         assert!(error.is_retryable(), "{error}");
-        assert!(is_parent("floe+http://10.0.0.1:7070/fork"));
-        assert!(!is_parent("https://hub/fork") && !is_parent("floe://hub"));
+        let home = floe_api::paths::Home::at(dir.path());
+        let cluster = Arc::new(Cluster::open(&home).unwrap());
+        let registry = floe_source::Registry::default().with(scheme(cluster));
+        let kind = |address: &str| registry.origin(address).unwrap().kind();
+        assert_eq!(kind("floe+http://10.0.0.1:7070/fork"), KIND);
+        assert!(kind("https://hub/fork") != KIND && kind("floe://hub") != KIND);
     }
 
     #[test]

@@ -2,46 +2,37 @@
 
 use super::decide::Fault;
 use crate::{
-    cluster::{self, Silent},
+    cluster,
     error::{NodeError, failed, usage},
 };
 use floe_api::{
     ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo, NetworkHosts,
     Room,
 };
+use floe_http::{Method, Server, Url};
 use rustls::ClientConfig;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
-    net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::Arc,
     time::Duration,
 };
-use ureq::{Agent, SendBody};
 
-/// Time to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for a question that touches nothing.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a clone to start: its device state touches pages that have to come over a link first.
 const START_TIMEOUT: Duration = Duration::from_secs(130);
-/// Longest answer that is read: a family of all clones that a fork can have.
-const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// Another node.
 #[derive(Clone)]
 pub(super) struct Remote {
-    way: Way,
+    server: Arc<Server>,
+    /// For one that is no member of the cluster: what its page wants to see.
+    authorization: Option<String>,
     /// `https://10.0.0.2:7071` of a member, `http://10.0.0.2:7070` of a page.
+    address: Url,
+    /// The same as text, without the slash at its end.
     url: String,
-}
-
-/// How it is spoken to.
-#[derive(Clone)]
-enum Way {
-    /// As to another member of the cluster.
-    Member(Arc<ClientConfig>),
-    /// Over its page, with the page's token.
-    ClearText { agent: Agent, authorization: String },
 }
 
 /// Why a call had no result.
@@ -64,18 +55,14 @@ impl Failed {
 }
 
 impl Remote {
-    /// A member of the cluster, at `ADDRESS:PORT`. Nothing is connected yet.
-    pub fn member(address: &str, tls: Arc<ClientConfig>) -> Result<Remote, NodeError> {
-        let address: SocketAddr = address.trim_end_matches('/').parse().map_err(|_| {
-            usage(
-                format!("host {address:?} is no address with a port"),
-                "see floe cluster members",
-            )
-        })?;
-        Ok(Remote {
-            way: Way::Member(tls),
-            url: format!("https://{address}"),
-        })
+    /// A member of the cluster, at `https://ADDRESS:PORT`. Nothing is connected yet.
+    pub fn member(address: Url, tls: Arc<ClientConfig>) -> Result<Remote, NodeError> {
+        let bad = |why: String| usage(format!("host {address}: {why}"), "see floe cluster members");
+        if floe_http::socket_address(&address).is_none() {
+            return Err(bad("it is no address with a port".into()));
+        }
+        let server = Server::new(&address, Some(tls)).map_err(bad)?;
+        Ok(Remote::new(server, None, address))
     }
 
     /// The node whose page is at `url`. Nothing is connected yet.
@@ -86,40 +73,38 @@ impl Remote {
                 "write http://ADDRESS:PORT of its page, or here for this node",
             )
         };
-        let rest = url
-            .strip_prefix("http://")
-            .ok_or_else(|| bad("it is no http address"))?;
-        let authority = rest.trim_end_matches('/');
-        if authority.is_empty() || authority.contains(['/', '@', '?', '#']) {
+        let address = Url::parse(url).map_err(|e| bad(&e.to_string()))?;
+        if address.scheme() != "http" {
+            return Err(bad("it is no http address"));
+        }
+        if address.path() != "/" || address.fragment().is_some() {
             return Err(bad("it is not a host and a port alone"));
         }
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_global(Some(START_TIMEOUT))
-            .build();
-        Ok(Remote {
-            way: Way::ClearText {
-                agent: config.new_agent(),
-                authorization: format!("Bearer {token}"),
-            },
-            url: format!("http://{authority}"),
-        })
+        let server = Server::new(&address, None).map_err(|why| bad(&why))?;
+        Ok(Remote::new(
+            server,
+            Some(format!("Bearer {token}")),
+            address,
+        ))
+    }
+
+    fn new(server: Server, authorization: Option<String>, address: Url) -> Remote {
+        Remote {
+            url: server.shown().to_owned(),
+            server: Arc::new(server),
+            authorization,
+            address,
+        }
     }
 
     /// Whether it is a member of the cluster; all others are spoken to in clear text.
     pub fn is_member(&self) -> bool {
-        matches!(self.way, Way::Member(_))
+        self.authorization.is_none()
     }
 
     /// Its address in the cluster, if it is a member.
     pub fn member_address(&self) -> Option<SocketAddr> {
-        match self.way {
-            Way::Member(_) => self.url.strip_prefix("https://")?.parse().ok(),
-            Way::ClearText { .. } => None,
-        }
+        floe_http::socket_address(&self.address).filter(|_| self.is_member())
     }
 
     /// Its address.
@@ -134,23 +119,19 @@ impl Remote {
 
     /// This host's address as that one sees it, and that one's.
     pub fn addresses(&self) -> Result<(IpAddr, IpAddr), NodeError> {
-        let authority = self.url.split_once("://").map_or("", |(_, rest)| rest);
         let unreachable = |why: String| {
             failed(
                 format!("host {}: {why}", self.url),
                 "check its address, and the way to it",
             )
         };
-        let with_port = match authority.parse::<IpAddr>() {
-            Ok(address) => SocketAddr::new(address, 80).to_string(),
-            Err(_) if authority.contains(':') => authority.to_owned(),
-            Err(_) => format!("{authority}:80"),
-        };
-        let mut found = with_port
-            .to_socket_addrs()
+        let found = self
+            .address
+            .socket_addrs(|| None)
             .map_err(|error| unreachable(error.to_string()))?;
         let there = found
-            .next()
+            .first()
+            .copied()
             .ok_or_else(|| unreachable("it has no address".into()))?;
         let any: IpAddr = match there.ip() {
             IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
@@ -169,7 +150,7 @@ impl Remote {
     /// For how many clones it has room.
     pub fn room(&self) -> Result<Room, String> {
         let room: Result<Room, Failed> =
-            self.call("GET", "/v1/clones/room", None::<&()>, ASK_TIMEOUT);
+            self.call(Method::GET, "/v1/clones/room", None::<&()>, ASK_TIMEOUT);
         room.map_err(|failed| format!("{}: {}", self.url, failed.text()))
     }
 
@@ -177,7 +158,7 @@ impl Remote {
     pub fn meet_hosts(&self, network: &str, hosts: &NetworkHosts) -> Result<(), String> {
         let path = format!("/v1/networks/{network}/hosts");
         let told: Result<serde_json::Value, Failed> =
-            self.call("POST", &path, Some(hosts), ASK_TIMEOUT);
+            self.call(Method::POST, &path, Some(hosts), ASK_TIMEOUT);
         match told {
             Ok(_) => Ok(()),
             Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
@@ -188,7 +169,7 @@ impl Remote {
     /// Starts a clone there.
     pub fn start(&self, request: &CloneRequest) -> Result<(), Fault> {
         let started: Result<MachineInfo, Failed> =
-            self.call("POST", "/v1/clones", Some(request), START_TIMEOUT);
+            self.call(Method::POST, "/v1/clones", Some(request), START_TIMEOUT);
         let at = |why: String| format!("{}: {why}", self.url);
         match started {
             Ok(_) => Ok(()),
@@ -217,7 +198,7 @@ impl Remote {
         let path = format!("/v1/machines/{name}/kill");
         let request = KillRequest { all };
         let ended: Result<KillReport, Failed> =
-            self.call("POST", &path, Some(&request), START_TIMEOUT);
+            self.call(Method::POST, &path, Some(&request), START_TIMEOUT);
         match ended {
             Ok(report) if report.failed.is_empty() => Ok(()),
             Ok(report) => Err(format!("{}: {}", self.url, report.failed.join("; "))),
@@ -229,7 +210,7 @@ impl Remote {
     /// A clone there, with its own clones; `None` if it is not there any more.
     pub fn family(&self, name: &str) -> Result<Option<Family>, String> {
         let path = format!("/v1/machines/{name}/family");
-        match self.call("GET", &path, None::<&()>, ASK_TIMEOUT) {
+        match self.call(Method::GET, &path, None::<&()>, ASK_TIMEOUT) {
             Ok(family) => Ok(Some(family)),
             Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(None),
             Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
@@ -238,7 +219,7 @@ impl Remote {
 
     fn call<T: DeserializeOwned>(
         &self,
-        method: &str,
+        method: Method,
         path: &str,
         body: Option<&impl Serialize>,
         limit: Duration,
@@ -247,13 +228,18 @@ impl Remote {
             .map(serde_json::to_vec)
             .transpose()
             .map_err(|error| Failed::NotAsked(error.to_string()))?;
-        let (status, bytes) = match &self.way {
-            Way::Member(tls) => self.ask_member(tls, method, path, body, limit)?,
-            Way::ClearText {
-                agent,
-                authorization,
-            } => self.ask_page(agent, authorization, (method, path), body, limit)?,
-        };
+        let asked = cluster::ask_server(
+            &self.server,
+            self.authorization.as_deref(),
+            method,
+            path,
+            body.unwrap_or_default(),
+            limit,
+        );
+        let (status, bytes) = asked.map_err(|silence| match silence.was_asked() {
+            true => Failed::Unknown(silence.to_string()),
+            false => Failed::NotAsked(silence.to_string()),
+        })?;
         if (200..300).contains(&status) {
             return serde_json::from_slice(&bytes)
                 .map_err(|error| Failed::Unknown(format!("its answer makes no sense: {error}")));
@@ -271,89 +257,6 @@ impl Remote {
             },
             _ => said,
         }))
-    }
-
-    fn ask_member(
-        &self,
-        tls: &Arc<ClientConfig>,
-        method: &str,
-        path: &str,
-        body: Option<Vec<u8>>,
-        limit: Duration,
-    ) -> Result<(u16, Vec<u8>), Failed> {
-        let asked = cluster::ask(
-            tls.clone(),
-            cluster::Ask {
-                to: self.url.trim_start_matches("https://"),
-                method: method.parse().unwrap_or_default(),
-                path,
-                body: body.unwrap_or_default(),
-                limit,
-            },
-        );
-        match asked {
-            Ok((status, bytes)) => Ok((status, bytes.to_vec())),
-            Err(Silent::NotAsked(why) | Silent::Refused(why)) => Err(Failed::NotAsked(why)),
-            Err(Silent::Unknown(why)) => Err(Failed::Unknown(why)),
-        }
-    }
-
-    fn ask_page(
-        &self,
-        agent: &Agent,
-        authorization: &str,
-        (method, path): (&str, &str),
-        body: Option<Vec<u8>>,
-        limit: Duration,
-    ) -> Result<(u16, Vec<u8>), Failed> {
-        let not_asked = |error: &dyn std::fmt::Display| Failed::NotAsked(error.to_string());
-        let mut request = ureq::http::Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.url))
-            .header("authorization", authorization)
-            .header("content-type", "application/json");
-        let body = match body {
-            None => SendBody::none(),
-            Some(bytes) => {
-                request = request.header("content-length", bytes.len());
-                SendBody::from_owned_reader(std::io::Cursor::new(bytes))
-            }
-        };
-        let request = request.body(body).map_err(|e| not_asked(&e))?;
-        let request = agent
-            .configure_request(request)
-            .timeout_global(Some(limit))
-            .build();
-        let mut answer = agent
-            .run(request)
-            .map_err(|error| match was_asked(&error) {
-                true => Failed::Unknown(error.to_string()),
-                false => not_asked(&error),
-            })?;
-        let body = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX);
-        let bytes = body
-            .read_to_vec()
-            .map_err(|error| Failed::Unknown(format!("the answer was cut off: {error}")))?;
-        Ok((answer.status().as_u16(), bytes))
-    }
-}
-
-/// Whether the other side may have got the question.
-fn was_asked(error: &ureq::Error) -> bool {
-    use std::io::ErrorKind;
-    match error {
-        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::BadUri(_) => false,
-        ureq::Error::Timeout(which) => {
-            !matches!(which, ureq::Timeout::Connect | ureq::Timeout::Resolve)
-        }
-        ureq::Error::Io(error) => !matches!(
-            error.kind(),
-            ErrorKind::ConnectionRefused
-                | ErrorKind::HostUnreachable
-                | ErrorKind::NetworkUnreachable
-                | ErrorKind::AddrNotAvailable
-        ),
-        _ => true,
     }
 }
 

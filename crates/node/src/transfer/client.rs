@@ -1,22 +1,19 @@
 //! The hub's interface as function calls, for everything but the hot reads (those are `floe-source`'s).
 
 use super::{Cancel, Failed, NO_HUB, Passes, TransferError, retry};
+use bytes::Bytes;
 use floe_api::hub::{
     CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
     ImageList, Resolved, TagRequest, TraceTaken, UploadOpened, Visibility,
 };
+use floe_http::{Ended, Limits, Parts, Pool, Server, Url, escape, header};
 use floe_image::{Hash, Kind};
 use floe_traces::{Method, TraceList};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
-use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
-use ureq::{Agent, SendBody};
+use std::time::{Duration, Instant};
 
 /// Time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,39 +22,31 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time in which some bytes of a body must move.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest answer that is read: a list of images.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// Bytes handed to the socket at a time: how soon a cancelled upload notices.
-const SEND_BYTES: usize = 16 << 10;
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Connections at a time: more than a push has packs under way.
+const CONNECTIONS_MAX: usize = 16;
 
 /// A hub, spoken to with one token. Cheap to clone; connections are kept and shared.
 #[derive(Clone)]
 pub struct HubClient {
-    agent: Agent,
-    base: String,
+    server: Arc<Server>,
+    connections: Arc<Pool>,
     authorization: Option<Arc<str>>,
     cancel: Cancel,
-    /// Ask once, not again.
-    once: bool,
+    /// Ask once, not again, and for so long at most.
+    once: Option<Duration>,
 }
 
-/// A body that counts itself and ends when the transfer is cancelled.
-struct Sending<'a> {
-    left: &'a [u8],
-    cancel: &'a Cancel,
-    on_bytes: &'a dyn Fn(u64),
-}
-
-impl Read for Sending<'_> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if self.cancel.is_cancelled() {
-            return Err(io::Error::other("cancelled"));
-        }
-        let n = to.len().min(self.left.len()).min(SEND_BYTES);
-        to[..n].copy_from_slice(&self.left[..n]);
-        self.left = &self.left[n..];
-        (self.on_bytes)(n as u64);
-        Ok(n)
-    }
+/// A request, but for where it goes and who asks.
+struct Ask<'a> {
+    method: &'a str,
+    path: &'a str,
+    /// What is asked for, for errors.
+    what: &'a str,
+    /// Nothing, for requests without one.
+    body: Bytes,
+    /// The content that is here already; if it is still the same, the answer is empty.
+    seen: Option<&'a Hash>,
 }
 
 impl HubClient {
@@ -90,55 +79,50 @@ impl HubClient {
         cancel: &Cancel,
         timeout: Option<Duration>,
     ) -> Result<HubClient, TransferError> {
-        let base = match url.split_once("://") {
-            Some(("http" | "https", _)) => url.to_owned(),
-            Some(("floe", rest)) => format!("https://{rest}"),
-            Some(("floe+http", rest)) => format!("http://{rest}"),
-            _ => {
-                return Err(TransferError::Options(format!(
-                    "{url:?} is no hub; give its URL, such as https://hub:4500"
-                )));
-            }
+        let no_hub =
+            |why: String| TransferError::Options(format!("{}: {why}", floe_http::shown(url)));
+        let base = Url::parse(url).ok().and_then(|url| floe_http::web(&url));
+        let base = base.ok_or_else(|| {
+            TransferError::Options(format!(
+                "{:?} is no hub; give its URL, such as https://hub:4500",
+                floe_http::shown(url)
+            ))
+        })?;
+        let tls = match base.scheme() {
+            "https" => Some(floe_http::trusting(ca).map_err(TransferError::Options)?),
+            _ => None,
         };
-        let mut tls = TlsConfig::builder().provider(TlsProvider::Rustls);
-        if base.starts_with("https") {
-            tls = tls.root_certs(roots(ca)?);
-        }
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None)
-            .tls_config(tls.build())
-            .max_idle_connections_per_host(8)
-            .timeout_global(timeout)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(ANSWER_TIMEOUT))
-            .timeout_per_write(Some(STALL_TIMEOUT))
-            .timeout_recv_body(Some(ANSWER_TIMEOUT))
-            .build();
+        let server = Arc::new(Server::new(&base, tls).map_err(no_hub)?);
         Ok(HubClient {
-            agent: config.new_agent(),
-            base: base.trim_end_matches('/').to_owned(),
+            connections: Arc::new(Pool::new(server.clone(), CONNECTIONS_MAX)),
+            server,
             authorization: token.map(|token| format!("Bearer {token}").into()),
             cancel: cancel.clone(),
-            once: timeout.is_some(),
+            once: timeout,
         })
     }
 
     /// The hub's URL.
     pub fn url(&self) -> &str {
-        &self.base
+        self.server.shown()
     }
 
-    /// One request, tried again while that may help. `body` is `None` for requests without one.
+    /// One request, tried again while that may help. `body` is empty for requests without one.
     fn call(
         &self,
         method: &str,
         path: &str,
         what: &str,
-        body: Option<&[u8]>,
+        body: Bytes,
         on_bytes: &dyn Fn(u64),
     ) -> Result<Vec<u8>, TransferError> {
+        let ask = Ask {
+            method,
+            path,
+            what,
+            body,
+            seen: None,
+        };
         let passes = |error: &TransferError| match error {
             TransferError::Unreachable { .. } => Passes::Often,
             // A hub that restarts behind a proxy, or is asked too much, and what a proxy says for itself; a full disk does not
@@ -151,99 +135,102 @@ impl HubClient {
             },
             _ => Passes::Never,
         };
-        if self.once {
-            let asked = self.call_once(method, path, what, body, None, on_bytes);
+        if self.once.is_some() {
+            let asked = self.call_once(&ask, on_bytes);
             return asked.map_err(|failed| failed.error);
         }
-        retry(&self.cancel, passes, || {
-            self.call_once(method, path, what, body, None, on_bytes)
-        })
+        retry(&self.cancel, passes, || self.call_once(&ask, on_bytes))
     }
 
-    /// `seen`: the content that is here already; if it is still the same, the answer is empty.
-    fn call_once(
-        &self,
-        method: &str,
-        path: &str,
-        what: &str,
-        body: Option<&[u8]>,
-        seen: Option<&Hash>,
-        on_bytes: &dyn Fn(u64),
-    ) -> Result<Vec<u8>, Failed> {
+    fn call_once(&self, ask: &Ask<'_>, on_bytes: &dyn Fn(u64)) -> Result<Vec<u8>, Failed> {
         let unreachable = |reason: String| TransferError::Unreachable {
-            url: self.base.clone(),
-            what: what.to_owned(),
+            url: self.url().to_owned(),
+            what: ask.what.to_owned(),
             reason,
         };
-        let mut request = ureq::http::Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base));
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", &**authorization);
-        }
-        if let Some(seen) = seen {
-            request = request.header("if-none-match", format!("\"{seen}\""));
-        }
-        let no_request = |e: ureq::http::Error| {
-            TransferError::Options(format!("cannot ask {} for {what}: {e}", self.base))
+        let limits = Limits {
+            connect: CONNECT_TIMEOUT,
+            until: self.once.map(|limit| Instant::now() + limit),
+            stall: Some(STALL_TIMEOUT),
+            answer: Some(ANSWER_TIMEOUT),
+            look: Duration::ZERO,
         };
-        let answer = match body {
-            None => self.agent.run(request.body(()).map_err(no_request)?),
-            Some(bytes) => {
-                let mut sending = Sending {
-                    left: bytes,
-                    cancel: &self.cancel,
-                    on_bytes,
-                };
-                let request = request
-                    .header("content-length", bytes.len())
-                    .header(
-                        "content-type",
-                        if path.ends_with("/commit") {
-                            "application/json"
-                        } else {
-                            "application/octet-stream"
-                        },
-                    )
-                    .body(SendBody::from_reader(&mut sending))
-                    .map_err(no_request)?;
-                self.agent.run(request)
-            }
+        let mut sent = |bytes| {
+            on_bytes(bytes);
+            self.cancel.check()
         };
-        let mut answer = answer.map_err(|e| unreachable(e.to_string()))?;
-        let status = answer.status().as_u16();
-        if status == 304 && seen.is_some() {
+        let mut bytes = Vec::new();
+        let asked = self.connections.exchange(
+            &limits,
+            &|| self.request(ask),
+            Some(&mut sent),
+            &mut |_, piece| {
+                bytes.extend_from_slice(piece);
+                match bytes.len() > ANSWER_BYTES_MAX {
+                    true => Err(unreachable(format!(
+                        "the answer is longer than {ANSWER_BYTES_MAX} bytes"
+                    ))),
+                    false => Ok(()),
+                }
+            },
+        );
+        let head = asked.map_err(|ended| match ended {
+            Ended::Fault(fault) => unreachable(fault.to_string()),
+            Ended::Caller(error) => error,
+        })?;
+        if head.status.as_u16() == 304 && ask.seen.is_some() {
             return Ok(Vec::new());
         }
-        let bytes = answer
-            .body_mut()
-            .with_config()
-            .limit(ANSWER_BYTES_MAX)
-            .read_to_vec();
-        let bytes = bytes.map_err(|e| unreachable(format!("the answer was cut off: {e}")))?;
-        if answer.status().is_success() {
-            return Ok(bytes);
+        match head.status.is_success() {
+            true => Ok(bytes),
+            false => Err(self.refusal(ask, &head, &bytes)),
         }
-        let said = serde_json::from_slice::<ErrorBody>(&bytes).unwrap_or_else(|_| ErrorBody {
+    }
+
+    fn request(&self, ask: &Ask<'_>) -> Result<floe_http::Request<Bytes>, TransferError> {
+        let no_request = |e: &dyn std::fmt::Display| {
+            TransferError::Options(format!("cannot ask {} for {}: {e}", self.url(), ask.what))
+        };
+        let method = ask.method.parse().map_err(|e| no_request(&e))?;
+        let mut request = self.server.request(method, ask.path);
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, &**authorization);
+        }
+        if let Some(seen) = ask.seen {
+            request = request.header(header::IF_NONE_MATCH, format!("\"{seen}\""));
+        }
+        if !ask.body.is_empty() {
+            let media = match ask.path.ends_with("/commit") {
+                true => "application/json",
+                false => "application/octet-stream",
+            };
+            request = request.header(header::CONTENT_TYPE, media);
+        }
+        request.body(ask.body.clone()).map_err(|e| no_request(&e))
+    }
+
+    /// What an answer that is none of success means.
+    fn refusal(&self, ask: &Ask<'_>, head: &Parts, bytes: &[u8]) -> Failed {
+        let status = head.status.as_u16();
+        let said = serde_json::from_slice::<ErrorBody>(bytes).unwrap_or_else(|_| ErrorBody {
             code: NO_HUB.into(),
             message: format!("it answered {status} without saying why"),
             fix: "check that the URL is a hub's, and what stands between".into(),
         });
-        let (code, message, fix) = (said.code, said.message, said.fix);
-        let after = answer.headers().get("retry-after");
+        let after = head.headers.get(header::RETRY_AFTER);
         let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let error = TransferError::Refused {
-            url: self.base.clone(),
-            what: what.to_owned(),
+            url: self.url().to_owned(),
+            what: ask.what.to_owned(),
             status,
-            code,
-            message,
-            fix,
+            code: said.code,
+            message: said.message,
+            fix: said.fix,
         };
-        Err(Failed {
+        Failed {
             error,
             after: after.map(Duration::from_secs),
-        })
+        }
     }
 
     fn parse<T: DeserializeOwned>(&self, what: &str, bytes: &[u8]) -> Result<T, TransferError> {
@@ -252,7 +239,7 @@ impl HubClient {
 
     fn protocol(&self, what: &str, reason: String) -> TransferError {
         TransferError::Protocol {
-            url: self.base.clone(),
+            url: self.url().to_owned(),
             what: what.to_owned(),
             reason,
         }
@@ -266,12 +253,18 @@ impl HubClient {
         body: &impl Serialize,
     ) -> Result<Vec<u8>, TransferError> {
         let body = serde_json::to_vec(body).map_err(|e| TransferError::Options(e.to_string()))?;
-        self.call(method, path, what, Some(&body), &|_| ())
+        self.call(method, path, what, body.into(), &|_| ())
     }
 
     /// Begins an upload or goes on with it.
     pub fn open_upload(&self, manifest: &[u8]) -> Result<UploadOpened, TransferError> {
-        let answer = self.call("POST", "/v1/uploads", "an upload", Some(manifest), &|_| ())?;
+        let answer = self.call(
+            "POST",
+            "/v1/uploads",
+            "an upload",
+            manifest.to_vec().into(),
+            &|_| (),
+        )?;
         self.parse("an upload", &answer)
     }
 
@@ -288,7 +281,7 @@ impl HubClient {
             "POST",
             &format!("/v1/uploads/{upload}/have"),
             what,
-            Some(&body),
+            body.into(),
             &|_| (),
         )?;
         if bits.len() != items.len().div_ceil(8) {
@@ -307,7 +300,7 @@ impl HubClient {
         &self,
         upload: &str,
         pack: &Hash,
-        bytes: &[u8],
+        bytes: Bytes,
         on_bytes: &dyn Fn(u64),
     ) -> Result<(), TransferError> {
         let what = format!("pack {}", pack.short());
@@ -315,7 +308,7 @@ impl HubClient {
             "PUT",
             &format!("/v1/uploads/{upload}/packs/{pack}"),
             &what,
-            Some(bytes),
+            bytes,
             on_bytes,
         )
         .map(drop)
@@ -334,7 +327,7 @@ impl HubClient {
             "DELETE",
             &format!("/v1/uploads/{upload}"),
             "the end of an upload",
-            None,
+            Bytes::new(),
             &|_| (),
         )
         .map(drop)
@@ -342,7 +335,7 @@ impl HubClient {
 
     /// The images that the token may read.
     pub fn images(&self) -> Result<Vec<ImageEntry>, TransferError> {
-        let answer = self.call("GET", "/v1/images", "its images", None, &|_| ())?;
+        let answer = self.call("GET", "/v1/images", "its images", Bytes::new(), &|_| ())?;
         self.parse::<ImageList>("its images", &answer)
             .map(|list| list.images)
     }
@@ -354,7 +347,7 @@ impl HubClient {
             "GET",
             &format!("/v1/resolve?name={}", escape(name)),
             &what,
-            None,
+            Bytes::new(),
             &|_| (),
         )?;
         let id = self.parse::<Resolved>(&what, &answer)?.id;
@@ -365,21 +358,21 @@ impl HubClient {
     /// Sends a trace of an image that the token may read.
     pub fn send_trace(&self, id: &Hash, trace: &[u8]) -> Result<TraceTaken, TransferError> {
         let (path, what) = (format!("/v1/images/{id}/traces"), "a trace");
-        let answer = self.call("POST", &path, what, Some(trace), &|_| ())?;
+        let answer = self.call("POST", &path, what, trace.to_vec().into(), &|_| ())?;
         self.parse(what, &answer)
     }
 
     /// The traces of an image of the token's owner.
     pub fn traces(&self, id: &Hash) -> Result<TraceList, TransferError> {
         let (path, what) = (format!("/v1/images/{id}/traces"), "an image's traces");
-        let answer = self.call("GET", &path, what, None, &|_| ())?;
+        let answer = self.call("GET", &path, what, Bytes::new(), &|_| ())?;
         self.parse(what, &answer)
     }
 
     /// One trace of an image of the token's owner.
     pub fn trace(&self, id: &Hash, trace: &Hash) -> Result<Vec<u8>, TransferError> {
         let path = format!("/v1/images/{id}/traces/{trace}");
-        self.call("GET", &path, "a trace", None, &|_| ())
+        self.call("GET", &path, "a trace", Bytes::new(), &|_| ())
     }
 
     /// The model of an image, asked for once. `seen` is the BLAKE3 of the one that is here; if it is still that one, the
@@ -391,7 +384,14 @@ impl HubClient {
         seen: Option<&Hash>,
     ) -> Result<Vec<u8>, TransferError> {
         let path = format!("/v1/images/{id}/model?method={}", method.name());
-        let asked = self.call_once("GET", &path, "an image's model", None, seen, &|_| ());
+        let ask = Ask {
+            method: "GET",
+            path: &path,
+            what: "an image's model",
+            body: Bytes::new(),
+            seen,
+        };
+        let asked = self.call_once(&ask, &|_| ());
         asked.map_err(|failed| failed.error)
     }
 
@@ -401,7 +401,7 @@ impl HubClient {
             "DELETE",
             &format!("/v1/images/{id}"),
             "the removal of an image",
-            None,
+            Bytes::new(),
             &|_| (),
         )
         .map(drop)
@@ -419,8 +419,14 @@ impl HubClient {
     /// Removes a name.
     pub fn untag(&self, name: &str) -> Result<(), TransferError> {
         let path = format!("/v1/tags?name={}", escape(name));
-        self.call("DELETE", &path, "the removal of a tag", None, &|_| ())
-            .map(drop)
+        self.call(
+            "DELETE",
+            &path,
+            "the removal of a tag",
+            Bytes::new(),
+            &|_| (),
+        )
+        .map(drop)
     }
 
     /// Shows an image to everybody, or to its owner alone.
@@ -434,48 +440,4 @@ impl HubClient {
         )
         .map(drop)
     }
-}
-
-/// The authorities to trust: those of the PEM file alone, or the system's.
-fn roots(ca: Option<&Path>) -> Result<RootCerts, TransferError> {
-    let certs: Vec<Certificate<'static>> = match ca {
-        None => {
-            let system = rustls_native_certs::load_native_certs().certs;
-            system
-                .iter()
-                .map(|cert| Certificate::from_der(cert).to_owned())
-                .collect()
-        }
-        Some(path) => {
-            let read = CertificateDer::pem_file_iter(path)
-                .and_then(Iterator::collect::<Result<Vec<_>, _>>);
-            let read = read.map_err(|e| {
-                TransferError::Options(format!(
-                    "cannot read certificates from {}: {e}; give a PEM file",
-                    path.display()
-                ))
-            })?;
-            read.iter()
-                .map(|cert| Certificate::from_der(cert).to_owned())
-                .collect()
-        }
-    };
-    if certs.is_empty() {
-        return Err(TransferError::Options(
-            "there are no certificate authorities to trust; install ca-certificates, or give the hub's CA file with --ca".into(),
-        ));
-    }
-    Ok(RootCerts::new_with_certs(&certs))
-}
-
-/// Percent-encoding for a query's value.
-fn escape(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut out, byte| {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(byte.into());
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-        out
-    })
 }

@@ -359,9 +359,10 @@ fn send(
             )
         }
     };
-    client.put_pack(upload, &id, &bytes, &|wire| meter.add(0, wire))?;
+    let sent = bytes.len() as u64;
+    client.put_pack(upload, &id, bytes.into(), &|wire| meter.add(0, wire))?;
     meter.add(raw_bytes, 0);
-    Ok((chunks, bytes.len() as u64))
+    Ok((chunks, sent))
 }
 
 /// Packs items anew. Neighbours in the old packs stay neighbours, so a frame holds what was accessed together.

@@ -24,8 +24,8 @@ pub struct Failover {
     sources: Vec<Member>,
 }
 
-struct Member {
-    source: Arc<dyn Source>,
+pub(super) struct Member {
+    pub(super) source: Arc<dyn Source>,
     health: Mutex<Health>,
 }
 
@@ -36,19 +36,23 @@ struct Health {
 }
 
 impl Member {
-    fn learn(&self, outcome: Option<&SourceError>) {
-        let mut health = self.health.lock();
+    /// What its last answer says about it.
+    pub(super) fn learn(&self, outcome: Option<&SourceError>) {
         match outcome {
-            Some(error) if error.is_retryable() => {
-                let sick = SICK_FIRST
-                    .saturating_mul(1 << health.failures.min(10))
-                    .min(SICK_LONGEST);
-                health.failures += 1;
-                health.sick_until = Some(Instant::now() + sick);
-                tracing::warn!(%error, source = self.source.describe(), ?sick, "source failed, others come first for a while");
-            }
-            _ => *health = Health::default(),
+            Some(error) if error.is_retryable() => self.failed(error),
+            _ => *self.health.lock() = Health::default(),
         }
+    }
+
+    /// It is asked last for a while.
+    pub(super) fn failed(&self, error: &SourceError) {
+        let mut health = self.health.lock();
+        let sick = SICK_FIRST
+            .saturating_mul(1 << health.failures.min(10))
+            .min(SICK_LONGEST);
+        health.failures += 1;
+        health.sick_until = Some(Instant::now() + sick);
+        tracing::warn!(%error, source = self.source.describe(), ?sick, "source failed, others come first for a while");
     }
 
     /// Until when it is to be asked last.
@@ -68,6 +72,39 @@ impl Failover {
             })
             .collect();
         Failover { sources }
+    }
+
+    /// All of them, in order of preference.
+    pub(super) fn members(&self) -> &[Member] {
+        &self.sources
+    }
+
+    /// The numbers of those that did not fail just now, in order of preference.
+    pub(super) fn healthy(&self) -> Vec<usize> {
+        let now = Instant::now();
+        let all = self.sources.iter().enumerate();
+        all.filter(|(_, member)| member.sick_until(now).is_none())
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// Reads what of a read is not there yet.
+    pub(super) fn read_rest(
+        &self,
+        image: &Hash,
+        progress: &mut Progress,
+        clock: &Deadline,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        self.first("the items", |source, left| {
+            // A source that hangs must leave time for those after it.
+            let rest = clock.request();
+            let share = Request {
+                deadline: rest.deadline / left,
+                ..rest
+            };
+            progress.attempt(source, image, &share, sink)
+        })
     }
 
     /// The healthy in order of preference, then the sick, the soonest to recover first.
@@ -142,17 +179,8 @@ impl Source for Failover {
         request: &Request,
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
-        let clock = Deadline::new(request);
         let mut progress = Progress::new(wants);
-        self.first("the items", |source, left| {
-            // A source that hangs must leave time for those after it.
-            let rest = clock.request();
-            let share = Request {
-                deadline: rest.deadline / left,
-                ..rest
-            };
-            progress.attempt(source, image, &share, sink)
-        })
+        self.read_rest(image, &mut progress, &Deadline::new(request), sink)
     }
 
     fn link(&self) -> LinkEstimate {

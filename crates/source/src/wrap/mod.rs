@@ -6,10 +6,10 @@ use floe_image::{Hash, Kind};
 
 use crate::{Request, Sink, Source, SourceError};
 
-pub(crate) mod coalesce;
 pub(crate) mod failover;
 pub(crate) mod retry;
-pub(crate) mod verified;
+pub(crate) mod striped;
+mod stripes;
 
 /// What of a read has been delivered over several attempts.
 struct Progress {

@@ -21,7 +21,7 @@ use floe_image::{
     CHUNK_SIZE, CHUNKS_PER_SEGMENT, Encoding, Hash, ImageName, Kind, Layout, MachineConfig,
     Manifest, PackWriter, ReadRequest, Region, ResponseEncoder, Segment, compress_frame,
 };
-use floe_source::{Options, Source, SourceError};
+use floe_source::{Options, Origin, Registry, Source, SourceError};
 use floe_store::Repository;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -397,10 +397,15 @@ pub fn nobody() -> SocketAddr {
 
 pub fn options() -> Options {
     Options {
-        token: Some(TOKEN.into()),
-        timeout: Some(LIMIT),
+        timeout: LIMIT,
         ..Options::default()
     }
+}
+
+/// The origin at an address, with the token that the test servers want.
+pub fn origin(address: &str) -> Origin {
+    let origin = Registry::default().origin(address).unwrap();
+    origin.with_token(Some(TOKEN.into()))
 }
 
 pub fn s3_options(server: SocketAddr) -> Options {

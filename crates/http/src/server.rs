@@ -1,0 +1,225 @@
+//! Where requests go, and how a connection to there is made.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::client::conn::http1;
+use hyper::header::{HOST, HeaderValue};
+use hyper::http::request::Builder;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout_at;
+use url::{Host, Url};
+
+use crate::address::shown;
+use crate::connection::{Connection, Sending};
+use crate::tls;
+
+/// Largest buffer of a connection, and with it the largest head of an answer. Ours have some 200 bytes.
+const BUFFER_BYTES_MAX: usize = 256 << 10;
+
+/// Why there is no answer, or not all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// There is no connection, so nothing was asked.
+    NotAsked(String),
+    /// The same: the other side does not take our certificate, or wants one.
+    Refused(String),
+    /// The connection ended before an answer began; nobody knows what the other side did.
+    NoAnswer(String),
+    /// The answer broke off.
+    CutOff(String),
+    /// The time was over. `asked`: whether the request may have been sent.
+    Late {
+        /// Whether the other side may have got the request.
+        asked: bool,
+    },
+}
+
+impl Fault {
+    /// Whether the other side may have got the request.
+    pub fn was_asked(&self) -> bool {
+        match self {
+            Fault::NotAsked(_) | Fault::Refused(_) => false,
+            Fault::NoAnswer(_) | Fault::CutOff(_) => true,
+            Fault::Late { asked } => *asked,
+        }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Fault::NotAsked(why) | Fault::Refused(why) | Fault::NoAnswer(why) => f.write_str(why),
+            Fault::CutOff(why) => write!(f, "answer broken off: {why}"),
+            Fault::Late { asked: false } => f.write_str("no connection in time"),
+            Fault::Late { asked: true } => f.write_str("no answer in time"),
+        }
+    }
+}
+
+/// A server that speaks HTTP.
+#[derive(Clone, Debug)]
+pub struct Server {
+    place: Place,
+    authority: HeaderValue,
+    /// What stands before each request's path.
+    prefix: String,
+    shown: String,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Tcp {
+        host: String,
+        port: u16,
+        tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    },
+    Unix(PathBuf),
+}
+
+impl Server {
+    /// The server at `base`, an http or https URL whose path stands before the path of each request. `tls`: how https is
+    /// spoken with it; the system's authorities are trusted if that is not given. The error says what is wrong with `base`.
+    pub fn new(base: &Url, tls: Option<Arc<ClientConfig>>) -> Result<Server, String> {
+        let https = match base.scheme() {
+            "https" => true,
+            "http" => false,
+            other => return Err(format!("scheme {other:?} is not http or https")),
+        };
+        if !base.username().is_empty() || base.password().is_some() {
+            return Err(
+                "credentials in a URL end up in logs; give a token with --token instead".into(),
+            );
+        }
+        if base.query().is_some() {
+            return Err("a base URL has no query part; leave out everything from the `?`".into());
+        }
+        let no_host = "has no host; write http(s)://host[:port][/path]";
+        let (host, name) = match base.host().ok_or(no_host)? {
+            Host::Domain(name) => (
+                name.to_owned(),
+                ServerName::try_from(name.to_owned()).map_err(|e| format!("bad host name: {e}")),
+            ),
+            Host::Ipv4(ip) => (ip.to_string(), Ok(ServerName::IpAddress(ip.into()))),
+            Host::Ipv6(ip) => (ip.to_string(), Ok(ServerName::IpAddress(ip.into()))),
+        };
+        let tls = match (https, tls) {
+            (false, _) => None,
+            (true, Some(config)) => Some((config, name?)),
+            (true, None) => Some((tls::trusting(None)?, name?)),
+        };
+        let authority = match (base.host_str(), base.port()) {
+            (Some(host), None) => host.to_owned(),
+            (Some(host), Some(port)) => format!("{host}:{port}"),
+            (None, _) => return Err(no_host.into()),
+        };
+        Ok(Server {
+            place: Place::Tcp {
+                host,
+                port: base.port_or_known_default().ok_or("has no port")?,
+                tls,
+            },
+            authority: HeaderValue::from_str(&authority).map_err(|e| format!("bad host: {e}"))?,
+            prefix: base.path().trim_end_matches('/').to_owned(),
+            shown: shown(base.as_str()),
+        })
+    }
+
+    /// The server that listens on a unix socket.
+    pub fn unix(socket: &Path) -> Server {
+        Server {
+            place: Place::Unix(socket.to_owned()),
+            authority: HeaderValue::from_static("floe"),
+            prefix: String::new(),
+            shown: socket.display().to_string(),
+        }
+    }
+
+    /// Where it is, for messages.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// A request for `path`, which begins with a slash and is escaped.
+    pub fn request(&self, method: Method, path: &str) -> Builder {
+        Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.prefix))
+            .header(HOST, self.authority.clone())
+    }
+
+    /// A connection, within `limit`. Blocks.
+    pub fn connect(&self, limit: Duration) -> Result<Connection, Fault> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Fault::NotAsked(format!("cannot start a connection: {e}")))?;
+        let until = Instant::now() + limit;
+        let dialled = runtime.block_on(async { timeout_at(until.into(), self.dial()).await });
+        match dialled {
+            Ok(Ok((send, driver))) => Ok(Connection::new(runtime, send, driver)),
+            Ok(Err(reason)) => Err(Fault::NotAsked(reason)),
+            Err(_) => Err(Fault::Late { asked: false }),
+        }
+    }
+
+    async fn dial(&self) -> Result<Dialled, String> {
+        match &self.place {
+            Place::Unix(socket) => {
+                let stream = UnixStream::connect(socket).await;
+                speak(stream.map_err(|e| e.to_string())?).await
+            }
+            Place::Tcp { host, port, tls } => {
+                let tcp = TcpStream::connect((host.as_str(), *port));
+                let tcp = tcp.await.map_err(|e| e.to_string())?;
+                // A request is one small write: waiting to fill a packet would cost a delayed acknowledgement.
+                tcp.set_nodelay(true).map_err(|e| e.to_string())?;
+                match tls {
+                    None => speak(tcp).await,
+                    Some((config, name)) => {
+                        let connector = tokio_rustls::TlsConnector::from(config.clone());
+                        let stream = connector.connect(name.clone(), tcp).await;
+                        speak(stream.map_err(|e| tls::reason(&e))?).await
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A connection's two halves: who sends on it, and the task that moves its bytes.
+type Dialled = (
+    http1::SendRequest<Sending>,
+    tokio::task::JoinHandle<hyper::Result<()>>,
+);
+
+async fn speak<S>(stream: S) -> Result<Dialled, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(BUFFER_BYTES_MAX);
+    let (send, connection) = builder
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|e| chain(&e))?;
+    Ok((send, tokio::spawn(connection)))
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,67 @@
+//! Whom a TLS connection trusts.
+
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+/// TLS that trusts the authorities in the PEM file `ca` alone, or those of this system. The error says what to do.
+pub fn trusting(ca: Option<&Path>) -> Result<Arc<rustls::ClientConfig>, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    match ca {
+        Some(path) => {
+            let fail = |e: &dyn Display| {
+                format!(
+                    "cannot read certificates from {} ({e}); give a PEM file",
+                    path.display()
+                )
+            };
+            for certificate in CertificateDer::pem_file_iter(path).map_err(|e| fail(&e))? {
+                roots
+                    .add(certificate.map_err(|e| fail(&e))?)
+                    .map_err(|e| fail(&e))?;
+            }
+            if roots.is_empty() {
+                return Err(fail(&"it has none"));
+            }
+        }
+        None => {
+            let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            if roots.is_empty() {
+                return Err("this system has no CA certificates; install ca-certificates, or give a PEM file with --ca".into());
+            }
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// What a failed handshake means for a user.
+pub(crate) fn reason(error: &io::Error) -> String {
+    format!(
+        "TLS: {error}; if its certificate is signed by an authority of your own, give that with --ca"
+    )
+}
+
+/// Whether the other side has refused the connection, which it may do after the handshake: it does not take our certificate.
+pub(crate) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>()
+            && let Some(inner) = error.get_ref()
+            && let Some(rustls::Error::AlertReceived(_)) = inner.downcast_ref()
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}

@@ -1,0 +1,251 @@
+//! What the client promises, against real sockets: whether a request may have been sent is never wrong, kept connections
+//! that the server has closed are replaced, a large body is watched and can be stopped, and an early answer is read.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use floe_http::{
+    Bytes, Ended, Fault, Limits, Method, Parts, Pool, Request, Server, StatusCode, Url,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A server whose connections are each handled by `handle`; its URL, and how many connections there were.
+fn server(handle: impl Fn(TcpStream) + Send + Sync + 'static) -> (Url, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = Url::parse(&format!("http://{}/base/", listener.local_addr().unwrap())).unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let handle = Arc::new(handle);
+    std::thread::spawn(move || {
+        for tcp in listener.incoming().flatten() {
+            counted.fetch_add(1, SeqCst);
+            let handle = handle.clone();
+            std::thread::spawn(move || handle(tcp));
+        }
+    });
+    (url, count)
+}
+
+/// Reads a request's head.
+fn head(tcp: &mut impl Read) -> Option<String> {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if tcp.read(&mut byte).ok()? == 0 {
+            return None;
+        }
+        head.push(byte[0]);
+    }
+    Some(String::from_utf8(head).unwrap())
+}
+
+fn get(server: &Server) -> Request<Bytes> {
+    server
+        .request(Method::GET, "/x?y=z")
+        .body(Bytes::new())
+        .unwrap()
+}
+
+fn limits() -> Limits {
+    Limits::within(LIMIT, LIMIT)
+}
+
+type Outcome = Result<(Parts, Vec<u8>), Ended<String>>;
+
+fn ask(pool: &Pool, server: &Server) -> Outcome {
+    let mut body = Vec::new();
+    let parts = pool.exchange(&limits(), &|| Ok(get(server)), None, &mut |_, data| {
+        body.extend_from_slice(data);
+        Ok(())
+    })?;
+    Ok((parts, body))
+}
+
+#[test]
+fn a_kept_connection_that_the_server_closed_is_replaced() {
+    let (url, connections) = server(|mut tcp| {
+        // two answers on each connection, then it is closed without a word
+        for _ in 0..2 {
+            let Some(head) = head(&mut tcp) else { return };
+            assert!(head.starts_with("GET /base/x?y=z HTTP/1.1\r\n"), "{head}");
+            tcp.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+                .unwrap();
+        }
+    });
+    let server = Arc::new(Server::new(&url, None).unwrap());
+    let pool = Pool::new(server.clone(), 1);
+    for _ in 0..6 {
+        let (parts, body) = ask(&pool, &server).unwrap();
+        assert_eq!((parts.status, &body[..]), (StatusCode::OK, &b"hello"[..]));
+    }
+    assert_eq!(connections.load(SeqCst), 3);
+}
+
+#[test]
+fn it_is_known_whether_a_request_may_have_been_sent() {
+    let fault = |url: &Url, limits: Limits| -> Fault {
+        let server = Server::new(url, None).unwrap();
+        let outcome = server.connect(limits.connect).and_then(|mut connection| {
+            let asked = connection.exchange::<()>(get(&server), &limits, None, &mut |_, _| Ok(()));
+            match asked {
+                Ok(_) => panic!("there is no answer"),
+                Err(Ended::Fault(fault)) => Err(fault),
+                Err(Ended::Caller(())) => unreachable!(),
+            }
+        });
+        let outcome: Result<(), Fault> = outcome;
+        outcome.unwrap_err()
+    };
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = Url::parse(&format!("http://{}", free.local_addr().unwrap())).unwrap();
+    drop(free);
+    let refused = fault(&nobody, limits());
+    assert!(matches!(refused, Fault::NotAsked(_)) && !refused.was_asked());
+
+    let (url, _) = server(|mut tcp| {
+        head(&mut tcp);
+    });
+    let silent = fault(&url, limits());
+    assert!(
+        matches!(silent, Fault::NoAnswer(_)) && silent.was_asked(),
+        "{silent:?}"
+    );
+
+    let (url, _) = server(|mut tcp| {
+        head(&mut tcp);
+        tcp.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
+            .unwrap();
+    });
+    let half = fault(&url, limits());
+    assert!(
+        matches!(half, Fault::CutOff(_)) && half.was_asked(),
+        "{half:?}"
+    );
+
+    let (url, _) = server(|mut tcp| {
+        head(&mut tcp);
+        // holds on until the client hangs up
+        let _ = tcp.read(&mut [0]);
+    });
+    let short = Limits::within(Duration::from_millis(300), LIMIT);
+    let late = fault(&url, short);
+    assert!(matches!(late, Fault::Late { asked: true }), "{late:?}");
+}
+
+#[test]
+fn a_large_body_is_watched_and_can_be_stopped() {
+    let (url, _) = server(|mut tcp| {
+        let Some(head) = head(&mut tcp) else { return };
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        let mut left: u64 = length.unwrap().trim().parse().unwrap();
+        let mut piece = vec![0; 64 << 10];
+        while left > 0 {
+            match tcp.read(&mut piece) {
+                Ok(n) if n > 0 => left -= n as u64,
+                _ => return,
+            }
+        }
+        tcp.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+    });
+    let server = Arc::new(Server::new(&url, None).unwrap());
+    let pool = Pool::new(server.clone(), 1);
+    let body = Bytes::from(vec![7; 5_000_001]);
+    let put = || {
+        Ok(server
+            .request(Method::PUT, "/x")
+            .body(body.clone())
+            .unwrap())
+    };
+    let mut seen = 0;
+    let limits = Limits {
+        stall: Some(LIMIT),
+        answer: Some(LIMIT),
+        ..limits()
+    };
+    let mut count = |bytes| {
+        seen += bytes;
+        Ok::<(), String>(())
+    };
+    let parts = pool
+        .exchange(&limits, &put, Some(&mut count), &mut |_, _| Ok(()))
+        .unwrap();
+    assert_eq!((parts.status, seen), (StatusCode::NO_CONTENT, 5_000_001));
+
+    let mut seen = 0;
+    let mut stop = |bytes| {
+        seen += bytes;
+        Err("enough".to_owned())
+    };
+    let stopped = pool.exchange(&limits, &put, Some(&mut stop), &mut |_, _| Ok(()));
+    assert!(matches!(stopped, Err(Ended::Caller(why)) if why == "enough"));
+    assert!(seen < 5_000_001, "{seen}");
+}
+
+#[test]
+fn an_answer_that_comes_before_the_body_was_sent_is_read() {
+    let (url, connections) = server(|mut tcp| {
+        head(&mut tcp);
+        tcp.write_all(b"HTTP/1.1 413 Payload Too Large\r\ncontent-length: 3\r\n\r\nbig")
+            .unwrap();
+        // what still comes is taken, so that nothing but the answer tells the client
+        let _ = std::io::copy(&mut tcp, &mut std::io::sink());
+    });
+    let server = Arc::new(Server::new(&url, None).unwrap());
+    let pool = Pool::new(server.clone(), 1);
+    let put = || {
+        let body = Bytes::from(vec![7; 64 << 20]);
+        Ok::<_, String>(server.request(Method::PUT, "/x").body(body).unwrap())
+    };
+    for _ in 0..2 {
+        let mut body = Vec::new();
+        let mut sent = |_| Ok(());
+        let parts = pool.exchange(&limits(), &put, Some(&mut sent), &mut |_, data| {
+            body.extend_from_slice(data);
+            Ok(())
+        });
+        assert_eq!(parts.unwrap().status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(body, b"big");
+    }
+    // half a request is on it, so that connection takes no other
+    assert_eq!(connections.load(SeqCst), 2);
+}
+
+#[test]
+fn an_answer_can_be_read_piece_by_piece_from_a_unix_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        head(&mut stream).unwrap();
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nfirst")
+            .unwrap();
+        // the next piece is sent once the client has hung up for writing, or never
+        let _ = stream.shutdown(Shutdown::Write);
+    });
+    let server = Server::unix(&socket);
+    let mut answer = server.connect(LIMIT).unwrap().open(get(&server)).unwrap();
+    assert_eq!(answer.head().status, StatusCode::OK);
+    let mut all = Vec::new();
+    while let Some(piece) = answer.next_piece().unwrap() {
+        assert!(!piece.is_empty());
+        all.extend_from_slice(&piece);
+    }
+    assert_eq!(all, b"first");
+}
+
+#[test]
+fn a_base_url_without_secrets_and_with_a_host_is_wanted() {
+    for bad in ["ftp://h", "http://u:secret@h", "http://h/?x=1", "file:///x"] {
+        let error = Server::new(&Url::parse(bad).unwrap(), None).unwrap_err();
+        assert!(!error.contains("secret"), "{error}");
+    }
+}

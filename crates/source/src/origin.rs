@@ -1,0 +1,78 @@
+//! One place that has images: its address, and what it takes to be let in.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use floe_http::Url;
+
+/// One place that has images: which kind of source it is, its URL, its token and its certificate authority.
+///
+/// Two origins are equal if a source for one may serve the other's readers: everything that decides who is asked, as whom,
+/// and who is believed. A [`Registry`](crate::Registry) makes one from an address.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Origin {
+    kind: &'static str,
+    url: Url,
+    token: Option<String>,
+    ca: Option<PathBuf>,
+}
+
+impl Origin {
+    pub(crate) fn new(kind: &'static str, url: Url) -> Origin {
+        Origin {
+            kind,
+            url,
+            token: None,
+            ca: None,
+        }
+    }
+
+    /// The same with a bearer token, which is sent to this origin's server and to no other.
+    pub fn with_token(self, token: Option<String>) -> Origin {
+        Origin { token, ..self }
+    }
+
+    /// The same with a PEM file of the certificate authorities to trust instead of the system's.
+    pub fn with_ca(self, ca: Option<PathBuf>) -> Origin {
+        Origin { ca, ..self }
+    }
+
+    /// The kind of source that it is: a name in the [`Registry`](crate::Registry).
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// Its URL; that of a directory is a `file://` URL.
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Its token.
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// The file with its certificate authorities.
+    pub fn ca(&self) -> Option<&Path> {
+        self.ca.as_deref()
+    }
+
+    /// Its address for messages and logs, without secrets.
+    pub fn shown(&self) -> String {
+        match self.url.scheme() {
+            "file" => self.url.path().to_owned(),
+            _ => floe_http::shown(self.url.as_str()),
+        }
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Origin")
+            .field("kind", &self.kind)
+            .field("url", &self.shown())
+            .field("token", &self.token.as_ref().map(|_| "***"))
+            .field("ca", &self.ca)
+            .finish()
+    }
+}

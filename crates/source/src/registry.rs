@@ -1,0 +1,269 @@
+//! From an address to a source: one entry for each kind of source.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use floe_http::Url;
+use floe_image::{Hash, Kind, Layout, Manifest};
+
+use crate::{Directory, Files, Hub, LinkEstimate, Origin, Request, S3, Sink, Source, SourceError};
+
+/// What all sources of a registry have in common.
+#[derive(Clone)]
+pub struct Options {
+    /// Longest time for `resolve`, `manifest` and `layout`. Reads have their own deadlines.
+    pub timeout: Duration,
+    /// Where static sources keep the pack indices that they have fetched, verified, for the next start.
+    pub index_dir: Option<PathBuf>,
+    /// S3: the server's URL, where it is not Amazon's (also `AWS_ENDPOINT_URL`).
+    pub s3_endpoint: Option<String>,
+    /// S3: the region (also `AWS_REGION`).
+    pub s3_region: Option<String>,
+    /// S3: key id and secret (also `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`).
+    pub s3_keys: Option<(String, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            // a 1 TiB image's manifest over a slow link
+            timeout: Duration::from_secs(30),
+            index_dir: None,
+            s3_endpoint: None,
+            s3_region: None,
+            s3_keys: None,
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("timeout", &self.timeout)
+            .field("index_dir", &self.index_dir)
+            .field("s3_endpoint", &self.s3_endpoint)
+            .field("s3_region", &self.s3_region)
+            .field("s3_keys", &self.s3_keys.as_ref().map(|_| "***"))
+            .finish()
+    }
+}
+
+/// Makes a source for an origin. Connects to nothing yet, so that a server that is down now is no error.
+pub type Opens = dyn Fn(&Origin, &Options) -> Result<Arc<dyn Source>, SourceError> + Send + Sync;
+
+/// A kind of source: the addresses that lead to it, and how one is made.
+#[derive(Clone)]
+pub struct Scheme {
+    /// Its name, such as `hub`.
+    pub kind: &'static str,
+    /// The schemes of its URLs, as they stand before the `://`.
+    pub names: &'static [&'static str],
+    /// Which URLs with such a scheme are its own.
+    pub claims: fn(&Url) -> bool,
+    /// Makes one.
+    pub open: Arc<Opens>,
+}
+
+/// The kinds of sources that there are, and how one is made of an address.
+///
+/// A new kind of source is one more [`Scheme`]; whoever names addresses (commands, records of machines) need not know of it.
+#[derive(Clone)]
+pub struct Registry {
+    /// Asked from the last to the first.
+    schemes: Vec<Scheme>,
+    options: Options,
+}
+
+impl Registry {
+    /// The kinds that every node knows:
+    ///
+    /// | address | kind | source |
+    /// | --- | --- | --- |
+    /// | a path, or `file:///path` | `directory` | [`Directory`] |
+    /// | `http://host/path`, `https://host/path` | `web` | [`Hub`] or [`Files`], found out at first use |
+    /// | `floe://host`, `floe+http://host` | `hub` | [`Hub`] over https, http |
+    /// | `s3://bucket/prefix` | `s3` | [`S3`] |
+    pub fn standard(options: Options) -> Registry {
+        let mut registry = Registry {
+            schemes: Vec::new(),
+            options,
+        };
+        registry.add("directory", &["file"], |origin, _| {
+            let path = origin.url().to_file_path();
+            let path = path.map_err(|()| unsupported(origin, "write file:///path"))?;
+            Ok(Arc::new(Directory::open(&path)?))
+        });
+        registry.add("s3", &["s3"], |origin, options| {
+            Ok(Arc::new(S3::new(origin, options)?))
+        });
+        registry.add("hub", &["floe", "floe+http"], |origin, options| {
+            Ok(Arc::new(Hub::new(origin, options)?))
+        });
+        registry.add("web", &["https", "http"], |origin, options| {
+            Ok(Arc::new(Web {
+                hub: Hub::new(origin, options)?,
+                files: Files::new(origin, options)?,
+                is_hub: OnceLock::new(),
+            }))
+        });
+        registry
+    }
+
+    fn add(
+        &mut self,
+        kind: &'static str,
+        names: &'static [&'static str],
+        open: impl Fn(&Origin, &Options) -> Result<Arc<dyn Source>, SourceError> + Send + Sync + 'static,
+    ) {
+        self.schemes.push(Scheme {
+            kind,
+            names,
+            claims: |_| true,
+            open: Arc::new(open),
+        });
+    }
+
+    /// The same with one more kind, which is asked before the others whether an address is its own.
+    pub fn with(mut self, scheme: Scheme) -> Registry {
+        self.schemes.push(scheme);
+        self
+    }
+
+    /// The same, whose sources take `timeout` at most for names, manifests and layouts.
+    pub fn within(mut self, timeout: Duration) -> Registry {
+        self.options.timeout = timeout;
+        self
+    }
+
+    /// The origin at `address`: a URL, or a path on this host.
+    pub fn origin(&self, address: &str) -> Result<Origin, SourceError> {
+        let bad = |reason: String| SourceError::Unsupported {
+            at: floe_http::shown(address),
+            reason,
+        };
+        let url = match address.contains("://") {
+            true => Url::parse(address).map_err(|e| bad(format!("not a URL ({e})")))?,
+            false => std::path::absolute(Path::new(address))
+                .ok()
+                .and_then(|path| Url::from_file_path(path).ok())
+                .ok_or_else(|| bad("not a path on this host".into()))?,
+        };
+        let mine = |scheme: &&Scheme| scheme.names.contains(&url.scheme()) && (scheme.claims)(&url);
+        match self.schemes.iter().rev().find(mine) {
+            Some(scheme) => Ok(Origin::new(scheme.kind, url)),
+            None => Err(bad(format!(
+                "unknown scheme {:?}; use a path, {}",
+                url.scheme(),
+                self.names()
+            ))),
+        }
+    }
+
+    /// The source at `origin`. Nothing is connected yet.
+    pub fn open(&self, origin: &Origin) -> Result<Arc<dyn Source>, SourceError> {
+        let known = |scheme: &&Scheme| scheme.kind == origin.kind();
+        match self.schemes.iter().rev().find(known) {
+            Some(scheme) => (scheme.open)(origin, &self.options),
+            None => Err(unsupported(
+                origin,
+                &format!("this node knows no sources of kind {}", origin.kind()),
+            )),
+        }
+    }
+
+    /// The source at `address`, asked with this token, trusting the authorities of this file.
+    pub fn open_at(
+        &self,
+        address: &str,
+        token: Option<&str>,
+        ca: Option<&Path>,
+    ) -> Result<Arc<dyn Source>, SourceError> {
+        let origin = self.origin(address)?;
+        let origin = origin.with_token(token.map(str::to_owned));
+        self.open(&origin.with_ca(ca.map(Path::to_owned)))
+    }
+
+    /// The schemes of URLs that are known, for a message.
+    fn names(&self) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.schemes.iter().flat_map(|scheme| scheme.names) {
+            let name = format!("{name}://");
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let last = names.pop().unwrap_or_default();
+        format!("{} or {last}", names.join(", "))
+    }
+}
+
+impl Default for Registry {
+    /// The standard kinds with the usual options.
+    fn default() -> Registry {
+        Registry::standard(Options::default())
+    }
+}
+
+fn unsupported(origin: &Origin, reason: &str) -> SourceError {
+    SourceError::Unsupported {
+        at: origin.shown(),
+        reason: reason.into(),
+    }
+}
+
+/// A hub or a plain web server: asked when it is first needed, since it may be down when a node starts.
+struct Web {
+    hub: Hub,
+    files: Files,
+    is_hub: OnceLock<bool>,
+}
+
+impl Web {
+    fn source(&self) -> Result<&dyn Source, SourceError> {
+        let is_hub = match self.is_hub.get() {
+            Some(known) => *known,
+            None => {
+                let answer = self.hub.answers()?;
+                *self.is_hub.get_or_init(|| answer)
+            }
+        };
+        Ok(if is_hub { &self.hub } else { &self.files })
+    }
+}
+
+impl Source for Web {
+    fn describe(&self) -> String {
+        self.hub.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.source()?.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.source()?.manifest(id)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.source()?.layout(id)
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        self.source()?.read(image, wants, request, sink)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        match self.is_hub.get() {
+            Some(false) => self.files.link(),
+            _ => self.hub.link(),
+        }
+    }
+}
