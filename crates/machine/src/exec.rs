@@ -51,7 +51,7 @@ impl User {
 /// Where a process says who it is, before it becomes QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
-    /// The file that gets its [`ProcessId`].
+    /// The file that gets its process id and start time, as JSON.
     pub file: PathBuf,
     /// The process that started it. If that has ended when the file is there, nobody may have seen the file: then it ends too.
     pub starter: u32,
