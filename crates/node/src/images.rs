@@ -3,6 +3,7 @@
 use crate::{
     Node,
     disk_format::Format,
+    disk_import::{open_disk, open_input},
     error::{NodeError, at, busy, refused, usage},
     plan,
     qemu_img::{self, DiskImage},
@@ -13,7 +14,6 @@ use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, ImageName, MachineConfig};
 use floe_store::{GcOptions, Ingest, IngestOptions, Repository};
 use std::{
-    fs::File,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -112,12 +112,14 @@ impl Node {
         let mut disks = Vec::new();
         for (number, disk) in request.disks.iter().enumerate() {
             let region = format!("disk{number}");
-            self.import_disk(&mut ingest, &region, Path::new(disk), report)?;
+            let as_raw = request.format == Some(ImportFormat::Raw);
+            self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
             disks.push(region);
         }
         for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
             if let Some(path) = path {
-                ingest.region_from_file(region, Path::new(path))?;
+                let path = Path::new(path);
+                ingest.region_from_open_file(region, open_input(path)?, path)?;
             }
         }
         report.stage("read and hash")?;
@@ -157,18 +159,19 @@ impl Node {
         ingest: &mut Ingest,
         region: &str,
         path: &Path,
+        as_raw: bool,
         report: &mut Report,
     ) -> Result<(), NodeError> {
-        let disk = DiskImage::open(path)?;
-        let format = disk.format;
-        if format == Format::Raw {
-            return Ok(ingest.region_from_file(region, path)?);
+        let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
+        if disk.format == Format::Raw {
+            return Ok(ingest.region_from_open_file(region, disk.file, path)?);
         }
+        let format = disk.format.name();
         let raw = self.scratch("convert")?;
         let line = report.progress_line("convert", "1/100 %");
         let programs = &self.options.programs;
         qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
-        report.stage(&format!("convert {}", format.name()))?;
+        report.stage(&format!("convert {format}"))?;
         Ok(ingest.region_from_file(region, raw.path())?)
     }
 
@@ -457,16 +460,14 @@ fn check_import(request: &ImportRequest) -> Result<(), NodeError> {
                 "give the whole path",
             ));
         }
-        File::open(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => crate::error::not_found(
-                format!("there is no file {path}"),
-                "check the path; the node opens it",
-            ),
-            _ => NodeError::Io {
-                what: format!("cannot open {path}"),
-                source: error,
-            },
-        })?;
+        let file = open_input(Path::new(path))?;
+        let is_empty = |meta: std::fs::Metadata| meta.is_file() && meta.len() == 0;
+        if file.metadata().is_ok_and(is_empty) {
+            return Err(refused(
+                format!("{path} is an empty file"),
+                "check the path, or the download",
+            ));
+        }
     }
     Ok(())
 }

@@ -25,17 +25,28 @@ pub enum Image {
     Export(Export),
 }
 
-/// Make an image of disks (raw, qcow2, vmdk, vdi ...) or of a kernel
+/// Make an image of disks (raw, qcow2, vmdk, vdi, vhdx, vhd) or of a kernel
+///
+/// Disks may be packed with gzip, xz or zstd, or be the one disk of an OVA or tar archive. Bytes without a format are taken for a
+/// disk if they have a partition table, a boot sector or a file system, or are all zeros. A file that is cut off or no
+/// disk is refused.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a disk
   floe image import debian.qcow2 --name debian --memory 1G --cpus 2
+Example: a download as it came
+  floe image import cloud.img.xz --name cloud && floe image import appliance.ova --name appliance
+Example: bytes that no signature tells to be a disk
+  floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
   floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny")]
 pub struct Import {
     /// Disk images; the first is the machine's first disk
     #[arg(required_unless_present = "kernel")]
     disks: Vec<PathBuf>,
+    /// Take the disk images for this, whatever they look like
+    #[arg(long, value_enum)]
+    format: Option<ImportAs>,
     /// Name of the image, NAME or NAME:TAG
     #[arg(long, short)]
     name: Option<String>,
@@ -152,6 +163,12 @@ pub struct Export {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum ImportAs {
+    /// The disk's bytes
+    Raw,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
     /// The bytes, sparse
     Raw,
@@ -233,6 +250,7 @@ impl Import {
                 .iter()
                 .map(|p| args::existing(p))
                 .collect::<Result<_, _>>()?,
+            format: self.format.map(|ImportAs::Raw| floe_api::ImportFormat::Raw),
             kernel: path(&self.kernel)?,
             initrd: path(&self.initrd)?,
             cmdline: self.cmdline,

@@ -184,7 +184,17 @@ impl Ingest {
     /// A region from a file or block device; holes are skipped. Where the parent has a region of this name, only what
     /// differs from it is stored.
     pub fn region_from_file(&mut self, name: &str, path: &Path) -> Result<(), StoreError> {
-        let mut file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
+        let file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
+        self.region_from_open_file(name, file, path)
+    }
+
+    /// The same from a file that is open already; `path` is its name in messages.
+    pub fn region_from_open_file(
+        &mut self,
+        name: &str,
+        mut file: File,
+        path: &Path,
+    ) -> Result<(), StoreError> {
         // A block device has no length in its metadata.
         let size = file
             .seek(io::SeekFrom::End(0))
