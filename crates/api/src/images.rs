@@ -34,6 +34,9 @@ pub struct ImageSummary {
     pub virtual_bytes: u64,
     /// Bytes of the packs that hold it (shared packs count for every image).
     pub stored_bytes: u64,
+    /// Bytes of those packs that other images need as well: what removing this one alone doesn't free.
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Whether it has a picture of its screen (`GET /v1/images/{name}/thumbnail`).
     #[serde(default)]
     pub thumbnail: bool,

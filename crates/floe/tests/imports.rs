@@ -54,6 +54,7 @@ impl Rig {
         let request = ImportRequest {
             disks: vec![self.path(file).display().to_string()],
             name: Some(file.replace('.', "-")),
+            labels: [("from".to_owned(), file.to_owned())].into(), // no two are the same image
             ..Default::default()
         };
         let events = self.node.client().import(&request);
@@ -145,6 +146,48 @@ fn an_image_that_is_cut_off_is_refused_wherever_it_is_cut() {
         assert!(error.contains("is cut off"), "{error}");
     }
     rig.assert_nothing_is_left();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn one_disk_in_every_format_is_stored_once() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &disk());
+    let stored = || {
+        let repository = Repository::open(&rig.node.home().join("repo")).unwrap();
+        let entries = repository.list().unwrap();
+        entries
+            .iter()
+            .map(|e| e.pack_bytes - e.shared_bytes)
+            .sum::<u64>()
+    };
+    let first = rig.import("disk.raw").unwrap().image.unwrap();
+    let one = stored();
+    assert_eq!((first.shared_bytes, first.stored_bytes), (0, one));
+    for (name, format, options) in FORMATS {
+        convert(&rig, name, format, options);
+        let outcome = rig
+            .import(name)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let image = outcome.image.unwrap();
+        assert_eq!(image.shared_bytes, image.stored_bytes, "{name}");
+        assert_eq!(outcome.stored.unwrap().new_chunks, 0, "{name}");
+    }
+    // the one that brought it goes, the others stay whole
+    let request = RemoveImageRequest {
+        image: "disk-raw".into(),
+        force: false,
+    };
+    rig.node.client().remove_image(&request).unwrap();
+    let verify = finish(rig.node.client().verify_image("vdi").unwrap());
+    assert_eq!(verify.verify.unwrap().problems, Vec::<String>::new());
+    let mut packs = 0;
+    for shelf in fs::read_dir(rig.node.home().join("repo/packs")).unwrap() {
+        for pack in fs::read_dir(shelf.unwrap().path()).unwrap() {
+            packs += pack.unwrap().metadata().unwrap().len();
+        }
+    }
+    assert_eq!(packs, one, "stored once");
 }
 
 #[test]

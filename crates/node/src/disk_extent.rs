@@ -33,6 +33,9 @@ impl From<io::Error> for Fault {
     }
 }
 
+/// What is done with an entry of a table: its number, and its bytes.
+type OnEntry<'a, const WIDTH: usize> = dyn FnMut(u64, &[u8; WIDTH]) -> Result<(), Fault> + 'a;
+
 /// Bytes of a table that are read at once.
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Most tables of the second level, so that what is remembered of them stays below some 100 MiB: QEMU's own bound of a
@@ -97,7 +100,7 @@ impl Image<'_> {
         offset: u64,
         count: u64,
         what: &str,
-        entry: &mut dyn FnMut(u64, &[u8; WIDTH]) -> Result<(), Fault>,
+        entry: &mut OnEntry<'_, WIDTH>,
     ) -> Result<(), Fault> {
         let bytes = count.saturating_mul(WIDTH as u64);
         self.within(offset, bytes, || what.to_owned())?;

@@ -12,7 +12,7 @@ use crate::{
 use floe_api::*;
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, ImageName, MachineConfig};
-use floe_store::{GcOptions, Ingest, IngestOptions, Repository};
+use floe_store::{GcOptions, Ingest, IngestOptions};
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -39,6 +39,7 @@ impl Node {
             live: entry.regions.contains_key("ram") && entry.regions.contains_key("device"),
             virtual_bytes: entry.virtual_bytes,
             stored_bytes: entry.pack_bytes,
+            shared_bytes: entry.shared_bytes,
             thumbnail: entry.regions.contains_key(THUMB_REGION),
             start_ms: self.starts.typical_ms(&entry.id),
             labels: entry.labels,
@@ -63,6 +64,7 @@ impl Node {
                 live: plan::is_live(manifest),
                 virtual_bytes: manifest.regions.iter().map(|region| region.size).sum(),
                 stored_bytes: inspection.pack_bytes,
+                shared_bytes: self.repo.shared_bytes(&id)?,
                 thumbnail: manifest.region(THUMB_REGION).is_some(),
                 start_ms: self.starts.typical_ms(&id),
                 labels: config.labels.clone(),
@@ -106,7 +108,11 @@ impl Node {
         let name = request.name.as_deref().map(parse_name).transpose()?;
         check_import(request)?;
         let _storing = self.storing.read();
-        let mut ingest = Ingest::new(&self.repo, IngestOptions::default())?;
+        let options = IngestOptions {
+            share: true,
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&self.repo, options)?;
         let line = report.progress_line("import", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
         let mut disks = Vec::new();
@@ -137,7 +143,7 @@ impl Node {
             labels: request.labels.clone(),
             ..Default::default()
         };
-        let (id, stats) = finish(&self.repo, None, ingest, config)?;
+        let (id, stats) = finish(ingest, config)?;
         if let Some(name) = &name {
             self.repo.tag(name, &id)?;
         }
@@ -405,24 +411,14 @@ pub(crate) fn parse_name(name: &str) -> Result<ImageName, NodeError> {
 
 /// Publishes what was ingested, with its statistics.
 pub(crate) fn finish(
-    repo: &Repository,
-    parent: Option<&Hash>,
     ingest: Ingest,
     config: MachineConfig,
 ) -> Result<(Hash, StoredReport), NodeError> {
-    let stats = ingest.stats();
-    let id = ingest.finish(config)?;
-    // the last packs are closed by `finish`, so what is new is told by the layouts
-    let shared = match parent {
-        Some(parent) => repo.layout(parent)?.packs,
-        None => Vec::new(),
-    };
-    let packs = repo.layout(&id)?.packs;
-    let new = packs.iter().filter(|pack| !shared.contains(pack));
+    let (id, stats) = ingest.finish_with_stats(config)?;
     let stored = StoredReport {
         bytes_in: stats.bytes_in,
         new_chunks: stats.new_chunks,
-        new_bytes_compressed: new.map(|pack| pack.file_bytes).sum(),
+        new_bytes_compressed: stats.new_stored_bytes,
         dedup_chunks: stats.dedup_chunks + stats.unchanged_chunks,
         zero_chunks: stats.zero_chunks,
     };

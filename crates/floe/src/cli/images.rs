@@ -72,6 +72,8 @@ pub struct Import {
 
 /// List images
 #[derive(Debug, Args)]
+///
+/// OWN is what removing the image would free; SHARED lies in packs that other images need as well.
 #[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
 pub struct Ls {}
 
@@ -313,12 +315,16 @@ fn listing(images: &[floe_api::ImageSummary]) -> String {
             short(&image.id),
             if image.live { "running" } else { "disk" }.into(),
             bytes(image.virtual_bytes),
-            bytes(image.stored_bytes),
+            bytes(image.stored_bytes.saturating_sub(image.shared_bytes)),
+            bytes(image.shared_bytes),
             age(image.created_unix_s),
         ]
     };
     let rows: Vec<_> = images.iter().map(row).collect();
-    table(&["NAME", "ID", "STATE", ">SIZE", ">STORED", ">AGE"], &rows)
+    table(
+        &["NAME", "ID", "STATE", ">SIZE", ">OWN", ">SHARED", ">AGE"],
+        &rows,
+    )
 }
 
 fn describe(image: &floe_api::ImageDetail) -> String {
@@ -352,9 +358,10 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         (
             "size",
             format!(
-                "{}, stored in {} ({} packs)",
+                "{}, stored in {} ({} of it shared with other images, {} packs)",
                 bytes(s.virtual_bytes),
                 bytes(s.stored_bytes),
+                bytes(s.shared_bytes),
                 image.packs
             ),
         ),
