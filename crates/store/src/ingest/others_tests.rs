@@ -43,11 +43,12 @@ fn what_any_image_has_is_stored_once_and_outlives_the_image_that_it_came_with() 
     assert_eq!((stats.new_chunks, stats.dedup_chunks), (100, 0));
     assert_eq!(repository.layout(&third).unwrap().packs.len(), 1);
 
-    let own =
-        |id| repository.inspect(id).unwrap().pack_bytes - repository.shared_bytes(id).unwrap();
+    let own = |id: &Hash| {
+        repository.inspect(id).unwrap().pack_bytes - repository.shared_bytes(id).unwrap()
+    };
     assert!(own(&second) > 0 && own(&second) < 200 << 10);
     assert_eq!(repository.shared_bytes(&third).unwrap(), 0);
-    let entry = |id| {
+    let entry = |id: Hash| {
         repository
             .list()
             .unwrap()
