@@ -29,6 +29,10 @@ pub struct ForkRequest {
     /// takes as many as it has room for. Without `hosts` all known hosts are meant.
     #[serde(default)]
     pub placement: Option<String>,
+    /// Start the clones of this host although it has too little memory for them, as in [`RunRequest::overcommit`]. Other hosts decide
+    /// for themselves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
 }
 
 /// Whether clones' nodes read their parent's state by multicast.
@@ -112,6 +116,9 @@ pub struct CloneRequest {
     /// Its family's network.
     #[serde(default)]
     pub network: Option<NetworkOrder>,
+    /// What it may take of its host: its parent's limits.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
 
 /// Answer of `GET /v1/clones/room`.

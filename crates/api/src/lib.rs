@@ -14,6 +14,7 @@ mod cluster;
 pub mod credentials;
 mod forks;
 mod forward;
+mod happened;
 pub mod hub;
 mod images;
 mod machines;
@@ -23,6 +24,7 @@ mod traces;
 pub use cluster::*;
 pub use forks::*;
 pub use forward::{ForwardError, PortForward, Protocol};
+pub use happened::Happened;
 pub use images::*;
 pub use machines::*;
 pub use network::*;
@@ -265,8 +267,8 @@ pub struct ShutdownRequest {
 pub struct NodeEvent {
     /// Unix time in milliseconds.
     pub time_unix_ms: u64,
-    /// What happened: `machine.started`, `machine.stopped`, `image.added`, `image.removed`, ...
-    pub kind: String,
+    /// What happened.
+    pub kind: Happened,
     /// To which machine or image.
     pub subject: String,
     /// More, for a human.

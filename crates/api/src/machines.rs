@@ -66,7 +66,51 @@ pub struct RunRequest {
     /// What its guest reaches of this host's loopback and link-local addresses by QEMU's user network; nothing by default.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub allow_host: HostAccess,
+    /// Start it although the host has too little memory for it. The kernel may then end machines.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
+    /// What it may take of the host.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
+
+/// What a machine's QEMU may take of its host, however much of it is idle. Its clones have the same limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Processor time, in thousandths of a core: 1500 is one and a half cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_millicores: Option<u32>,
+    /// Memory of its QEMU process: what the guest has touched, and QEMU's own. A machine that takes more is ended by the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_max_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// Whether there is none.
+    pub fn is_none(&self) -> bool {
+        *self == Limits::default()
+    }
+}
+
+/// Body of `POST /v1/machines/{name}/limits`: what is absent stays as it is, 0 takes a limit away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRequest {
+    /// As in [`Limits::cpu_millicores`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_millicores: Option<u32>,
+    /// As in [`Limits::memory_max_bytes`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_max_bytes: Option<u64>,
+}
+
+/// Least processor time of a machine, thousandths of a core: the kernel's own least.
+pub const CPU_MILLICORES_MIN: u32 = 10;
+/// Most, thousandths of a core: more cores than a host has.
+pub const CPU_MILLICORES_MAX: u32 = 10_000_000;
+/// Least memory of a machine's QEMU: its own, without a guest's.
+pub const MEMORY_MAX_BYTES_MIN: u64 = 64 << 20;
 
 /// What a guest reaches of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local addresses, and of the
 /// metadata service of the host's cloud. Clones on the same host keep what their parent has; images hold nothing of it.
@@ -141,6 +185,9 @@ pub struct MachineInfo {
     /// What its guest reaches of this host.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub allow_host: HostAccess,
+    /// What it may take of the host.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
 
 /// States of a machine.
@@ -174,6 +221,12 @@ pub struct MachineStats {
     pub wire_bytes: u64,
     /// Bytes that its disks hold beyond the image.
     pub overlay_bytes: u64,
+    /// Processor time that its QEMU has taken, microseconds; 0 without a control group.
+    #[serde(default)]
+    pub cpu_us: u64,
+    /// Memory that its QEMU has; 0 without a control group. Pages that clones share count for the first that touched them.
+    #[serde(default)]
+    pub memory_bytes: u64,
 }
 
 /// Query of `GET /v1/machines/{name}/logs`.
@@ -248,6 +301,9 @@ pub struct StartRequest {
     /// How long; [`WAIT_TIMEOUT_S_DEFAULT`] by default.
     #[serde(default)]
     pub wait_timeout_s: Option<u64>,
+    /// As in [`RunRequest::overcommit`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
 }
 
 /// Query of `DELETE /v1/machines/{name}`.

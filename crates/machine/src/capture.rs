@@ -34,15 +34,13 @@ use crate::spec::MEMORY_BYTES_DEFAULT;
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Largest device state that is read: 100 times that of a machine with every device.
 const DEVICE_BYTES_MAX: u64 = 64 << 20;
-/// Memory of the host that a capture leaves alone.
-const HOST_RESERVE_BYTES: u64 = 128 << 20;
 
 /// What the caller decides about a capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CaptureOptions {
     /// Leave the machine paused after a successful capture, to be ended: nothing that it did is then missing in the image.
     pub stay_paused: bool,
-    /// Most bytes of pages to keep; by default what the host has free.
+    /// Most bytes of pages to keep; not bounded by default.
     pub bytes_max: Option<u64>,
     /// Copy the pages of the RAM and of all blocks into one memory file ([`Pages::file`]), which another process can hold when
     /// this one ends.
@@ -136,7 +134,7 @@ impl Machine {
         };
         const FIND: &str = "finding its memory";
         const COPY: &str = "copying its memory";
-        let limit = options.bytes_max.unwrap_or_else(free_bytes);
+        let limit = options.bytes_max.unwrap_or(u64::MAX);
         let memories = self.memories().map_err(|e| failed(FIND, e.into()))?;
         let vram = match vram_span(self)? {
             Some(span) => Some(
@@ -388,16 +386,6 @@ fn read_state(state: &File) -> std::io::Result<Vec<u8>> {
     } else {
         Ok(device)
     }
-}
-
-/// What the host can spare.
-fn free_bytes() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    kib.map_or(u64::MAX, |kib| {
-        (kib * 1024).saturating_sub(HOST_RESERVE_BYTES)
-    })
 }
 
 /// Ends the claim on a capture.

@@ -1,7 +1,7 @@
 //! The exec wrapper: what must happen in QEMU's process before QEMU is there.
 //!
 //! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU: its process id in a file
-//! (so that a QEMU whose node is killed at this moment is found), a session of
+//! (so that a QEMU whose node is killed at this moment is found), its control group (so that nothing of it is outside), a session of
 //! its own (so that QEMU outlives the node), the machine's directory as working directory (so that sockets have short
 //! names), the machine's own user, the [guard], and a seccomp filter. The alternative, `pre_exec` in the node, would run in a fork of a
 //! large threaded process, where almost nothing may be called.
@@ -64,6 +64,8 @@ pub struct ExecPlan {
     pub dir: PathBuf,
     /// How others find the process; tools, which end by themselves, need none.
     pub announcement: Option<Announcement>,
+    /// Files of control groups that get this process's number, so that it is in those groups (see [`crate::cgroup`]).
+    pub cgroup: Vec<PathBuf>,
     /// The user to become; needs root.
     pub user: Option<User>,
     /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
@@ -88,6 +90,9 @@ impl ExecPlan {
         if let Some(Announcement { file, starter }) = &self.announcement {
             args.extend(["--process-file".into(), file.clone().into()]);
             args.extend(["--starter".into(), starter.to_string().into()]);
+        }
+        for file in &self.cgroup {
+            args.extend(["--cgroup".into(), file.clone().into()]);
         }
         if let Some(User { uid, gid }) = self.user {
             args.extend(["--user".into(), format!("{uid}:{gid}").into()]);
@@ -117,6 +122,7 @@ impl ExecPlan {
         let mut plan = ExecPlan {
             dir: PathBuf::new(),
             announcement: None,
+            cgroup: Vec::new(),
             user: None,
             refuse_huge_pages: false,
             ram: Vec::new(),
@@ -140,6 +146,7 @@ impl ExecPlan {
             };
             match arg.as_bytes() {
                 b"--dir" => plan.dir = value("--dir", rest.next())?.into(),
+                b"--cgroup" => plan.cgroup.push(value("--cgroup", rest.next())?.into()),
                 b"--ram" => plan.ram.push(value("--ram", rest.next())?.into()),
                 b"--refuse-huge-pages" => plan.refuse_huge_pages = true,
                 b"--user" => {
@@ -209,6 +216,10 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     };
     if let Some(announcement) = &plan.announcement {
         announce(announcement).map_err(failed("say which process it is"))?;
+    }
+    for file in &plan.cgroup {
+        // all of this process, whichever number its namespace gives it
+        std::fs::write(file, "0").map_err(failed(&format!("enter {}", file.display())))?;
     }
     // EPERM: already a session leader, when started by hand.
     let _ = rustix::process::setsid();
@@ -339,6 +350,10 @@ mod tests {
                 file: "/var/lib/floe/machines/web/qemu.json".into(),
                 starter: 17,
             }),
+            cgroup: vec![
+                "/sys/fs/cgroup/cpu/floe/n/web/cgroup.procs".into(),
+                "/sys/fs/cgroup/memory/floe/n/web/cgroup.procs".into(),
+            ],
             user: Some(User {
                 uid: 90_001,
                 gid: 90_001,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use floe_image::MachineConfig;
 use rustix::fs::inotify;
 
+use crate::cgroup::Group;
 use crate::command::{self, RamBacking, files};
 use crate::error::MachineError;
 use crate::exec::{Announcement, ExecPlan, User};
@@ -68,6 +69,7 @@ pub(crate) fn launch(
             file: spec.dir.join(PROCESS),
             starter: std::process::id(),
         }),
+        cgroup: spec.cgroup.iter().flat_map(Group::entrances).collect(),
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
         ram: std::iter::once(&ram)

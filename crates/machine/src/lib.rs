@@ -26,6 +26,7 @@
 pub mod accel;
 mod buffers;
 mod capture;
+pub mod cgroup;
 mod clock;
 mod command;
 pub mod console;

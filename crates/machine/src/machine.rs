@@ -276,6 +276,22 @@ impl Machine {
         self.process.id().pid
     }
 
+    /// The threads of QEMU that run the guest's CPUs, by number of the CPU. With emulation one thread may run several.
+    pub fn vcpu_threads(&self) -> Result<Vec<u32>, MachineError> {
+        let answer = self.qmp.execute("query-cpus-fast", json!({}))?;
+        let mut threads: Vec<(u64, u32)> = answer
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|cpu| {
+                let thread = u32::try_from(cpu["thread-id"].as_u64()?).ok()?;
+                Some((cpu["cpu-index"].as_u64()?, thread))
+            })
+            .collect();
+        threads.sort_unstable();
+        Ok(threads.into_iter().map(|(_, thread)| thread).collect())
+    }
+
     /// The user that QEMU runs as, if it is one of its own.
     pub fn user(&self) -> Option<User> {
         self.record.lock().user

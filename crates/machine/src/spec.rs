@@ -11,6 +11,7 @@ use floe_image::MachineConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::accel::Accel;
+use crate::cgroup::Group;
 use crate::error::MachineError;
 use crate::exec::User;
 use crate::guard::{CONSOLE_LOG_BYTES, HostAccess};
@@ -167,6 +168,8 @@ pub struct Spec {
     /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the host's memory, at most
     /// 1024) if `None`.
     pub emulator_cache_mib: Option<u32>,
+    /// Its control group; `None` runs QEMU in the caller's.
+    pub cgroup: Option<Group>,
     /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
     pub user: Option<User>,
     /// The programs of this host.
@@ -196,6 +199,7 @@ impl Spec {
             tap: None,
             accel,
             emulator_cache_mib: None,
+            cgroup: None,
             user: None,
             programs,
         }

@@ -41,6 +41,12 @@ fn two_clones_go_on_where_their_parent_was_captured() {
     let (parent, mut console) = boot(original.clone());
     let _parent = Guard(&parent);
     assert_eq!(parent.status().unwrap(), Status::Running);
+    let threads = parent.vcpu_threads().unwrap();
+    assert_eq!(threads.len() as u32, parent.config().cpus.unwrap());
+    for thread in threads {
+        let task = format!("/proc/{}/task/{thread}", parent.pid());
+        assert!(std::path::Path::new(&task).exists(), "{task}");
+    }
     // Without the cursor, which blinks.
     console.run(r"printf '\033[?25l\033[2J\033[31;44mfloe was here\n' > /dev/tty1");
     // A shell without a terminal counts in the background; a file in memory is the state to be kept.

@@ -18,6 +18,8 @@ use std::time::Duration;
 /// How long until a supervisor that could not be started is started again; twice as long each time. The first time is soon: what
 /// answered was perhaps the one that is just ending.
 const START_AGAIN_MIN: Duration = Duration::from_millis(10);
+/// How often a node that starts tries, when each connection is lost at once.
+const FIRST_TRIES: u32 = 8;
 /// The longest of these times.
 const START_AGAIN_MAX: Duration = Duration::from_secs(1);
 
@@ -64,7 +66,7 @@ impl Keeper {
             watched: Mutex::default(),
             ending: AtomicBool::new(false),
         });
-        let mut end = inner.connect()?;
+        let mut end = first_connection(&inner)?;
         let weak = Arc::downgrade(&inner);
         std::thread::Builder::new()
             .name("floe-keeper".into())
@@ -141,6 +143,21 @@ impl Keeper {
     pub fn leave(&self) {
         self.0.ending.store(true, Ordering::Release);
     }
+}
+
+/// Connects for the first time. The supervisor that answers may be an earlier node's that is just ending: then another one is
+/// started in its place.
+fn first_connection(inner: &Inner) -> Result<Client, MountError> {
+    let mut pause = START_AGAIN_MIN;
+    for _ in 1..FIRST_TRIES {
+        match inner.connect() {
+            Ok(end) => return Ok(end),
+            Err(error) => tracing::debug!(%error, "the supervisor is tried again"),
+        }
+        std::thread::sleep(pause);
+        pause = START_AGAIN_MAX.min(2 * pause);
+    }
+    inner.connect()
 }
 
 impl Inner {

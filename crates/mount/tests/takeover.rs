@@ -296,6 +296,50 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
 }
 
 #[test]
+fn a_supervisor_that_is_just_ending_is_replaced_by_the_node_that_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("sock");
+    let start = |socket: PathBuf| std::thread::spawn(move || supervisor::run(&socket));
+    let first = start(socket.clone());
+    while Client::connect(&socket).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (first, second) = (Mutex::new(Some(first)), Mutex::new(None));
+    let second = std::sync::Arc::new(second);
+    let started = second.clone();
+    let ensure = move |socket: &Path| {
+        // it answers, and ends before the node has connected
+        if let Some(first) = first.lock().unwrap().take() {
+            Client::connect(socket).unwrap().quit().unwrap();
+            first.join().unwrap().unwrap();
+            return Ok(());
+        }
+        let mut second = started.lock().unwrap();
+        if second.is_none() {
+            *second = Some(start(socket.to_owned()));
+        }
+        while Client::connect(socket).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    };
+    let keeper = Keeper::start(&socket, ensure).unwrap();
+    keeper
+        .hold("a", std::fs::File::open("/dev/null").unwrap())
+        .unwrap();
+    assert_eq!(keeper.list().unwrap(), ["a"]);
+    keeper.end();
+    second
+        .lock()
+        .unwrap()
+        .take()
+        .unwrap()
+        .join()
+        .unwrap()
+        .unwrap();
+}
+
+#[test]
 fn the_supervisor_keeps_descriptors_and_gives_them_back() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("sock");

@@ -9,9 +9,11 @@ use crate::{
     MachineName, Node,
     error::{NodeError, failed},
     files::RECORD_FILE,
-    machines::{ADOPT, Entry, Operation},
+    lifecycle::Task,
+    machines::{Entry, Operation},
     record::{Record, Wanted},
 };
+use floe_api::Happened;
 use floe_machine::{Machine, Process};
 use std::{
     path::Path,
@@ -71,7 +73,7 @@ impl Node {
                 }
                 Err(error) => {
                     tracing::error!(machine = %name, %error, "the machine is left alone");
-                    self.tell("machine.left-alone", name.as_str(), error.to_string());
+                    self.tell(Happened::MachineLeftAlone, name.as_str(), error.to_string());
                 }
             }
         }
@@ -81,7 +83,7 @@ impl Node {
     fn attach_left(&self, name: MachineName, dir: &Path, record: Record) -> Option<Left> {
         let wanted = record.wanted;
         let entry = self.machines.insert(name, dir.to_owned(), record);
-        let operation = entry.begin(ADOPT).ok()?;
+        let operation = entry.begin(Task::Adopt).ok()?;
         let mut left = Left {
             wanted,
             attached: Ok(()),
@@ -92,6 +94,7 @@ impl Node {
             Wanted::Running => {
                 left.lost = self.look_for_parent(&left.operation);
                 left.attached = self.attach(&left.operation);
+                self.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Starting | Wanted::Removing => {
                 if let Some(qemu) = self.qemu_of(&left.operation) {
@@ -163,7 +166,11 @@ impl Node {
             lost,
         } = left;
         match wanted {
-            Wanted::Stopped => self.end_qemu(&operation),
+            Wanted::Stopped => {
+                self.end_qemu(&operation);
+                let record = operation.record();
+                self.resources.ended(&record.name, &record.mount_name);
+            }
             Wanted::Starting | Wanted::Removing => {
                 self.end_qemu(&operation);
                 self.discard(&operation);
@@ -213,7 +220,7 @@ impl Node {
             Err(error) if self.qemu_of(operation).is_some() => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
                 if lost {
-                    self.tell("machine.orphaned", operation.name.as_str(), LOST);
+                    self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
                 }
                 return Ok(Taken::AskAgain);
             }
@@ -229,9 +236,9 @@ impl Node {
         if lost {
             // One that waits for memory already can't be told; it stands still by itself.
             let _ = operation.vm()?.stop();
-            self.tell("machine.orphaned", operation.name.as_str(), LOST);
+            self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
         }
-        self.tell("machine.adopted", operation.name.as_str(), "");
+        self.tell(Happened::MachineAdopted, operation.name.as_str(), "");
         Ok(Taken::Over)
     }
 
@@ -257,15 +264,14 @@ impl Node {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         operation.state.write().failed = true;
-        let kept = operation.update(|record| {
+        let kept = operation.update_anew(|record| {
             record.wanted = Wanted::Stopped;
-            record.pauses.clear();
             record.detail = why.to_owned();
         });
         if let Err(error) = kept {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
-        self.tell("machine.lost", operation.name.as_str(), why);
+        self.tell(Happened::MachineLost, operation.name.as_str(), why);
     }
 
     /// A machine's QEMU, if one is alive.
@@ -293,6 +299,7 @@ impl Node {
                 let _ = std::fs::remove_dir_all(dir.path());
             }
         }
+        self.resources.remove_old_groups();
     }
 }
 
@@ -301,7 +308,7 @@ fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
         std::thread::sleep(ASK_AGAIN);
         // whatever else is under way ends, and leaves it as it is, ended or started
-        let operation = entry.begin(ADOPT).ok();
+        let operation = entry.begin(Task::Adopt).ok();
         if !entry.waits_for_adoption() {
             return None;
         }

@@ -2,10 +2,13 @@
 //!
 //! The planner says through the mount when an image's machines should stand still and for how long; a thread of the node
 //! tells QEMU. A machine that is paused so says `buffering`. What a user asks for wins: a start lets it go on for the rest of
-//! the episode, a stop or a capture ends the pause first. Why a machine stands still is kept on the disk (`pause`), so that a
+//! the episode, a stop or a capture ends the pause first. Why a machine stands still is kept on the disk (`lifecycle`), so that a
 //! node that starts after a crash lets it go on.
 
-use crate::{Node, error::NodeError, files::save_pauses, machines::Entry, record::PauseReason};
+use crate::{
+    Node, error::NodeError, files::save_pauses, lifecycle::Event, machines::Entry,
+    record::PauseReason,
+};
 use floe_api::{Buffering, MachineStatus, StreamInfo};
 use floe_image::Hash;
 use floe_machine::Status;
@@ -15,8 +18,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Operations of a user during which a machine may be paused: they only wait for the guest.
-const OPERATIONS_THAT_WAIT: [&str; 3] = ["run", "start", "forward"];
 /// How often a pause that could not begin or end is tried again, and whether the node still is.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// So many times in a row must the planner not be waiting for anything before a pause ends without its word: no machine
@@ -66,8 +67,6 @@ pub(crate) struct Pauses {
     since_us: Option<u64>,
     /// What it waits for, as last heard.
     buffering: Buffering,
-    /// The user let it go on: not again in this episode.
-    overridden: bool,
     /// From and to, those that are over, the newest [`PAUSES_MAX`].
     over: Vec<(u64, u64)>,
 }
@@ -143,20 +142,19 @@ impl Entry {
         image.is_some_and(|image| image.progress().buffering.is_some())
     }
 
-    /// Does what the planner wishes; false if it must be tried again.
-    fn heed(&self, wish: &Wish) -> Result<bool, NodeError> {
+    /// Follows what the planner wishes; false if it must be tried again.
+    fn follow(&self, wish: &Wish) -> Result<bool, NodeError> {
         let mut pauses = self.pauses.lock();
         pauses.buffering = wish.buffering;
         if !wish.pause {
-            pauses.overridden = false;
-            return self.go_on(&mut pauses).map(|()| true);
+            return self.end(&mut pauses, Event::EpisodeEnds).map(|()| true);
         }
-        if pauses.since_us.is_some() || pauses.overridden {
+        if !self.standing.lock().may_buffer() {
             return Ok(true);
         }
         // held while QEMU is told: no operation of the user begins in between
         let operation = self.operation.lock();
-        if operation.is_some_and(|what| !OPERATIONS_THAT_WAIT.contains(&what)) {
+        if operation.is_some_and(|task| !task.allows_buffering()) {
             return Ok(false);
         }
         let Some(vm) = self.state.read().vm.clone() else {
@@ -165,28 +163,32 @@ impl Entry {
         if vm.status()? != Status::Running {
             return Ok(false);
         }
-        self.pause(&vm, PauseReason::Buffering)?;
+        self.stand(Some(&vm), Event::Begins(PauseReason::Buffering))?;
         pauses.since_us = Some(now_us());
         Ok(true)
     }
 
-    fn go_on(&self, pauses: &mut Pauses) -> Result<(), NodeError> {
+    /// Ends a pause for buffering, if there is one.
+    fn end(&self, pauses: &mut Pauses, event: Event) -> Result<(), NodeError> {
+        let vm = self.state.read().vm.clone();
+        self.stand(vm.as_deref(), event)?;
         if pauses.since_us.is_none() {
             return Ok(());
         }
-        let vm = self.state.read().vm.clone();
-        self.end_pause(vm.as_deref(), PauseReason::Buffering)?;
         pauses.end(now_us());
         save_pauses(&self.dir, &pauses.over)
     }
 
-    /// Ends a pause for buffering: a user's operation wins. With `for_good` it is not paused again in this episode.
-    pub fn end_buffering(&self, for_good: bool) -> Result<(), NodeError> {
+    /// Ends a pause for buffering, because something is to be done with the machine; it may buffer again after that.
+    pub fn stop_buffering(&self) -> Result<(), NodeError> {
         let mut pauses = self.pauses.lock();
-        if for_good && pauses.since_us.is_some() {
-            pauses.overridden = true;
-        }
-        self.go_on(&mut pauses)
+        self.end(&mut pauses, Event::Ends(PauseReason::Buffering))
+    }
+
+    /// Lets it go on, because its user wants it to, whatever it was waiting for.
+    pub fn go_on_at_once(&self) -> Result<(), NodeError> {
+        let mut pauses = self.pauses.lock();
+        self.end(&mut pauses, Event::UserContinues)
     }
 }
 
@@ -199,7 +201,7 @@ impl Node {
         let node = Arc::downgrade(self);
         std::thread::Builder::new()
             .name("buffering".into())
-            .spawn(move || heed_all(&node, &wishes))
+            .spawn(move || follow_all(&node, &wishes))
             .map_err(super::error::at("cannot start the buffering's thread"))?;
         Ok(())
     }
@@ -255,7 +257,7 @@ impl Node {
     }
 }
 
-fn heed_all(node: &Weak<Node>, wishes: &mpsc::Receiver<Wish>) {
+fn follow_all(node: &Weak<Node>, wishes: &mpsc::Receiver<Wish>) {
     let mut unmet: HashMap<Hash, Wish> = HashMap::new();
     let mut forgotten: HashMap<Hash, u32> = HashMap::new();
     loop {
@@ -287,7 +289,7 @@ fn heed_all(node: &Weak<Node>, wishes: &mpsc::Receiver<Wish>) {
             }
             let mut met = true;
             for entry in machines {
-                match entry.heed(wish) {
+                match entry.follow(wish) {
                     Ok(done) => met &= done,
                     Err(error) => {
                         met = false;

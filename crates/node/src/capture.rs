@@ -14,11 +14,13 @@ use crate::{
     files::save_manifest,
     fork::FORK_LABEL,
     images::{finish, parse_name},
+    lifecycle::Task,
     machines::Operation,
     record::{PauseReason, Wanted},
     report::{Report, millis},
     sources::Found,
 };
+use floe_api::Happened;
 use floe_api::{
     CaptureRequest, ImageSummary, Outcome, REHEARSE_S_DEFAULT, REHEARSE_S_MAX, StoredReport,
 };
@@ -57,7 +59,7 @@ impl Node {
         }
         let entry = self.machines.get(name)?;
         self.wait_for_identity(&entry)?;
-        let operation = entry.begin("capture")?;
+        let operation = entry.begin(Task::Capture)?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
         let disks = disks.ok_or_else(|| {
@@ -71,10 +73,11 @@ impl Node {
         let thumb = self.take_thumbnail(&vm);
         let options = CaptureOptions {
             stay_paused: request.stop,
+            bytes_max: self.resources.capture_bytes_max(),
             ..Default::default()
         };
         // a capture is of a machine that goes on after it
-        operation.end_buffering(false)?;
+        operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         // one that is to be stopped goes on if the image does not come about, also if this node is killed before that
@@ -104,19 +107,20 @@ impl Node {
         let pause_ms = millis(captured.pause.total());
         self.rebase(&operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
-        self.tell("image.added", &id.short(), format!("captured from {name}"));
+        self.tell(
+            Happened::ImageAdded,
+            &id.short(),
+            format!("captured from {name}"),
+        );
         if let Some(paused) = paused {
-            operation.update(|record| {
-                record.wanted = Wanted::Stopped;
-                record.pauses.clear();
-            })?;
+            operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
             paused.ended();
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));
             self.take_trace(&operation);
             self.detach(&operation)?;
             operation.update(|record| record.detail = "stopped by a capture".into())?;
-            self.tell("machine.stopped", name, "by a capture");
+            self.tell(Happened::MachineStopped, name, "by a capture");
         }
         let image: ImageSummary = self.image(&id.to_string())?.summary;
         Ok(Outcome {

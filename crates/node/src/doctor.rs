@@ -7,7 +7,39 @@ use floe_api::{Check, CheckStatus, DoctorReport};
 pub fn examine(node: &Node) -> DoctorReport {
     let mut report = crate::host::report(&node.home);
     report.checks.push(mount(node));
+    report.checks.push(promises(node));
+    report.checks.push(groups(node));
     report
+}
+
+fn groups(node: &Node) -> Check {
+    let (status, detail, fix) = match node.resources.why_no_groups() {
+        None => (
+            CheckStatus::Ok,
+            "machines have groups of their own and can be limited".to_owned(),
+            "",
+        ),
+        Some(why) => (
+            CheckStatus::Warn,
+            format!("machines run without limits: {why}"),
+            "run the node as root, on a host whose /sys/fs/cgroup can be written and has the controllers cpu and memory",
+        ),
+    };
+    Check {
+        name: "control groups".into(),
+        status,
+        detail,
+        fix: fix.into(),
+    }
+}
+
+fn promises(node: &Node) -> Check {
+    Check {
+        name: "promises".into(),
+        status: CheckStatus::Ok,
+        detail: node.resources.summary(),
+        fix: String::new(),
+    }
 }
 
 fn mount(node: &Node) -> Check {

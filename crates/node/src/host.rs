@@ -222,33 +222,21 @@ fn pagemap() -> Check {
 }
 
 fn memory() -> Check {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let Some(free) = available_bytes(&text) else {
+    let Some(memory) = crate::resources::host::memory() else {
         let text = "/proc/meminfo does not tell what is free";
         return check("memory", CheckStatus::Warn, text, "mount /proc");
     };
-    let detail = format!("{} available", floe_api::size_text(free));
+    let free = memory.available_bytes;
+    let detail = format!(
+        "{} of {} available",
+        floe_api::size_text(free),
+        floe_api::size_text(memory.total_bytes)
+    );
     if free < MEMORY_LOW_BYTES {
         let fix = "end other programs, or give machines less (--memory 256M)";
         return check("memory", CheckStatus::Warn, detail, fix);
     }
     ok("memory", detail)
-}
-
-/// MemAvailable of /proc/meminfo.
-pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
-    bytes_of(meminfo, "MemAvailable:")
-}
-
-/// MemTotal of /proc/meminfo.
-pub(crate) fn total_bytes(meminfo: &str) -> Option<u64> {
-    bytes_of(meminfo, "MemTotal:")
-}
-
-fn bytes_of(meminfo: &str, name: &str) -> Option<u64> {
-    let rest = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
-    let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 fn disk(home: &Path) -> Check {
@@ -294,13 +282,6 @@ mod tests {
         assert_eq!(major_minor(line), Some((7, 2)));
         assert_eq!(major_minor("6.18.5-cloud-amd64"), Some((6, 18)));
         assert_eq!(major_minor("unknown"), None);
-    }
-
-    #[test]
-    fn free_memory_is_what_the_kernel_calls_available() {
-        let text = "MemTotal:  100 kB\nMemFree:  1 kB\nMemAvailable:    2048 kB\n";
-        assert_eq!(available_bytes(text), Some(2 << 20));
-        assert_eq!(available_bytes(""), None);
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Node {
         }
         report.stage("publish")?;
         self.tell(
-            "image.added",
+            Happened::ImageAdded,
             &id.short(),
             name.map(|name| name.to_string()).unwrap_or_default(),
         );
@@ -232,14 +232,14 @@ impl Node {
         let name = parse_name(&request.name)?;
         let id = self.repo.resolve(&request.image)?;
         self.repo.tag(&name, &id)?;
-        self.tell("image.tagged", &id.short(), name.to_string());
+        self.tell(Happened::ImageTagged, &id.short(), name.to_string());
         Ok(())
     }
 
     /// Takes a name away.
     pub fn untag(&self, name: &str) -> Result<(), NodeError> {
         let id = self.repo.untag(&parse_name(name)?)?;
-        self.tell("image.untagged", &id.short(), name.to_owned());
+        self.tell(Happened::ImageUntagged, &id.short(), name.to_owned());
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl Node {
         self.repo.remove(&id)?;
         self.forget_traces(&id);
         let freed_bytes = self.collect_garbage()?;
-        self.tell("image.removed", &id.short(), String::new());
+        self.tell(Happened::ImageRemoved, &id.short(), String::new());
         Ok(FreedReport {
             freed_bytes,
             names: names.iter().map(ToString::to_string).collect(),

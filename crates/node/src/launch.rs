@@ -127,6 +127,7 @@ impl Node {
             (state.record.clone(), state.disks.take().is_some())
         };
         self.networks.close_inbound(&record.name, None);
+        self.resources.ended(&record.name, &record.mount_name);
         if attached {
             self.with_mount(|mount| mount.remove_machine(&record.mount_name))?;
         }
@@ -149,6 +150,9 @@ impl Node {
         spec.emulator_cache_mib = Some(self.options.emulator_cache_mib).filter(|&mib| mib > 0);
         spec.config = record.config.clone();
         spec.disks = disks.disk_paths();
+        spec.cgroup = self
+            .resources
+            .group_of(&record.mount_name, &record.limits)?;
         spec.user = user_of(record);
         spec.network_down = guest::is_pending(record);
         spec.tap = self.tap_of(record)?;
@@ -205,6 +209,7 @@ impl Node {
             self.spec(&record, disks, Some(image))?
         };
         self.reserve.make_room();
+        self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
         self.started(entry, machine.clone(), |_| ())?;
         Ok(machine)
@@ -217,6 +222,7 @@ impl Node {
         machine: Arc<Machine>,
         change: impl FnOnce(&mut Record),
     ) -> Result<(), NodeError> {
+        self.resources.started(&entry.record(), machine.pid());
         {
             let mut state = entry.state.write();
             if let Some(disks) = &state.disks {

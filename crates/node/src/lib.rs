@@ -34,7 +34,6 @@ mod network;
 mod optimize;
 mod options;
 mod outbox;
-mod pause;
 mod placement;
 pub mod plan;
 mod qemu_img;
@@ -42,6 +41,7 @@ pub mod record;
 mod rehearse;
 pub mod report;
 mod reserve;
+mod resources;
 mod rest;
 mod restore;
 mod room;
@@ -67,13 +67,14 @@ pub use options::{
     CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions,
     STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
 };
+pub use resources::control_groups;
 pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};
 
 use crate::transfer::Cancel;
 use error::failed;
 use floe_api::paths::Home;
-use floe_api::{API_VERSION, NodeEvent, NodeInfo};
+use floe_api::{API_VERSION, Happened, NodeEvent, NodeInfo};
 use floe_front::page::guard::Guard;
 use floe_front::telemetry;
 use floe_image::{Hash, Manifest};
@@ -113,6 +114,8 @@ pub struct Node {
     pub(crate) machines: Machines,
     /// Room on the disk for what must be written when it is full.
     pub(crate) reserve: Arc<reserve::Reserve>,
+    /// Who was promised how much of this host.
+    pub(crate) resources: resources::Resources,
     pub(crate) standby: standby::Pool,
     pub(crate) starts: starts::Starts,
     /// Forks that are not stored yet.
@@ -244,9 +247,9 @@ impl Node {
     }
 
     /// Tells everybody who listens.
-    pub(crate) fn tell(&self, kind: &str, subject: &str, detail: impl Into<String>) {
+    pub(crate) fn tell(&self, kind: Happened, subject: &str, detail: impl Into<String>) {
         let event = event(kind, subject, detail.into());
-        tracing::info!(kind, subject, detail = event.detail);
+        tracing::info!(%kind, subject, detail = event.detail);
         let _ = self.events.send(event); // nobody may be listening
     }
 
@@ -310,14 +313,14 @@ impl Drop for Job {
 }
 
 /// An event of this moment.
-pub(crate) fn event(kind: &str, subject: &str, detail: String) -> NodeEvent {
+pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent {
     let time_unix_ms = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_millis() as u64;
     NodeEvent {
         time_unix_ms,
-        kind: kind.into(),
+        kind,
         subject: subject.into(),
         detail,
     }

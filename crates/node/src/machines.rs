@@ -5,10 +5,10 @@ use crate::{
     buffering::Pauses,
     error::{NodeError, busy, failed, not_found},
     guest::GuestState,
+    lifecycle::{Standing, Task},
     record::{Record, Wanted},
     reserve::Reserve,
 };
-use floe_api::*;
 use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
@@ -21,13 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The operation of a machine that is being taken over from an earlier node.
-pub(crate) const ADOPT: &str = "adopt";
-/// The operation of a machine that goes on because the disk has room again.
-pub(crate) const CONTINUE: &str = "continue";
-/// Operations that are short: another one waits for their end instead of being refused.
-const SHORT_OPERATIONS: [&str; 3] = ["fork", ADOPT, CONTINUE];
-/// How long: many times what the slowest takes.
+/// How long a short task is waited for: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether it is over.
 const SHORT_LOOK: Duration = Duration::from_millis(1);
@@ -46,9 +40,11 @@ pub(crate) struct Entry {
     /// `machines/NAME`.
     pub dir: PathBuf,
     /// The operation under way.
-    pub operation: Mutex<Option<&'static str>>,
+    pub operation: Mutex<Option<Task>>,
     /// When the node itself paused it.
     pub pauses: Mutex<Pauses>,
+    /// Why it stands still.
+    pub standing: Mutex<Standing>,
     /// Everything that changes.
     pub state: RwLock<State>,
     /// Room for its record on a full disk.
@@ -162,11 +158,10 @@ impl Entry {
 
     /// Begins an operation, or says which one is under way. A fork's pause and an adoption are waited for: they are short, and
     /// nothing that a user has asked for.
-    pub fn begin(self: &Arc<Self>, what: &'static str) -> Result<Operation, NodeError> {
+    pub fn begin(self: &Arc<Self>, what: Task) -> Result<Operation, NodeError> {
         let until = Instant::now() + SHORT_WAIT;
         let mut operation = self.operation.lock();
-        let short = |what: &str| SHORT_OPERATIONS.contains(&what);
-        while operation.is_some_and(short) && Instant::now() < until {
+        while operation.is_some_and(Task::is_short) && Instant::now() < until {
             MutexGuard::unlocked(&mut operation, || std::thread::sleep(SHORT_LOOK));
         }
         if let Some(other) = *operation {
@@ -182,7 +177,7 @@ impl Entry {
     }
 
     /// The operation under way.
-    pub fn operation(&self) -> Option<&'static str> {
+    pub fn operation(&self) -> Option<Task> {
         *self.operation.lock()
     }
 }
@@ -229,7 +224,7 @@ impl Machines {
         wanted: Option<MachineName>,
         image_name: &str,
         make: impl FnOnce(&MachineName, u32) -> (PathBuf, Record),
-        what: &'static str,
+        what: Task,
     ) -> Result<Operation, NodeError> {
         let mut entries = self.entries.write();
         let name = match wanted {
@@ -257,6 +252,7 @@ impl Machines {
             dir,
             operation: Mutex::new(Some(what)),
             pauses: Mutex::default(),
+            standing: Mutex::new(Standing::recorded(record.pauses.clone())),
             state: RwLock::new(State::new(record)),
             reserve: self.reserve.clone(),
         });
@@ -271,6 +267,7 @@ impl Machines {
             dir,
             operation: Mutex::new(None),
             pauses: Mutex::default(),
+            standing: Mutex::new(Standing::recorded(record.pauses.clone())),
             state: RwLock::new(State::new(record)),
             reserve: self.reserve.clone(),
         });
@@ -324,25 +321,6 @@ impl Machines {
     }
 }
 
-/// How a machine is, from what is wanted and what QEMU says.
-pub(crate) fn status(
-    wanted: Wanted,
-    vm: Option<bool>,
-    failed: bool,
-    buffering: bool,
-    adopting: bool,
-) -> MachineStatus {
-    match (wanted, vm) {
-        (Wanted::Running, None) if adopting => MachineStatus::Starting,
-        (_, Some(false)) if buffering => MachineStatus::Buffering,
-        (Wanted::Starting, _) => MachineStatus::Starting,
-        (_, Some(true)) => MachineStatus::Running,
-        (_, Some(false)) => MachineStatus::Paused,
-        (_, None) if failed => MachineStatus::Failed,
-        (_, None) => MachineStatus::Stopped,
-    }
-}
-
 fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
     let entries = entries.values();
     entries
@@ -354,6 +332,7 @@ fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
 mod tests {
     use super::*;
     use crate::record::{Origin, RECORD_VERSION};
+    use floe_api::ErrorCode;
 
     fn record(name: &MachineName, uid: u32) -> Record {
         Record {
@@ -377,13 +356,19 @@ mod tests {
             family: None,
             network: None,
             host_access: Default::default(),
+            limits: Default::default(),
         }
     }
 
     fn reserve(machines: &Machines, name: Option<&str>) -> Result<Operation, NodeError> {
         let make =
             |name: &MachineName, number: u32| (PathBuf::from("/nowhere"), record(name, number));
-        machines.reserve(name.map(|name| name.parse().unwrap()), "tiny", make, "run")
+        machines.reserve(
+            name.map(|name| name.parse().unwrap()),
+            "tiny",
+            make,
+            Task::Run,
+        )
     }
 
     #[test]
@@ -393,17 +378,17 @@ mod tests {
         let error = machines
             .get("web")
             .unwrap()
-            .begin("capture")
+            .begin(Task::Capture)
             .err()
             .unwrap()
             .to_api();
         assert_eq!(error.code, ErrorCode::Busy);
         assert!(error.message.contains("run is under way"), "{error}");
         drop(first);
-        let second = machines.get("web").unwrap().begin("capture").unwrap();
-        assert!(machines.get("web").unwrap().begin("stop").is_err());
+        let second = machines.get("web").unwrap().begin(Task::Capture).unwrap();
+        assert!(machines.get("web").unwrap().begin(Task::Stop).is_err());
         drop(second);
-        assert!(machines.get("web").unwrap().begin("stop").is_ok());
+        assert!(machines.get("web").unwrap().begin(Task::Stop).is_ok());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::{
     outbox::Destination,
     record::Origin,
 };
+use floe_api::Happened;
 use floe_image::{Hash, Manifest};
 use floe_mount::ImageHandle;
 use floe_source::Fetcher;
@@ -94,7 +95,7 @@ impl Node {
                 Ok(None) => {}
                 Err(why) => {
                     node.tell(
-                        "image.model",
+                        Happened::ImageModel,
                         &image.short(),
                         format!("it runs without its model: {why}"),
                     );

@@ -74,7 +74,7 @@ impl Node {
         drop(alone);
         report.stage("publish")?;
         let after = reads(&repo, &id, &clusters)?;
-        self.tell("image.optimized", &id.short(), request.image.clone());
+        self.tell(Happened::ImageOptimized, &id.short(), request.image.clone());
         let optimized = OptimizeReport {
             by: known.by,
             traces: known.model.traces().into(),

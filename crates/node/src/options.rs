@@ -28,6 +28,8 @@ pub struct NodeOptions {
     pub supervisor: Vec<OsString>,
     /// QEMU and the wrapper that it is started through.
     pub programs: Programs,
+    /// Most memory that machines are promised in all; `None` is the host's.
+    pub memory_bytes_max: Option<u64>,
     /// QEMUs that wait for the next run.
     pub standby: StandbyOptions,
     /// Most MiB of translated code of an emulated machine; QEMU's own choice if 0.
@@ -114,6 +116,7 @@ impl NodeOptions {
             read_ahead: true,
             supervisor: vec![program, "supervisor".into()],
             programs: Programs::of_this_host()?,
+            memory_bytes_max: None,
             standby: StandbyOptions::default(),
             emulator_cache_mib: EMULATOR_CACHE_MIB_DEFAULT,
             web: None,

@@ -5,7 +5,7 @@
 
 use crate::MachineName;
 use floe_api::credentials::{HubAddress, Tokens};
-use floe_api::{HostAccess, Identity, MulticastGroup, PortForward};
+use floe_api::{HostAccess, Identity, Limits, MulticastGroup, PortForward};
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -72,6 +72,9 @@ pub struct Record {
     /// What its guest reaches of this host.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub host_access: HostAccess,
+    /// What its QEMU may take of this host.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
 
 /// A place in a family's network.
@@ -230,7 +233,7 @@ impl Record {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub fn record() -> Record {
@@ -264,6 +267,7 @@ pub(super) mod tests {
             family: None,
             network: None,
             host_access: HostAccess::None,
+            limits: Limits::default(),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::{
     report::Report,
     sources::{Found, Loads},
 };
+use floe_api::Happened;
 use floe_image::{CHUNK_SIZE, is_zero};
 use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
 use floe_mount::{ImageHandle, MachineHandle};
@@ -62,10 +63,10 @@ impl Node {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a QEMU that waits is on its user network, and its guest reaches nothing of the host
+        // a QEMU that waits is on its user network, its guest reaches nothing of the host, and nothing limits it
         let record = entry.record();
         let waiting = match record.network {
-            None if record.host_access.is_none() => {
+            None if record.host_access.is_none() && record.limits.is_none() => {
                 let forwards = record.forwards.iter().map(machine_forward);
                 let forwards = forwards.collect::<Result<_, _>>()?;
                 let waiting = self.take_standby(&found.id, !is_pending(&record));
@@ -152,7 +153,7 @@ impl Node {
                 let set = entry.state.read().guest.agent;
                 if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
                     node.tell(
-                        "machine.clock",
+                        Happened::MachineClock,
                         entry.name.as_str(),
                         format!("the guest's clock was not set: {reason}"),
                     );

@@ -5,6 +5,7 @@ use crate::{
     error::{NodeError, at, busy, failed, refused, usage},
     files::save_manifest,
     launch::{RUN_DIR, choose_ports, cold_config, machine_access},
+    lifecycle::Task,
     machines::{Entry, Operation},
     models::Coming,
     plan::{self, Kind, Plan},
@@ -15,6 +16,7 @@ use crate::{
     unix_now,
     wait::{Waited, wait},
 };
+use floe_api::Happened;
 use floe_api::credentials::{HubAddress, Tokens};
 use floe_api::{Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait};
 use floe_machine::{Status, console::ConsoleLog};
@@ -35,6 +37,7 @@ impl Node {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        self.resources.check_limits(&request.limits)?;
         self.check_passable()?;
         let (more, ca) = (&request.sources, request.ca.as_deref());
         let found =
@@ -52,7 +55,7 @@ impl Node {
             return Err(error);
         }
         self.tell(
-            "machine.started",
+            Happened::MachineStarted,
             operation.name.as_str(),
             request.image.clone(),
         );
@@ -101,10 +104,12 @@ impl Node {
                 family: None,
                 network: None,
                 host_access: request.allow_host.clone(),
+                limits: request.limits,
             };
             (self.home.machine(name.as_str()), record)
         };
-        self.machines.reserve(wanted, &request.image, make, "run")
+        self.machines
+            .reserve(wanted, &request.image, make, Task::Run)
     }
 
     fn begin_run(
@@ -116,6 +121,7 @@ impl Node {
         request: &RunRequest,
         report: &mut Report,
     ) -> Result<(), NodeError> {
+        self.reserve_resources(entry, request.overcommit)?;
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
         if let Some(network) = &request.network {
@@ -228,18 +234,17 @@ impl Node {
         if let Some(why) = cannot {
             return Err(refused(format!("machine {name} cannot go on: {why}"), ""));
         }
-        let operation = entry.begin("start")?;
+        let operation = entry.begin(Task::Start)?;
         let vm = operation.state.read().vm.clone();
         if let Some(vm) = vm {
             // Paused by a full disk: the request that failed is tried again when the guest goes on.
             if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
                 return Err(busy(format!("machine {name} is running"), ""));
             }
-            operation.end_buffering(true)?;
+            operation.go_on_at_once()?;
             if vm.status()? != Status::Running {
                 vm.cont()?;
             }
-            operation.update(|record| record.pauses.clear())?;
             report.stage("continue")?;
             return Ok(Outcome {
                 machine: Some(self.info_of(&operation)),
@@ -255,6 +260,7 @@ impl Node {
             }
             self.end_quietly(&operation);
         }
+        self.reserve_resources_cold(&operation, request.overcommit)?;
         let before = ConsoleLog::position(&self.console_dir(&operation.record()));
         self.attach(&operation)?;
         report.stage("mount")?;
@@ -265,13 +271,12 @@ impl Node {
             self.end_quietly(&operation);
             return Err(error);
         }
-        operation.update(|record| {
+        operation.update_anew(|record| {
             record.wanted = Wanted::Running;
             record.restored = false;
-            record.pauses.clear();
             record.detail.clear();
         })?;
-        self.tell("machine.started", name, "from its disks");
+        self.tell(Happened::MachineStarted, name, "from its disks");
         let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let record = operation.record();
         let waited = wait(

@@ -9,6 +9,7 @@ use crate::{
     machines::Machines,
     network, placement,
     reserve::Reserve,
+    resources::Resources,
     rest,
     sources::Sources,
     standby, starts,
@@ -90,6 +91,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         keeper,
         machines: Machines::new(reserve.clone()),
         reserve,
+        resources: Resources::of_this_host(&home, options.memory_bytes_max),
         standby: standby::Pool::default(),
         starts: starts::Starts::open(&home),
         layers,
@@ -250,6 +252,7 @@ impl NodeHandle {
             mount.detach()
         } else {
             node.end_views();
+            node.resources.close_groups();
             mount.unmount()
         };
         if let Err(error) = left {

@@ -9,6 +9,7 @@ use crate::{
     error::NodeError,
     launch::Attached,
     record::{RECORD_VERSION, Record, Wanted},
+    resources::Ahead,
     sources::Found,
     unix_now,
 };
@@ -60,6 +61,8 @@ pub(crate) struct Waiting {
     attached: Attached,
     place: Place,
     dir: PathBuf,
+    /// Its part of the host.
+    _room: Ahead,
 }
 
 /// Where a machine's files are.
@@ -111,6 +114,13 @@ impl Pool {
             .iter()
             .position(|waiting| waiting.image == *image)?;
         inner.waiting.remove(index)
+    }
+
+    /// The one that has waited longest, rather not for this image.
+    fn take_oldest(&self, image: &Hash) -> Option<Waiting> {
+        let mut inner = self.inner.lock();
+        let other = inner.waiting.iter().position(|one| one.image != *image);
+        inner.waiting.remove(other.unwrap_or(0))
     }
 
     /// Whether one more should be prepared for this image; if so it is noted as being prepared.
@@ -254,6 +264,7 @@ impl Node {
         let (number, uid) = self.standby_user();
         // unlike any machine's name, and unlike that of a machine that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
+        let room = self.resources.ahead(&found.manifest.config)?;
         let place = Place {
             directory: format!("{DIR}/{unique}"),
             mount_name: format!("standby.{unique}"),
@@ -268,8 +279,10 @@ impl Node {
                 attached,
                 place,
                 dir,
+                _room: room,
             }),
             Err(error) => {
+                self.resources.remove_group(&place.mount_name);
                 let _ = self.with_mount(|mount| mount.remove_machine(&place.mount_name));
                 let _ = std::fs::remove_dir_all(&dir);
                 Err(error)
@@ -304,6 +317,7 @@ impl Node {
             family: None,
             network: None,
             host_access: Default::default(),
+            limits: Default::default(),
         };
         let attached = self.attach_record(
             &record,
@@ -330,6 +344,12 @@ impl Node {
         None
     }
 
+    /// Ends one that waits, the oldest, rather not one for this image; false if none waits.
+    pub(crate) fn end_a_standby(&self, image: &Hash) -> bool {
+        let gone = self.standby.take_oldest(image);
+        gone.map(|waiting| self.end_waiting(waiting)).is_some()
+    }
+
     /// Ends those that wait for an image.
     pub(crate) fn drop_standby(&self, image: &Hash) {
         self.standby
@@ -352,6 +372,7 @@ impl Node {
     pub(crate) fn end_waiting(&self, waiting: Waiting) {
         let (name, image) = (waiting.place.mount_name.clone(), waiting.image);
         waiting.end();
+        self.resources.remove_group(&name);
         if let Err(error) = self.with_mount(|mount| mount.remove_machine(&name)) {
             tracing::debug!(%error, "a waiting machine stays on the mount");
         }

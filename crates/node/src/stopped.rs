@@ -3,9 +3,11 @@
 use crate::{
     Node,
     error::NodeError,
-    machines::{CONTINUE, Entry},
+    lifecycle::Task,
+    machines::Entry,
     room::{GO_ON_BYTES, Room},
 };
+use floe_api::Happened;
 use floe_machine::Status;
 use floe_mount::{FailedDisk, MachineHandle};
 
@@ -62,13 +64,13 @@ impl Node {
         let healthy = disks.as_ref().is_some_and(|d| d.flush().is_ok());
         if !healthy || (no_space && !self.has_room(entry)) {
             let why = why_stopped(name, &disk, no_space, disks.as_ref());
-            self.tell("machine.stopped-at-disk", name, why);
+            self.tell(Happened::MachineStoppedAtDisk, name, why);
             return Ok(());
         }
         vm.cont()?;
         let why =
             format!("a request for {disk} had failed while no node was there; it is tried again");
-        self.tell("machine.continued", name, why);
+        self.tell(Happened::MachineContinued, name, why);
         Ok(())
     }
 
@@ -83,7 +85,7 @@ impl Node {
                 continue;
             }
             let goes_on = entry
-                .begin(CONTINUE)
+                .begin(Task::Continue)
                 .and_then(|operation| self.continue_full(&operation));
             if let Err(error) = goes_on {
                 tracing::debug!(machine = %entry.name, %error, "is looked at again");
@@ -104,7 +106,7 @@ impl Node {
         }
         vm.cont()?;
         let why = "the disk was full and has room again";
-        self.tell("machine.continued", entry.name.as_str(), why);
+        self.tell(Happened::MachineContinued, entry.name.as_str(), why);
         Ok(())
     }
 

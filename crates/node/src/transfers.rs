@@ -8,6 +8,7 @@ use crate::{
     report::Report,
     sources::{Found, bind_token, is_address},
 };
+use floe_api::Happened;
 use floe_api::{Outcome, PullRequest, PushRequest, TransferReport};
 use floe_image::{CHUNK_SIZE, Hash, ImageName};
 use floe_source::Directory;
@@ -36,7 +37,7 @@ impl Node {
             }
         };
         report.stage("push")?;
-        self.tell("image.pushed", &id.short(), request.to.clone());
+        self.tell(Happened::ImagePushed, &id.short(), request.to.clone());
         Ok(Outcome {
             image: Some(self.summary(&id)?),
             transfer: Some(transfer),
@@ -121,7 +122,11 @@ impl Node {
             self.repo.tag(name, &found.id)?;
         }
         report.stage("pull")?;
-        self.tell("image.added", &found.id.short(), request.from.clone());
+        self.tell(
+            Happened::ImageAdded,
+            &found.id.short(),
+            request.from.clone(),
+        );
         Ok(Outcome {
             image: Some(self.summary(&found.id)?),
             transfer: Some(transfer),

@@ -269,6 +269,11 @@ impl Client {
         )?
         .discard()
     }
+    /// Changes what a machine may take of its host.
+    pub fn limit(&self, name: &str, request: &LimitRequest) -> Result<MachineInfo, ClientError> {
+        self.post(&machine_path(name, "/limits"), request)
+    }
+
     /// Adds or removes a port forward; the answer has the port that was chosen.
     pub fn forward(
         &self,

@@ -34,6 +34,9 @@ struct NodeArgs {
     /// Number of the group that may use the node's socket; whoever may use it has the node's rights
     #[arg(long, value_name = "GID")]
     socket_group: Option<u32>,
+    /// Most memory that machines are promised in all, such as 16G; the host's if not given
+    #[arg(long, value_parser = args::memory, value_name = "SIZE")]
+    memory: Option<u64>,
     /// QEMUs that wait for the next run of each of the images run last; 0 for none
     #[arg(long, value_name = "N")]
     standby: Option<usize>,
@@ -120,6 +123,7 @@ impl NodeArgs {
         if let Some(cache) = self.cache {
             options.cache_budget = cache;
         }
+        options.memory_bytes_max = self.memory;
         if let Some(standby) = self.standby {
             options.standby.each = standby;
         }

@@ -62,6 +62,9 @@ pub struct Fork {
     /// programs of the operator's; without --hosts among all known hosts
     #[arg(long, value_name = "PLUG-IN")]
     placement: Option<String>,
+    /// Start clones on this host although it has too little memory for them: it may then end machines when its memory is full
+    #[arg(long)]
+    overcommit: bool,
     /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
     #[arg(long)]
     wait: bool,
@@ -77,6 +80,7 @@ impl Fork {
             settle: self.settle,
             multicast: self.multicast,
             placement: self.placement,
+            overcommit: self.overcommit,
         };
         let client = cx.client()?;
         let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;

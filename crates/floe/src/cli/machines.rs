@@ -84,6 +84,11 @@ pub struct Run {
         conflicts_with = "network"
     )]
     allow_host: Option<Vec<u16>>,
+    /// Start it although this host has too little memory for it: the host may then end machines when its memory is full
+    #[arg(long)]
+    overcommit: bool,
+    #[command(flatten)]
+    limits: super::limits::LimitArgs,
     #[command(flatten)]
     access: super::login::Access,
 }
@@ -161,6 +166,8 @@ impl Run {
                 bytes_per_s: self.allow_rate,
             }),
             allow_host,
+            overcommit: self.overcommit,
+            limits: self.limits.limits(),
         };
         let machine = started(cx, cx.client()?.run(&request)?)?;
         match machine {
@@ -304,6 +311,8 @@ fn describe(m: &floe_api::MachineInfo) -> String {
             "ports",
             m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
         ),
+        ("limits", super::limits::described(&m.limits)),
+        ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),
         (
@@ -535,6 +544,9 @@ pub struct Start {
     machine: String,
     #[command(flatten)]
     wait: WaitArgs,
+    /// Start it although this host has too little memory for it: the host may then end machines when its memory is full
+    #[arg(long)]
+    overcommit: bool,
 }
 
 impl Start {
@@ -543,6 +555,7 @@ impl Start {
         let request = floe_api::StartRequest {
             wait,
             wait_timeout_s,
+            overcommit: self.overcommit,
         };
         started(cx, cx.client()?.start(&self.machine, &request)?).map(drop)
     }

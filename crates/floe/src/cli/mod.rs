@@ -14,6 +14,7 @@ mod forks;
 mod hub;
 mod images;
 mod interrupt;
+mod limits;
 mod login;
 mod machines;
 pub(crate) mod output;
@@ -97,6 +98,7 @@ enum Command {
     Start(machines::Start),
     Rm(machines::Rm),
     Forward(machines::Forward),
+    Limit(limits::Limit),
     Top(top::Top),
     #[command(subcommand)]
     Trace(traces::Trace),
@@ -206,6 +208,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Start(c) => c.run(cx)?,
         Command::Rm(c) => c.run(cx)?,
         Command::Forward(c) => c.run(cx)?,
+        Command::Limit(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
         Command::Cluster(c) => c.run(cx)?,

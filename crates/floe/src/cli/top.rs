@@ -262,6 +262,7 @@ mod tests {
             cloned: None,
             network: None,
             allow_host: Default::default(),
+            limits: Default::default(),
             stats: Default::default(),
         }
     }

@@ -10,6 +10,7 @@ use axum::{
     routing::{get, post},
 };
 use floe_api::ApiError;
+use floe_api::Happened;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, sync::Arc};
 
@@ -109,7 +110,11 @@ async fn checked(request: axum::extract::Request, next: axum::middleware::Next) 
 async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
     blocking(move || {
         let answer = node.cluster.admit(&order)?;
-        node.tell("cluster.joined", &order.name, order.address.to_string());
+        node.tell(
+            Happened::ClusterJoined,
+            &order.name,
+            order.address.to_string(),
+        );
         node.spread_roster();
         Ok(answer)
     })
@@ -119,7 +124,7 @@ async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
 async fn leave(State(node): Floe, Extension(Peer(member)): Extension<Peer>) -> Response {
     blocking(move || {
         node.cluster.depart(&member)?;
-        node.tell("cluster.left", &member.name, "");
+        node.tell(Happened::ClusterLeft, &member.name, "");
         Ok(())
     })
     .await

@@ -6,28 +6,31 @@ use super::{
     decide::{CloneId, Event, Fault, HostId},
 };
 use crate::{
-    Node, STANDBY_BYTES,
+    Node,
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
     guest::AGENT_LABEL,
+    lifecycle::Task,
     machines::Operation,
     models::Coming,
     record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
     report::Report,
+    resources::ForClone,
     restore::Loaded,
     run::make_machine_dir,
     sources::Found,
     unix_now,
 };
-use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, MachineInfo, Room};
-use floe_image::Hash;
+use floe_api::Happened;
+use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, Limits, MachineInfo, Room};
+use floe_image::{Hash, MachineConfig};
 use std::sync::Arc;
 
 /// A clone that stands still.
 pub(super) type LoadedClone = (Operation, Loaded);
 
-/// Memory of the host that clones leave alone, bytes.
-const HOST_RESERVE_BYTES: u64 = 128 << 20;
+/// What to do where clones have no room.
+const END_SOME: &str = "end machines that are no longer needed (floe ps, floe stop, floe kill)";
 
 impl Node {
     /// Refuses a state directory that machines' own users cannot pass.
@@ -42,39 +45,6 @@ impl Node {
                 ))
             }
         }
-    }
-
-    /// For how many clones this host has room: each takes a QEMU's memory and then what it writes, which nobody knows
-    /// beforehand. What of its CPUs and memory is promised to no machine is told for those who count that.
-    pub(crate) fn room_for_clones(&self) -> Result<Room, String> {
-        let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let free = crate::host::available_bytes(&info).unwrap_or(0);
-        let free = free.saturating_sub(HOST_RESERVE_BYTES);
-        let clones = free / STANDBY_BYTES;
-        if clones == 0 {
-            return Err(format!(
-                "{} MiB of memory are free, a clone takes {}",
-                free >> 20,
-                STANDBY_BYTES >> 20
-            ));
-        }
-        let (mut cpus, mut memory) = (0, 0);
-        for entry in self.machines.all() {
-            let state = entry.state.read();
-            if state.vm.is_some() {
-                let config = &state.record.config;
-                cpus += config.cpus_now().unwrap_or(1);
-                memory += config.memory_bytes_now().unwrap_or_default() + STANDBY_BYTES;
-            }
-        }
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let all = crate::host::total_bytes(&info).unwrap_or(0);
-        let unpromised = all.saturating_sub(HOST_RESERVE_BYTES + memory);
-        Ok(Room {
-            clones: u32::try_from(clones).unwrap_or(u32::MAX),
-            free_cpus: cores.saturating_sub(cpus),
-            free_memory_bytes: unpromised.min(free),
-        })
     }
 
     /// Starts a clone of a fork; what came of it. One on this host stands still until it is let go.
@@ -109,7 +79,17 @@ impl Node {
         let parent = instant.parent.as_ref();
         let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
         let found = &instant.found;
-        match self.load_clone(found, &place.name, &record.parent, family, network, access) {
+        // a clone that was meant for another host finds no room reserved here
+        let room = start.room.one().map_or_else(
+            || self.room_for_one(&record.parent, &found.manifest.config),
+            Ok,
+        );
+        let loaded = room.and_then(|room| {
+            let (name, parent) = (&place.name, &record.parent);
+            let limits = start.limits();
+            self.load_clone(found, name, parent, family, network, access, limits, room)
+        });
+        match loaded {
             Ok(loaded) => {
                 start.loaded.lock().insert(clone, loaded);
                 Event::Loaded(clone)
@@ -157,8 +137,16 @@ impl Node {
 
     /// For how many clones of other nodes' machines there is room.
     pub fn clone_room(&self) -> Result<Room, NodeError> {
-        let room = self.room_for_clones();
-        room.map_err(|why| refused(why, "end machines that are no longer needed"))
+        let room = self.resources.room();
+        room.map_err(|why| refused(why, END_SOME))
+    }
+
+    fn room_for_one(&self, parent: &str, config: &MachineConfig) -> Result<ForClone, NodeError> {
+        let (room, why) = self.resources.for_clones(parent, config, 1, false);
+        room.one().ok_or_else(|| {
+            let why = why.unwrap_or_default();
+            refused(format!("there is no room for a clone: {why}"), END_SOME)
+        })
     }
 
     /// Starts a clone of another node's machine.
@@ -167,6 +155,7 @@ impl Node {
         request: &CloneRequest,
     ) -> Result<MachineInfo, NodeError> {
         self.check_passable()?;
+        self.resources.check_limits(&request.limits)?;
         Node::check_parent_address(&request.source)?;
         let image = request.image.parse::<Hash>();
         let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
@@ -190,7 +179,12 @@ impl Node {
         let (name, parent) = (&request.name, &request.parent);
         // what its parent's guest reaches of that host is no matter of this one's
         let access = HostAccess::None;
-        let loaded = self.load_clone(&found, name, parent, family, network.clone(), access);
+        let room = self.room_for_one(parent, &found.manifest.config);
+        let loaded = room.and_then(|room| {
+            let network = network.clone();
+            let limits = request.limits;
+            self.load_clone(&found, name, parent, family, network, access, limits, room)
+        });
         let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
             if let Some(place) = &network {
@@ -204,6 +198,10 @@ impl Node {
     }
 
     /// Makes a machine of an image, as far as its guest's next instruction. If that fails, nothing of it stays.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a clone is all of this, and two callers know it from different places"
+    )]
     fn load_clone(
         self: &Arc<Self>,
         found: &Found,
@@ -212,6 +210,8 @@ impl Node {
         family: Family,
         network: Option<Attachment>,
         host_access: HostAccess,
+        limits: Limits,
+        room: ForClone,
     ) -> Result<LoadedClone, NodeError> {
         let name = name
             .parse()
@@ -250,12 +250,14 @@ impl Node {
                 family: Some(family),
                 network,
                 host_access,
+                limits,
             };
             (self.home.machine(name.as_str()), record)
         };
         let operation = self
             .machines
-            .reserve(Some(name), image_name, make, "fork")?;
+            .reserve(Some(name), image_name, make, Task::Fork)?;
+        self.resources.give(&operation.name, room);
         match self.prepare_clone(&operation, found) {
             Ok(loaded) => Ok((operation, loaded)),
             Err(error) => {
@@ -290,7 +292,7 @@ impl Node {
         let detail = record.family.map_or_else(String::new, |family| {
             format!("clone {} of {}", family.number, family.parent)
         });
-        self.tell("machine.started", operation.name.as_str(), detail);
+        self.tell(Happened::MachineStarted, operation.name.as_str(), detail);
         Ok(operation)
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     Node,
     error::{NodeError, refused, usage},
     placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
+    resources::ForClones,
 };
 use floe_api::{CLONES_MAX, FORK_HOSTS_MAX, ForkRequest, HERE, Room};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(crate) struct Reserved {
     hosts: Vec<Option<String>>,
     /// For each, how many clones, or why none.
     clones: Vec<Result<u32, String>>,
+    /// The resources of this host for its part of them.
+    pub room: ForClones,
 }
 
 impl Reserved {
@@ -39,13 +42,14 @@ pub(super) fn no_room(fork: &Fork) -> NodeError {
     let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
     refused(
         format!("there is no room for clones: {}", refusals.join("; ")),
-        "end machines that are no longer needed, or name other hosts",
+        "end machines that are no longer needed (floe ps, floe kill), name other hosts, or insist with --overcommit",
     )
 }
 
 impl Node {
-    /// For how many clones that guests ask for there is room.
-    pub(crate) fn room_for_guests(&self) -> Result<u32, NodeError> {
+    /// For how many clones of a machine there is room, whose guest asks for them.
+    pub(crate) fn room_for_guests(&self, name: &str) -> Result<u32, NodeError> {
+        let config = self.config_of(name)?;
         let hosts: Vec<Host> = self
             .hosts(&self.guest_fork(CLONES_MAX))?
             .into_iter()
@@ -53,7 +57,11 @@ impl Node {
             .collect();
         let mut fork = Fork::new(CLONES_MAX, hosts.len());
         for (number, room) in self.rooms(hosts.iter()).into_iter().enumerate() {
-            fork.handle(Event::Room(number, room.map(|room| room.clones)));
+            let clones = room.and_then(|room| match &hosts[number] {
+                Host::Here => self.resources.room_for_clones(&config),
+                Host::There(..) => Ok(room.clones),
+            });
+            fork.handle(Event::Room(number, clones));
         }
         Ok(fork.granted())
     }
@@ -230,14 +238,54 @@ impl Node {
             (Some(placement), Some(ticket)) => Some(Held::keep(self, placement, ticket)?),
             _ => None,
         };
+        let mut clones = grant.clones;
+        let room = self.reserve_here(name, request, hosts, &mut clones);
         Ok(Reserved {
             held,
             hosts: hosts
                 .iter()
                 .map(|host| host.url().map(str::to_owned))
                 .collect(),
-            clones: grant.clones,
+            clones,
+            room,
         })
+    }
+
+    /// Reserves this host's resources for those clones that were granted here, or for as many as it can.
+    fn reserve_here(
+        &self,
+        name: &str,
+        request: &ForkRequest,
+        hosts: &[Host],
+        clones: &mut [Result<u32, String>],
+    ) -> ForClones {
+        let here = hosts.iter().position(|host| host.url().is_none());
+        let here = here.and_then(|number| clones.get_mut(number));
+        // an unknown name is told as such when it is forked
+        let (Some(here), Ok(config)) = (here, self.config_of(name)) else {
+            return ForClones::default();
+        };
+        // without a plug-in the ledger alone decides; it also says who has what is missing
+        let granted = match (&request.placement, &here) {
+            (None, _) => request.clones,
+            (Some(_), Ok(granted)) => *granted,
+            (Some(_), Err(_)) => return ForClones::default(),
+        };
+        let granted = granted.min(request.clones);
+        let (room, why) = loop {
+            let (room, why) = self
+                .resources
+                .for_clones(name, &config, granted, request.overcommit);
+            // QEMUs that wait for runs give way, unless other hosts may have room
+            if why.is_none() || hosts.len() > 1 || !self.end_a_standby(&floe_image::Hash::ZERO) {
+                break (room, why);
+            }
+        };
+        *here = match (room.len(), why) {
+            (0, Some(why)) => Err(why),
+            (count, _) => Ok(count),
+        };
+        room
     }
 
     /// Asks hosts for their room, all at the same time.
@@ -245,7 +293,7 @@ impl Node {
         std::thread::scope(|scope| {
             let ask = |host: &'a Host| {
                 scope.spawn(move || match host {
-                    Host::Here => self.room_for_clones(),
+                    Host::Here => self.resources.room(),
                     Host::There(remote, _) => remote.room(),
                 })
             };

@@ -38,18 +38,22 @@ use crate::{
     MachineName, Node,
     capture::KEPT_REGIONS,
     error::{NodeError, failed, not_found, refused, usage},
+    lifecycle::Task,
     machines::Entry,
     placement::Held,
     plan,
     record::{Attachment, Family, Origin, PauseReason},
     report::{Report, millis},
+    resources::ForClones,
     sources::Found,
     unix_now,
 };
 use clones::LoadedClone;
 use decide::{Action, CloneId, Event, Fault, Fork, State};
+use floe_api::Happened;
 use floe_api::{
-    CLONES_MAX, CloneInfo, CloneRequest, CloneState, ForkReport, ForkRequest, Identity, Outcome,
+    CLONES_MAX, CloneInfo, CloneRequest, CloneState, ForkReport, ForkRequest, Identity, Limits,
+    Outcome,
 };
 use floe_image::Hash;
 use floe_machine::{CaptureOptions, Continuing};
@@ -109,6 +113,8 @@ struct Asked<'a> {
     instant: &'a Instant,
     parent: &'a MachineName,
     hosts: &'a [Host],
+    /// This host's resources for its part of the clones.
+    room: &'a ForClones,
 }
 
 /// What clones start from.
@@ -171,6 +177,7 @@ impl Node {
             instant: &instant,
             parent: &parent,
             hosts: &hosts,
+            room: &reserved.room,
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
         let pause_ms = instant.pause_ms;
@@ -223,7 +230,7 @@ impl Node {
         }
         let _ = report.stage("clones"); // too late to hang up
         self.tell(
-            "machine.forked",
+            Happened::MachineForked,
             parent.as_str(),
             format!("{running} of {} clones run", request.clones),
         );
@@ -270,6 +277,7 @@ impl Node {
             settle: request.settle,
             places: &places,
             loaded: &Mutex::default(),
+            room: asked.room,
         };
         let clones = self.start_clones(fork, &start, report);
         self.leave_vacant(record, &places, fork);
@@ -323,7 +331,7 @@ impl Node {
     /// Stops a machine, copies what it has written, and lets it go on.
     fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
         self.wait_for_identity(&entry)?;
-        let operation = entry.begin("fork")?;
+        let operation = entry.begin(Task::Fork)?;
         let vm = operation.vm()?;
         let disks = operation.state.read().disks.clone();
         let disks = disks.ok_or_else(|| {
@@ -355,10 +363,11 @@ impl Node {
             fetcher: self.sources.fetcher(&disk_origin)?,
             origin: disk_origin,
         };
-        operation.end_buffering(false)?;
+        operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let options = CaptureOptions {
             in_file: true,
+            bytes_max: self.resources.capture_bytes_max(),
             ..Default::default()
         };
         let captured = vm.capture(options, || disks.freeze())?;
@@ -577,6 +586,8 @@ struct Start<'a> {
     places: &'a [Attachment],
     /// The clones of this host that stand still.
     loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
+    /// Resources of this host that are reserved for them.
+    room: &'a ForClones,
 }
 
 impl Start<'_> {
@@ -616,7 +627,14 @@ impl Start<'_> {
             settle: self.settle,
             multicast: self.record.multicast,
             network: None,
+            limits: self.limits(),
         }
+    }
+
+    /// What each clone may take of its host: what its parent may.
+    fn limits(&self) -> Limits {
+        let parent = self.instant.parent.as_ref();
+        parent.map_or_else(Limits::default, |parent| parent.entry.record().limits)
     }
 }
 

@@ -7,9 +7,11 @@
 use crate::{
     Node,
     error::{NodeError, at, failed},
+    lifecycle::{Event, Task},
     machines::Entry,
     record::{Origin, PauseReason},
 };
+use floe_api::Happened;
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_machine::{Machine, Status};
 use floe_source::{LinkEstimate, Request, Sink, Source, SourceError};
@@ -132,7 +134,7 @@ impl Node {
             if !is_here && self.repo.manifest(&fork.image).is_err() {
                 self.layers.mark_lost(fork.image);
                 self.tell(
-                    "fork.lost",
+                    Happened::ForkLost,
                     &fork.image.short(),
                     "its node ended before it was stored",
                 );
@@ -184,7 +186,7 @@ impl Node {
                 }
                 match node.settle(&entry) {
                     Ok(()) => {
-                        node.tell("machine.settled", entry.name.as_str(), "");
+                        node.tell(Happened::MachineSettled, entry.name.as_str(), "");
                         return;
                     }
                     Err(error) => {
@@ -236,9 +238,9 @@ impl Node {
             return Err(error);
         }
         match why {
-            Some(why) => self.tell("machine.orphaned", entry.name.as_str(), why),
+            Some(why) => self.tell(Happened::MachineOrphaned, entry.name.as_str(), why),
             None => self.tell(
-                "machine.continued",
+                Happened::MachineContinued,
                 entry.name.as_str(),
                 "its parent's node answers",
             ),
@@ -284,20 +286,17 @@ impl Node {
 
 /// Pauses a clone; one that `waits` for a page stands still already.
 fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
-    let _operation = entry.begin("pause")?;
+    let _operation = entry.begin(Task::Pause)?;
     if !waits && vm.status()? == Status::Running {
-        entry.pause(vm, PauseReason::Orphaned)?;
+        entry.stand(Some(vm), Event::Begins(PauseReason::Orphaned))?;
     }
     Ok(())
 }
 
 /// Lets a clone go on that was paused here.
 fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
-    let _operation = entry.begin("continue")?;
-    match entry.record().pauses.contains(&PauseReason::Orphaned) {
-        true => entry.end_pause(Some(vm), PauseReason::Orphaned),
-        false => Ok(()),
-    }
+    let _operation = entry.begin(Task::Continue)?;
+    entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))
 }
 
 fn watch(node: &Weak<Node>) {

@@ -5,9 +5,10 @@ use super::{
     layer::Layer,
     when::{CpuTimes, Next, Seen, next},
 };
-use crate::host::{available_bytes, total_bytes};
+use crate::lifecycle::Task;
 use crate::transfer::{self, Cancel, Destination, PullOptions};
-use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin};
+use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin, resources::host};
+use floe_api::Happened;
 use floe_image::Hash;
 use floe_mount::FrozenLayers;
 use std::{
@@ -39,7 +40,7 @@ impl Node {
             .find_again(|origin| self.sources.fetcher(origin));
         for layer in &found {
             self.tell(
-                "fork.found",
+                Happened::ForkFound,
                 &layer.id.short(),
                 "its memory outlived its node",
             );
@@ -119,7 +120,7 @@ impl Node {
         if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
             return Ok(());
         }
-        let operation = entry.begin("fork")?;
+        let operation = entry.begin(Task::Fork)?;
         let disks = operation.state.read().disks.clone();
         match disks.filter(|disks| disks.has_frozen(frozen)) {
             Some(disks) => self.rebase(&operation, &disks, frozen, &layer.id),
@@ -170,14 +171,13 @@ fn wait(
             .zip(times)
             .and_then(|(now, then)| now.idle_since(&then, cores));
         times = now;
-        let memory = read("/proc/meminfo");
-        let memory = available_bytes(&memory).zip(total_bytes(&memory));
         let seen = Seen {
             age: forked.elapsed(),
             needed: node.upgrade()?.user_of(&layer.id).is_some(),
             hurry: hurry(),
             idle_cores,
-            memory_short: memory.is_some_and(|(free, all)| free < all / MEMORY_SHORT),
+            memory_short: host::memory()
+                .is_some_and(|memory| memory.available_bytes < memory.total_bytes / MEMORY_SHORT),
             height: parent.map_or(0, height),
         };
         match next(&seen) {
@@ -201,7 +201,11 @@ fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
     node.forget_image(&layer.id);
     node.layers.remove(layer);
     layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.tell("fork.dropped", &layer.id.short(), "its clones have ended");
+    node.tell(
+        Happened::ForkDropped,
+        &layer.id.short(),
+        "its clones have ended",
+    );
     Some(())
 }
 
@@ -213,7 +217,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
             Ok(()) => break,
             Err(error) => {
                 here.tell(
-                    "fork.not-stored",
+                    Happened::ForkNotStored,
                     &layer.id.short(),
                     format!("its clones need this node's memory until it is: {error}"),
                 );
@@ -234,7 +238,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
     }
     node.layers.remove(layer);
     node.settle_clones(layer);
-    node.tell("fork.stored", &layer.id.short(), "");
+    node.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
     layer.bases().for_each(|base| node.drop_fork_image(base));
     node.drop_fork_image(&layer.id);

@@ -59,7 +59,8 @@ impl Node {
         clones: u64,
         hierarchical: bool,
     ) -> Result<Answer, Refusal> {
-        let room = self.room_for_guests().map_err(|error| went_wrong(&error))?;
+        let room = self.room_for_guests(entry.name.as_str());
+        let room = room.map_err(|error| went_wrong(&error))?;
         let family = self.eldest_of(entry.name.as_str());
         let each = match hierarchical {
             true => entry.record().config.cpus_now().unwrap_or(1).max(1),

@@ -24,6 +24,7 @@ use crate::{
     machines::Entry,
     record::Record,
 };
+use floe_api::Happened;
 use floe_guest::message::{ENTROPY_BYTES, Identity, Me, Place};
 use floe_image::{Hash, MachineConfig};
 use floe_machine::Machine;
@@ -184,7 +185,7 @@ impl Node {
         match done {
             Ok(()) => {
                 entry.state.write().guest.why = None;
-                self.tell("machine.identity", entry.name.as_str(), "in place");
+                self.tell(Happened::MachineIdentity, entry.name.as_str(), "in place");
             }
             Err(error) => self.identity_failed(entry, &error.to_string()),
         }
@@ -194,7 +195,7 @@ impl Node {
         let why: String = why.chars().take(200).collect();
         entry.state.write().guest.why = Some(why.clone());
         self.tell(
-            "machine.identity",
+            Happened::MachineIdentity,
             entry.name.as_str(),
             format!("not in place: {why}"),
         );
@@ -213,7 +214,7 @@ impl Node {
         };
         if late {
             self.tell(
-                "machine.identity",
+                Happened::MachineIdentity,
                 entry.name.as_str(),
                 entry.identity_detail().unwrap_or_default(),
             );

@@ -5,6 +5,7 @@
 
 use super::{IDENTITY_LIMIT, calls, meter::Meter};
 use crate::{Node, machines::Entry};
+use floe_api::Happened;
 use floe_guest::{
     line::Lines,
     message::{Answer, Call, Place, Refusal, ToGuest, ToHost, VERSION, codes},
@@ -117,7 +118,7 @@ pub(super) fn run(node: &Weak<Node>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
                 if let Some(node) = node.upgrade() {
                     let said =
                         "its guest sends what nobody understands; it is not heard for a while";
-                    node.tell("machine.garbage", entry.name.as_str(), said);
+                    node.tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
                 std::thread::sleep(HUNG_UP);
             }

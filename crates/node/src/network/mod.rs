@@ -18,6 +18,7 @@ use crate::{
     machines::Entry,
     record::{Attachment, Record},
 };
+use floe_api::Happened;
 use floe_api::paths::Home;
 use floe_api::{
     FORK_HOSTS_MAX, NETWORK_ALLOW_MAX, NETWORK_BYTES_PER_S, NetworkHosts, NetworkInfo,
@@ -395,6 +396,14 @@ impl Networks {
         }
     }
 
+    /// Most bytes a second that a member's network sends beyond itself: of the network's first member, since all share them.
+    pub fn way_out_bytes_per_s(&self, place: &Attachment) -> u64 {
+        let all = self.all.lock();
+        let network = all.get(&place.network).filter(|_| place.number == 0);
+        let network = network.filter(|network| !network.allow.is_empty());
+        network.map_or(0, |network| network.bytes_per_s)
+    }
+
     /// Refuses a port of the host that could not be opened.
     pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
         Inbound::check(forward)
@@ -497,7 +506,7 @@ impl Node {
         for forward in &record.forwards {
             if let Err(error) = self.networks.open_inbound(name, place, forward) {
                 tracing::warn!(machine = name, %forward, %error, "a port is not open");
-                self.tell("machine.port", name, error.to_api().to_string());
+                self.tell(Happened::MachinePort, name, error.to_api().to_string());
             }
         }
     }

@@ -6,6 +6,7 @@ use crate::{
     error::{NodeError, at, usage},
     files::read_bounded,
 };
+use floe_api::Happened;
 use floe_api::paths::Home;
 use floe_api::{HERE, HostInfo, HostList};
 use std::{
@@ -115,8 +116,8 @@ fn watch(node: &Weak<Node>) {
             .collect();
         for change in roll.learn(&now) {
             match change {
-                Change::Joined(name) => here.tell("host.joined", &name, ""),
-                Change::Left(name, why) => here.tell("host.left", &name, why),
+                Change::Joined(name) => here.tell(Happened::HostJoined, &name, ""),
+                Change::Left(name, why) => here.tell(Happened::HostLeft, &name, why),
             }
         }
         drop(here);

@@ -29,6 +29,7 @@ use crate::{
 };
 use floe_api::Room;
 use floe_api::paths::Home;
+use floe_image::MachineConfig;
 use std::sync::Arc;
 
 /// What a fork asks for.
@@ -111,15 +112,20 @@ pub(crate) fn plug_in(name: Option<&str>, home: &Home) -> Result<Arc<dyn Placeme
 }
 
 impl Node {
-    /// How big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
-    pub(crate) fn clone_size(&self, name: &str) -> Result<(u32, u64), NodeError> {
-        let config = match self.machines.get(name) {
-            Ok(entry) => entry.record().config,
+    /// The configuration of a machine or image.
+    pub(crate) fn config_of(&self, name: &str) -> Result<MachineConfig, NodeError> {
+        match self.machines.get(name) {
+            Ok(entry) => Ok(entry.record().config),
             Err(missing) => {
                 let id = self.repo.resolve(name).map_err(|_| missing)?;
-                self.repo.manifest(&id)?.config
+                Ok(self.repo.manifest(&id)?.config)
             }
-        };
+        }
+    }
+
+    /// How big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
+    pub(crate) fn clone_size(&self, name: &str) -> Result<(u32, u64), NodeError> {
+        let config = self.config_of(name)?;
         let memory = config
             .memory_bytes_now()
             .unwrap_or(floe_machine::MEMORY_BYTES_DEFAULT);

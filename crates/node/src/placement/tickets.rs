@@ -12,6 +12,7 @@ use crate::{
     error::{NodeError, at, failed},
     files::{load_kept, replace_file},
 };
+use floe_api::Happened;
 use floe_api::KillRequest;
 use floe_api::paths::Home;
 use parking_lot::{Mutex, RwLock};
@@ -167,13 +168,13 @@ impl Node {
         if !alive {
             plug_in.release(&ticket.ticket)?;
             self.tickets.forget(id);
-            self.tell("ticket.released", &name, "its clones have ended");
+            self.tell(Happened::TicketReleased, &name, "its clones have ended");
             return Ok(());
         }
         if plug_in.holds(&ticket.ticket)? {
             return Ok(());
         }
-        self.tell("ticket.lost", &name, "its clones are ended");
+        self.tell(Happened::TicketLost, &name, "its clones are ended");
         // one whose host does not answer must not keep the others
         let mut left = Vec::new();
         for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {

@@ -119,6 +119,19 @@ pub async fn logs(
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
+/// Changes what a machine may take of its host, while it runs too.
+#[utoipa::path(post, path = "/v1/machines/{name}/limits", tag = "machines", params(("name" = String, Path)),
+    request_body = LimitRequest,
+    responses((status = 200, body = MachineInfo), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 422, body = ApiError)))]
+pub async fn limit(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<LimitRequest>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.limit_machine(&name, &request)).await
+}
+
 /// Adds or removes a port forward of a running machine.
 #[utoipa::path(post, path = "/v1/machines/{name}/forwards", tag = "machines", params(("name" = String, Path)),
     request_body = ForwardRequest, responses((status = 200, body = PortForward)))]

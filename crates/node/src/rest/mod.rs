@@ -77,6 +77,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/console", get(machines::console))
         .route("/v1/machines/{name}/logs", get(machines::logs))
         .route("/v1/machines/{name}/forwards", post(machines::forward))
+        .route("/v1/machines/{name}/limits", post(machines::limit))
         .route("/v1/machines/{name}/stream", get(machines::stream_info))
         .route("/v1/machines/{name}/fork", post(forks::fork))
         .route("/v1/machines/{name}/family", get(forks::family))
@@ -147,6 +148,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::console,
         machines::logs,
         machines::forward,
+        machines::limit,
         machines::stream_info,
         forks::fork,
         forks::family,
@@ -183,7 +185,7 @@ pub fn openapi_json() -> String {
 mod tests {
     use super::*;
 
-    /// `FLOE_BLESS=1 cargo test -p floe openapi` writes the file anew.
+    /// `FLOE_BLESS=1 cargo test -p floe-node openapi` writes the file anew.
     #[test]
     fn the_checked_in_openapi_file_is_what_the_node_speaks() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi-node.json");
@@ -194,7 +196,7 @@ mod tests {
         let then = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             now == then,
-            "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe openapi"
+            "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe-node openapi"
         );
     }
 

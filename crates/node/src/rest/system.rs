@@ -47,7 +47,7 @@ fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::
         let event = match events.recv().await {
             Ok(event) => event,
             // a reader that is too slow is told how much it missed
-            Err(RecvError::Lagged(count)) => crate::event("missed", "", count.to_string()),
+            Err(RecvError::Lagged(count)) => crate::event(Happened::Missed, "", count.to_string()),
             Err(RecvError::Closed) => return None,
         };
         Some((line(&event), events))

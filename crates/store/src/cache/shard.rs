@@ -171,7 +171,7 @@ impl Shard {
 
     /// CLOCK: unpinned items in turn, those used since the last round get another one. The slot is left free but is not
     /// in the free list.
-    fn evict(&mut self) -> Option<u32> {
+    pub fn evict(&mut self) -> Option<u32> {
         if self.pinned >= self.slots.len() as u32 {
             return None;
         }
@@ -197,11 +197,9 @@ impl Shard {
         None
     }
 
-    /// Evict one item and put its slot in the free list.
-    pub fn evict_to_free(&mut self) -> Option<u32> {
-        let local = self.evict()?;
+    /// Let a slot that was evicted be claimed again.
+    pub fn free_evicted(&mut self, local: u32) {
         self.free.push(local);
-        Some(local)
     }
 
     fn unlink(&mut self, local: u32) {

@@ -25,6 +25,9 @@ const ATTEMPTS_MAX: usize = 64;
 /// Most neighbours read with one call (IOV_MAX is 1024).
 const RUN_MAX: usize = 512;
 
+/// Items that are evicted before holes are made for them.
+const SHRINK_BATCH: u64 = 1 << 16;
+
 pub(super) struct Shelf {
     kind: Kind,
     dir: PathBuf,
@@ -312,30 +315,50 @@ impl Shelf {
     }
 
     /// Evict up to `bytes`, in turn from every shard, and give the blocks back. Returns the bytes freed.
+    ///
+    /// Holes are made for runs of neighbours: one for each item would take a disk minutes for a gibibyte. Until its hole is there a
+    /// slot is in no free list, so that nobody writes what the hole would eat.
     pub fn shrink(&self, bytes: u64) -> Result<u64, StoreError> {
         let size = self.kind.raw_size() as u64;
         let mut freed = 0;
-        let mut progressed = true;
-        while freed < bytes && progressed {
-            progressed = false;
+        while freed < bytes {
+            let batch = (bytes - freed).div_ceil(size).min(SHRINK_BATCH);
+            let mut slots = self.evict_some(batch as usize);
+            if slots.is_empty() {
+                break;
+            }
+            slots.sort_unstable();
+            let punched = slots.chunk_by(|a, b| a + 1 == *b).try_for_each(|run| {
+                self.slab.clear_run(run[0], run.len() as u32);
+                self.slab.punch(run[0], run.len() as u32)
+            });
+            freed += slots.len() as u64 * size;
+            for slot in slots {
+                let shard = (slot % self.slab.shards) as usize;
+                self.shards[shard]
+                    .lock()
+                    .free_evicted(slot / self.slab.shards);
+            }
+            punched.map_err(|e| StoreError::io("punch a hole in", &self.dir, e))?;
+        }
+        Ok(freed)
+    }
+
+    /// Evicts up to `count` items, in turn from every shard; their slots, which are not free yet.
+    fn evict_some(&self, count: usize) -> Vec<u32> {
+        let mut slots = Vec::new();
+        let mut before = None;
+        while before != Some(slots.len()) && slots.len() < count {
+            before = Some(slots.len());
             for (number, shard) in self.shards.iter().enumerate() {
-                if freed >= bytes {
-                    break;
-                }
-                // Under the lock: a slot that is free may be claimed at once, and the hole must not eat what is written then.
-                let mut shard = shard.lock();
-                if let Some(local) = shard.evict_to_free() {
-                    let slot = self.slot(number, local);
-                    self.slab.clear(slot);
-                    self.slab
-                        .punch(slot)
-                        .map_err(|e| StoreError::io("punch a hole in", &self.dir, e))?;
-                    freed += size;
-                    progressed = true;
+                if slots.len() < count
+                    && let Some(local) = shard.lock().evict()
+                {
+                    slots.push(self.slot(number, local));
                 }
             }
         }
-        Ok(freed)
+        slots
     }
 
     /// Check every item; false from `step` stops.

@@ -203,14 +203,23 @@ impl Slab {
         }
     }
 
-    /// Give a free slot's blocks back to the file system.
-    pub fn punch(&self, slot: u32) -> io::Result<()> {
+    /// [`Slab::clear`] for `count` slots from `first` on.
+    pub fn clear_run(&self, first: u32, count: u32) {
+        let at = HEADER_BYTES + u64::from(first) * ENTRY_BYTES as u64;
+        let zeros = vec![0; count as usize * ENTRY_BYTES];
+        if let Err(error) = self.table.write_all_at(&zeros, at) {
+            tracing::debug!(%error, first, count, "cache entries could not be cleared");
+        }
+    }
+
+    /// Give the blocks of `count` slots from `first` on, which nobody may claim meanwhile, back to the file system.
+    pub fn punch(&self, first: u32, count: u32) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(
             self.data.as_fd(),
             flags,
-            self.offset(slot),
-            self.slot_bytes as u64,
+            self.offset(first),
+            u64::from(count) * self.slot_bytes as u64,
         ) {
             // Past the end of the file, or a file system without holes: nothing to give back.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),

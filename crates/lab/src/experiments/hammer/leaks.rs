@@ -1,5 +1,6 @@
 //! What could stay behind, counted when all machines are removed and everything is down.
 use super::world::{World, mounts_under, processes_with};
+use floe_api::paths::Home;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -63,6 +64,16 @@ pub fn count(world: &World) -> Count {
             count.insert(format!("files in {part} of the {name}"), files);
         }
         count.insert(format!("bytes of the {name}"), bytes.into());
+    }
+    for (name, home) in [("node", &world.home), ("far node", &world.far_home)] {
+        let names: BTreeSet<String> = floe_node::control_groups(&Home::at(home))
+            .into_iter()
+            .collect();
+        let groups = Kind {
+            count: names.len() as u64,
+            names,
+        };
+        count.insert(format!("control groups of the {name}"), groups);
     }
     let named = std::fs::read_dir("/run/netns").map_or(0, |dir| dir.flatten().count());
     count.insert("named network namespaces".into(), (named as u64).into());

@@ -90,6 +90,8 @@ pub struct Guest {
     pub acked: u64,
     /// When it last got on, or from when on that is asked of it. None while it is down on purpose.
     since: Option<Duration>,
+    /// Its QEMU was ended and the next one has not said hello yet: what is heard meanwhile was said before.
+    ended: bool,
     /// Longest time without progress.
     pub stall_max: Duration,
     /// How often it got on.
@@ -112,8 +114,13 @@ impl Guest {
     /// Takes a line in; what is to be answered.
     pub fn hear(&mut self, now: Duration, line: &str) -> Option<String> {
         match Line::parse(line)? {
-            Line::Hello => return Some(format!("F {} {}\n", self.acked, self.disk)),
+            Line::Hello => {
+                self.ended = false;
+                return Some(format!("F {} {}\n", self.acked, self.disk));
+            }
             Line::Bad(what) => self.bad.push(what),
+            // what it acknowledged is durable, but it does not get on
+            Line::Progress(progress) if self.ended => self.acked = self.acked.max(progress.acked),
             Line::Progress(progress) if progress.acked > self.acked => {
                 if let Some(since) = self.since {
                     self.stall_max = self.stall_max.max(now.saturating_sub(since));
@@ -131,6 +138,7 @@ impl Guest {
     /// Its QEMU is gone on purpose: until it gets on again no time counts.
     pub fn ends(&mut self) {
         self.since = None;
+        self.ended = true;
         self.lives += 1;
         for (before, now) in [
             (&mut self.before.lost, self.now.lost),
@@ -235,8 +243,11 @@ mod tests {
         }
         assert_eq!((guest.stall_max, guest.stalled(s(17))), (s(4), Some(s(2))));
         guest.ends();
+        // a line that was under way when it was killed
+        guest.hear(s(16), &progress(64));
         assert!(guest.stalled(s(30)).is_none() && !guest.is_up());
-        guest.hear(s(40), &progress(64));
+        assert_eq!(guest.hear(s(38), &line("H")).unwrap(), "F 64 1\n");
+        guest.hear(s(40), &progress(72));
         guest.excused(s(48));
         guest.hear(s(50), &progress(80));
         assert_eq!(guest.stall_max, s(4));
@@ -247,6 +258,7 @@ mod tests {
         let mut guest = Guest::new(1);
         guest.hear(s(1), &line("A 16 0 0 2 512 8 1"));
         guest.ends();
+        guest.hear(s(2), &line("H"));
         guest.hear(s(2), &line("A 32 0 0 1 0 0 0"));
         assert_eq!(
             (guest.lost_writes(), guest.wrong_bytes(), guest.errors()),

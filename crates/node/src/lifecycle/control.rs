@@ -4,7 +4,8 @@ use crate::{
     Node,
     error::{NodeError, at, busy, failed, not_found},
     launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
-    machines::{ADOPT, Entry, Operation, status},
+    lifecycle::{Qemu, Task, status},
+    machines::{Entry, Operation},
     record::Wanted,
     room::Room,
     stopped::why_stopped,
@@ -62,10 +63,10 @@ impl Node {
             Some(_) => Ok(Status::Paused),
             None => vm.status(),
         };
-        let running = vm.as_ref().map(|vm| match status_of(vm) {
+        let mut qemu = vm.as_ref().map_or(Qemu::None, |vm| match status_of(vm) {
             Ok(Status::IoError { disk, no_space }) => {
                 detail = why_stopped(&record.name, &disk, no_space, disks.as_ref());
-                false
+                Qemu::Still
             }
             Ok(Status::Paused) => {
                 if let Some(why) = &orphaned {
@@ -73,23 +74,23 @@ impl Node {
                 } else if let Some(operation) = entry.operation() {
                     detail = format!("{operation} is under way");
                 }
-                false
+                Qemu::Still
             }
-            Ok(Status::Running) => true,
-            Ok(Status::Ended(_)) => false,
+            Ok(Status::Running) => Qemu::Runs,
+            Ok(Status::Ended(_)) => Qemu::Still,
             Err(error) => {
                 detail = error.to_string();
-                false
+                Qemu::Still
             }
         });
-        let mut running = running;
         if let (None, Wanted::Running, Some(why)) = (&vm, record.wanted, &orphaned) {
             // its QEMU waits for what nobody has, and has never answered this node
-            running = Some(false);
+            qemu = Qemu::Still;
             detail = why.clone();
         }
-        let adopting = vm.is_none() && entry.operation() == Some(ADOPT);
-        if adopting && running.is_none() && record.wanted == Wanted::Running {
+        let task = entry.operation();
+        let adopting = qemu == Qemu::None && task == Some(Task::Adopt);
+        if adopting && record.wanted == Wanted::Running {
             detail = "it is being taken over from the earlier node".into();
         }
         if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
@@ -119,15 +120,10 @@ impl Node {
         if let Some(fetcher) = fetcher {
             stats.wire_bytes = fetcher.link().wire_bytes;
         }
+        self.resources.count(&record.mount_name, &mut stats);
         MachineInfo {
             name: record.name,
-            status: status(
-                record.wanted,
-                running,
-                failed,
-                buffering.is_some(),
-                adopting,
-            ),
+            status: status(record.wanted, qemu, task, failed, buffering.is_some()),
             detail,
             image: record.image.to_string(),
             image_name: record.image_name,
@@ -145,6 +141,7 @@ impl Node {
             stats,
             network: record.network.map(|place| self.networks.info(&place)),
             allow_host: record.host_access,
+            limits: record.limits,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,
@@ -162,14 +159,11 @@ impl Node {
         request: &StopRequest,
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.machines.get(name)?;
-        let operation = entry.begin("stop")?;
+        let operation = entry.begin(Task::Stop)?;
         let vm = operation.vm()?;
-        operation.update(|record| {
-            record.wanted = Wanted::Stopped;
-            record.pauses.clear();
-        })?;
         // a guest that stands still could not power down; one whose QEMU doesn't answer is ended below
-        let _ = operation.end_buffering(true);
+        let _ = operation.go_on_at_once();
+        operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
         if !request.now {
             let timeout = Duration::from_secs(request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT));
             // a guest that can't be asked (no ACPI, paused) is ended below
@@ -182,14 +176,14 @@ impl Node {
         self.take_trace(&operation);
         self.detach(&operation)?;
         operation.update(|record| record.detail = "stopped on request".into())?;
-        self.tell("machine.stopped", name, "on request");
+        self.tell(Happened::MachineStopped, name, "on request");
         Ok(self.info_of(&operation))
     }
 
     /// Removes a machine with its disks.
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), NodeError> {
         let entry = self.machines.get(name)?;
-        let operation = entry.begin("rm")?;
+        let operation = entry.begin(Task::Remove)?;
         if operation.state.read().vm.is_some() && !force {
             return Err(busy(
                 format!("machine {name} is running"),
@@ -199,7 +193,7 @@ impl Node {
         operation.update(|record| record.wanted = Wanted::Removing)?;
         let record = operation.record();
         self.discard(&operation);
-        self.tell("machine.removed", name, "");
+        self.tell(Happened::MachineRemoved, name, "");
         let struck = self.forks.strike(name);
         self.tickets.look();
         self.drop_fork_image(&record.image);
@@ -300,7 +294,7 @@ impl Node {
     /// Adds or removes a port forward.
     pub fn forward(&self, name: &str, request: &ForwardRequest) -> Result<PortForward, NodeError> {
         let entry = self.machines.get(name)?;
-        let operation = entry.begin("forward")?;
+        let operation = entry.begin(Task::Forward)?;
         let vm = operation.vm()?;
         if request.remove {
             if !operation.record().forwards.contains(&request.forward) {
@@ -320,10 +314,10 @@ impl Node {
             })?;
             return Ok(request.forward.clone());
         }
-        if operation.record().forwards.len() >= super::plan::FORWARDS_MAX {
+        if operation.record().forwards.len() >= crate::plan::FORWARDS_MAX {
             return Err(failed(
                 "too many port forwards",
-                format!("a machine has at most {}", super::plan::FORWARDS_MAX),
+                format!("a machine has at most {}", crate::plan::FORWARDS_MAX),
             ));
         }
         let [chosen] = choose_ports(std::slice::from_ref(&request.forward))?
@@ -367,7 +361,7 @@ impl Node {
                             "the guest was reset and was started cold from its disks".into();
                     });
                     self.tell(
-                        "machine.reset",
+                        Happened::MachineReset,
                         operation.name.as_str(),
                         "started cold from its disks",
                     );
@@ -399,7 +393,7 @@ impl Node {
             record.wanted = Wanted::Stopped;
             record.detail = detail.clone();
         });
-        self.tell("machine.ended", operation.name.as_str(), detail);
+        self.tell(Happened::MachineEnded, operation.name.as_str(), detail);
     }
 }
 
@@ -427,7 +421,7 @@ fn watch(node: &Weak<Node>) {
                 continue;
             };
             // another operation has just ended it, or looks after it: the next round will show
-            if let Ok(operation) = entry.begin("end") {
+            if let Ok(operation) = entry.begin(Task::End) {
                 let current = operation.state.read().vm.clone();
                 if current.is_some_and(|current| Arc::ptr_eq(&current, &vm)) {
                     node.ended(&operation, &vm);

@@ -1,0 +1,149 @@
+//! What a machine may take of its host: `floe limit`, and the same options of `floe run`.
+
+use clap::Args;
+
+use super::error::CliError;
+use super::output::bytes;
+use super::{Context, args};
+
+/// Limits of a machine that is made.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Most processor time, in cores: 1.5 is one and a half. Its clones have the same limits
+    #[arg(long, value_parser = cores, value_name = "CORES")]
+    cpu_quota: Option<u32>,
+    /// Most memory of its QEMU, such as 2G: what the guest has touched, and 50 to 100M of QEMU's own. A machine that takes more is
+    /// ended
+    #[arg(long, value_parser = args::memory, value_name = "SIZE")]
+    memory_max: Option<u64>,
+}
+
+impl LimitArgs {
+    pub(super) fn limits(&self) -> floe_api::Limits {
+        floe_api::Limits {
+            cpu_millicores: self.cpu_quota,
+            memory_max_bytes: self.memory_max,
+        }
+    }
+}
+
+/// Change what a machine may take of this host, while it runs too
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: half a core
+  floe limit web --cpu-quota 0.5
+Example: no limit of its processor time any more, and at most 2 GiB of memory
+  floe limit web --cpu-quota none --memory-max 2G
+Example: what it may take, and what it takes
+  floe ps web
+
+Limits hold at once and for all later starts; what is not named stays as it is.")]
+pub struct Limit {
+    /// The machine
+    machine: String,
+    /// Most processor time, in cores: 1.5 is one and a half; none takes the limit away
+    #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
+    cpu_quota: Option<u32>,
+    /// Most memory of its QEMU, such as 2G; none takes the limit away
+    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present = "cpu_quota")]
+    memory_max: Option<u64>,
+}
+
+impl Limit {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = floe_api::LimitRequest {
+            cpu_millicores: self.cpu_quota,
+            memory_max_bytes: self.memory_max,
+        };
+        let machine = cx.client()?.limit(&self.machine, &request)?;
+        cx.out.value(&machine, |machine| {
+            let limits = match described(&machine.limits) {
+                text if text.is_empty() => "nothing".to_owned(),
+                text => text,
+            };
+            format!("{} is limited to {limits}\n", machine.name)
+        })
+    }
+}
+
+/// Limits in words; empty if there are none.
+pub(super) fn described(limits: &floe_api::Limits) -> String {
+    let cores = limits
+        .cpu_millicores
+        .map(|millicores| format!("{} cores", f64::from(millicores) / 1000.0));
+    let memory = limits
+        .memory_max_bytes
+        .map(|max| format!("{} of memory", bytes(max)));
+    let both: Vec<String> = cores.into_iter().chain(memory).collect();
+    both.join(", ")
+}
+
+/// What a machine has taken, in words; empty if nobody counts it.
+pub(super) fn taken(stats: &floe_api::MachineStats) -> String {
+    match (stats.cpu_us, stats.memory_bytes) {
+        (0, 0) => String::new(),
+        (us, memory) => format!(
+            "{} of memory, {:.1} s of processor time",
+            bytes(memory),
+            us as f64 / 1e6
+        ),
+    }
+}
+
+/// Cores as thousandths of one.
+fn cores(text: &str) -> Result<u32, String> {
+    let help = "write a number of cores such as 0.5 or 2";
+    let number: f64 = text.parse().map_err(|_| help.to_owned())?;
+    let millicores = (number * 1000.0).round();
+    let range = f64::from(floe_api::CPU_MILLICORES_MIN)..=f64::from(floe_api::CPU_MILLICORES_MAX);
+    match range.contains(&millicores) {
+        true => Ok(millicores as u32),
+        false => Err(format!(
+            "at least {}, and no more than {}; {help}",
+            range.start() / 1000.0,
+            range.end() / 1000.0
+        )),
+    }
+}
+
+fn cores_or_none(text: &str) -> Result<u32, String> {
+    match text {
+        "none" => Ok(0),
+        text => cores(text),
+    }
+}
+
+fn memory_or_none(text: &str) -> Result<u64, String> {
+    match text {
+        "none" => Ok(0),
+        text => args::memory(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_read_as_thousandths_and_none_is_none() {
+        assert_eq!((cores("1.5"), cores("0.01")), (Ok(1500), Ok(10)));
+        for bad in ["", "0", "-1", "0.001", "NaN", "inf", "1e99", "none"] {
+            assert!(cores(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            (cores_or_none("none"), memory_or_none("none")),
+            (Ok(0), Ok(0))
+        );
+        assert_eq!(memory_or_none("2G"), Ok(2 << 30));
+    }
+
+    #[test]
+    fn limits_are_told_in_words() {
+        let limits = floe_api::Limits {
+            cpu_millicores: Some(500),
+            memory_max_bytes: Some(2 << 30),
+        };
+        assert_eq!(described(&limits), "0.5 cores, 2.0 GiB of memory");
+        assert_eq!(described(&Default::default()), "");
+    }
+}

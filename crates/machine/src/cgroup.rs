@@ -1,0 +1,376 @@
+//! A control group for each machine: what its QEMU may take of the host's processor and memory, and what it has taken.
+//!
+//! The groups of a node are `floe/NODE/MACHINE`, below the root of the hierarchy: of version 2 where the host has that, else of the
+//! controllers `cpu`, `cpuacct` and `memory` of version 1. They are not below the node's own group, because there version 2 lets no
+//! group have limited groups and processes of its own, and because a machine outlives its node. QEMU enters its group before it
+//! becomes QEMU (see [`crate::exec`]), so that nothing of it is ever outside. A group lives until somebody removes it;
+//! it is found again by its name.
+//!
+//! Making groups needs root, and a hierarchy that is mounted for writing.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::error::MachineError;
+
+/// All groups of all nodes of the host are in this one.
+const ROOM: &str = "floe";
+/// Controllers that version 2 needs, as they are switched on for the groups below one.
+const CONTROLLERS_2: &str = "+cpu +memory";
+/// How often a group is made again that others removed meanwhile.
+const TRIES: u32 = 100;
+/// The time within which a group gets its share of the processor. The kernel's own default.
+const PERIOD_US: u64 = 100_000;
+
+/// What a machine's QEMU may take of its host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Processor time, in thousandths of one core: 1500 is one and a half cores. At least 10.
+    pub cpu_millicores: Option<u32>,
+    /// Memory of the QEMU process: what the guest has touched, and QEMU's own.
+    pub memory_max_bytes: Option<u64>,
+}
+
+/// What a machine's QEMU has taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processor time since its group was made, microseconds.
+    pub cpu_us: u64,
+    /// Memory that is charged to its group now. Pages of shared files count for whoever touched them first.
+    pub memory_bytes: u64,
+}
+
+/// The groups of one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Groups {
+    path: String,
+}
+
+/// The group of one machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    path: String,
+}
+
+/// Where the host's groups are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Hierarchy {
+    /// Version 2, with the controllers that are needed.
+    Two(PathBuf),
+    /// Version 1: the root of each controller. Some may be at the same place.
+    One {
+        cpu: PathBuf,
+        cpuacct: PathBuf,
+        memory: PathBuf,
+    },
+}
+
+impl Hierarchy {
+    /// This host's, looked for once; `None` if it has not all that is needed.
+    fn of_this_host() -> Option<&'static Hierarchy> {
+        static FOUND: OnceLock<Option<Hierarchy>> = OnceLock::new();
+        let find = || {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            Hierarchy::find(&mounts, |root| {
+                fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
+            })
+        };
+        FOUND.get_or_init(find).as_ref()
+    }
+
+    /// By the text of `/proc/self/mountinfo`. `controllers`: what `cgroup.controllers` says at the root of version 2. That may be
+    /// mounted beside version 1, without the controllers that version 1 has.
+    fn find(mountinfo: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierarchy> {
+        let mounts: Vec<(PathBuf, &str, &str)> = mountinfo.lines().filter_map(mount_of).collect();
+        let two = mounts.iter().find(|(root, kind, _)| {
+            let controllers = controllers(root);
+            let has = |name| controllers.split_whitespace().any(|one| one == name);
+            *kind == "cgroup2" && has("cpu") && has("memory")
+        });
+        if let Some((root, ..)) = two {
+            return Some(Hierarchy::Two(root.clone()));
+        }
+        let one = |name: &str| {
+            let has = |options: &str| options.split(',').any(|option| option == name);
+            let mut mounts = mounts.iter();
+            let mount = mounts.find(|(_, kind, options)| *kind == "cgroup" && has(options));
+            mount.map(|(root, ..)| root.clone())
+        };
+        Some(Hierarchy::One {
+            cpu: one("cpu")?,
+            cpuacct: one("cpuacct")?,
+            memory: one("memory")?,
+        })
+    }
+
+    /// The root of each of its trees, each once.
+    fn roots(&self) -> Vec<&PathBuf> {
+        let mut roots = match self {
+            Hierarchy::Two(root) => vec![root],
+            Hierarchy::One {
+                cpu,
+                cpuacct,
+                memory,
+            } => vec![cpu, cpuacct, memory],
+        };
+        roots.sort();
+        roots.dedup();
+        roots
+    }
+}
+
+/// A line of mountinfo: where, which file system, and its own options.
+fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut right = right.split(' ');
+    let mount = left.split(' ').nth(4)?;
+    Some((mount.into(), right.next()?, right.nth(1)?))
+}
+
+impl Groups {
+    /// Those of the node with this id, on a host where groups can be made; else why not.
+    pub fn open(id: &str) -> Result<Groups, String> {
+        if Hierarchy::of_this_host().is_none() {
+            return Err("control groups with cpu and memory are not mounted".into());
+        }
+        let groups = Groups::of_node(id);
+        // a limit that is only written down would be worse than none
+        // no machine has such a name
+        let probe = groups.make("-probe").map_err(|error| error.to_string())?;
+        let tried = probe.apply(&Limits {
+            cpu_millicores: Some(1000),
+            memory_max_bytes: Some(1 << 30),
+        });
+        probe.remove().map_err(|error| error.to_string())?;
+        tried.map_err(|error| error.to_string())?;
+        Ok(groups)
+    }
+
+    /// Those of the node with this id, to be looked at; none may be there.
+    pub fn of_node(id: &str) -> Groups {
+        Groups {
+            path: format!("{ROOM}/{id}"),
+        }
+    }
+
+    /// A machine's group, made if it is not there.
+    pub fn make(&self, machine: &str) -> Result<Group, MachineError> {
+        let group = self.of(machine);
+        let made = create(&group.path);
+        made.map_err(MachineError::io(format!(
+            "make control group {}",
+            group.path
+        )))?;
+        Ok(group)
+    }
+
+    /// A machine's group, whether it is there or not.
+    pub fn of(&self, machine: &str) -> Group {
+        Group {
+            path: format!("{}/{machine}", self.path),
+        }
+    }
+
+    /// Machines that have a group.
+    pub fn machines(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for dir in dirs(&self.path) {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    names.push(entry.file_name().to_string_lossy().into_owned());
+                }
+            }
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Removes what is left of them once no machine has a group.
+    pub fn close(&self) {
+        for dir in dirs(&self.path).into_iter().chain(dirs(ROOM)) {
+            // another node's groups may be in it
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
+impl Group {
+    /// Where a process goes in: it writes its number into these files.
+    pub fn entrances(&self) -> Vec<PathBuf> {
+        let dirs = dirs(&self.path).into_iter();
+        dirs.map(|dir| dir.join("cgroup.procs")).collect()
+    }
+
+    /// Sets its limits; those that are `None` are taken away. Memory that is in use already is not taken back by force: a limit
+    /// below it is an error.
+    pub fn apply(&self, limits: &Limits) -> Result<(), MachineError> {
+        let apply = || -> io::Result<()> {
+            if let Some(max) = limits.memory_max_bytes {
+                let used = self.usage().memory_bytes;
+                if used > max {
+                    return Err(io::Error::other(format!(
+                        "it uses {} MiB already, more than {} MiB",
+                        used >> 20,
+                        max >> 20
+                    )));
+                }
+            }
+            let quota_us = limits
+                .cpu_millicores
+                .map(|millicores| u64::from(millicores) * PERIOD_US / 1000);
+            let write = |root: &Path, file: &str, text: String| {
+                let path = root.join(&self.path).join(file);
+                let written = fs::write(&path, text);
+                written.map_err(|error| {
+                    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+                })
+            };
+            let or = |number: Option<u64>, none: &str| {
+                number.map_or_else(|| none.to_owned(), |number| number.to_string())
+            };
+            let max = limits.memory_max_bytes;
+            match Hierarchy::of_this_host() {
+                None => Err(io::ErrorKind::Unsupported.into()),
+                Some(Hierarchy::Two(root)) => {
+                    let quota = format!("{} {PERIOD_US}", or(quota_us, "max"));
+                    write(root, "cpu.max", quota)?;
+                    write(root, "memory.max", or(max, "max"))
+                }
+                Some(Hierarchy::One { cpu, memory, .. }) => {
+                    write(cpu, "cpu.cfs_period_us", PERIOD_US.to_string())?;
+                    write(cpu, "cpu.cfs_quota_us", or(quota_us, "-1"))?;
+                    write(memory, "memory.limit_in_bytes", or(max, "-1"))
+                }
+            }
+        };
+        apply().map_err(MachineError::io(format!(
+            "limit control group {}",
+            self.path
+        )))
+    }
+
+    /// What its processes have taken; nothing if it is not there.
+    pub fn usage(&self) -> Usage {
+        let read = |root: &Path, file: &str| {
+            fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
+        };
+        let number = |text: String| text.trim().parse().unwrap_or(0);
+        match Hierarchy::of_this_host() {
+            None => Usage::default(),
+            Some(Hierarchy::Two(root)) => Usage {
+                cpu_us: usage_us(&read(root, "cpu.stat")).unwrap_or(0),
+                memory_bytes: number(read(root, "memory.current")),
+            },
+            Some(Hierarchy::One {
+                cpuacct, memory, ..
+            }) => Usage {
+                cpu_us: number(read(cpuacct, "cpuacct.usage")) / 1000,
+                memory_bytes: number(read(memory, "memory.usage_in_bytes")),
+            },
+        }
+    }
+
+    /// Whether a process is in it.
+    pub fn is_in_use(&self) -> bool {
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+        self.entrances()
+            .into_iter()
+            .any(|path| !read(path).is_empty())
+    }
+
+    /// Removes it, once nothing is in it any more; one that is not there is no error.
+    pub fn remove(&self) -> io::Result<()> {
+        for dir in dirs(&self.path) {
+            match fs::remove_dir(&dir) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a group and those above it.
+fn create(path: &str) -> io::Result<()> {
+    let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
+    let hierarchy = Hierarchy::of_this_host().ok_or_else(unsupported)?;
+    let mut tries = 0..TRIES;
+    loop {
+        match create_in(hierarchy, path) {
+            // a node that ends has just removed the one above
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries.next().is_some() => {}
+            made => return made,
+        }
+    }
+}
+
+fn create_in(hierarchy: &Hierarchy, path: &str) -> io::Result<()> {
+    let Hierarchy::Two(root) = hierarchy else {
+        return dirs(path).into_iter().try_for_each(fs::create_dir_all);
+    };
+    // each group switches the controllers on for those below it
+    let mut dir = root.clone();
+    for part in Path::new(path) {
+        fs::write(dir.join("cgroup.subtree_control"), CONTROLLERS_2)?;
+        dir.push(part);
+        match fs::create_dir(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The directories that a group is: one in version 2, one for each controller in version 1.
+fn dirs(path: &str) -> Vec<PathBuf> {
+    let roots = Hierarchy::of_this_host().map(Hierarchy::roots);
+    let roots = roots.unwrap_or_default().into_iter();
+    roots.map(|root| root.join(path)).collect()
+}
+
+/// `usage_usec` of version 2's cpu.stat.
+fn usage_us(stat: &str) -> Option<u64> {
+    let line = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_is_version_2_where_that_has_the_controllers_and_else_version_1() {
+        let both = "20 1 0:20 / /proc rw - proc proc rw\n\
+            32 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+            34 1 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            41 1 0:35 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
+        let one = Hierarchy::find(both, |_| "hugetlb".into()).unwrap();
+        let expected = ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/memory"];
+        let roots: Vec<_> = one
+            .roots()
+            .iter()
+            .map(|root| root.to_str().unwrap())
+            .collect();
+        assert_eq!(roots, expected);
+        let two = Hierarchy::find(both, |_| "cpuset cpu io memory pids".into());
+        assert_eq!(two, Some(Hierarchy::Two("/sys/fs/cgroup/unified".into())));
+        let without = "34 1 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        assert_eq!(Hierarchy::find(without, |_| String::new()), None);
+        assert_eq!(
+            Hierarchy::find("garbage - \n - a b", |_| String::new()),
+            None
+        );
+    }
+
+    #[test]
+    fn time_that_was_taken_is_read_of_version_2() {
+        let stat = "usage_usec 1234\nuser_usec 1000\nsystem_usec 234\n";
+        assert_eq!(usage_us(stat), Some(1234));
+        assert_eq!(usage_us("nr_periods 3\n"), None);
+    }
+}

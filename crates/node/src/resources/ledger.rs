@@ -1,0 +1,546 @@
+//! Who was promised how much of this host: reserve, commit, release. No I/O, no clock.
+//!
+//! ```text
+//! reserve -> Claim<Reserved> -> commit -> Claim<Committed> -> release
+//!                  '------------ drop ------------'
+//! ```
+//! A claim is a value. Whoever holds it has the resources, whoever drops it gives them back, and nobody can give them back
+//! twice, because that takes the value away.
+//!
+//! Memory is refused for three reasons, each told apart in [`Shortage`]:
+//! 1. The machine could never fit, even alone ([`Ask::peak_bytes`]).
+//! 2. The sum of all promises would be more than the host has ([`Capacity`]).
+//! 3. Less is free at the moment ([`Sight`]): other programs need memory, too. What was promised and is not used yet is not free.
+
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
+
+/// Holders that an error names, the largest first.
+const HOLDERS_TOLD: usize = 5;
+
+/// What the host has to give. `None` is not bounded: virtual CPUs and links are shared in time, so they are only counted unless
+/// an operator bounds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    /// Virtual CPUs.
+    pub vcpus: Option<u32>,
+    /// Memory.
+    pub memory_bytes: Option<u64>,
+    /// Bytes a second of the host's links.
+    pub link_bytes_per_s: Option<u64>,
+}
+
+/// An amount of everything that is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Bytes a second of the host's links.
+    pub link_bytes_per_s: u64,
+}
+
+impl Amount {
+    fn plus(self, other: Amount) -> Amount {
+        Amount {
+            vcpus: self.vcpus.saturating_add(other.vcpus),
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            link_bytes_per_s: self.link_bytes_per_s.saturating_add(other.link_bytes_per_s),
+        }
+    }
+}
+
+/// What somebody needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// What is promised to him.
+    pub amount: Amount,
+    /// The most memory that he could ever use: it must fit into the whole host.
+    pub peak_bytes: u64,
+    /// He insists: he gets it whatever there is.
+    pub overcommit: bool,
+}
+
+/// What the host looks like at the moment of a reservation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sight {
+    /// Memory that is free; `None` if nobody knows.
+    pub free_bytes: Option<u64>,
+    /// Memory that holders use already, by the number of their claim.
+    pub used_bytes: BTreeMap<ClaimId, u64>,
+}
+
+/// A claim's number: unique as long as the ledger lives.
+pub(crate) type ClaimId = u64;
+
+/// Why a reservation was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    /// What there is too little of.
+    pub of: Resource,
+    /// How much was asked for.
+    pub asked: u64,
+    /// How much is there for a new claim.
+    pub left: u64,
+    /// How much there is in all.
+    pub all: u64,
+    /// Who has most of it.
+    pub holders: Vec<(String, u64)>,
+    /// How many more have some.
+    pub more_holders: usize,
+}
+
+/// Things that can be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    /// Virtual CPUs.
+    Vcpus,
+    /// Memory that is promised to nobody.
+    Memory,
+    /// Memory for a machine that would not fit if it was alone.
+    WholeMemory,
+    /// Memory that nobody uses right now.
+    FreeMemory,
+    /// Bytes a second of the host's links.
+    Links,
+}
+
+/// The stage of a claim that is being made use of: nothing runs yet.
+#[derive(Debug)]
+pub(crate) enum Reserved {}
+/// The stage of a claim whose holder runs.
+#[derive(Debug)]
+pub(crate) enum Committed {}
+
+/// The right to resources, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim<Stage> {
+    entry: Held,
+    _stage: PhantomData<Stage>,
+}
+
+impl<Stage> Claim<Stage> {
+    fn new(entry: Held) -> Claim<Stage> {
+        Claim {
+            entry,
+            _stage: PhantomData,
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> ClaimId {
+        self.entry.id
+    }
+
+    /// Says who has it from now on.
+    pub fn hand_to(&self, holder: &str) {
+        let mut books = self.entry.ledger.0.lock();
+        if let Some(entry) = books.claims.get_mut(&self.entry.id) {
+            entry.holder = holder.to_owned();
+        }
+    }
+}
+
+impl Claim<Reserved> {
+    /// Its holder runs now.
+    pub fn commit(self) -> Claim<Committed> {
+        Claim::new(self.entry)
+    }
+}
+
+impl Claim<Committed> {
+    /// Its holder has ended.
+    pub fn release(self) {}
+}
+
+/// An entry of the books that somebody holds.
+#[derive(Debug)]
+struct Held {
+    ledger: Ledger,
+    id: ClaimId,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ledger.0.lock().claims.remove(&self.id);
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    holder: String,
+    amount: Amount,
+    peak_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Books {
+    capacity: Capacity,
+    claims: BTreeMap<ClaimId, Entry>,
+    next: ClaimId,
+}
+
+/// The promises of one host. Clones are the same ledger.
+#[derive(Clone, Debug)]
+pub(crate) struct Ledger(Arc<Mutex<Books>>);
+
+impl Ledger {
+    /// Of a host that has promised nothing yet.
+    pub fn new(capacity: Capacity) -> Ledger {
+        Ledger(Arc::new(Mutex::new(Books {
+            capacity,
+            claims: BTreeMap::new(),
+            next: 0,
+        })))
+    }
+
+    /// What the host has.
+    pub fn capacity(&self) -> Capacity {
+        self.0.lock().capacity
+    }
+
+    /// All that is promised.
+    pub fn promised(&self) -> Amount {
+        self.0.lock().promised()
+    }
+
+    /// Promises an amount to a holder, or says what is short and who has it. `look` is called while nobody else can reserve.
+    pub fn reserve(
+        &self,
+        holder: &str,
+        ask: &Ask,
+        look: impl FnOnce() -> Sight,
+    ) -> Result<Claim<Reserved>, Shortage> {
+        let (mut claims, short) = self.reserve_up_to(1, holder, ask, look);
+        match (claims.pop(), short) {
+            (Some(claim), _) => Ok(claim),
+            (None, short) => Err(short.expect("one that got nothing is told why")),
+        }
+    }
+
+    /// Promises the same amount so many times, or as often as there is room for it; the rest is refused for one reason.
+    pub fn reserve_up_to(
+        &self,
+        count: u32,
+        holder: &str,
+        ask: &Ask,
+        look: impl FnOnce() -> Sight,
+    ) -> (Vec<Claim<Reserved>>, Option<Shortage>) {
+        let mut books = self.0.lock();
+        let sight = look();
+        let mut claims = Vec::new();
+        for _ in 0..count {
+            if !ask.overcommit
+                && let Some(short) = books.short(ask, &sight)
+            {
+                return (claims, Some(short));
+            }
+            let id = books.next;
+            books.next += 1;
+            let entry = Entry {
+                holder: holder.to_owned(),
+                amount: ask.amount,
+                peak_bytes: ask.peak_bytes,
+            };
+            books.claims.insert(id, entry);
+            let ledger = self.clone();
+            claims.push(Claim::new(Held { ledger, id }));
+        }
+        (claims, None)
+    }
+
+    /// The most memory that all holders together could ever use.
+    pub fn peak_bytes(&self) -> u64 {
+        let books = self.0.lock();
+        let peaks = books.claims.values().map(|entry| entry.peak_bytes);
+        peaks.fold(0, u64::saturating_add)
+    }
+
+    /// Memory that a new claim could be promised; `None` if it is not bounded.
+    pub fn free_memory_bytes(&self, look: impl FnOnce() -> Sight) -> Option<u64> {
+        let books = self.0.lock();
+        let sight = look();
+        let all = books.capacity.memory_bytes;
+        let unpromised = all.map(|all| all.saturating_sub(books.promised().memory_bytes));
+        let free = sight.free_bytes.map(|_| books.spare_bytes(&sight));
+        unpromised.into_iter().chain(free).min()
+    }
+}
+
+impl Books {
+    fn promised(&self) -> Amount {
+        let amounts = self.claims.values().map(|entry| entry.amount);
+        amounts.fold(Amount::default(), Amount::plus)
+    }
+
+    /// Free memory without what was promised and is not used yet.
+    fn spare_bytes(&self, sight: &Sight) -> u64 {
+        let unused = self.claims.iter().map(|(id, entry)| {
+            let used = sight.used_bytes.get(id).copied().unwrap_or(0);
+            entry.amount.memory_bytes.saturating_sub(used)
+        });
+        let unused = unused.fold(0, u64::saturating_add);
+        sight.free_bytes.unwrap_or(0).saturating_sub(unused)
+    }
+
+    /// What there is too little of.
+    fn short(&self, ask: &Ask, sight: &Sight) -> Option<Shortage> {
+        let (capacity, promised, amount) = (self.capacity, self.promised(), ask.amount);
+        let shortage = |of, asked, left, all| self.shortage(of, asked, left, all);
+        let left = |all: u64, promised: u64| all.saturating_sub(promised);
+        if let Some(all) = capacity.memory_bytes {
+            if ask.peak_bytes > all {
+                return Some(shortage(Resource::WholeMemory, ask.peak_bytes, all, all));
+            }
+            let left = left(all, promised.memory_bytes);
+            if amount.memory_bytes > left {
+                return Some(shortage(Resource::Memory, amount.memory_bytes, left, all));
+            }
+            let spare = self.spare_bytes(sight);
+            if sight.free_bytes.is_some() && amount.memory_bytes > spare {
+                let asked = amount.memory_bytes;
+                return Some(shortage(Resource::FreeMemory, asked, spare, all));
+            }
+        }
+        let (vcpus, links) = (capacity.vcpus, capacity.link_bytes_per_s);
+        let vcpus = vcpus.map(|all| {
+            let (asked, promised) = (amount.vcpus.into(), promised.vcpus.into());
+            (Resource::Vcpus, asked, promised, all.into())
+        });
+        let links = links.map(|all| {
+            let (asked, promised) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
+            (Resource::Links, asked, promised, all)
+        });
+        let mut rest = vcpus.into_iter().chain(links);
+        rest.find_map(|(of, asked, promised, all)| {
+            let left = left(all, promised);
+            (asked > left).then(|| shortage(of, asked, left, all))
+        })
+    }
+
+    fn shortage(&self, of: Resource, asked: u64, left: u64, all: u64) -> Shortage {
+        let mut by_holder: BTreeMap<&str, u64> = BTreeMap::new();
+        for entry in self.claims.values() {
+            let has = match of {
+                Resource::Vcpus => entry.amount.vcpus.into(),
+                Resource::Links => entry.amount.link_bytes_per_s,
+                Resource::Memory | Resource::WholeMemory | Resource::FreeMemory => {
+                    entry.amount.memory_bytes
+                }
+            };
+            let sum = by_holder.entry(&entry.holder).or_default();
+            *sum = sum.saturating_add(has);
+        }
+        let mut holders: Vec<(String, u64)> = by_holder
+            .into_iter()
+            .filter(|(_, has)| *has > 0)
+            .map(|(holder, has)| (holder.to_owned(), has))
+            .collect();
+        holders.sort_by_key(|(_, has)| std::cmp::Reverse(*has));
+        let more_holders = holders.len().saturating_sub(HOLDERS_TOLD);
+        holders.truncate(HOLDERS_TOLD);
+        Shortage {
+            of,
+            asked,
+            left,
+            all,
+            holders,
+            more_holders,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn memory(bytes: u64) -> Ask {
+        Ask {
+            amount: Amount {
+                memory_bytes: bytes,
+                ..Default::default()
+            },
+            peak_bytes: bytes,
+            overcommit: false,
+        }
+    }
+
+    fn ledger(memory_bytes: u64) -> Ledger {
+        Ledger::new(Capacity {
+            vcpus: None,
+            memory_bytes: Some(memory_bytes),
+            link_bytes_per_s: None,
+        })
+    }
+
+    #[test]
+    fn a_refusal_says_what_there_is_and_who_has_the_rest() {
+        let ledger = ledger(100);
+        let web = ledger.reserve("web", &memory(60), Sight::default).unwrap();
+        let db = ledger.reserve("db", &memory(30), Sight::default).unwrap();
+        let short = ledger.reserve("third", &memory(11), Sight::default);
+        let expected = Shortage {
+            of: Resource::Memory,
+            asked: 11,
+            left: 10,
+            all: 100,
+            holders: vec![("web".into(), 60), ("db".into(), 30)],
+            more_holders: 0,
+        };
+        assert_eq!(short.err(), Some(expected));
+        drop(db);
+        web.hand_to("www");
+        let web = web.commit();
+        let third = ledger.reserve("third", &memory(41), Sight::default);
+        assert_eq!(third.err().unwrap().holders, [("www".to_owned(), 60)]);
+        web.release();
+        assert!(
+            ledger
+                .reserve("third", &memory(100), Sight::default)
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn what_could_never_fit_is_refused_on_an_empty_host_unless_somebody_insists() {
+        let ledger = ledger(100);
+        let mut large = memory(10);
+        large.peak_bytes = 101;
+        let short = ledger.reserve("web", &large, Sight::default).err().unwrap();
+        assert_eq!((short.of, short.asked), (Resource::WholeMemory, 101));
+        large.overcommit = true;
+        let _web = ledger.reserve("web", &large, Sight::default).unwrap();
+        assert_eq!(ledger.promised().memory_bytes, 10);
+    }
+
+    #[test]
+    fn memory_that_was_promised_and_is_not_used_yet_is_not_free() {
+        let ledger = ledger(100);
+        let first = ledger.reserve("web", &memory(30), Sight::default).unwrap();
+        let sight = |used: u64| Sight {
+            free_bytes: Some(40),
+            used_bytes: [(first.id(), used)].into(),
+        };
+        assert_eq!(ledger.free_memory_bytes(|| sight(0)), Some(10));
+        let short = ledger
+            .reserve("db", &memory(11), || sight(0))
+            .err()
+            .unwrap();
+        assert_eq!((short.of, short.left), (Resource::FreeMemory, 10));
+        assert!(ledger.reserve("db", &memory(11), || sight(29)).is_ok());
+        assert_eq!(ledger.free_memory_bytes(|| sight(35)), Some(40));
+        assert_eq!(ledger.free_memory_bytes(Sight::default), Some(70));
+    }
+
+    #[test]
+    fn a_fork_gets_as_many_as_fit() {
+        let ledger = ledger(100);
+        let (claims, short) = ledger.reserve_up_to(5, "fork", &memory(30), Sight::default);
+        assert_eq!((claims.len(), short.unwrap().left), (3, 10));
+        drop(claims);
+        assert_eq!(ledger.promised(), Amount::default());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Reserve(Ask, Option<u64>),
+        Several(u32, Ask),
+        Commit(usize),
+        Drop(usize),
+        Release(usize),
+    }
+
+    fn ask() -> impl Strategy<Value = Ask> {
+        (
+            0..6u32,
+            0..60u64,
+            0..30u64,
+            0..80u64,
+            prop::bool::weighted(0.1),
+        )
+            .prop_map(
+                |(vcpus, memory_bytes, link_bytes_per_s, more, overcommit)| Ask {
+                    amount: Amount {
+                        vcpus,
+                        memory_bytes,
+                        link_bytes_per_s,
+                    },
+                    peak_bytes: memory_bytes + more,
+                    overcommit,
+                },
+            )
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (ask(), prop::option::of(0..200u64)).prop_map(|(ask, free)| Step::Reserve(ask, free)),
+            1 => (0..5u32, ask()).prop_map(|(count, ask)| Step::Several(count, ask)),
+            3 => any::<usize>().prop_map(Step::Commit),
+            1 => any::<usize>().prop_map(Step::Drop),
+            2 => any::<usize>().prop_map(Step::Release),
+        ]
+    }
+
+    /// What a list of claims should add up to.
+    fn sum<'a>(amounts: impl Iterator<Item = &'a (Amount, bool)>) -> Amount {
+        amounts.fold(Amount::default(), |sum, (amount, _)| sum.plus(*amount))
+    }
+
+    proptest! {
+        #[test]
+        fn promises_are_what_is_held_and_never_more_than_the_host_has_unless_somebody_insists(
+            steps in prop::collection::vec(step(), 0..80)
+        ) {
+            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), link_bytes_per_s: Some(70) };
+            let ledger = Ledger::new(capacity);
+            let mut reserved: Vec<(Claim<Reserved>, (Amount, bool))> = Vec::new();
+            let mut committed: Vec<(Claim<Committed>, (Amount, bool))> = Vec::new();
+            for step in steps {
+                let before = ledger.promised();
+                match step {
+                    Step::Reserve(ask, free) => {
+                        let sight = Sight { free_bytes: free, ..Default::default() };
+                        match ledger.reserve("one", &ask, || sight) {
+                            Ok(claim) => {
+                                let fits = free.is_none_or(|free| ledger.promised().memory_bytes <= free);
+                                let none = ask.amount.memory_bytes == 0;
+                                prop_assert!(ask.overcommit || none || fits);
+                                reserved.push((claim, (ask.amount, ask.overcommit)));
+                            }
+                            Err(short) => {
+                                prop_assert!(!ask.overcommit && short.asked > short.left);
+                                prop_assert_eq!(ledger.promised(), before);
+                            }
+                        }
+                    }
+                    Step::Several(count, ask) => {
+                        let (claims, short) = ledger.reserve_up_to(count, "many", &ask, Sight::default);
+                        prop_assert_eq!(claims.len() < count as usize, short.is_some());
+                        reserved.extend(claims.into_iter().map(|claim| (claim, (ask.amount, ask.overcommit))));
+                    }
+                    Step::Commit(at) if !reserved.is_empty() => {
+                        let (claim, amount) = reserved.swap_remove(at % reserved.len());
+                        committed.push((claim.commit(), amount));
+                        prop_assert_eq!(ledger.promised(), before, "the same is promised to the one who runs");
+                    }
+                    Step::Drop(at) if !reserved.is_empty() => drop(reserved.swap_remove(at % reserved.len())),
+                    Step::Release(at) if !committed.is_empty() => {
+                        committed.swap_remove(at % committed.len()).0.release();
+                    }
+                    Step::Commit(_) | Step::Drop(_) | Step::Release(_) => {}
+                }
+                let held = reserved.iter().map(|(_, amount)| amount);
+                let held: Vec<_> = held.chain(committed.iter().map(|(_, amount)| amount)).copied().collect();
+                let promised = ledger.promised();
+                prop_assert_eq!(promised, sum(held.iter()));
+                if !held.iter().any(|(_, insisted)| *insisted) {
+                    prop_assert!(promised.vcpus <= 12 && promised.memory_bytes <= 150 && promised.link_bytes_per_s <= 70);
+                }
+            }
+            drop((reserved, committed));
+            prop_assert_eq!(ledger.promised(), Amount::default());
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! What machines take of this host: memory, virtual CPUs, links. Everything that starts a QEMU reserves first.
+//!
+//! ```text
+//! run, start, fork, standby -> reserve -> QEMU runs: commit -> it has ended: release
+//! a node that adopts        -> commit
+//! ```
+//! **How memory is counted.** A machine is promised what it is expected to use, which depends on how it began:
+//!
+//! - Started cold, its RAM is its own memory, and its guest may touch all of it: the whole RAM, and [`STANDBY_BYTES`] for QEMU.
+//! - Restored or cloned, it maps the RAM of its image or parent privately from a file that all share. It needs memory of its own
+//!   for what it writes, which nobody knows beforehand: [`STANDBY_BYTES`] and the [`WRITTEN_PART`] of its RAM. One that writes more
+//!   than that is noticed by the second rule.
+//!
+//! A reservation must then fit twice: into the host's memory together with all other promises, and into what is free right now
+//! less what was promised and is not used yet. And a machine whose RAM alone is more than the host has is refused however it
+//! begins. Who knows better says `--overcommit`. [`ledger`] decides, [`host`] reads.
+//!
+//! [`limits`] is what a machine may take at most, by its control group.
+//!
+//! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended.
+
+mod hooks;
+pub(crate) mod host;
+mod ledger;
+mod limits;
+
+use crate::{
+    MachineName, STANDBY_BYTES,
+    error::{NodeError, refused},
+    record::Record,
+};
+use floe_api::paths::Home;
+use floe_api::{Room, size_text};
+use floe_image::MachineConfig;
+use floe_machine::MEMORY_BYTES_DEFAULT;
+use ledger::{
+    Amount, Ask, Capacity, Claim, Committed, Ledger, Reserved, Resource, Shortage, Sight,
+};
+use limits::Groups;
+pub use limits::control_groups;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+/// The part of its RAM that a restored or cloned machine is promised for what it writes: one eighth. A clone of a guest with
+/// 256 MiB was measured at 70 MB, QEMU's own included.
+const WRITTEN_PART: u64 = 8;
+/// Memory of the host that machines leave alone.
+const HOST_RESERVE_BYTES: u64 = 128 << 20;
+
+/// This host's resources and who has them.
+pub(crate) struct Resources {
+    ledger: Ledger,
+    /// The machines' claims. A machine is in it from before its QEMU is started until after that has ended.
+    machines: Mutex<HashMap<String, Holding>>,
+    /// The machines' control groups.
+    groups: Groups,
+}
+
+enum Holding {
+    Reserved(Claim<Reserved>),
+    Committed(Claim<Committed>, u32),
+}
+
+/// Memory and virtual CPUs of a QEMU that is started ahead.
+pub(crate) struct Ahead(#[allow(dead_code, reason = "given back when dropped")] Claim<Reserved>);
+
+/// Room for clones of one fork on this host.
+#[derive(Default)]
+pub(crate) struct ForClones(Mutex<Vec<Claim<Reserved>>>);
+
+/// Room for one clone.
+pub(crate) struct ForClone(Claim<Reserved>);
+
+impl ForClones {
+    /// For how many.
+    pub fn len(&self) -> u32 {
+        self.0.lock().len() as u32
+    }
+
+    /// Takes the room of one out of it.
+    pub fn one(&self) -> Option<ForClone> {
+        self.0.lock().pop().map(ForClone)
+    }
+}
+
+/// How a machine comes to its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// All of it is its own.
+    Own,
+    /// It maps a file that others map, too.
+    Shared,
+}
+
+/// What a machine needs.
+fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcommit: bool) -> Ask {
+    let ram = config.memory_bytes_now().unwrap_or(MEMORY_BYTES_DEFAULT);
+    let own = match memory {
+        Memory::Own => ram,
+        Memory::Shared => ram / WRITTEN_PART,
+    };
+    Ask {
+        amount: Amount {
+            vcpus: config.cpus_now().unwrap_or(1),
+            memory_bytes: own.saturating_add(STANDBY_BYTES),
+            link_bytes_per_s,
+        },
+        peak_bytes: ram.saturating_add(STANDBY_BYTES),
+        overcommit,
+    }
+}
+
+fn memory_of(record: &Record) -> Memory {
+    match record.restored {
+        true => Memory::Shared,
+        false => Memory::Own,
+    }
+}
+
+impl Resources {
+    /// Those of this host, of whose memory machines get so much at most.
+    pub fn of_this_host(home: &Home, memory_max_bytes: Option<u64>) -> Resources {
+        let host = host::memory().map(|memory| memory.total_bytes);
+        let host = host.map(|all| all.saturating_sub(HOST_RESERVE_BYTES));
+        Resources {
+            ledger: Ledger::new(Capacity {
+                vcpus: None,
+                memory_bytes: host.into_iter().chain(memory_max_bytes).min(),
+                link_bytes_per_s: None,
+            }),
+            machines: Mutex::default(),
+            groups: Groups::open(home),
+        }
+    }
+
+    /// Reserves what a machine needs to be started. While there is too little, `give_way` is asked to end something that can be
+    /// had again; it says whether it did.
+    pub fn reserve(
+        &self,
+        record: &Record,
+        link_bytes_per_s: u64,
+        overcommit: bool,
+        mut give_way: impl FnMut() -> bool,
+    ) -> Result<(), NodeError> {
+        let ask = ask_of(
+            &record.config,
+            memory_of(record),
+            link_bytes_per_s,
+            overcommit,
+        );
+        loop {
+            match self.ledger.reserve(&record.name, &ask, self.sight()) {
+                Ok(claim) => {
+                    self.enter(&record.name, Holding::Reserved(claim));
+                    return Ok(());
+                }
+                Err(short) if short.of != Resource::WholeMemory && give_way() => {}
+                Err(short) => return Err(refusal(&short)),
+            }
+        }
+    }
+
+    /// Counts a machine that an earlier node has left running, whatever there is.
+    pub fn found(&self, record: &Record, link_bytes_per_s: u64) {
+        let ask = ask_of(&record.config, memory_of(record), link_bytes_per_s, true);
+        if let Ok(claim) = self.ledger.reserve(&record.name, &ask, Sight::default) {
+            self.enter(&record.name, Holding::Reserved(claim));
+        }
+    }
+
+    /// A machine's QEMU runs.
+    pub fn started(&self, record: &Record, pid: u32) {
+        self.limit_again(record);
+        if !self.machines.lock().contains_key(&record.name) {
+            self.found(record, 0);
+        }
+        let mut machines = self.machines.lock();
+        let claim = match machines.remove(&record.name) {
+            Some(Holding::Reserved(claim)) => claim.commit(),
+            Some(Holding::Committed(claim, _)) => claim,
+            None => return,
+        };
+        machines.insert(record.name.clone(), Holding::Committed(claim, pid));
+    }
+
+    /// A running machine starts anew from its disks: its memory is its own from now on.
+    pub fn starts_cold(&self, record: &Record) {
+        let mut machines = self.machines.lock();
+        if let Some(Holding::Committed(_, pid)) = machines.get(&record.name) {
+            let pid = *pid;
+            let ask = ask_of(&record.config, Memory::Own, 0, true);
+            if let Ok(claim) = self.ledger.reserve(&record.name, &ask, Sight::default) {
+                machines.insert(record.name.clone(), Holding::Committed(claim.commit(), pid));
+            }
+        }
+    }
+
+    /// A machine's QEMU has ended, or never began.
+    pub fn ended(&self, name: &str, mount_name: &str) {
+        self.remove_group(mount_name);
+        match self.machines.lock().remove(name) {
+            Some(Holding::Committed(claim, _)) => claim.release(),
+            Some(Holding::Reserved(claim)) => drop(claim),
+            None => {}
+        }
+    }
+
+    /// Reserves what a QEMU needs that waits for a run, or rehearses one.
+    pub fn ahead(&self, config: &MachineConfig) -> Result<Ahead, NodeError> {
+        let mut ask = ask_of(config, Memory::Shared, 0, false);
+        // the machine that it becomes is counted as such
+        ask.peak_bytes = ask.amount.memory_bytes;
+        let claim = self.ledger.reserve(AHEAD, &ask, self.sight());
+        claim.map(Ahead).map_err(|short| refusal(&short))
+    }
+
+    /// Reserves room for so many clones of a machine or image, or for as many as there is room for; why not for more.
+    pub fn for_clones(
+        &self,
+        parent: &str,
+        config: &MachineConfig,
+        count: u32,
+        overcommit: bool,
+    ) -> (ForClones, Option<String>) {
+        let ask = ask_of(config, Memory::Shared, 0, overcommit);
+        let holder = format!("a fork of {parent}");
+        let (claims, short) = self
+            .ledger
+            .reserve_up_to(count, &holder, &ask, self.sight());
+        let why = short.map(|short| explain(&short));
+        (ForClones(Mutex::new(claims)), why)
+    }
+
+    /// Gives a clone the room that was reserved for it.
+    pub fn give(&self, name: &MachineName, room: ForClone) {
+        room.0.hand_to(name.as_str());
+        self.enter(name.as_str(), Holding::Reserved(room.0));
+    }
+
+    /// What of this host nobody could ever use, for those who place clones by their whole memory. For how many clones that is enough is known once it
+    /// is known of what: here it is counted what QEMU itself takes.
+    pub fn room(&self) -> Result<Room, String> {
+        let (free, clones) = self.clones_of(STANDBY_BYTES)?;
+        let all = self.ledger.capacity().memory_bytes.unwrap_or(u64::MAX);
+        let whole = all.saturating_sub(self.ledger.peak_bytes());
+        Ok(Room {
+            clones,
+            free_cpus: host::cores().saturating_sub(self.ledger.promised().vcpus),
+            free_memory_bytes: whole.min(free),
+        })
+    }
+
+    /// For how many clones of such a machine there is room now.
+    pub fn room_for_clones(&self, config: &MachineConfig) -> Result<u32, String> {
+        let ask = ask_of(config, Memory::Shared, 0, false);
+        Ok(self.clones_of(ask.amount.memory_bytes)?.1)
+    }
+
+    /// How much is free, and how many clones of that size have room in it.
+    fn clones_of(&self, each_bytes: u64) -> Result<(u64, u32), String> {
+        let free = self.ledger.free_memory_bytes(self.sight());
+        let free = free.unwrap_or_default();
+        match free / each_bytes {
+            0 => Err(format!(
+                "{} of memory are free, a clone takes {} and what it writes",
+                size_text(free),
+                size_text(each_bytes)
+            )),
+            clones => Ok((free, u32::try_from(clones).unwrap_or(u32::MAX))),
+        }
+    }
+
+    /// Most bytes of pages that a capture may keep in memory.
+    pub fn capture_bytes_max(&self) -> Option<u64> {
+        let free = host::memory()?.available_bytes;
+        Some(free.saturating_sub(HOST_RESERVE_BYTES))
+    }
+
+    /// What is promised, in words.
+    pub fn summary(&self) -> String {
+        let promised = self.ledger.promised();
+        let all = self.ledger.capacity().memory_bytes;
+        let of = all.map_or_else(String::new, |all| format!(" of {}", size_text(all)));
+        let link = match promised.link_bytes_per_s {
+            0 => String::new(),
+            rate => format!(", up to {} a second of the host's links", size_text(rate)),
+        };
+        format!(
+            "machines were promised {}{of} memory and {} CPUs on {} cores{link}",
+            size_text(promised.memory_bytes),
+            promised.vcpus,
+            host::cores()
+        )
+    }
+
+    fn enter(&self, name: &str, holding: Holding) {
+        // an earlier one of this name goes only now: two starts at once would both be counted
+        let earlier = self.machines.lock().insert(name.to_owned(), holding);
+        drop(earlier);
+    }
+
+    /// How to look at the host's memory. What machines use is looked up at once: one that begins meanwhile counts as using nothing.
+    fn sight(&self) -> impl FnOnce() -> Sight + use<> {
+        let machines = self.machines.lock();
+        let running: Vec<(u64, u32)> = machines
+            .values()
+            .filter_map(|holding| match holding {
+                Holding::Committed(claim, pid) => Some((claim.id(), *pid)),
+                Holding::Reserved(_) => None,
+            })
+            .collect();
+        drop(machines);
+        let used = running
+            .into_iter()
+            .filter_map(|(id, pid)| Some((id, host::used_bytes(pid)?)));
+        let used_bytes = used.collect();
+        move || Sight {
+            free_bytes: host::memory()
+                .map(|memory| memory.available_bytes.saturating_sub(HOST_RESERVE_BYTES)),
+            used_bytes,
+        }
+    }
+}
+
+/// What QEMUs that wait are called.
+const AHEAD: &str = "QEMUs that wait for a run";
+
+fn refusal(short: &Shortage) -> NodeError {
+    let fix = match short.of {
+        Resource::WholeMemory => {
+            "give the machine less (--memory), use a larger host, or insist with --overcommit: the host may then end machines when \
+             its memory is full"
+        }
+        _ => {
+            "end machines that are no longer needed (floe stop, floe kill), give this one less (--memory), or insist with \
+             --overcommit: the host may then end machines when its memory is full"
+        }
+    };
+    refused(explain(short), fix)
+}
+
+/// What is short, how much there is and who has the rest.
+fn explain(short: &Shortage) -> String {
+    let (asked, left, all) = (
+        size_text(short.asked),
+        size_text(short.left),
+        size_text(short.all),
+    );
+    let mut text = match short.of {
+        Resource::Memory => format!("it takes {asked} of memory, and {left} of {all} are left"),
+        Resource::FreeMemory => format!(
+            "it takes {asked} of memory, and {left} are free on this host right now, not counting what machines were promised and \
+             do not use yet"
+        ),
+        Resource::WholeMemory => {
+            return format!(
+                "it needs {asked} of memory, and machines on this host have {all} in all"
+            );
+        }
+        Resource::Vcpus => format!(
+            "it has {} CPUs, and {} of {} are left",
+            short.asked, short.left, short.all
+        ),
+        Resource::Links => {
+            format!("it takes {asked} a second of the host's links, and {left} of {all} are left")
+        }
+    };
+    let amount = |has: u64| match short.of {
+        Resource::Vcpus => has.to_string(),
+        _ => size_text(has),
+    };
+    let holders: Vec<String> = short
+        .holders
+        .iter()
+        .map(|(name, has)| format!("{name} {}", amount(*has)))
+        .collect();
+    if !holders.is_empty() {
+        text += &format!("; promised to {}", holders.join(", "));
+    }
+    if short.more_holders > 0 {
+        text += &format!(" and {} more", short.more_holders);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A state directory that is not there: no control groups are made for it.
+    fn nowhere() -> Home {
+        Home::at("/nowhere")
+    }
+
+    fn config(memory_bytes: u64) -> MachineConfig {
+        MachineConfig {
+            cpus: Some(2),
+            memory_bytes: Some(memory_bytes),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_clone_is_counted_with_what_it_may_write_and_never_by_more_than_the_host() {
+        let own = ask_of(&config(1 << 30), Memory::Own, 0, false);
+        let clone = ask_of(&config(1 << 30), Memory::Shared, 0, false);
+        assert_eq!(own.amount.memory_bytes, (1 << 30) + STANDBY_BYTES);
+        assert_eq!(clone.amount.memory_bytes, (128 << 20) + STANDBY_BYTES);
+        assert_eq!(clone.peak_bytes, own.peak_bytes);
+    }
+
+    #[test]
+    fn two_forks_at_the_same_time_never_get_the_same_memory() {
+        let one = STANDBY_BYTES + (32 << 20);
+        let resources = Resources::of_this_host(&nowhere(), Some(10 * one));
+        let small = config(256 << 20);
+        std::thread::scope(|scope| {
+            let fork = |name: &'static str| {
+                let (resources, small) = (&resources, &small);
+                scope.spawn(move || resources.for_clones(name, small, 6, false))
+            };
+            let forks = [fork("web"), fork("db")].map(|fork| fork.join().unwrap());
+            let granted: Vec<u32> = forks.iter().map(|(claims, _)| claims.len()).collect();
+            assert_eq!(granted.iter().sum::<u32>(), 10, "{granted:?}");
+            let whys: Vec<&String> = forks.iter().filter_map(|(_, why)| why.as_ref()).collect();
+            assert_eq!(whys.len(), 1);
+            assert!(whys[0].contains("; promised to a fork of "), "{whys:?}");
+        });
+        let all = resources.for_clones("web", &small, 10, false);
+        assert_eq!((all.0.len(), all.1), (10, None));
+    }
+
+    #[test]
+    fn a_run_gets_the_memory_of_qemus_that_wait() {
+        let resources = Resources::of_this_host(&nowhere(), Some(1 << 30));
+        let mut waiting: Vec<Ahead> = (0..3)
+            .map(|_| resources.ahead(&config(256 << 20)).unwrap())
+            .collect();
+        let mut record = crate::record::tests::record();
+        record.config = config(768 << 20);
+        record.restored = false;
+        let refused = resources.reserve(&record, 0, false, || false).unwrap_err();
+        let refused = refused.to_api();
+        assert!(refused.message.contains(AHEAD), "{refused}");
+        assert!(refused.fix.contains("--overcommit"), "{refused}");
+        resources
+            .reserve(&record, 0, false, || waiting.pop().is_some())
+            .unwrap();
+        assert_eq!(waiting.len(), 2, "as many as are needed give way");
+        resources.ended(&record.name, &record.mount_name);
+        record.config = config(100 << 30);
+        let refused = resources.reserve(&record, 0, false, || panic!("it would not help"));
+        let refused = refused.unwrap_err().to_api();
+        assert!(refused.message.contains("1.0 GiB in all"), "{refused}");
+        resources.reserve(&record, 0, true, || false).unwrap();
+    }
+}
