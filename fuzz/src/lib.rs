@@ -53,6 +53,10 @@ pub mod credentials;
 #[allow(dead_code)]
 #[path = "../../crates/node/src"]
 mod node {
+    #[path = "disk_content.rs"]
+    pub mod disk_content;
+    #[path = "disk_extent.rs"]
+    pub mod disk_extent;
     #[path = "disk_format.rs"]
     pub mod disk_format;
     pub mod cluster {
@@ -112,6 +116,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("slurm_output", slurm_output),
     ("mpi_frame", mpi_frame),
     ("disk_header", disk_header),
+    ("disk_tables", disk_tables),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),
     ("invitation", invitation),
@@ -120,6 +125,18 @@ pub const TARGETS: &[(&str, Target)] = &[
 /// A stranger's disk image: its format, or the file that it reaches for.
 pub fn disk_header(data: &[u8]) {
     let _ = node::disk_format::examine_bytes(data);
+}
+
+/// The tables of a stranger's disk image, in a file that may be longer than what there is of it; or what it is, if it has none.
+pub fn disk_tables(data: &[u8]) {
+    use node::{disk_content, disk_extent, disk_format};
+    let _ = disk_content::look_at_bytes(data);
+    if let Ok(format) = disk_format::examine_bytes(data) {
+        let read = disk_format::reader(data);
+        for len in [data.len() as u64, 1 << 32, u64::MAX] {
+            let _ = disk_extent::check(format, &read, len, &|| true);
+        }
+    }
 }
 
 /// What floe-mpirun, its launcher and its clones say to each other.

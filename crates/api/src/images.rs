@@ -34,6 +34,9 @@ pub struct ImageSummary {
     pub virtual_bytes: u64,
     /// Bytes of the packs that hold it (shared packs count for every image).
     pub stored_bytes: u64,
+    /// Bytes of those packs that other images need as well: what removing this one alone doesn't free.
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Whether it has a picture of its screen (`GET /v1/images/{name}/thumbnail`).
     #[serde(default)]
     pub thumbnail: bool,
@@ -86,13 +89,24 @@ pub struct RegionInfo {
     pub segments: u64,
 }
 
+/// What the disk images of an import are taken for, whatever they look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ImportFormat {
+    /// The disk's bytes.
+    Raw,
+}
+
 /// Body of `POST /v1/images/import`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// Disk images (raw, qcow2, vmdk, vdi, ...) as absolute paths: `disk0`, `disk1`, ...
+    /// Disk images (raw, qcow2, vmdk, vdi, vhdx, vhd; also in gzip, xz, Zstandard or an OVA) as absolute paths: `disk0`, `disk1`, ...
     #[serde(default)]
     pub disks: Vec<String>,
+    /// What the disk images are; found out if absent.
+    #[serde(default)]
+    pub format: Option<ImportFormat>,
     /// Kernel for direct boot, absolute path.
     #[serde(default)]
     pub kernel: Option<String>,

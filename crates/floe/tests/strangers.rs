@@ -249,7 +249,7 @@ fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_
     broken[40..48].copy_from_slice(&u64::MAX.to_be_bytes());
     fs::write(path("broken.qcow2"), broken).unwrap();
     let error = import("broken.qcow2").unwrap_err().to_string();
-    assert!(error.contains("qemu-img can't convert"), "{error}");
+    assert!(error.contains("its L1 table ends at"), "{error}");
     let left = fs::read_dir(node.home().join("tmp")).unwrap().count();
     assert_eq!(left, 0, "nothing is left of those");
 }

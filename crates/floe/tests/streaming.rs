@@ -380,7 +380,15 @@ fn an_image_is_laid_out_by_its_traces_where_it_is_and_in_a_directory() {
         (out.status.success(), text(&out.stdout), text(&out.stderr))
     };
     let path = |path: &Path| path.display().to_string();
-    let import = floe(&["image", "import", &path(&disk), "--name", "scattered"]);
+    let import = floe(&[
+        "image",
+        "import",
+        &path(&disk),
+        "--format",
+        "raw",
+        "--name",
+        "scattered",
+    ]);
     assert!(import.0, "{}", import.2);
     let (_, _, error) = floe(&["image", "optimize", "scattered"]);
     assert!(

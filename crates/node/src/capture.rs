@@ -165,6 +165,7 @@ impl Node {
         let parent = self.repo.manifest(&parent_id)?;
         let options = IngestOptions {
             parent: Some(parent_id),
+            share: true,
             ..Default::default()
         };
         let mut ingest = Ingest::new(&self.repo, options)?;
@@ -217,12 +218,7 @@ impl Node {
                 ingest.region_from_parent(region)?;
             }
         }
-        finish(
-            &self.repo,
-            Some(&parent_id),
-            ingest,
-            captured.config.clone(),
-        )
+        finish(ingest, captured.config.clone())
     }
 
     /// Stores the memory of the machine's start, or a block that was added to it.

@@ -184,10 +184,10 @@ fn text_at(read: &Read<'_>, offset: u64, len_max: usize) -> io::Result<String> {
 }
 
 /// A header; what lies beyond its end is zero.
-struct Bytes<'a>(&'a [u8]);
+pub(super) struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {
-    fn at(&self, offset: usize, magic: &[u8]) -> bool {
+    pub fn at(&self, offset: usize, magic: &[u8]) -> bool {
         self.0.get(offset..offset + magic.len()) == Some(magic)
     }
 
@@ -196,34 +196,39 @@ impl Bytes<'_> {
         bytes.copied().unwrap_or([0; N])
     }
 
-    fn be32(&self, offset: usize) -> u32 {
+    pub fn be32(&self, offset: usize) -> u32 {
         u32::from_be_bytes(self.array(offset))
     }
 
-    fn be64(&self, offset: usize) -> u64 {
+    pub fn be64(&self, offset: usize) -> u64 {
         u64::from_be_bytes(self.array(offset))
     }
 
-    fn le32(&self, offset: usize) -> u32 {
+    pub fn le32(&self, offset: usize) -> u32 {
         u32::from_le_bytes(self.array(offset))
     }
 
-    fn le64(&self, offset: usize) -> u64 {
+    pub fn le64(&self, offset: usize) -> u64 {
         u64::from_le_bytes(self.array(offset))
     }
 }
 
 /// Reads from bytes in memory as from a file.
 #[allow(dead_code, reason = "for tests and fuzzing")]
-pub fn examine_bytes(bytes: &[u8]) -> Result<Format, Refused> {
-    let read = |offset: u64, buffer: &mut [u8]| {
+pub fn reader(bytes: &[u8]) -> impl Fn(u64, &mut [u8]) -> io::Result<usize> {
+    move |offset: u64, buffer: &mut [u8]| {
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let rest = bytes.get(from..).unwrap_or_default();
         let len = rest.len().min(buffer.len());
         buffer[..len].copy_from_slice(&rest[..len]);
         Ok(len)
-    };
-    examine(&read).unwrap_or_else(|error| Err(Refused::Damaged(error.to_string())))
+    }
+}
+
+/// Examines bytes in memory.
+#[allow(dead_code, reason = "for tests and fuzzing")]
+pub fn examine_bytes(bytes: &[u8]) -> Result<Format, Refused> {
+    examine(&reader(bytes)).unwrap_or_else(|error| Err(Refused::Damaged(error.to_string())))
 }
 
 #[cfg(test)]

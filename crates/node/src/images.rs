@@ -3,6 +3,7 @@
 use crate::{
     Node,
     disk_format::Format,
+    disk_import::{open_disk, open_input},
     error::{NodeError, at, busy, refused, usage},
     plan,
     qemu_img::{self, DiskImage},
@@ -11,9 +12,8 @@ use crate::{
 use floe_api::*;
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, ImageName, MachineConfig};
-use floe_store::{GcOptions, Ingest, IngestOptions, Repository};
+use floe_store::{GcOptions, Ingest, IngestOptions};
 use std::{
-    fs::File,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -39,6 +39,7 @@ impl Node {
             live: entry.regions.contains_key("ram") && entry.regions.contains_key("device"),
             virtual_bytes: entry.virtual_bytes,
             stored_bytes: entry.pack_bytes,
+            shared_bytes: entry.shared_bytes,
             thumbnail: entry.regions.contains_key(THUMB_REGION),
             start_ms: self.starts.typical_ms(&entry.id),
             labels: entry.labels,
@@ -63,6 +64,7 @@ impl Node {
                 live: plan::is_live(manifest),
                 virtual_bytes: manifest.regions.iter().map(|region| region.size).sum(),
                 stored_bytes: inspection.pack_bytes,
+                shared_bytes: self.repo.shared_bytes(&id)?,
                 thumbnail: manifest.region(THUMB_REGION).is_some(),
                 start_ms: self.starts.typical_ms(&id),
                 labels: config.labels.clone(),
@@ -106,18 +108,24 @@ impl Node {
         let name = request.name.as_deref().map(parse_name).transpose()?;
         check_import(request)?;
         let _storing = self.storing.read();
-        let mut ingest = Ingest::new(&self.repo, IngestOptions::default())?;
+        let options = IngestOptions {
+            share: true,
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&self.repo, options)?;
         let line = report.progress_line("import", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
         let mut disks = Vec::new();
         for (number, disk) in request.disks.iter().enumerate() {
             let region = format!("disk{number}");
-            self.import_disk(&mut ingest, &region, Path::new(disk), report)?;
+            let as_raw = request.format == Some(ImportFormat::Raw);
+            self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
             disks.push(region);
         }
         for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
             if let Some(path) = path {
-                ingest.region_from_file(region, Path::new(path))?;
+                let path = Path::new(path);
+                ingest.region_from_open_file(region, open_input(path)?, path)?;
             }
         }
         report.stage("read and hash")?;
@@ -135,7 +143,7 @@ impl Node {
             labels: request.labels.clone(),
             ..Default::default()
         };
-        let (id, stats) = finish(&self.repo, None, ingest, config)?;
+        let (id, stats) = finish(ingest, config)?;
         if let Some(name) = &name {
             self.repo.tag(name, &id)?;
         }
@@ -157,18 +165,19 @@ impl Node {
         ingest: &mut Ingest,
         region: &str,
         path: &Path,
+        as_raw: bool,
         report: &mut Report,
     ) -> Result<(), NodeError> {
-        let disk = DiskImage::open(path)?;
-        let format = disk.format;
-        if format == Format::Raw {
-            return Ok(ingest.region_from_file(region, path)?);
+        let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
+        if disk.format == Format::Raw {
+            return Ok(ingest.region_from_open_file(region, disk.file, path)?);
         }
+        let format = disk.format.name();
         let raw = self.scratch("convert")?;
         let line = report.progress_line("convert", "1/100 %");
         let programs = &self.options.programs;
         qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
-        report.stage(&format!("convert {}", format.name()))?;
+        report.stage(&format!("convert {format}"))?;
         Ok(ingest.region_from_file(region, raw.path())?)
     }
 
@@ -402,24 +411,14 @@ pub(crate) fn parse_name(name: &str) -> Result<ImageName, NodeError> {
 
 /// Publishes what was ingested, with its statistics.
 pub(crate) fn finish(
-    repo: &Repository,
-    parent: Option<&Hash>,
     ingest: Ingest,
     config: MachineConfig,
 ) -> Result<(Hash, StoredReport), NodeError> {
-    let stats = ingest.stats();
-    let id = ingest.finish(config)?;
-    // the last packs are closed by `finish`, so what is new is told by the layouts
-    let shared = match parent {
-        Some(parent) => repo.layout(parent)?.packs,
-        None => Vec::new(),
-    };
-    let packs = repo.layout(&id)?.packs;
-    let new = packs.iter().filter(|pack| !shared.contains(pack));
+    let (id, stats) = ingest.finish_with_stats(config)?;
     let stored = StoredReport {
         bytes_in: stats.bytes_in,
         new_chunks: stats.new_chunks,
-        new_bytes_compressed: new.map(|pack| pack.file_bytes).sum(),
+        new_bytes_compressed: stats.new_stored_bytes,
         dedup_chunks: stats.dedup_chunks + stats.unchanged_chunks,
         zero_chunks: stats.zero_chunks,
     };
@@ -457,16 +456,14 @@ fn check_import(request: &ImportRequest) -> Result<(), NodeError> {
                 "give the whole path",
             ));
         }
-        File::open(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => crate::error::not_found(
-                format!("there is no file {path}"),
-                "check the path; the node opens it",
-            ),
-            _ => NodeError::Io {
-                what: format!("cannot open {path}"),
-                source: error,
-            },
-        })?;
+        let file = open_input(Path::new(path))?;
+        let is_empty = |meta: std::fs::Metadata| meta.is_file() && meta.len() == 0;
+        if file.metadata().is_ok_and(is_empty) {
+            return Err(refused(
+                format!("{path} is an empty file"),
+                "check the path, or the download",
+            ));
+        }
     }
     Ok(())
 }

@@ -24,8 +24,9 @@ use std::{
     time::Instant,
 };
 
-/// Disks come in sectors of this many bytes.
-const SECTOR: u64 = 512;
+/// A disk is shown to QEMU as so many bytes or a multiple, zeros behind its own: QEMU refuses to write to a file that is no multiple
+/// of what its file system reads at once.
+const DISK_BLOCK: u64 = floe_image::CHUNK_SIZE as u64;
 /// QEMU's own directory in the machine's: floe-machine's name for it.
 pub(crate) const RUN_DIR: &str = "run";
 /// What the guest wrote on its console last.
@@ -291,7 +292,7 @@ fn disk_specs(manifest: &Manifest) -> Vec<DiskSpec> {
     plan::disk_regions(manifest)
         .iter()
         .filter_map(|name| manifest.region(name))
-        .map(|region| DiskSpec::of_region(&region.name, region.size.next_multiple_of(SECTOR)))
+        .map(|region| DiskSpec::of_region(&region.name, region.size.next_multiple_of(DISK_BLOCK)))
         .collect()
 }
 
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_a_whole_number_of_sectors() {
+    fn a_disk_is_a_whole_number_of_blocks() {
         let region = |name: &str, size| floe_image::Region {
             name: name.into(),
             size,
@@ -419,6 +420,6 @@ mod tests {
             regions: vec![region("disk0", 1000), region("ram", 4096)],
             ..Default::default()
         };
-        assert_eq!(disk_specs(&manifest), [DiskSpec::of_region("disk0", 1024)]);
+        assert_eq!(disk_specs(&manifest), [DiskSpec::of_region("disk0", 4096)]);
     }
 }

@@ -1,10 +1,10 @@
 //! Other formats than raw, by `qemu-img` (package `qemu-utils`), which reads strangers' files and is confined for it.
 //!
-//! The file is examined here, refused if it is made of others ([`disk_format`]), and handed over open; what `qemu-img` may do
+//! The file comes open from [`crate::disk_import`], which refuses those that are made of others, and is handed over so; what `qemu-img` may do
 //! then is up to [`floe_machine::tool`].
 
 use crate::{
-    disk_format::{self, Format, Refused},
+    disk_format::Format,
     error::{NodeError, at, failed, refused},
     report::{CANCEL_POLL, ProgressLine},
 };
@@ -21,6 +21,7 @@ use std::{
     sync::mpsc,
     time::{Duration, Instant},
 };
+use tempfile::NamedTempFile;
 
 /// Most bytes of what `qemu-img` says that an error repeats.
 const SAID_BYTES_MAX: usize = 2048;
@@ -31,29 +32,16 @@ const BYTES_PER_S_LEAST: u64 = 1 << 20;
 
 /// A disk image that is open, and what it is.
 pub struct DiskImage {
-    file: File,
+    pub(crate) file: File,
     /// Its format.
     pub format: Format,
     /// Its name in messages.
-    shown: String,
+    pub(crate) shown: String,
+    /// The node's own file that it was unpacked into, which goes with it.
+    pub(crate) unpacked: Option<NamedTempFile>,
 }
 
 impl DiskImage {
-    /// Opens one. Refuses those that are made of other files as well.
-    pub fn open(path: &Path) -> Result<DiskImage, NodeError> {
-        let shown = path.display().to_string();
-        let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
-        let read = |offset: u64, buffer: &mut [u8]| read_up_to(&file, offset, buffer);
-        let format = disk_format::examine(&read)
-            .map_err(at(format!("cannot read {shown}")))?
-            .map_err(|why| not_alone(&shown, &why))?;
-        Ok(DiskImage {
-            file,
-            format,
-            shown,
-        })
-    }
-
     /// Opens a file of the node's own that holds a disk's bytes, whatever they look like.
     pub fn raw(path: &Path) -> Result<DiskImage, NodeError> {
         let shown = path.display().to_string();
@@ -62,20 +50,8 @@ impl DiskImage {
             file,
             format: Format::Raw,
             shown,
+            unpacked: None,
         })
-    }
-}
-
-fn not_alone(shown: &str, why: &Refused) -> NodeError {
-    match why {
-        Refused::Needs { what, name } => refused(
-            format!("{shown} needs the {what} {name}"),
-            "make it stand alone first: qemu-img convert -O qcow2 IN OUT",
-        ),
-        Refused::Damaged(what) => refused(
-            format!("{shown} can't be read: {what}"),
-            "check the file with `qemu-img check`",
-        ),
     }
 }
 
@@ -91,6 +67,7 @@ pub fn convert(
         file,
         format,
         shown,
+        unpacked: _unpacked,
     } = from;
     let bytes = file.metadata().map_or(0, |m| m.len());
     let limit = TIME_LEAST + Duration::from_secs(bytes / BYTES_PER_S_LEAST);
@@ -213,7 +190,8 @@ fn program() -> Result<PathBuf, NodeError> {
         .ok_or_else(|| refused("qemu-img is not installed", "apt install qemu-utils"))
 }
 
-fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+/// Fills the buffer as far as the file has something there; returns how much.
+pub(crate) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {
         let Some(at) = offset

@@ -25,17 +25,28 @@ pub enum Image {
     Export(Export),
 }
 
-/// Make an image of disks (raw, qcow2, vmdk, vdi ...) or of a kernel
+/// Make an image of disks (raw, qcow2, vmdk, vdi, vhdx, vhd) or of a kernel
+///
+/// Disks may be packed with gzip, xz or zstd, or be the one disk of an OVA or tar archive. Bytes without a format are taken for a
+/// disk if they have a partition table, a boot sector or a file system, or are all zeros. A file that is cut off or no
+/// disk is refused.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a disk
   floe image import debian.qcow2 --name debian --memory 1G --cpus 2
+Example: a download as it came
+  floe image import cloud.img.xz --name cloud && floe image import appliance.ova --name appliance
+Example: bytes that no signature tells to be a disk
+  floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
   floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny")]
 pub struct Import {
     /// Disk images; the first is the machine's first disk
     #[arg(required_unless_present = "kernel")]
     disks: Vec<PathBuf>,
+    /// Take the disk images for this, whatever they look like
+    #[arg(long, value_enum)]
+    format: Option<ImportAs>,
     /// Name of the image, NAME or NAME:TAG
     #[arg(long, short)]
     name: Option<String>,
@@ -61,6 +72,8 @@ pub struct Import {
 
 /// List images
 #[derive(Debug, Args)]
+///
+/// OWN is what removing the image would free; SHARED lies in packs that other images need as well.
 #[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
 pub struct Ls {}
 
@@ -152,6 +165,12 @@ pub struct Export {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum ImportAs {
+    /// The disk's bytes
+    Raw,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
     /// The bytes, sparse
     Raw,
@@ -233,6 +252,7 @@ impl Import {
                 .iter()
                 .map(|p| args::existing(p))
                 .collect::<Result<_, _>>()?,
+            format: self.format.map(|ImportAs::Raw| floe_api::ImportFormat::Raw),
             kernel: path(&self.kernel)?,
             initrd: path(&self.initrd)?,
             cmdline: self.cmdline,
@@ -295,12 +315,16 @@ fn listing(images: &[floe_api::ImageSummary]) -> String {
             short(&image.id),
             if image.live { "running" } else { "disk" }.into(),
             bytes(image.virtual_bytes),
-            bytes(image.stored_bytes),
+            bytes(image.stored_bytes.saturating_sub(image.shared_bytes)),
+            bytes(image.shared_bytes),
             age(image.created_unix_s),
         ]
     };
     let rows: Vec<_> = images.iter().map(row).collect();
-    table(&["NAME", "ID", "STATE", ">SIZE", ">STORED", ">AGE"], &rows)
+    table(
+        &["NAME", "ID", "STATE", ">SIZE", ">OWN", ">SHARED", ">AGE"],
+        &rows,
+    )
 }
 
 fn describe(image: &floe_api::ImageDetail) -> String {
@@ -334,9 +358,10 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         (
             "size",
             format!(
-                "{}, stored in {} ({} packs)",
+                "{}, stored in {} ({} of it shared with other images, {} packs)",
                 bytes(s.virtual_bytes),
                 bytes(s.stored_bytes),
+                bytes(s.shared_bytes),
                 image.packs
             ),
         ),

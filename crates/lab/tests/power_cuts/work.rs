@@ -112,6 +112,7 @@ pub fn run(recorder: &Recorder, scratch: &Path) -> Vec<Promise> {
     std::fs::write(&disk, noise(1, 2 << 20)).unwrap();
     let small = ImportRequest {
         disks: vec![text(&disk)],
+        format: Some(ImportFormat::Raw),
         name: Some("small".into()),
         ..ImportRequest::default()
     };

@@ -2,7 +2,8 @@
 //!
 //! A pull takes items in the order of their addresses and packs them anew. Between directories that would undo how the packs
 //! were laid out, so those of which most is missing on the other side are copied whole first. They are noted like the
-//! packs of a pull that was cut off, and the pull that follows goes on with them and brings what is left.
+//! packs of a pull that was cut off, and the pull that follows goes on with them and brings what is left. A pack that the image
+//! shares with images that are not of its lineage is not copied: what is theirs is not to be published along with it.
 
 use super::pull::Unfinished;
 use super::{Cancel, OnProgress, Progress, TransferError};
@@ -34,11 +35,11 @@ pub fn copy_packs(
         return Ok(Copied::default());
     }
     let unfinished = Unfinished::open(to, None, image)?;
-    let layout = from.layout(image)?;
-    let total_bytes = layout.packs.iter().map(|pack| pack.file_bytes).sum();
+    let packs = from.packs_without_strangers(image)?;
+    let total_bytes = packs.iter().map(|pack| pack.file_bytes).sum();
     let (mut copied, mut done_bytes) = (Copied::default(), 0);
     let mut chunks = HashSet::new();
-    for pack in &layout.packs {
+    for pack in &packs {
         cancel.check()?;
         done_bytes += pack.file_bytes;
         if unfinished.has(pack) {

@@ -6,6 +6,7 @@
 //! set of hashes. The rejected alternative, a pipeline of stages with queues, copies every chunk between cores.
 
 mod feed;
+mod others;
 mod packer;
 mod worker;
 
@@ -21,6 +22,7 @@ use parking_lot::Mutex;
 use crate::repository::{Scope, unix_now};
 use crate::{Repository, StoreError};
 use feed::{Feed, FileFeed, PagesFeed, PagesState, ReaderFeed};
+use others::Others;
 pub(crate) use packer::Packer;
 use worker::{Job, Seen, Shared};
 
@@ -45,6 +47,9 @@ pub struct IngestOptions {
     pub parent: Option<Hash>,
     /// Other images of the repository whose chunks need not be stored again.
     pub also: Vec<Hash>,
+    /// What any image of the repository has need not be stored again. Packs are looked through up to a bound, those of the newest
+    /// images first; the new image lists the packs that it needs, so that they stay when the images that they came with go.
+    pub share: bool,
     /// Packs are closed before they exceed this many bytes. The default suits uploads (8 MiB at most).
     pub pack_bytes_max: u64,
     /// The image's time of creation, seconds since 1970; now when None.
@@ -58,6 +63,7 @@ impl Default for IngestOptions {
             threads: 0,
             parent: None,
             also: Vec::new(),
+            share: false,
             pack_bytes_max: PACK_BYTES_MAX,
             created_unix_s: None,
         }
@@ -146,6 +152,18 @@ impl Ingest {
         for id in &options.also {
             lenders.push(repository.scope(id)?);
         }
+        let others = match options.share {
+            true => {
+                let known: Vec<Hash> = options
+                    .parent
+                    .iter()
+                    .chain(&options.also)
+                    .copied()
+                    .collect();
+                Some(Others::new(repository, &known)?)
+            }
+            false => None,
+        };
         let workers = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n,
@@ -154,6 +172,7 @@ impl Ingest {
             level: options.level,
             seen: Seen::new(),
             lenders,
+            others,
             packer: Packer::new(
                 repository.clone(),
                 options.pack_bytes_max.max(PACK_BYTES_MIN),
@@ -184,7 +203,17 @@ impl Ingest {
     /// A region from a file or block device; holes are skipped. Where the parent has a region of this name, only what
     /// differs from it is stored.
     pub fn region_from_file(&mut self, name: &str, path: &Path) -> Result<(), StoreError> {
-        let mut file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
+        let file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
+        self.region_from_open_file(name, file, path)
+    }
+
+    /// The same from a file that is open already; `path` is its name in messages.
+    pub fn region_from_open_file(
+        &mut self,
+        name: &str,
+        mut file: File,
+        path: &Path,
+    ) -> Result<(), StoreError> {
         // A block device has no length in its metadata.
         let size = file
             .seek(io::SeekFrom::End(0))
@@ -376,6 +405,7 @@ impl Ingest {
         })?;
         let mut packs = self.shared.packer.finish()?;
         stats.new_stored_bytes = packs.iter().map(|pack| pack.file_bytes).sum();
+        packs.extend(self.shared.others.iter().flat_map(Others::borrowed));
         let mut known: std::collections::HashSet<Hash> = packs.iter().map(|pack| pack.id).collect();
         for id in self.options.parent.iter().chain(&self.options.also) {
             packs.extend(
@@ -391,5 +421,7 @@ impl Ingest {
     }
 }
 
+#[cfg(test)]
+mod others_tests;
 #[cfg(test)]
 mod tests;

@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::GcOptions;
 
-fn repository() -> (tempfile::TempDir, Repository) {
+pub(super) fn repository() -> (tempfile::TempDir, Repository) {
     let dir = tempfile::tempdir().unwrap();
     let repository = Repository::create(&dir.path().join("repo")).unwrap();
     (dir, repository)
 }
 
 /// Chunk number n: distinct, not zero, compressible.
-fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
+pub(super) fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
     let mut data = [0u8; CHUNK_SIZE];
     for (i, word) in data.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(
@@ -25,7 +25,7 @@ fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
     data
 }
 
-fn back(repository: &Repository, id: &Hash, region: &str) -> Vec<u8> {
+pub(super) fn back(repository: &Repository, id: &Hash, region: &str) -> Vec<u8> {
     let bytes = repository.read_region(id, region, 1 << 30).unwrap();
     let file = tempfile::tempfile().unwrap();
     let stats = repository

@@ -12,6 +12,7 @@ use floe_image::{
 use parking_lot::Mutex;
 
 use super::feed::{Content, Feed};
+use super::others::Others;
 use super::packer::Packer;
 use super::{Counters, ProgressFn};
 use crate::repository::{Scope, Walk};
@@ -59,6 +60,8 @@ pub(super) struct Shared {
     pub seen: Seen,
     /// The parent and the other images that may lend their chunks.
     pub lenders: Vec<Scope>,
+    /// All other images of the repository, if they may.
+    pub others: Option<Others>,
     pub packer: Packer,
     pub counters: Counters,
     pub progress: Option<Arc<ProgressFn>>,
@@ -214,6 +217,8 @@ struct Worker<'a, F> {
     carry_hashes: Vec<Hash>,
     carry: Vec<u8>,
     walks: Vec<Walk>,
+    /// Of the other images: chunks and segments lie in different packs.
+    other_walks: [Walk; 2],
 }
 
 impl<'a, F: Feed> Worker<'a, F> {
@@ -224,6 +229,7 @@ impl<'a, F: Feed> Worker<'a, F> {
             carry_hashes: Vec::new(),
             carry: Vec::with_capacity(FRAME_MAX_CHUNKS * CHUNK_SIZE),
             walks,
+            other_walks: Default::default(),
         }
     }
 
@@ -445,6 +451,10 @@ impl<'a, F: Feed> Worker<'a, F> {
             if lender.pack_of(kind, hash, walk)?.is_some() {
                 return Ok(false);
             }
+        }
+        if let Some(others) = &self.job.shared.others {
+            let walk = &mut self.other_walks[usize::from(kind == Kind::Segment)];
+            return Ok(!others.lend(kind, hash, walk));
         }
         Ok(true)
     }

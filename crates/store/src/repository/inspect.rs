@@ -1,11 +1,11 @@
 //! What images there are, and what one is made of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use floe_image::{Hash, ImageName, Kind, Manifest, Region, lineage};
+use floe_image::{Hash, ImageName, Kind, Layout, Manifest, PackRef, Region, lineage};
 
 use super::publish::SEGMENTS_AT_ONCE;
-use super::scope::Walk;
+use super::scope::{Walk, prefix};
 use super::{Repository, Scope};
 use crate::StoreError;
 
@@ -24,6 +24,8 @@ pub struct ImageEntry {
     pub virtual_bytes: u64,
     /// The sum of its packs' sizes in bytes, packs shared with other images included.
     pub pack_bytes: u64,
+    /// Bytes of those packs that another image needs as well.
+    pub shared_bytes: u64,
     /// The sizes of its regions by name, in bytes.
     pub regions: BTreeMap<String, u64>,
     /// Free text by key.
@@ -74,31 +76,122 @@ impl Repository {
             names.entry(tag.id).or_default().push(tag.name);
         }
         let mut images = Vec::new();
+        let mut users: HashMap<Hash, u32> = HashMap::new();
+        let mut layouts = HashMap::new();
         for id in self.image_ids()? {
             let entry = self
                 .manifest(&id)
                 .and_then(|manifest| Ok((manifest, self.layout(&id)?)));
             match entry {
-                Ok((manifest, layout)) => images.push(ImageEntry {
-                    id,
-                    names: names.remove(&id).unwrap_or_default(),
-                    created_unix_s: manifest.created_unix_s,
-                    parent: manifest.parent,
-                    virtual_bytes: manifest.total_bytes(),
-                    pack_bytes: layout.packs.iter().map(|p| p.file_bytes).sum(),
-                    regions: manifest
-                        .regions
-                        .iter()
-                        .map(|r| (r.name.clone(), r.size))
-                        .collect(),
-                    labels: manifest.config.labels,
-                }),
+                Ok((manifest, layout)) => {
+                    for pack in &layout.packs {
+                        *users.entry(pack.id).or_default() += 1;
+                    }
+                    images.push(ImageEntry {
+                        id,
+                        names: names.remove(&id).unwrap_or_default(),
+                        created_unix_s: manifest.created_unix_s,
+                        parent: manifest.parent,
+                        virtual_bytes: manifest.total_bytes(),
+                        pack_bytes: layout.packs.iter().map(|p| p.file_bytes).sum(),
+                        shared_bytes: 0,
+                        regions: manifest
+                            .regions
+                            .iter()
+                            .map(|r| (r.name.clone(), r.size))
+                            .collect(),
+                        labels: manifest.config.labels,
+                    });
+                    layouts.insert(id, layout);
+                }
                 Err(StoreError::NotFound { .. }) => {} // removed meanwhile
                 Err(error) => tracing::warn!(image = %id, %error, "an image cannot be read"),
             }
         }
+        for image in &mut images {
+            let packs = layouts
+                .get(&image.id)
+                .into_iter()
+                .flat_map(|layout| &layout.packs);
+            let shared = packs.filter(|pack| users.get(&pack.id).is_some_and(|count| *count > 1));
+            image.shared_bytes = shared.map(|pack| pack.file_bytes).sum();
+        }
         images.sort_by_key(|i| (std::cmp::Reverse(i.created_unix_s), i.id));
         Ok(images)
+    }
+
+    /// The layouts of all images, that of the newest first. One that cannot be read is left out.
+    pub(crate) fn layouts(&self) -> Result<Vec<Layout>, StoreError> {
+        let newest_first = self.list()?.into_iter();
+        Ok(newest_first
+            .filter_map(|entry| self.layout(&entry.id).ok())
+            .collect())
+    }
+
+    /// Bytes of an image's packs that another image needs as well.
+    pub fn shared_bytes(&self, id: &Hash) -> Result<u64, StoreError> {
+        let mut others = HashSet::new();
+        for other in self.image_ids()?.into_iter().filter(|other| other != id) {
+            let layout = self.layout(&other).unwrap_or_default(); // removed meanwhile
+            others.extend(layout.packs.iter().map(|pack| pack.id));
+        }
+        let packs = self.layout(id)?.packs;
+        let shared = packs.iter().filter(|pack| others.contains(&pack.id));
+        Ok(shared.map(|pack| pack.file_bytes).sum())
+    }
+
+    /// The packs of an image that hold nothing but what it and its ancestors (as far as they are here) consist of. The others
+    /// came with images that have nothing to do with it, and what else is in those is nobody's business.
+    pub fn packs_without_strangers(&self, id: &Hash) -> Result<Vec<PackRef>, StoreError> {
+        let mut family = vec![*id];
+        family.extend(self.ancestors(id)?);
+        // eight bytes of each hash are enough to tell
+        let mut theirs = Vec::new();
+        for member in family.iter().filter(|member| self.contains(member)) {
+            self.items_into(member, &mut theirs)?;
+        }
+        theirs.sort_unstable();
+        theirs.dedup();
+        let mut packs = self.layout(id)?.packs;
+        let mut broken = None;
+        packs.retain(|pack| match self.pack_items(pack) {
+            Ok(items) => items
+                .iter()
+                .all(|(_, hash)| theirs.binary_search(&prefix(hash)).is_ok()),
+            Err(error) => {
+                broken.get_or_insert(error);
+                false
+            }
+        });
+        broken.map_or(Ok(packs), Err)
+    }
+
+    fn items_into(&self, id: &Hash, items: &mut Vec<u64>) -> Result<(), StoreError> {
+        let manifest = self.manifest(id)?;
+        let scope = self.scope(id)?;
+        for region in &manifest.regions {
+            items.extend(region.segments.iter().map(prefix));
+            items.extend(region.patches.iter().map(|patch| prefix(&patch.hash)));
+            for hashes in region.segments.chunks(SEGMENTS_AT_ONCE) {
+                for segment in scope.segments(hashes)? {
+                    let stored = segment.hashes().iter().filter(|hash| !hash.is_zero());
+                    items.extend(stored.map(prefix));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ancestors(&self, id: &Hash) -> Result<Vec<Hash>, StoreError> {
+        let all = lineage(*id, |image| match self.manifest(image) {
+            Ok(manifest) => Ok(manifest.parent),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        })
+        .map_err(|e| StoreError::Invalid {
+            what: e.to_string(),
+        })?;
+        Ok(all[1..].to_vec())
     }
 
     /// What the image is made of. Reads its segments, not its chunks.
@@ -126,14 +219,7 @@ impl Repository {
             count(&scope, region, parent_scope, same_place, &mut info)?;
             regions.push(info);
         }
-        let ancestors = lineage(*id, |image| match self.manifest(image) {
-            Ok(manifest) => Ok(manifest.parent),
-            Err(StoreError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error),
-        })
-        .map_err(|e| StoreError::Invalid {
-            what: e.to_string(),
-        })?;
+        let ancestors = self.ancestors(id)?;
         let names = self
             .tags()?
             .into_iter()
@@ -148,7 +234,7 @@ impl Repository {
                 .map(|r| r.parent_chunks * floe_image::CHUNK_SIZE as u64)
                 .sum(),
             regions,
-            lineage: ancestors[1..].to_vec(),
+            lineage: ancestors,
             packs: layout.packs.len() as u64,
             pack_bytes: layout.packs.iter().map(|p| p.file_bytes).sum(),
             manifest,

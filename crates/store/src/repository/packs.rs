@@ -236,6 +236,21 @@ impl Repository {
         durable::rename(file, &path)
     }
 
+    /// Keep a pack from being collected as garbage for a while, although no image may list it any more: gives it the age of a new
+    /// one. False if it isn't here.
+    pub(crate) fn keep_pack(&self, pack: &PackRef) -> bool {
+        // with the lock, so that a collection that looked at its age before has ended
+        let keep = || {
+            let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
+            let path = self.pack_path(&pack.id);
+            let file = File::open(&path).map_err(|e| StoreError::io("open", &path, e))?;
+            let now = std::time::SystemTime::now();
+            let touched = file.set_modified(now);
+            touched.map_err(|e| StoreError::io("touch", &path, e))
+        };
+        keep().is_ok()
+    }
+
     /// Make the names of packs durable: one sync a directory, of which the file system pays for the first.
     pub(crate) fn sync_packs(&self, packs: &[PackRef]) -> Result<(), StoreError> {
         let mut dirs: Vec<_> = packs

@@ -41,7 +41,8 @@ pub(super) struct Entry {
     pub frame: u32,
 }
 
-fn prefix(hash: &Hash) -> u64 {
+/// The first eight bytes of a hash.
+pub(super) fn prefix(hash: &Hash) -> u64 {
     let b = hash.as_bytes();
     u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
 }
