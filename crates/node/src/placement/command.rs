@@ -139,7 +139,9 @@ mod tests {
         );
         // nor does what it has left behind keep anybody waiting
         let answer = shell("echo begun; sleep 1000; :", Duration::from_millis(50));
-        assert_eq!((answer.code, answer.out.as_str()), (None, "begun\n"));
+        assert_eq!(answer.code, None);
+        // a busy host may not have let it begin
+        assert!(["", "begun\n"].contains(&answer.out.as_str()));
         let answer = shell("sleep 1000 & echo done", long);
         assert_eq!((answer.code, answer.out.as_str()), (Some(0), "done\n"));
         let missing = run(Command::new("/nowhere/tool"), b"", long).unwrap_err();
