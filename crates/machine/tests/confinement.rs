@@ -253,7 +253,7 @@ fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
     for delay in (0..160).step_by(8) {
         let dir = scratch();
         let mut starter = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name])
+            .args(["--exact", "--include-ignored", name])
             .env(STARTER, dir.path())
             .stdout(std::process::Stdio::null())
             .spawn()
@@ -305,6 +305,7 @@ fn a_machine_outlives_its_killed_starter() {
     let mut starter = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
+            "--include-ignored",
             "a_machine_outlives_its_killed_starter",
             "--nocapture",
         ])
