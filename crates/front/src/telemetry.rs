@@ -16,7 +16,7 @@ pub struct LogOptions {
     pub verbosity: u8,
 }
 
-/// The environment variable with a `tracing` filter such as `info,floe::hub=debug`.
+/// The environment variable with a `tracing` filter such as `info,floe_hub=debug`.
 pub const LOG_VARIABLE: &str = "FLOE_LOG";
 
 /// Starts logging to standard error. Later calls do nothing: the first one in the process decides.

@@ -4,13 +4,13 @@
 //! ending the process) closes the connection, and the node cancels what it was doing and cleans up.
 //!
 //! ```no_run
-//! # use floe::{api, client::Client, paths::Home};
+//! # use floe_api::{RunRequest, client::{Client, ClientError}, paths::Home};
 //! let client = Client::connect(Home::from_env().socket())?;
-//! let request = api::RunRequest { image: "debian".into(), ..Default::default() };
+//! let request = RunRequest { image: "debian".into(), ..Default::default() };
 //! for event in client.run(&request)? {
 //!     println!("{:?}", event?);
 //! }
-//! # Ok::<(), floe::client::ClientError>(())
+//! # Ok::<(), ClientError>(())
 //! ```
 
 mod cluster;
