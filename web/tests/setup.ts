@@ -48,6 +48,11 @@ export async function until(what: string, done: () => boolean): Promise<void> {
   }
 }
 
+/** The token of a site's own hub. */
+export function hubToken(site: Site): string {
+  return (JSON.parse(readFileSync(join(site.home, "hub.token"), "utf8")) as { token: string }).token;
+}
+
 /** Types a line on a machine's serial console and waits for an answer there. */
 export async function onConsole(site: Site, machine: string, line: string, answer: string): Promise<void> {
   const before = floe(site, "logs", machine).length;
