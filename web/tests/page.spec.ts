@@ -140,7 +140,7 @@ test("two browsers see and use the same machine", async ({ page, browser, site, 
   await written(page, then);
 });
 
-test("a machine that buffers says so and for how long, and does not mind when a browser goes", async ({ browser, site, errors }) => {
+test("a machine that buffers says so and for how long; it gets what is typed meanwhile, and does not mind when a browser goes", async ({ browser, site, errors }) => {
   test.setTimeout(300_000); // two nodes, a guest that works, a slow link
   const image = `${site.hub}/tiny-live:shell`;
   const work = "for i in 1 2 3 4 5 6; do find / -xdev > /dev/null; ps > /dev/null; sleep 2; done; echo worked-$((1+1))";
@@ -166,8 +166,10 @@ test("a machine that buffers says so and for how long, and does not mind when a 
     await expect(page.getByRole("progressbar", { name: "Buffered" })).toHaveAttribute("aria-valuenow", /\d+/);
     const name = await page.locator("#screen-title").innerText();
     expect(machines(far.site)).toMatchObject([{ name, status: "buffering" }]);
-    // a browser that goes changes nothing
+    // what is typed meanwhile is not lost; a browser that goes changes nothing
     await expect(page.locator(".screen canvas")).toBeFocused();
+    const before = await settled(page);
+    await page.keyboard.type("ls /\n");
     const other = await browser.newPage();
     watch(other, errors);
     await other.goto(far.site.login);
@@ -176,6 +178,7 @@ test("a machine that buffers says so and for how long, and does not mind when a 
     await other.close();
     link.widen();
     await until("the machine to go on", () => machines(far.site)[0]?.status === "running");
+    await written(page, before);
   } finally {
     link.close();
     await far.end();

@@ -19,7 +19,6 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
@@ -63,9 +62,8 @@ pub struct Connection {
     pub bounds: Arc<Bounds>,
     id: Id,
     table: Arc<Table>,
-    /// When the head that is coming began; `None` while none comes.
+    /// What is known of the next request's head.
     head: Mutex<Head>,
-    upgraded: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -76,6 +74,8 @@ enum Head {
     Since(Instant),
     /// It is being answered.
     Whole,
+    /// None will come any more: the connection speaks something else than HTTP by now.
+    Upgraded,
 }
 
 impl Connection {
@@ -103,15 +103,22 @@ impl Connection {
 
     /// Its answer has gone.
     pub fn answered(&self) {
-        *self.head.lock() = Head::None;
-        if !self.is_upgraded() {
+        let mut head = self.head.lock();
+        if *head != Head::Upgraded {
+            *head = Head::None;
+            drop(head);
             self.table.seats.lock().turns(self.id, false);
         }
     }
 
+    /// It speaks something else than HTTP from now on.
+    fn upgraded(&self) {
+        *self.head.lock() = Head::Upgraded;
+    }
+
     /// Whether it is something else than HTTP by now.
     pub fn is_upgraded(&self) -> bool {
-        self.upgraded.load(Ordering::Relaxed)
+        *self.head.lock() == Head::Upgraded
     }
 
     /// The socket is closed.
@@ -240,7 +247,6 @@ fn seat(
         id,
         table: table.clone(),
         head: Mutex::new(Head::None),
-        upgraded: AtomicBool::new(false),
     };
     Some((Arc::new(connection), leave))
 }
@@ -362,7 +368,7 @@ async fn answer(
     // If the request is dropped before there is an answer, the connection goes too.
     let response = router.oneshot(request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        connection.upgraded.store(true, Ordering::Relaxed);
+        connection.upgraded();
     }
     Ok(response.map(|body| Body::new(Going::new(body, connection))))
 }
