@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::task::AtomicWaker;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::SendRequest;
@@ -20,8 +21,9 @@ use tokio::time::{sleep_until, timeout_at};
 use crate::server::{Fault, chain};
 use crate::tls;
 
-/// Bytes of a body that are handed to the connection at a time, if somebody watches: how soon it can be stopped.
-const PIECE_BYTES: usize = 16 << 10;
+/// Bytes of a body that are handed to the connection at a time, if somebody watches, who is told of each before the next:
+/// how soon it can be stopped.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// How long an exchange may take.
 #[derive(Clone, Copy, Debug)]
@@ -324,13 +326,19 @@ struct Progress {
     bytes: AtomicU64,
     over: AtomicBool,
     moved: Notify,
+    /// Of the body, which waits until the caller was told of the last piece.
+    next: AtomicWaker,
 }
 
 impl Progress {
     fn tell<E>(&self, sent: &mut OnSent<'_, E>) -> Result<(), Ended<E>> {
         match self.bytes.swap(0, Relaxed) {
             0 => Ok(()),
-            bytes => sent(bytes).map_err(Ended::Caller),
+            bytes => {
+                sent(bytes).map_err(Ended::Caller)?;
+                self.next.wake();
+                Ok(())
+            }
         }
     }
 }
@@ -357,7 +365,7 @@ impl Body for Sending {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.left.is_empty() {
             return Poll::Ready(None);
@@ -365,6 +373,10 @@ impl Body for Sending {
         let Some(progress) = self.progress.clone() else {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.left)))));
         };
+        progress.next.register(cx.waker());
+        if progress.bytes.load(Relaxed) > 0 {
+            return Poll::Pending;
+        }
         let length = self.left.len().min(PIECE_BYTES);
         let piece = self.left.split_to(length);
         progress.bytes.fetch_add(length as u64, Relaxed);
