@@ -53,12 +53,18 @@ pub mod credentials;
 #[allow(dead_code)]
 #[path = "../../crates/node/src"]
 mod node {
-    #[path = "disk_content.rs"]
-    pub mod disk_content;
-    #[path = "disk_extent.rs"]
-    pub mod disk_extent;
-    #[path = "disk_format.rs"]
-    pub mod disk_format;
+    pub mod images {
+        #[path = "disk_content.rs"]
+        pub mod disk_content;
+        #[path = "disk_extent.rs"]
+        pub mod disk_extent;
+        #[path = "disk_format.rs"]
+        pub mod disk_format;
+    }
+    pub mod inventory {
+        #[path = "record.rs"]
+        pub mod record;
+    }
     pub mod cluster {
         #[path = "invitation.rs"]
         pub mod invitation;
@@ -73,8 +79,6 @@ mod node {
     mod names;
     #[path = "network/plan.rs"]
     pub mod network;
-    #[path = "record.rs"]
-    pub mod record;
     #[path = "placement/slurm_text.rs"]
     pub mod slurm;
     #[path = "placement/ticket.rs"]
@@ -82,7 +86,7 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
-use node::cluster;
+use node::{cluster, images, inventory};
 pub use node::{MachineName, NameError};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
@@ -124,12 +128,12 @@ pub const TARGETS: &[(&str, Target)] = &[
 
 /// A stranger's disk image: its format, or the file that it reaches for.
 pub fn disk_header(data: &[u8]) {
-    let _ = node::disk_format::examine_bytes(data);
+    let _ = images::disk_format::examine_bytes(data);
 }
 
 /// The tables of a stranger's disk image, in a file that may be longer than what there is of it; or what it is, if it has none.
 pub fn disk_tables(data: &[u8]) {
-    use node::{disk_content, disk_extent, disk_format};
+    use images::{disk_content, disk_extent, disk_format};
     let _ = disk_content::look_at_bytes(data);
     if let Ok(format) = disk_format::examine_bytes(data) {
         let read = disk_format::reader(data);
@@ -420,7 +424,7 @@ fn same_again<T: serde::Serialize + PartialEq + std::fmt::Debug>(
 
 /// A machine's record names a machine, and a place inside of the state directory.
 pub fn machine_record(data: &[u8]) {
-    if let Some(record) = same_again(data, node::record::Record::parse) {
+    if let Some(record) = same_again(data, inventory::record::Record::parse) {
         assert!(record.name.parse::<node::MachineName>().is_ok());
         assert!(!record.place.starts_with('/') && !record.place.split('/').any(|part| part == ".."));
     }

@@ -1,20 +1,25 @@
 //! A node that starts takes over what an earlier one left: machines that run go on, half-made ones go away.
 //!
-//! Two steps. First every machine gets its files on the mount back ([`Node::attach_machines`]), which asks neither a QEMU nor the
+//! Two steps. First every machine gets its files on the mount back ([`Adoption::attach_machines`]), which asks neither a QEMU nor the
 //! network anything: from then on guests read and write. Then each machine's QEMU is taken over by a thread of its own
-//! ([`Node::take_over_machines`]), so that one that does not answer delays nobody else. Until its thread is done a machine has the
+//! ([`Adoption::take_over_machines`]), so that one that does not answer delays nobody else. Until its thread is done a machine has the
 //! operation `adopt`.
 
 use crate::{
-    MachineName, Node,
+    MachineName,
+    core::Core,
     error::{NodeError, failed},
-    files::RECORD_FILE,
-    lifecycle::Task,
-    machines::{Entry, Operation},
-    record::{Record, Wanted},
+    files::{RECORD_FILE, load_pauses},
+    fork::{Forks, Unstored},
+    inventory::{
+        Entry, Inventory, Operation, Pauses,
+        lifecycle::{Event, Task},
+        record::{PauseReason, Record, Wanted},
+    },
+    machines::{self, Kin, Machines},
 };
 use floe_api::Happened;
-use floe_machine::{Machine, Process};
+use floe_machine::{Machine, Status};
 use std::{
     path::Path,
     sync::{Arc, mpsc},
@@ -26,8 +31,6 @@ const LOST: &str = "a part of its memory went with a node that ended before the 
 /// What is said of a machine whose memory went with the mount.
 const MOUNT_LOST: &str =
     "its memory was lost when this node and the mount's supervisor ended together";
-/// How long a QEMU that nobody wants may take to end once it was killed.
-const KILL_WAIT: Duration = Duration::from_secs(10);
 /// How long until a QEMU that does not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a node that starts waits for its machines before it answers all the same.
@@ -51,11 +54,19 @@ enum Taken {
     AskAgain,
 }
 
-impl Node {
+/// See the module. Lives as long as machines are being taken over.
+pub(crate) struct Adoption {
+    pub core: Arc<Core>,
+    pub inventory: Arc<Inventory>,
+    pub machines: Arc<Machines>,
+    pub forks: Arc<Forks>,
+}
+
+impl Adoption {
     /// Puts every machine that should run back onto the mount.
     pub(crate) fn attach_machines(&self) -> Vec<Left> {
         let mut left = Vec::new();
-        let dirs = std::fs::read_dir(self.home.machines());
+        let dirs = std::fs::read_dir(self.core.home.machines());
         for dir in dirs.into_iter().flatten().flatten() {
             let name = dir.file_name();
             let parsed = name
@@ -73,7 +84,8 @@ impl Node {
                 }
                 Err(error) => {
                     tracing::error!(machine = %name, %error, "the machine is left alone");
-                    self.tell(Happened::MachineLeftAlone, name.as_str(), error.to_string());
+                    self.core
+                        .tell(Happened::MachineLeftAlone, name.as_str(), error.to_string());
                 }
             }
         }
@@ -82,7 +94,7 @@ impl Node {
 
     fn attach_left(&self, name: MachineName, dir: &Path, record: Record) -> Option<Left> {
         let wanted = record.wanted;
-        let entry = self.machines.insert(name, dir.to_owned(), record);
+        let entry = self.inventory.insert(name, dir.to_owned(), record);
         let operation = entry.begin(Task::Adopt).ok()?;
         let mut left = Left {
             wanted,
@@ -93,11 +105,11 @@ impl Node {
         match wanted {
             Wanted::Running => {
                 left.lost = self.look_for_parent(&left.operation);
-                left.attached = self.attach(&left.operation);
-                self.resources_found(&left.operation);
+                left.attached = self.machines.attach(&left.operation);
+                self.machines.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Starting | Wanted::Removing => {
-                if let Some(qemu) = self.qemu_of(&left.operation) {
+                if let Some(qemu) = self.machines.qemu_of(&left.operation) {
                     qemu.kill();
                 }
             }
@@ -108,11 +120,14 @@ impl Node {
     /// A clone's memory may have been in the earlier node's: whether it was and is lost. Whoever asks for it then waits.
     fn look_for_parent(&self, operation: &Operation) -> bool {
         let record = operation.record();
-        if !record.rests_on_this_node() || self.layers.get(&record.image).is_some() {
+        if !record.rests_on_this_node() {
             return false;
         }
-        if self.layers.is_lost(&record.image) || self.repo.manifest(&record.image).is_err() {
-            self.layers.mark_lost(record.image); // a crash may have come before the fork's own record
+        let rests_on = self.forks.find_unstored(&record.image);
+        if rests_on == Unstored::Kept {
+            return false;
+        }
+        if rests_on == Unstored::Lost {
             let why = lost_for_good(operation).to_api().to_string();
             operation.state.write().orphaned = Some(why);
             return true;
@@ -144,7 +159,7 @@ impl Node {
             }
         }
         let node = Arc::downgrade(self);
-        let pool = self.home.root().join("standby");
+        let pool = self.core.home.root().join(machines::STANDBY_DIR);
         let leftovers = move || {
             if let Some(node) = node.upgrade() {
                 node.end_leftovers(&pool);
@@ -167,24 +182,26 @@ impl Node {
         } = left;
         match wanted {
             Wanted::Stopped => {
-                self.end_qemu(&operation);
+                self.machines.end_qemu(&operation);
                 let record = operation.record();
-                self.resources.ended(&record.name, &record.mount_name);
+                self.machines
+                    .resources
+                    .ended(&record.name, &record.mount_name);
             }
             Wanted::Starting | Wanted::Removing => {
-                self.end_qemu(&operation);
-                self.discard(&operation);
-                if let Err(error) = self.forks.strike(operation.name.as_str()) {
+                self.machines.end_qemu(&operation);
+                self.machines.discard(&operation);
+                if let Err(error) = self.forks.removed(operation.name.as_str()) {
                     tracing::warn!(machine = %operation.name, %error, "it stays in its fork's record");
                 }
             }
-            Wanted::Running if attached.is_err() || !self.took_over => {
+            Wanted::Running if attached.is_err() || !self.core.took_over => {
                 let why = match attached {
                     _ if lost => lost_for_good(&operation),
                     Err(error) => error,
                     Ok(()) => self.why_not_taken(&operation),
                 };
-                self.end_qemu(&operation);
+                self.machines.end_qemu(&operation);
                 self.not_taken(&operation, &why.to_api().to_string());
             }
             Wanted::Running => {
@@ -196,7 +213,7 @@ impl Node {
                         Ok(Taken::AskAgain) if lost => return,
                         Ok(Taken::AskAgain) => {}
                         Err(error) => {
-                            here.end_qemu(&operation);
+                            here.machines.end_qemu(&operation);
                             return here.not_taken(&operation, &error.to_api().to_string());
                         }
                     }
@@ -213,39 +230,64 @@ impl Node {
 
     /// Asks a QEMU whose machine is on the mount.
     fn take_over_qemu(&self, operation: &Operation, lost: bool) -> Result<Taken, NodeError> {
-        let taken = Machine::adopt(self.vm_dir(&operation.record()));
+        let taken = Machine::adopt(self.machines.vm_dir(&operation.record()));
         let machine = match taken {
             Ok(machine) => machine,
             // one that waits for memory or a disk answers nobody
-            Err(error) if self.qemu_of(operation).is_some() => {
+            Err(error) if self.machines.qemu_of(operation).is_some() => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
                 if lost {
-                    self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
+                    self.core
+                        .tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
                 }
                 return Ok(Taken::AskAgain);
             }
             Err(error) => return Err(error.into()),
         };
-        if let Err(error) = self.started(operation, Arc::new(machine), |_| ()) {
+        if let Err(error) = self.machines.started(operation, Arc::new(machine), |_| ()) {
             // a full disk: what is known of it is not new
             tracing::warn!(machine = %operation.name, %error, "its record is as the earlier node left it");
-            self.guests.attend(&operation.name);
+            self.machines.attend(&operation.name);
         }
         self.end_old_pause(operation)?;
-        self.continue_stopped(operation)?;
+        self.machines.continue_stopped(operation)?;
         if lost {
             // One that waits for memory already can't be told; it stands still by itself.
             let _ = operation.vm()?.stop();
-            self.tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
+            self.core
+                .tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
         }
-        self.tell(Happened::MachineAdopted, operation.name.as_str(), "");
+        self.core
+            .tell(Happened::MachineAdopted, operation.name.as_str(), "");
         Ok(Taken::Over)
+    }
+
+    /// Lets a machine go on that an earlier node had stopped for work of its own. What the user has stopped stays so.
+    pub(crate) fn end_old_pause(&self, entry: &Entry) -> Result<(), NodeError> {
+        *entry.pauses.lock() = Pauses::after(load_pauses(&entry.dir));
+        let before = entry.record().pauses;
+        if before.is_empty() {
+            return Ok(());
+        }
+        let vm = entry.vm()?;
+        let still = vm.status()? == Status::Paused;
+        if let Err(error) = entry.stand(Some(&vm), Event::Adopted { still }) {
+            // a full disk has not kept the guest from going on
+            tracing::warn!(machine = %entry.name, %error, "its record says that it stands still");
+        }
+        if still && before.iter().all(|reason| reason.ends_with_its_node()) {
+            let before: Vec<_> = before.into_iter().collect();
+            let why = format!("it had been paused for {}", words(&before));
+            self.core
+                .tell(Happened::MachineContinued, entry.name.as_str(), why);
+        }
+        Ok(())
     }
 
     /// Why a machine that should run is not taken over by a node whose mount is a new one.
     fn why_not_taken(&self, operation: &Operation) -> NodeError {
         let name = &operation.name;
-        match self.qemu_of(operation) {
+        match self.machines.qemu_of(operation) {
             Some(_) => failed(
                 MOUNT_LOST,
                 format!("floe start {name} starts it from its disks, which have all that it wrote"),
@@ -260,7 +302,7 @@ impl Node {
     /// A machine that should run has no QEMU any more.
     fn not_taken(&self, operation: &Operation, why: &str) {
         tracing::warn!(machine = %operation.name, why, "was not taken over");
-        if let Err(error) = self.detach(operation) {
+        if let Err(error) = self.machines.detach(operation) {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         operation.state.write().failed = true;
@@ -271,23 +313,14 @@ impl Node {
         if let Err(error) = kept {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
-        self.tell(Happened::MachineLost, operation.name.as_str(), why);
-    }
-
-    /// A machine's QEMU, if one is alive.
-    pub(crate) fn qemu_of(&self, entry: &Entry) -> Option<Process> {
-        Machine::process_in(&self.vm_dir(&entry.record()))
-    }
-
-    /// Ends a machine's QEMU without asking it; disks have what it has written.
-    pub(crate) fn end_qemu(&self, entry: &Entry) {
-        end_vm(&self.vm_dir(&entry.record()));
+        self.core
+            .tell(Happened::MachineLost, operation.name.as_str(), why);
     }
 
     /// Ends QEMUs that waited in the pool and belong to no machine.
     fn end_leftovers(&self, pool: &Path) {
         let taken: Vec<String> = self
-            .machines
+            .inventory
             .all()
             .iter()
             .map(|entry| entry.record().place)
@@ -295,11 +328,11 @@ impl Node {
         for dir in std::fs::read_dir(pool).into_iter().flatten().flatten() {
             let place = format!("standby/{}", dir.file_name().to_string_lossy());
             if !taken.contains(&place) {
-                end_vm(&dir.path().join("vm"));
+                machines::end_vm(&dir.path().join("vm"));
                 let _ = std::fs::remove_dir_all(dir.path());
             }
         }
-        self.resources.remove_old_groups();
+        self.machines.resources.remove_old_groups();
     }
 }
 
@@ -323,13 +356,14 @@ fn lost_for_good(entry: &Entry) -> NodeError {
     failed(LOST, format!("floe kill {} ends it", entry.name))
 }
 
-/// Ends the QEMU in a directory, if there is one.
-fn end_vm(dir: &Path) {
-    let Some(qemu) = Machine::process_in(dir) else {
-        return;
+/// Reasons for a person to read.
+fn words(reasons: &[PauseReason]) -> String {
+    let word = |reason: &PauseReason| match reason {
+        PauseReason::User => "the user",
+        PauseReason::Buffering => "buffering",
+        PauseReason::Orphaned => "want of its parent's node",
+        PauseReason::Capture => "a capture or a fork",
+        PauseReason::DiskFull => "want of room on the disk",
     };
-    qemu.kill();
-    if !qemu.wait(KILL_WAIT) {
-        tracing::warn!(dir = %dir.display(), "QEMU did not end");
-    }
+    reasons.iter().map(word).collect::<Vec<_>>().join(" and ")
 }

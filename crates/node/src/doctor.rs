@@ -5,7 +5,7 @@ use floe_api::{Check, CheckStatus, DoctorReport};
 
 /// Looks at the host and at what only the node can see.
 pub fn examine(node: &Node) -> DoctorReport {
-    let mut report = crate::host::report(&node.home);
+    let mut report = crate::host::report(&node.core.home);
     report.checks.push(mount(node));
     report.checks.push(promises(node));
     report.checks.push(groups(node));
@@ -13,7 +13,7 @@ pub fn examine(node: &Node) -> DoctorReport {
 }
 
 fn groups(node: &Node) -> Check {
-    let (status, detail, fix) = match node.resources.why_no_groups() {
+    let (status, detail, fix) = match node.machines.resources.why_no_groups() {
         None => (
             CheckStatus::Ok,
             "machines have groups of their own and can be limited".to_owned(),
@@ -37,13 +37,13 @@ fn promises(node: &Node) -> Check {
     Check {
         name: "promises".into(),
         status: CheckStatus::Ok,
-        detail: node.resources.summary(),
+        detail: node.machines.resources.summary(),
         fix: String::new(),
     }
 }
 
 fn mount(node: &Node) -> Check {
-    let mountpoint = node.mountpoint();
+    let mountpoint = node.images.mountpoint();
     let (status, detail, fix) = match std::fs::read_dir(mountpoint.join("images")) {
         Ok(_) => (
             CheckStatus::Ok,

@@ -11,6 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Mode of a directory that others, such as the machines' own users, may pass on the way to what is theirs, but not list.
+pub(crate) const PASSABLE_MODE: u32 = 0o711;
+
 /// A machine's record in its directory.
 pub const RECORD_FILE: &str = "machine.json";
 /// Largest record that is read: a hundred times what one with the longest lists takes.
@@ -181,7 +184,7 @@ pub(crate) fn set_aside(path: &Path, why: &str, lost: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::record;
+    use crate::inventory::record::tests::record;
 
     #[test]
     fn pauses_come_back_and_damaged_ones_are_none() {

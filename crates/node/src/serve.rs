@@ -1,36 +1,37 @@
 //! The node's life: open everything, take over what an earlier node left, answer, and end without hurting machines.
 
+use crate::files::PASSABLE_MODE;
 use crate::{
-    Node, NodeOptions, Stop, cluster,
+    Node, NodeOptions,
+    adopt::Adoption,
+    capture::Captures,
+    cluster,
+    core::{Core, Stop},
     error::{NodeError, at, busy},
-    fork,
+    fork::{self, Forks},
     guest::Guests,
     helpers,
-    machines::Machines,
+    images::{Images, sources::Sources},
+    inventory::Inventory,
+    machines::{self, Machines},
     network, placement,
     reserve::Reserve,
-    resources::Resources,
     rest,
-    sources::Sources,
-    standby, starts,
+    run::Runs,
     traces::Traces,
+    views::Views,
     web,
 };
 use floe_mount::{Keeper, Mount, MountOptions};
 use floe_store::{Cache, Repository, private};
-use parking_lot::{Mutex, RwLock};
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicU64, mpsc},
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
-use tokio::{
-    net::UnixListener,
-    runtime::Runtime,
-    sync::{broadcast, watch},
-};
+use tokio::{net::UnixListener, runtime::Runtime, sync::watch};
 
 /// How long long calls get to undo what they began when the node ends.
 const JOBS_END: Duration = Duration::from_secs(10);
@@ -40,8 +41,6 @@ const STORING_END: Duration = Duration::from_secs(60);
 const CONNECTIONS_END: Duration = Duration::from_secs(1);
 /// Threads of the interface: they only translate.
 const REST_THREADS: usize = 2;
-/// Mode of a directory that others, such as the machines' own users, may pass on the way to what is theirs, but not list.
-pub(crate) const PASSABLE_MODE: u32 = 0o711;
 
 /// A running node. Dropping it ends the node; machines go on.
 pub struct NodeHandle {
@@ -69,75 +68,14 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
     let keeper = start_keeper(&options)?;
     let mount = start_mount(&options, &keeper)?;
-    let took_over = mount.took_over();
-    let (stop, stopped) = watch::channel(None);
-    let (wishes, wished) = mpsc::channel();
-    let (guests, arrived) = Guests::new();
-    let layers = fork::Layers::new(fork::Keeping::new(keeper.clone(), home.forks()));
-    let cluster = Arc::new(cluster::Cluster::open(&home)?);
-    let node = Arc::new(Node {
-        sources: Sources::new(
-            repo.clone(),
-            layers.clone(),
-            cache.clone(),
-            options.io_timeout,
-            home.run().join("index"),
-            cluster.clone(),
-            options.own_hub.clone(),
-        ),
-        repo,
-        cache,
-        mount: RwLock::new(Some(mount)),
-        keeper,
-        machines: Machines::new(reserve.clone()),
-        reserve,
-        resources: Resources::of_this_host(&home, options.memory_bytes_max),
-        standby: standby::Pool::default(),
-        starts: starts::Starts::open(&home),
-        layers,
-        forks: fork::Forks::open(&home)?,
-        tickets: placement::Tickets::open(&home)?,
-        networks: network::Networks::open(&home, cluster.clone())?,
-        cluster,
-        traces: Arc::new(Traces::open(&home)?),
-        image_bytes: Mutex::default(),
-        wishes,
-        guests,
-        views: Mutex::default(),
-        storing: RwLock::new(()),
-        accel: floe_machine::accel::detect(),
-        took_over,
-        page: page.map(Arc::new),
-        started: Instant::now(),
-        events: broadcast::channel(super::EVENTS_KEPT).0,
-        stop,
-        jobs: Mutex::default(),
-        next_job: AtomicU64::new(0),
-        home,
+    let (core, stopped) = Core::new(
         options,
-    });
-    node.tidy_tmp();
-    let found = node.find_layers_again();
-    node.find_lost_forks();
-    node.open_groups_again();
-    let left = node.attach_machines();
-    node.adopt_views();
-    node.tidy_networks();
-    node.with_mount(|mount| {
-        mount.takeover_done();
-        Ok(())
-    })?;
-    node.start_watching()?;
-    node.start_buffering(wished)?;
-    node.start_listening_to_guests(arrived)?;
-    node.start_watching_parents()?;
-    node.start_watching_hosts()?;
-    node.start_watching_tickets()?;
-    node.start_keeping_cluster()?;
-    node.start_tracing()?;
-    node.fetch_models_again();
-    node.store_found(found);
-    node.take_over_machines(left);
+        keeper,
+        reserve,
+        mount.took_over(),
+        page.map(Arc::new),
+    );
+    let node = services(core, repo, cache, mount)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REST_THREADS)
         .thread_name("node-rest")
@@ -157,7 +95,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
             tracing::error!(%error, "the interface ended");
         }
     });
-    if let (Some(listener), Some(guard)) = (page_listener, &node.page) {
+    if let (Some(listener), Some(guard)) = (page_listener, &node.core.page) {
         let app = web::router(node.clone(), guard.clone());
         let listener = {
             let _inside = runtime.enter();
@@ -165,11 +103,11 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         };
         runtime.spawn(web::serve(listener, app));
     }
-    let members =
-        rest::members_router(node.clone()).merge(fork::router(node.clone(), fork::Way::Sealed));
+    let members = rest::members_router(node.clone())
+        .merge(fork::router(node.forks.clone(), fork::Way::Sealed));
     let members = cluster::router(node.clone(), members);
     node.cluster.serve(runtime.handle().clone(), members);
-    tracing::info!(socket = %node.options.socket.display(), took_over, "node answers");
+    tracing::info!(socket = %node.core.options.socket.display(), took_over = node.core.took_over, "node answers");
     Ok(NodeHandle {
         node: Some(node),
         runtime: Some(runtime),
@@ -187,12 +125,12 @@ impl NodeHandle {
 
     /// Where it answers.
     pub fn socket(&self) -> &Path {
-        &self.node().options.socket
+        &self.node().core.options.socket
     }
 
     /// Asks the node to end, with its machines or without; returns at once.
     pub fn stop(&self, machines: bool) {
-        self.node().ask_to_stop(machines);
+        self.node().core.ask_to_stop(machines);
     }
 
     /// Blocks until somebody asks the node to end, then ends it.
@@ -218,7 +156,7 @@ impl NodeHandle {
                     return;
                 };
                 tokio::select! { _ = term.recv() => (), _ = int.recv() => () }
-                node.ask_to_stop(false);
+                node.core.ask_to_stop(false);
             });
         }
         self.wait();
@@ -235,35 +173,35 @@ impl NodeHandle {
             return;
         };
         let machines = self.stop.borrow().is_some_and(|stop| stop.machines);
-        let _ = fs::remove_file(&node.options.socket);
+        let _ = fs::remove_file(&node.core.options.socket);
         end_jobs(&node);
-        node.end_standby();
+        node.machines.end_standby();
         if machines {
-            node.stop_all_machines();
+            node.machines.stop_all_machines();
         }
-        node.machines.leave();
-        node.traces.outbox.close();
-        let running = node.machines.any_running();
-        let Some(mount) = node.mount.write().take() else {
+        node.inventory.leave();
+        node.traces.close();
+        let running = node.inventory.any_running();
+        let Some(mount) = node.images.take_mount() else {
             return;
         };
         let left = if running {
             tracing::info!("machines go on; the next node takes them over");
             mount.detach()
         } else {
-            node.end_views();
-            node.resources.close_groups();
+            node.views.end_views();
+            node.machines.resources.close_groups();
             mount.unmount()
         };
         if let Err(error) = left {
             tracing::warn!(%error, "the mount was not left as it should");
         }
-        if let Err(error) = node.cache.flush() {
+        if let Err(error) = node.images.cache.flush() {
             tracing::warn!(%error, "the cache was not written out");
         }
         match running {
-            true => node.keeper.leave(),
-            false => node.keeper.end(),
+            true => node.core.keeper.leave(),
+            false => node.core.keeper.end(),
         }
         runtime.shutdown_timeout(CONNECTIONS_END);
     }
@@ -277,14 +215,131 @@ impl Drop for NodeHandle {
 
 fn end_jobs(node: &Node) {
     let asked = Instant::now();
-    let patience = || match node.layers.is_empty() {
-        true => JOBS_END,
-        false => STORING_END,
+    let patience = || match node.forks.any_unstored() {
+        true => STORING_END,
+        false => JOBS_END,
     };
     // one that ends may have begun another: a fork that is cancelled stores what it has
-    while node.cancel_jobs() > 0 && asked.elapsed() < patience() {
-        std::thread::sleep(super::report::CANCEL_POLL);
+    while node.core.cancel_jobs() > 0 && asked.elapsed() < patience() {
+        std::thread::sleep(crate::report::CANCEL_POLL);
     }
+}
+
+/// Puts the services together, from the bottom up, gives them what an earlier node left, and starts their threads.
+fn services(
+    core: Arc<Core>,
+    repo: Repository,
+    cache: Arc<Cache>,
+    mount: Mount,
+) -> Result<Arc<Node>, NodeError> {
+    let home = &core.home;
+    let cluster = Arc::new(cluster::Cluster::open(home)?);
+    let networks = Arc::new(network::Networks::open(home, cluster.clone())?);
+    let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home.forks()));
+    let forked = fork::Forked::new(layers.clone(), cluster.clone(), cache.clone());
+    let sources = Sources::new(
+        repo.clone(),
+        cache.clone(),
+        core.options.io_timeout,
+        home.run().join("index"),
+        core.options.own_hub.clone(),
+        vec![Box::new(forked)],
+    );
+    let (wishes, wished) = mpsc::channel();
+    let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
+    let views = Views::new(core.clone(), images.clone());
+    let inventory = Arc::new(Inventory::new(core.reserve.clone()));
+    let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
+    let (arrivals, arrived) = mpsc::channel();
+    let machines = Machines::new(
+        core.clone(),
+        images.clone(),
+        traces.clone(),
+        networks.clone(),
+        inventory.clone(),
+        arrivals,
+    );
+    let runs = Arc::new(Runs {
+        core: core.clone(),
+        images: images.clone(),
+        traces: traces.clone(),
+        inventory: inventory.clone(),
+        machines: machines.clone(),
+    });
+    let captures = Arc::new(Captures {
+        core: core.clone(),
+        images: images.clone(),
+        traces: traces.clone(),
+        inventory: inventory.clone(),
+        machines: machines.clone(),
+    });
+    let forks = Forks::open(
+        core.clone(),
+        images.clone(),
+        networks.clone(),
+        cluster.clone(),
+        inventory.clone(),
+        machines.clone(),
+        captures.clone(),
+        layers,
+    )?;
+    let guests = Guests::new(
+        core.clone(),
+        images.clone(),
+        networks.clone(),
+        inventory.clone(),
+        machines.clone(),
+        forks.clone(),
+    );
+    let adoption = Arc::new(Adoption {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        machines: machines.clone(),
+        forks: forks.clone(),
+    });
+
+    images.tidy_tmp();
+    let found = forks.find_layers_again();
+    forks.find_lost_forks();
+    forks.open_groups_again();
+    let left = adoption.attach_machines();
+    views.adopt_views();
+    networks.tidy(|name| inventory.get(name).is_ok() || forks.is_away(name));
+    images.with_mount(|mount| {
+        mount.takeover_done();
+        Ok(())
+    })?;
+    machines.start_watching()?;
+    machines.start_buffering(wished)?;
+    guests.start_listening(arrived)?;
+    forks.start_watching_parents()?;
+    forks.start_watching_hosts()?;
+    forks.start_watching_tickets()?;
+    let tunnels = Arc::downgrade(&networks);
+    cluster.start_keeping(move || {
+        if let Some(networks) = tunnels.upgrade() {
+            networks.open_tunnels();
+        }
+    })?;
+    traces.start_tracing()?;
+    traces.fetch_models_again();
+    forks.store_found(found);
+    adoption.take_over_machines(left);
+    Ok(Arc::new(Node {
+        core,
+        cluster,
+        networks,
+        images,
+        views,
+        inventory,
+        traces,
+        machines,
+        runs,
+        captures,
+        forks,
+        _guests: guests,
+        _adoption: adoption,
+    }))
 }
 
 /// Starts a supervisor if there is none, now and whenever it has ended.
@@ -327,7 +382,7 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     let mut passable = Vec::new();
     if rustix::process::geteuid().is_root() {
         passable.push(home.machines());
-        passable.push(home.root().join(standby::DIR));
+        passable.push(home.root().join(machines::STANDBY_DIR));
     }
     if !passable.is_empty() || options.socket_group.is_some() {
         passable.push(home.root().to_owned());

@@ -5,18 +5,21 @@
 //! `views/`. Without the right to bind-mount the user is told the path instead.
 
 use crate::{
-    Node,
+    core::Core,
     error::{NodeError, at, busy, failed, not_found, refused, usage},
     files::{load_manifest, make_private_dir, read_bounded, replace_file, save_manifest},
-    record::Origin,
+    images::{ImageUser, Images},
+    inventory::record::Origin,
 };
 use floe_api::{MountInfo, MountList, MountRequest};
 use floe_image::{Hash, Manifest};
 use floe_mount::ImageHandle;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    sync::{Arc, Weak},
 };
 
 /// One view.
@@ -76,7 +79,38 @@ impl Kept {
     }
 }
 
-impl Node {
+/// See the module. Locks: the list, while a view is made or ended.
+pub(crate) struct Views {
+    core: Arc<Core>,
+    images: Arc<Images>,
+    list: Mutex<Vec<View>>,
+}
+
+impl ImageUser for Views {
+    fn user_of(&self, image: &Hash) -> Option<String> {
+        let list = self.list.lock();
+        let view = list.iter().find(|view| view.image == *image)?;
+        Some(format!("the mount on {}", view.path.display()))
+    }
+
+    fn images(&self) -> Vec<Hash> {
+        self.list.lock().iter().map(|view| view.image).collect()
+    }
+}
+
+impl Views {
+    /// None yet.
+    pub fn new(core: Arc<Core>, images: Arc<Images>) -> Arc<Views> {
+        let views = Arc::new(Views {
+            core,
+            images,
+            list: Mutex::default(),
+        });
+        let user: Weak<Views> = Arc::downgrade(&views);
+        views.images.ask_too(user);
+        views
+    }
+
     /// Shows an image in a directory.
     pub fn mount_view(&self, request: &MountRequest) -> Result<MountInfo, NodeError> {
         let path = PathBuf::from(&request.path);
@@ -95,22 +129,28 @@ impl Node {
                 "make one with mkdir",
             ));
         }
-        let found = self.sources.find(
+        let found = self.images.sources.find(
             &request.image,
             request.token.as_deref(),
             request.ca.as_deref(),
             |_| Ok(()),
         )?;
         let manifest = found.manifest.clone();
-        let handle = self.show_image(found.id, found.manifest, found.fetcher)?;
-        let mut views = self.views.lock();
+        let handle = self
+            .images
+            .show_image(found.id, found.manifest, found.fetcher)?;
+        let mut views = self.list.lock();
         if views.iter().any(|view| view.path == path) {
             return Err(busy(
                 format!("{} has an image already", path.display()),
                 "floe unmount it first",
             ));
         }
-        let source = self.mountpoint().join("images").join(found.id.to_string());
+        let source = self
+            .images
+            .mountpoint()
+            .join("images")
+            .join(found.id.to_string());
         let kept = Kept {
             version: KEPT_VERSION,
             image: found.id,
@@ -118,7 +158,7 @@ impl Node {
             origin: found.origin,
         };
         // kept first: a view that nobody knows could not be ended
-        let dir = kept.save(&self.home.views(), &manifest)?;
+        let dir = kept.save(&self.core.home.views(), &manifest)?;
         if let Err(error) = bind(&source, &path) {
             let _ = std::fs::remove_dir_all(&dir);
             return Err(error);
@@ -138,16 +178,16 @@ impl Node {
 
     /// Takes over the views of an earlier node that are still mounted, and forgets the others.
     pub(crate) fn adopt_views(&self) {
-        let mounted = if self.took_over {
+        let mounted = if self.core.took_over {
             std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
         } else {
             String::new() // they were of a mount that is gone
         };
-        let dirs = std::fs::read_dir(self.home.views());
+        let dirs = std::fs::read_dir(self.core.home.views());
         for dir in dirs.into_iter().flatten().flatten() {
             let dir = dir.path();
             match self.adopt_view(&dir, &mounted) {
-                Ok(Some(view)) => self.views.lock().push(view),
+                Ok(Some(view)) => self.list.lock().push(view),
                 Ok(None) => {
                     let _ = std::fs::remove_dir_all(&dir);
                 }
@@ -163,8 +203,8 @@ impl Node {
             return Ok(None);
         }
         let manifest = load_manifest(dir, &kept.image)?;
-        let fetcher = self.sources.fetcher(&kept.origin)?;
-        let handle = self.show_image(kept.image, manifest, fetcher)?;
+        let fetcher = self.images.sources.fetcher(&kept.origin)?;
+        let handle = self.images.show_image(kept.image, manifest, fetcher)?;
         Ok(Some(View {
             image: kept.image,
             path: kept.path,
@@ -178,7 +218,7 @@ impl Node {
         let wanted = Path::new(path)
             .canonicalize()
             .unwrap_or_else(|_| path.into());
-        let mut views = self.views.lock();
+        let mut views = self.list.lock();
         let Some(index) = views.iter().position(|view| view.path == wanted) else {
             return Err(not_found(
                 format!("no image is mounted on {path}"),
@@ -189,7 +229,7 @@ impl Node {
         let view = views.remove(index);
         drop(views);
         let _ = std::fs::remove_dir_all(&view.dir);
-        self.forget_image(&view.image);
+        self.images.forget_image(&view.image);
         Ok(())
     }
 
@@ -200,13 +240,13 @@ impl Node {
             path: view.path.display().to_string(),
         };
         MountList {
-            mounts: self.views.lock().iter().map(info).collect(),
+            mounts: self.list.lock().iter().map(info).collect(),
         }
     }
 
     /// Ends all views: the mount behind them goes away.
     pub(crate) fn end_views(&self) {
-        for view in self.views.lock().drain(..) {
+        for view in self.list.lock().drain(..) {
             if let Err(error) = unbind(&view.path) {
                 tracing::warn!(path = %view.path.display(), %error, "view stays mounted");
             }

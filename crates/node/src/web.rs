@@ -2,18 +2,20 @@
 
 use crate::{
     Node, WebOptions,
-    error::{NodeError, at, failed, not_found, usage},
+    error::{NodeError, at, failed, usage},
     fork, rest,
 };
 use axum::Router;
-use floe_api::PageInfo;
 use floe_api::paths::Home;
-use floe_front::page::{
-    assets::{self, Page},
-    guard::{Guard, guarded},
-    token::Token,
+use floe_front::{
+    Bounds,
+    pace::Pace,
+    page::{
+        assets::{self, Page},
+        guard::{Guard, guarded},
+        token::Token,
+    },
 };
-use floe_front::{Bounds, pace::Pace};
 use std::{
     io,
     net::{SocketAddr, TcpListener},
@@ -84,24 +86,8 @@ pub(crate) async fn serve(listener: tokio::net::TcpListener, app: Router) {
 /// Everything that the port answers.
 pub(crate) fn router(node: Arc<Node>, guard: Arc<Guard>) -> Router {
     // what clones on other hosts read has a token of its own, and is here only for forks that were to go in clear text
-    let forks = fork::router(node.clone(), fork::Way::Clear);
+    let forks = fork::router(node.forks.clone(), fork::Way::Clear);
     guarded(guard, assets::router(Page::Node), rest::router(node)).merge(forks)
-}
-
-impl Node {
-    /// Where the page is.
-    pub fn page(&self) -> Result<PageInfo, NodeError> {
-        let page = self.page.as_ref().ok_or_else(|| {
-            not_found(
-                "this node shows no page",
-                "start it with --web 127.0.0.1:7070",
-            )
-        })?;
-        Ok(PageInfo {
-            url: page.url(),
-            login_url: page.login_url(),
-        })
-    }
 }
 
 #[cfg(test)]

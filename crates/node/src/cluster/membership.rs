@@ -9,7 +9,6 @@ use super::{
     trust,
 };
 use crate::{
-    Node,
     error::{NodeError, busy, failed, not_found, refused, usage},
     unix_now,
 };
@@ -519,19 +518,6 @@ impl Cluster {
         let key = self.files.ca_key()?;
         let signed = certificates::sign(&key, &membership.cluster, request, &subject)?;
         signed.ok_or_else(|| usage("that is no signing request", ""))
-    }
-}
-
-impl Node {
-    /// Leaves the cluster, if nothing here needs it.
-    pub fn leave_cluster(&self, request: &ClusterLeave) -> Result<ClusterChange, NodeError> {
-        if !request.force && self.cluster.own_address().is_some() && self.needs_members() {
-            return Err(refused(
-                "clones read from other members, or run there",
-                "wait until they are settled or end them (floe family, floe kill), or leave with --force",
-            ));
-        }
-        self.cluster.leave(request.force)
     }
 }
 

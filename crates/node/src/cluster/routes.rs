@@ -9,8 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use floe_api::ApiError;
-use floe_api::Happened;
+use floe_api::{ApiError, Happened};
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, sync::Arc};
 
@@ -110,12 +109,12 @@ async fn checked(request: axum::extract::Request, next: axum::middleware::Next) 
 async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
     blocking(move || {
         let answer = node.cluster.admit(&order)?;
-        node.tell(
+        node.core.tell(
             Happened::ClusterJoined,
             &order.name,
             order.address.to_string(),
         );
-        node.spread_roster();
+        node.cluster.spread_roster();
         Ok(answer)
     })
     .await
@@ -124,7 +123,7 @@ async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
 async fn leave(State(node): Floe, Extension(Peer(member)): Extension<Peer>) -> Response {
     blocking(move || {
         node.cluster.depart(&member)?;
-        node.tell(Happened::ClusterLeft, &member.name, "");
+        node.core.tell(Happened::ClusterLeft, &member.name, "");
         Ok(())
     })
     .await

@@ -7,7 +7,6 @@ use super::{
     routes::{NODE_RENEW, NODE_ROSTER, RenewAnswer, RenewOrder, said},
 };
 use crate::{
-    Node,
     error::{NodeError, at},
     unix_now,
 };
@@ -160,10 +159,10 @@ impl Cluster {
     }
 }
 
-impl Node {
+impl Cluster {
     /// Tells all members who the members are, on a thread of its own.
     pub(super) fn spread_roster(&self) {
-        let Some(place) = self.cluster.place() else {
+        let Some(place) = self.place() else {
             return;
         };
         let thread = std::thread::Builder::new().name("cluster-spread".into());
@@ -172,28 +171,32 @@ impl Node {
         }
     }
 
-    /// Starts the thread that keeps the cluster up.
-    pub(crate) fn start_keeping_cluster(self: &Arc<Self>) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
+    /// Starts the thread that keeps the cluster up; `each_time` is called at each of its looks while the node is in a cluster.
+    pub(crate) fn start_keeping(
+        self: &Arc<Self>,
+        each_time: impl Fn() + Send + 'static,
+    ) -> Result<(), NodeError> {
+        let cluster = Arc::downgrade(self);
         std::thread::Builder::new()
             .name("cluster-keep".into())
-            .spawn(move || keep(&node))
+            .spawn(move || keep(&cluster, &each_time))
             .map_err(at("cannot start the thread that keeps the cluster up"))?;
         Ok(())
     }
 }
 
-fn keep(node: &Weak<Node>) {
+fn keep(cluster: &Weak<Cluster>, each_time: &dyn Fn()) {
     let mut unasked = ASK_EVERY;
     loop {
         std::thread::sleep(LOOK_EVERY);
-        let Some(node) = node.upgrade() else { return };
-        let cluster = &node.cluster;
+        let Some(cluster) = cluster.upgrade() else {
+            return;
+        };
         cluster.ensure_listening();
         let Some(place) = cluster.place() else {
             continue;
         };
-        node.networks.open_tunnels();
+        each_time();
         unasked += LOOK_EVERY;
         if unasked >= ASK_EVERY {
             unasked = Duration::ZERO;

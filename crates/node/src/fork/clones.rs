@@ -2,27 +2,28 @@
 //! family. Its QEMU maps the same file as its siblings', so what one of them has touched is there for all.
 
 use super::{
-    FORK_LABEL, Host, Start,
+    Host, Start,
     decide::{CloneId, Event, Fault, HostId},
 };
 use crate::{
-    Node,
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
-    guest::AGENT_LABEL,
-    lifecycle::Task,
-    machines::Operation,
-    models::Coming,
-    record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
+    fork::Forks,
+    images::{FORK_LABEL, sources::Found},
+    inventory::{
+        AGENT_LABEL, Operation,
+        lifecycle::Task,
+        record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
+    },
+    machines::{launch::make_machine_dir, restore::Loaded},
     report::Report,
     resources::ForClone,
-    restore::Loaded,
-    run::make_machine_dir,
-    sources::Found,
+    traces::models::Coming,
     unix_now,
 };
-use floe_api::Happened;
-use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, Limits, MachineInfo, Room};
+use floe_api::{
+    CloneRequest, ErrorCode, Happened, HostAccess, Identity, Limits, MachineInfo, Room,
+};
 use floe_image::{Hash, MachineConfig};
 use std::sync::Arc;
 
@@ -32,21 +33,7 @@ pub(super) type LoadedClone = (Operation, Loaded);
 /// What to do where clones have no room.
 const END_SOME: &str = "end machines that are no longer needed (floe ps, floe stop, floe kill)";
 
-impl Node {
-    /// Refuses a state directory that machines' own users cannot pass.
-    pub(crate) fn check_passable(&self) -> Result<(), NodeError> {
-        match crate::host::impassable(self.home.root()) {
-            None => Ok(()),
-            Some(dir) => {
-                let dir = dir.display();
-                Err(refused(
-                    format!("the machine's own user could not pass {dir} on the way to its files"),
-                    format!("chmod o+x {dir}, or start the node with another FLOE_HOME"),
-                ))
-            }
-        }
-    }
-
+impl Forks {
     /// Starts a clone of a fork; what came of it. One on this host stands still until it is let go.
     pub(super) fn try_clone(
         self: &Arc<Self>,
@@ -74,7 +61,7 @@ impl Node {
                 Err(fault) => Event::NotStarted(clone, fault),
             };
         }
-        let family = Node::family_of(record, clone, instant.layer.is_none());
+        let family = Forks::family_of(record, clone, instant.layer.is_none());
         let network = start.network_of(clone);
         let parent = instant.parent.as_ref();
         let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
@@ -114,13 +101,13 @@ impl Node {
         let loaded = start.loaded.lock().remove(&clone);
         if let Some((operation, loaded)) = loaded {
             drop(loaded); // ends QEMU
-            return self.discard(&operation);
+            return self.machines.discard(&operation);
         }
         let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
             return;
         };
         let ended = match host {
-            Host::Here => match self.remove_machine(&place.name, true) {
+            Host::Here => match self.machines.remove_machine(&place.name, true) {
                 Err(error) if error.code() == ErrorCode::NotFound => Ok(()),
                 ended => ended.map_err(|error| error.to_api().to_string()),
             },
@@ -137,12 +124,12 @@ impl Node {
 
     /// For how many clones of other nodes' machines there is room.
     pub fn clone_room(&self) -> Result<Room, NodeError> {
-        let room = self.resources.room();
+        let room = self.machines.resources.room();
         room.map_err(|why| refused(why, END_SOME))
     }
 
     fn room_for_one(&self, parent: &str, config: &MachineConfig) -> Result<ForClone, NodeError> {
-        let (room, why) = self.resources.for_clones(parent, config, 1, false);
+        let (room, why) = self.machines.resources.for_clones(parent, config, 1, false);
         room.one().ok_or_else(|| {
             let why = why.unwrap_or_default();
             refused(format!("there is no room for a clone: {why}"), END_SOME)
@@ -154,9 +141,9 @@ impl Node {
         self: &Arc<Self>,
         request: &CloneRequest,
     ) -> Result<MachineInfo, NodeError> {
-        self.check_passable()?;
-        self.resources.check_limits(&request.limits)?;
-        Node::check_parent_address(&request.source)?;
+        self.core.check_passable()?;
+        self.machines.resources.check_limits(&request.limits)?;
+        Forks::check_parent_address(&request.source)?;
         let image = request.image.parse::<Hash>();
         let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
         let origin = Origin {
@@ -165,7 +152,7 @@ impl Node {
             multicast: request.multicast,
             ..Default::default()
         };
-        let found = self.sources.find_at(image, origin)?;
+        let found = self.images.sources.find_at(image, origin)?;
         let family = Family {
             fork: request.fork.clone(),
             parent: request.parent.clone(),
@@ -194,7 +181,7 @@ impl Node {
         if request.settle {
             self.settle_later(&clone.entry);
         }
-        Ok(self.info_of(&clone))
+        Ok(self.machines.info_of(&clone))
     }
 
     /// Makes a machine of an image, as far as its guest's next instruction. If that fails, nothing of it stays.
@@ -252,16 +239,16 @@ impl Node {
                 host_access,
                 limits,
             };
-            (self.home.machine(name.as_str()), record)
+            (self.core.home.machine(name.as_str()), record)
         };
         let operation = self
-            .machines
+            .inventory
             .reserve(Some(name), image_name, make, Task::Fork)?;
-        self.resources.give(&operation.name, room);
+        self.machines.resources.give(&operation.name, room);
         match self.prepare_clone(&operation, found) {
             Ok(loaded) => Ok((operation, loaded)),
             Err(error) => {
-                self.discard(&operation);
+                self.machines.discard(&operation);
                 Err(error)
             }
         }
@@ -277,22 +264,27 @@ impl Node {
         entry.record().save_soon(&entry.dir)?;
         save_manifest_soon(&entry.dir, &found.id, &found.manifest)?;
         let (mut report, _) = Report::new(); // the fork tells of the whole
-        self.load_state(entry, found, &Coming::default(), &mut report)
+        self.machines
+            .load_state(entry, found, &Coming::default(), &mut report)
     }
 
     /// Lets a clone execute. If it does not, nothing of it stays.
     fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
         let (operation, loaded) = clone;
         let (mut report, _) = Report::new();
-        if let Err(error) = self.let_go(&operation, loaded, &Coming::default(), &mut report) {
-            self.discard(&operation);
+        if let Err(error) =
+            self.machines
+                .let_go(&operation, loaded, &Coming::default(), &mut report)
+        {
+            self.machines.discard(&operation);
             return Err(error);
         }
         let record = operation.record();
         let detail = record.family.map_or_else(String::new, |family| {
             format!("clone {} of {}", family.number, family.parent)
         });
-        self.tell(Happened::MachineStarted, operation.name.as_str(), detail);
+        self.core
+            .tell(Happened::MachineStarted, operation.name.as_str(), detail);
         Ok(operation)
     }
 }

@@ -2,13 +2,14 @@
 
 use super::{Fork, Host, decide::Event, remote::Remote, serve};
 use crate::{
-    Node,
     error::{NodeError, refused, usage},
+    fork::Forks,
     placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
     resources::ForClones,
 };
 use floe_api::{CLONES_MAX, FORK_HOSTS_MAX, ForkRequest, HERE, Room};
 use floe_http::Url;
+use floe_image::MachineConfig;
 use std::sync::Arc;
 
 /// Room that a fork may take.
@@ -47,7 +48,30 @@ pub(super) fn no_room(fork: &Fork) -> NodeError {
     )
 }
 
-impl Node {
+impl Forks {
+    /// The configuration of a machine or image.
+    pub(crate) fn config_of(&self, name: &str) -> Result<MachineConfig, NodeError> {
+        match self.inventory.get(name) {
+            Ok(entry) => Ok(entry.record().config),
+            Err(missing) => {
+                let id = self.images.repo.resolve(name).map_err(|_| missing)?;
+                Ok(self.images.repo.manifest(&id)?.config)
+            }
+        }
+    }
+
+    /// How big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
+    pub(crate) fn clone_size(&self, name: &str) -> Result<(u32, u64), NodeError> {
+        let config = self.config_of(name)?;
+        let memory = config
+            .memory_bytes_now()
+            .unwrap_or(floe_machine::MEMORY_BYTES_DEFAULT);
+        Ok((
+            config.cpus_now().unwrap_or(1),
+            memory + crate::STANDBY_BYTES,
+        ))
+    }
+
     /// For how many clones of a machine there is room, whose guest asks for them.
     pub(crate) fn room_for_guests(&self, name: &str) -> Result<u32, NodeError> {
         let config = self.config_of(name)?;
@@ -59,7 +83,7 @@ impl Node {
         let mut fork = Fork::new(CLONES_MAX, hosts.len());
         for (number, room) in self.rooms(hosts.iter()).into_iter().enumerate() {
             let clones = room.and_then(|room| match &hosts[number] {
-                Host::Here => self.resources.room_for_clones(&config),
+                Host::Here => self.machines.resources.room_for_clones(&config),
                 Host::There(..) => Ok(room.clones),
             });
             fork.handle(Event::Room(number, clones));
@@ -71,9 +95,9 @@ impl Node {
     pub(crate) fn guest_fork(&self, clones: u32) -> ForkRequest {
         ForkRequest {
             clones,
-            hosts: self.options.guest_hosts.clone(),
-            insecure: self.options.insecure_hosts,
-            placement: self.options.guest_placement.clone(),
+            hosts: self.core.options.guest_hosts.clone(),
+            insecure: self.core.options.insecure_hosts,
+            placement: self.core.options.guest_placement.clone(),
             ..Default::default()
         }
     }
@@ -101,7 +125,7 @@ impl Node {
 
     /// Where the clones of a fork may run, each with the name by which plug-ins know it.
     pub(super) fn hosts(&self, request: &ForkRequest) -> Result<Vec<(String, Host)>, NodeError> {
-        let known = known_hosts(&self.home)?;
+        let known = known_hosts(&self.core.home)?;
         let listed = |host: &Known| host.name.clone();
         let all = |known: &[Known]| match (&request.placement, known) {
             (None, _) | (_, []) => vec![HERE.to_owned()],
@@ -182,7 +206,7 @@ impl Node {
     }
 
     pub(super) fn hosts_token(&self, request: &ForkRequest) -> Option<String> {
-        let own = || self.page.as_ref().map(|page| page.token().to_owned());
+        let own = || self.core.page.as_ref().map(|page| page.token().to_owned());
         request.hosts_token.clone().or_else(own)
     }
 
@@ -193,7 +217,7 @@ impl Node {
             let own = own.ok_or_else(|| self.no_member(remote.url()))?;
             return Ok(format!("floe://{own}{}", serve::PATH));
         }
-        let page = self.page.as_ref().ok_or_else(|| {
+        let page = self.core.page.as_ref().ok_or_else(|| {
             refused(
                 "clones on other hosts read their parent's state through this node's page, and it has none",
                 "start the node with --web ADDRESS:PORT",
@@ -219,7 +243,7 @@ impl Node {
         names: Vec<String>,
         hosts: &[Host],
     ) -> Result<Reserved, NodeError> {
-        let plug_in = plug_in(request.placement.as_deref(), &self.home)?;
+        let plug_in = plug_in(request.placement.as_deref(), &self.core.home)?;
         let (cpus, memory_bytes) = match request.placement {
             Some(_) => self.clone_size(name)?,
             None => Default::default(),
@@ -237,7 +261,7 @@ impl Node {
             .collect();
         let grant = plug_in.request(&ask, &offers)?;
         let held = match (&request.placement, &grant.ticket) {
-            (Some(placement), Some(ticket)) => Some(Held::keep(self, placement, ticket)?),
+            (Some(placement), Some(ticket)) => Some(Held::keep(&self.tickets, placement, ticket)?),
             _ => None,
         };
         let mut clones = grant.clones;
@@ -275,11 +299,15 @@ impl Node {
         };
         let granted = granted.min(request.clones);
         let (room, why) = loop {
-            let (room, why) = self
-                .resources
-                .for_clones(name, &config, granted, request.overcommit);
+            let (room, why) =
+                self.machines
+                    .resources
+                    .for_clones(name, &config, granted, request.overcommit);
             // QEMUs that wait for runs give way, unless other hosts may have room
-            if why.is_none() || hosts.len() > 1 || !self.end_a_standby(&floe_image::Hash::ZERO) {
+            if why.is_none()
+                || hosts.len() > 1
+                || !self.machines.end_a_standby(&floe_image::Hash::ZERO)
+            {
                 break (room, why);
             }
         };
@@ -295,7 +323,7 @@ impl Node {
         std::thread::scope(|scope| {
             let ask = |host: &'a Host| {
                 scope.spawn(move || match host {
-                    Host::Here => self.resources.room(),
+                    Host::Here => self.machines.resources.room(),
                     Host::There(remote, _) => remote.room(),
                 })
             };

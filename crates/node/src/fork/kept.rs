@@ -12,7 +12,7 @@ use super::layer::{Layer, Place, Whereabouts};
 use crate::{
     error::{NodeError, at},
     files::make_private_dir,
-    record::Origin,
+    inventory::record::Origin,
 };
 use floe_image::{CHUNK_SIZE, Hash, Manifest, SEGMENT_BYTES, Segment};
 use floe_machine::{MemoryFile, Pages};

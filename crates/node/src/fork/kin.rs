@@ -2,21 +2,21 @@
 
 use super::record::{CloneRecord, ForkRecord};
 use crate::{
-    Node,
     error::{NodeError, not_found, refused},
-    record::Wanted,
+    fork::Forks,
+    inventory::record::Wanted,
 };
 use floe_api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest, MachineStatus};
 
 /// Generations that are followed: names of clones of clones end before that.
 const GENERATIONS_MAX: usize = 20;
 
-impl Node {
+impl Forks {
     /// A machine with its parents and all clones, from the eldest one that is known here.
     pub fn family(&self, name: &str) -> Result<Family, NodeError> {
         let mut root = name.to_owned();
         for _ in 0..GENERATIONS_MAX {
-            let record = self.machines.get(&root).ok().map(|entry| entry.record());
+            let record = self.inventory.get(&root).ok().map(|entry| entry.record());
             let parent = record.and_then(|record| Some(record.family?.parent));
             match parent.filter(|parent| self.is_known(parent)) {
                 Some(parent) => root = parent,
@@ -33,7 +33,7 @@ impl Node {
     }
 
     fn is_known(&self, name: &str) -> bool {
-        self.machines.get(name).is_ok() || !self.forks.of(name).is_empty()
+        self.inventory.get(name).is_ok() || !self.records.of(name).is_empty()
     }
 
     /// One member with its clones. `clone`: what the fork's record says of it.
@@ -50,8 +50,8 @@ impl Node {
             settled: true,
             ..Default::default()
         };
-        if let Ok(entry) = self.machines.get(name) {
-            let info = self.info_of(&entry);
+        if let Ok(entry) = self.inventory.get(name) {
+            let info = self.machines.info_of(&entry);
             member.status = Some(info.status);
             member.detail = info.detail;
             if let Some(cloned) = info.cloned {
@@ -63,7 +63,7 @@ impl Node {
         if generations == 0 {
             return member;
         }
-        for fork in self.forks.of(name) {
+        for fork in self.records.of(name) {
             for clone in &fork.clones {
                 let of = Some((fork.id.as_str(), clone));
                 member.clones.push(match &clone.host {
@@ -79,13 +79,13 @@ impl Node {
     fn life_of(&self, fork: &ForkRecord, clone: &CloneRecord) -> Life {
         let ended = |status| matches!(status, MachineStatus::Stopped | MachineStatus::Failed);
         match &clone.host {
-            None => match self.machines.get(&clone.name) {
+            None => match self.inventory.get(&clone.name) {
                 // it has ended, and its record is about to go; or it is about to be made
                 Err(_) => Life::Gone,
                 Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,
                 // its QEMU is not asked: who waits for clones looks often, and their CPUs are theirs
                 Ok(entry) if entry.state.read().vm.is_some() => Life::Alive,
-                Ok(entry) if ended(self.info_of(&entry).status) => Life::Dead,
+                Ok(entry) if ended(self.machines.info_of(&entry).status) => Life::Dead,
                 Ok(_) => Life::Alive,
             },
             Some(host) => match told_by(self, host, fork, clone) {
@@ -98,7 +98,7 @@ impl Node {
 
     /// Whether clones of a fork may still do something; hosts are asked until the first one that does is found.
     pub(crate) fn runs(&self, fork: &str) -> bool {
-        let fork = self.forks.get(fork);
+        let fork = self.records.get(fork);
         fork.is_some_and(|fork| {
             let mut clones = fork.clones.iter();
             clones.any(|clone| self.life_of(&fork, clone) == Life::Alive)
@@ -107,10 +107,12 @@ impl Node {
 
     /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
     fn kill_one(&self, name: &str, all: bool) -> Result<(), NodeError> {
-        let Some((fork, host)) = self.forks.away(name) else {
-            return match self.remove_machine(name, true) {
+        let Some((fork, host)) = self.records.away(name) else {
+            return match self.machines.remove_machine(name, true) {
                 // it has ended by itself, and its node died before that was written down
-                Err(error) if error.code() == ErrorCode::NotFound && self.forks.strike(name)? => {
+                Err(error)
+                    if error.code() == ErrorCode::NotFound && self.records.strike(name)? =>
+                {
                     Ok(())
                 }
                 done => done,
@@ -135,7 +137,7 @@ impl Node {
 
     /// Names of the clones that a fork has still.
     pub(crate) fn clones_of_fork(&self, fork: &str) -> Vec<String> {
-        let record = self.forks.get(fork);
+        let record = self.records.get(fork);
         let clones = record.map(|record| record.clones).unwrap_or_default();
         clones.into_iter().map(|clone| clone.name).collect()
     }
@@ -147,7 +149,7 @@ impl Node {
 
     /// A fork has no clones any more, whatever its record says: the last ones are just going.
     pub(crate) fn strike_all(&self, fork: &str) {
-        if let Some(fork) = self.forks.get(fork) {
+        if let Some(fork) = self.records.get(fork) {
             for clone in &fork.clones {
                 self.strike_ended(&fork, &clone.name);
             }
@@ -157,7 +159,7 @@ impl Node {
     /// How a fork's clones are. Those on other hosts are asked for only if `ask` is set, and count as alive otherwise.
     pub(crate) fn clones_left(&self, fork: &str, ask: bool) -> Left {
         let mut left = Left::default();
-        let Some(fork) = self.forks.get(fork) else {
+        let Some(fork) = self.records.get(fork) else {
             return left;
         };
         for clone in &fork.clones {
@@ -179,7 +181,7 @@ impl Node {
     fn strike_off(&self, fork: &ForkRecord, name: &str) -> Result<(), NodeError> {
         // one on this host has left already
         self.networks.leave_any(name);
-        let struck = self.forks.strike(name);
+        let struck = self.records.strike(name);
         self.drop_fork_image(&fork.image);
         struck.map(drop)
     }
@@ -195,8 +197,8 @@ impl Node {
     pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, NodeError> {
         let mut report = KillReport::default();
         if !request.all {
-            let away = self.forks.away(name).is_some();
-            if !away && self.machines.get(name)?.record().family.is_none() {
+            let away = self.records.away(name).is_some();
+            if !away && self.inventory.get(name)?.record().family.is_none() {
                 return Err(refused(
                     format!("machine {name} is no clone"),
                     format!("floe rm --force {name}, or floe kill --all {name} for its clones"),
@@ -247,7 +249,7 @@ enum Life {
 
 /// What another host says of a clone: `None` if it is not there any more.
 fn told_by(
-    node: &Node,
+    node: &Forks,
     host: &str,
     fork: &ForkRecord,
     clone: &CloneRecord,
@@ -258,7 +260,7 @@ fn told_by(
 }
 
 /// A clone on another host, for those who look at its family.
-fn away(node: &Node, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+fn away(node: &Forks, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
     let (mut member, detail) = match told_by(node, host, fork, clone) {
         Ok(Some(member)) => (member, None),
         Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),

@@ -8,7 +8,7 @@
 //! a node needs that finds it (`kept`).
 
 use super::kept::{self, Names, Parent};
-use crate::{error::NodeError, record::Origin, sources::Loads};
+use crate::{error::NodeError, images::sources::Loads, inventory::record::Origin};
 use floe_image::{
     CHUNK_SIZE, FRAME_MAX_CHUNKS, Hash, Kind, MachineConfig, Manifest, Over, Region, Segment,
     chunk_hash, compress_frame, is_zero, memory_region,

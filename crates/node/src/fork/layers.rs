@@ -1,9 +1,9 @@
 //! The live layers of a node, and the source that has them beside the repository's images.
 
 use super::{kept::Keeping, layer::Layer};
-use crate::{error::NodeError, record::Origin};
+use crate::{error::NodeError, inventory::record::Origin};
 use floe_image::{Hash, Kind, Layout, Manifest};
-use floe_source::{Directory, Fetcher, READ_ITEMS_MAX, Request, Sink, Source, SourceError};
+use floe_source::{Fetcher, READ_ITEMS_MAX, Request, Sink, Source, SourceError};
 use parking_lot::RwLock;
 use std::{
     collections::{HashMap, HashSet},
@@ -140,40 +140,40 @@ impl Layers {
 /// All images of this node: those in its repository, and forks that are not there yet.
 pub(crate) struct Local {
     layers: Layers,
-    directory: Directory,
+    repository: Arc<dyn Source>,
 }
 
 impl Local {
     /// Live layers before the repository.
-    pub fn new(layers: Layers, directory: Directory) -> Local {
-        Local { layers, directory }
+    pub fn new(layers: Layers, repository: Arc<dyn Source>) -> Local {
+        Local { layers, repository }
     }
 }
 
 impl Source for Local {
     fn describe(&self) -> String {
-        self.directory.describe()
+        self.repository.describe()
     }
 
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
         let known = name.parse().ok().map(|id| self.layers.find(&id));
         match known.transpose()?.flatten() {
             Some(layer) => Ok(layer.id),
-            None => self.directory.resolve(name),
+            None => self.repository.resolve(name),
         }
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
         match self.layers.find(id)? {
             Some(layer) => Ok(layer.manifest.clone()),
-            None => self.directory.manifest(id),
+            None => self.repository.manifest(id),
         }
     }
 
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
         match self.layers.find(id)? {
             Some(_) => Ok(None),
-            None => self.directory.layout(id),
+            None => self.repository.layout(id),
         }
     }
 
@@ -185,7 +185,7 @@ impl Source for Local {
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
         let Some(layer) = self.layers.find(image)? else {
-            return self.directory.read(image, wants, request, sink);
+            return self.repository.read(image, wants, request, sink);
         };
         if wants.len() > READ_ITEMS_MAX {
             return Err(SourceError::Unsupported {
@@ -206,7 +206,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let repository = floe_store::Repository::create(dir.path()).unwrap();
         let layers = Layers::default();
-        let local = Local::new(layers.clone(), Directory::new(repository));
+        let local = Local::new(
+            layers.clone(),
+            Arc::new(floe_source::Directory::new(repository)),
+        );
         let id = Hash::of(b"fork");
         let error = local.manifest(&id).unwrap_err();
         assert!(matches!(error, SourceError::Missing { .. }), "{error}");

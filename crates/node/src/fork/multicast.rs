@@ -1,7 +1,7 @@
 //! The multicast group of a fork: its clones' nodes get from it what any of them touches, once for all (SnowFlock, section 4.5).
 
 use super::{Host, record::ForkRecord};
-use crate::{Node, error::NodeError, record::Origin};
+use crate::{error::NodeError, fork::Forks, inventory::record::Origin};
 use floe_api::{MulticastGroup, MulticastUse};
 use floe_image::datagram::GroupKey;
 use floe_source::multicast::{MulticastServer, ServerOptions};
@@ -13,7 +13,7 @@ use std::{
 /// From so many other hosts on a group saves something.
 const HOSTS_MIN: usize = 2;
 
-impl Node {
+impl Forks {
     /// Opens a group for a fork's clones on other hosts, if it is wanted and of use.
     pub(super) fn open_multicast(
         &self,
@@ -31,7 +31,7 @@ impl Node {
 
     /// Opens the groups of forks that an earlier node has left.
     pub(crate) fn open_groups_again(&self) {
-        for fork in self.forks.all() {
+        for fork in self.records.all() {
             let Some(group) = fork.multicast.filter(|_| fork.has_clones_away()) else {
                 continue;
             };
@@ -46,7 +46,7 @@ impl Node {
 
     fn serve_group(&self, fork: &ForkRecord, options: &ServerOptions) -> Option<MulticastGroup> {
         let opened = || -> Result<MulticastServer, NodeError> {
-            let images = self.sources.fetcher(&Origin::default())?;
+            let images = self.images.sources.fetcher(&Origin::default())?;
             let source = images.source().clone();
             Ok(MulticastServer::open(fork.image, source, options)?)
         };
@@ -56,7 +56,7 @@ impl Node {
                     server: server.invitation().server,
                     group: server.invitation().group,
                 };
-                self.forks.serve(&fork.id, server);
+                self.records.serve(&fork.id, server);
                 Some(group)
             }
             Err(error) => {

@@ -2,9 +2,9 @@
 
 use super::{Fork, Host, Instant, State, record::ForkRecord, remote::Remote};
 use crate::{
-    Node,
     error::{NodeError, refused, usage},
-    record::Attachment,
+    fork::Forks,
+    inventory::record::Attachment,
 };
 use floe_api::{NetworkHosts, NetworkOrder};
 use std::{
@@ -28,7 +28,7 @@ fn between(remote: &Remote) -> Result<(Ipv4Addr, Ipv4Addr), NodeError> {
     }
 }
 
-impl Node {
+impl Forks {
     /// Places for the clones of a parent that is in a network, which reaches all hosts of the fork from then on.
     pub(super) fn places(
         &self,
@@ -73,7 +73,7 @@ impl Node {
     fn tell_hosts(&self, network: &str, hosts: Vec<String>) {
         let mut urls = BTreeMap::new();
         for name in self.networks.members(network) {
-            if let Some((fork, url)) = self.forks.away(&name) {
+            if let Some((fork, url)) = self.records.away(&name) {
                 urls.insert(url, fork.hosts_token);
             }
         }

@@ -5,18 +5,19 @@
 //! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
 
 use crate::{
-    Node,
-    cluster::Cluster,
     error::{NodeError, at, failed},
-    lifecycle::{Event, Task},
-    machines::Entry,
-    record::{Origin, PauseReason},
+    fork::Forks,
+    inventory::{
+        Entry,
+        lifecycle::{Event, Task},
+        record::{Origin, PauseReason},
+    },
 };
 use floe_api::Happened;
 use floe_http::Url;
-use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_image::Hash;
 use floe_machine::{Machine, Status};
-use floe_source::{Hub, LinkEstimate, Request, Scheme, Sink, Source, SourceError};
+use floe_source::SourceError;
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
@@ -31,69 +32,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const SILENT_MAX: u32 = 4;
 /// How long until pulling what is left is tried again.
 const SETTLE_AGAIN: Duration = Duration::from_secs(5);
-
-/// A parent's node as a source. That it does not have something is no answer for a guest, which would take it for a broken
-/// disk or memory: it waits, as for a node that is away.
-pub(crate) struct Patient(pub Arc<dyn Source>);
-
-impl Source for Patient {
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        self.0.resolve(name)
-    }
-
-    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-        self.0.manifest(id)
-    }
-
-    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-        self.0.layout(id)
-    }
-
-    fn read(
-        &self,
-        image: &Hash,
-        wants: &[(Kind, Hash)],
-        request: &Request,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), SourceError> {
-        let read = self.0.read(image, wants, request, sink);
-        read.map_err(|error| match error {
-            SourceError::Missing { at, what } | SourceError::Denied { at, what } => {
-                SourceError::Unreachable {
-                    at,
-                    what,
-                    reason: "the fork that it is of is not there any more".into(),
-                }
-            }
-            error => error,
-        })
-    }
-
-    fn link(&self) -> LinkEstimate {
-        self.0.link()
-    }
-}
-
-/// The kind of source that another node's forks are.
-pub(crate) const KIND: &str = "fork";
-
-/// Another node's forks, as a kind of source: a hub in all that is read, but a member of the cluster shows a certificate and asks
-/// for ours.
-pub(crate) fn scheme(cluster: Arc<Cluster>) -> Scheme {
-    Scheme {
-        kind: KIND,
-        names: &["floe", "floe+http"],
-        claims: |url| url.path() == super::serve::PATH,
-        open: Arc::new(move |origin, options| {
-            let hub = Hub::over_tls(origin, cluster.tls_of_parents(), options)?;
-            Ok(Arc::new(hub))
-        }),
-    }
-}
 
 /// Where a parent's state is.
 type Parent = (Hash, Origin);
@@ -140,14 +78,14 @@ impl Silence {
     }
 }
 
-impl Node {
+impl Forks {
     /// Forks that an earlier node had in memory only: whoever needs one waits for ever, and gets nothing wrong.
     pub(crate) fn find_lost_forks(&self) {
-        for fork in self.forks.all() {
+        for fork in self.records.all() {
             let is_here = self.layers.get(&fork.image).is_some();
-            if !is_here && self.repo.manifest(&fork.image).is_err() {
+            if !is_here && self.images.repo.manifest(&fork.image).is_err() {
                 self.layers.mark_lost(fork.image);
-                self.tell(
+                self.core.tell(
                     Happened::ForkLost,
                     &fork.image.short(),
                     "its node ended before it was stored",
@@ -170,7 +108,7 @@ impl Node {
     fn ask_parent(&self, (image, origin): &Parent) -> Result<(), SourceError> {
         let mut last = Ok(());
         for url in &origin.urls {
-            let source = self.sources.ask_one(url, origin, ANSWER_TIMEOUT);
+            let source = self.images.sources.ask_one(url, origin, ANSWER_TIMEOUT);
             let answer = source.and_then(|source| source.resolve(&image.to_string()));
             last = answer.map(drop);
             if last.is_ok() {
@@ -187,13 +125,14 @@ impl Node {
         let spawned = thread.spawn(move || {
             loop {
                 let Some(node) = node.upgrade() else { return };
-                let known = node.machines.get(entry.name.as_str());
+                let known = node.inventory.get(entry.name.as_str());
                 if !known.is_ok_and(|known| Arc::ptr_eq(&known, &entry)) {
                     return;
                 }
                 match node.settle(&entry) {
                     Ok(()) => {
-                        node.tell(Happened::MachineSettled, entry.name.as_str(), "");
+                        node.core
+                            .tell(Happened::MachineSettled, entry.name.as_str(), "");
                         return;
                     }
                     Err(error) => {
@@ -245,8 +184,10 @@ impl Node {
             return Err(error);
         }
         match why {
-            Some(why) => self.tell(Happened::MachineOrphaned, entry.name.as_str(), why),
-            None => self.tell(
+            Some(why) => self
+                .core
+                .tell(Happened::MachineOrphaned, entry.name.as_str(), why),
+            None => self.core.tell(
                 Happened::MachineContinued,
                 entry.name.as_str(),
                 "its parent's node answers",
@@ -258,7 +199,7 @@ impl Node {
     /// Clones that need another node, by where their parent is.
     fn dependants(&self) -> Vec<(Parent, Vec<Arc<Entry>>)> {
         let mut parents: Vec<(Parent, Vec<Arc<Entry>>)> = Vec::new();
-        for entry in self.machines.all() {
+        for entry in self.inventory.all() {
             let record = entry.record();
             let open = record.family.is_some_and(|family| !family.settled);
             if !open || record.origin.urls.is_empty() || entry.state.read().vm.is_none() {
@@ -275,7 +216,7 @@ impl Node {
 
     /// Whether machines here, or clones elsewhere, stand still if the other members of the cluster are not reached any more.
     pub(crate) fn needs_members(&self) -> bool {
-        let mut forks = self.forks.all().into_iter();
+        let mut forks = self.records.all().into_iter();
         !self.dependants().is_empty() || forks.any(|fork| fork.has_clones_away())
     }
 
@@ -307,7 +248,7 @@ fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
     entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))
 }
 
-fn watch(node: &Weak<Node>) {
+fn watch(node: &Weak<Forks>) {
     let mut silences: HashMap<Hash, Silence> = HashMap::new();
     while let Some(here) = node.upgrade() {
         let parents = here.dependants();
@@ -331,26 +272,6 @@ fn watch(node: &Weak<Node>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_parent_does_not_have_is_waited_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let repository = floe_store::Repository::create(dir.path()).unwrap();
-        let empty = Patient(Arc::new(floe_source::Directory::new(repository)));
-        let hash = Hash::of(b"chunk");
-        let request = Request::demand(Duration::from_secs(1));
-        let wants = [(Kind::Chunk, hash)];
-        let error = empty
-            .read(&hash, &wants, &request, &mut |_, _, _| ())
-            .unwrap_err();
-        assert!(error.is_retryable(), "{error}");
-        let home = floe_api::paths::Home::at(dir.path());
-        let cluster = Arc::new(Cluster::open(&home).unwrap());
-        let registry = floe_source::Registry::default().with(scheme(cluster));
-        let kind = |address: &str| registry.origin(address).unwrap().kind();
-        assert_eq!(kind("floe+http://10.0.0.1:7070/fork"), KIND);
-        assert!(kind("https://hub/fork") != KIND && kind("floe://hub") != KIND);
-    }
 
     #[test]
     fn a_parent_is_lost_only_after_a_while_and_not_once_it_answers() {

@@ -1,7 +1,8 @@
 //! What clones on other hosts read of their parent: the hub's interface for reading, for one image a fork, with the fork's own
 //! token. That token opens nothing else on this node.
 
-use crate::{Node, record::Origin};
+use super::Forks;
+use crate::inventory::record::Origin;
 use axum::{
     Extension, Json, Router,
     body::Body,
@@ -11,8 +12,7 @@ use axum::{
     routing::{get, post},
 };
 use bytes::Bytes;
-use floe_api::hub::ENCODING_HEADER;
-use floe_api::{ApiError, ErrorCode};
+use floe_api::{ApiError, ErrorCode, hub::ENCODING_HEADER};
 use floe_image::{
     Encoding, FRAME_MAX_CHUNKS, Hash, Kind, ReadRequest, ResponseEncoder, batch, compress_frame,
 };
@@ -27,7 +27,7 @@ const LEVEL: i32 = 1;
 /// How long a read may take here, where it may have to ask a source of the parent's.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-type Floe = State<Arc<Node>>;
+type Floe = State<Arc<Forks>>;
 type Answered = Result<Response, Refusal>;
 
 /// A refusal.
@@ -67,7 +67,7 @@ pub(crate) enum Way {
 }
 
 /// The routes.
-pub(crate) fn router(node: Arc<Node>, way: Way) -> Router {
+pub(crate) fn router(forks: Arc<Forks>, way: Way) -> Router {
     let routes = Router::new()
         .route("/v1/resolve", get(resolve))
         .route("/v1/images/{id}/manifest", get(manifest))
@@ -75,18 +75,18 @@ pub(crate) fn router(node: Arc<Node>, way: Way) -> Router {
         .fallback(async || absent())
         .layer(Extension(way))
         .layer(DefaultBodyLimit::max(batch::REQUEST_BYTES_MAX))
-        .with_state(node);
+        .with_state(forks);
     Router::new().nest(PATH, routes)
 }
 
 /// The image that is asked for, if the token is its fork's.
-fn allowed(node: &Node, way: Way, headers: &HeaderMap, id: &str) -> Result<Hash, Refusal> {
+fn allowed(forks: &Forks, way: Way, headers: &HeaderMap, id: &str) -> Result<Hash, Refusal> {
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let id: Hash = id.parse().map_err(|_| absent())?;
     match token {
-        Some(token) if node.forks.opens(token.trim(), &id, way == Way::Clear) => Ok(id),
+        Some(token) if forks.records.opens(token.trim(), &id, way == Way::Clear) => Ok(id),
         Some(_) => Err(absent()),
         None => Err(refusal(
             StatusCode::UNAUTHORIZED,
@@ -125,14 +125,14 @@ struct Name {
 }
 
 async fn resolve(
-    State(node): Floe,
+    State(forks): Floe,
     Extension(way): Extension<Way>,
     headers: HeaderMap,
     Query(name): Query<Name>,
 ) -> Answered {
-    let id = allowed(&node, way, &headers, &name.name)?;
+    let id = allowed(&forks, way, &headers, &name.name)?;
     let here = blocking(move || {
-        let fetcher = here(&node)?;
+        let fetcher = here(&forks)?;
         fetcher.source().resolve(&id.to_string())
     });
     here.await?;
@@ -140,34 +140,34 @@ async fn resolve(
 }
 
 async fn manifest(
-    State(node): Floe,
+    State(forks): Floe,
     Extension(way): Extension<Way>,
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Answered {
-    let id = allowed(&node, way, &headers, &id)?;
+    let id = allowed(&forks, way, &headers, &id)?;
     let manifest = blocking(move || {
-        let fetcher = here(&node)?;
+        let fetcher = here(&forks)?;
         fetcher.source().manifest(&id)
     });
     Ok(bytes(manifest.await?.encode()))
 }
 
 async fn read(
-    State(node): Floe,
+    State(forks): Floe,
     Extension(way): Extension<Way>,
     headers: HeaderMap,
     Path(id): Path<String>,
     body: Bytes,
 ) -> Answered {
-    let id = allowed(&node, way, &headers, &id)?;
+    let id = allowed(&forks, way, &headers, &id)?;
     let bad = |why: String| refusal(StatusCode::BAD_REQUEST, ErrorCode::Usage, why);
     let request = ReadRequest::decode(&body).map_err(|error| bad(error.to_string()))?;
     let asked = headers.get(ENCODING_HEADER).map(HeaderValue::as_bytes);
     let encoding = Encoding::asked(asked)
         .ok_or_else(|| bad("x-floe-encoding is neither raw nor zstd".into()))?;
     let answer = blocking(move || {
-        let fetcher = here(&node)?;
+        let fetcher = here(&forks)?;
         let mut got: HashMap<Hash, Vec<u8>> = HashMap::new();
         let limits = Request::demand(READ_TIMEOUT);
         let wants = &request.wants;
@@ -223,8 +223,8 @@ fn encode(
 }
 
 /// All images of this node.
-fn here(node: &Node) -> Result<Arc<Fetcher>, SourceError> {
-    let fetcher = node.sources.fetcher(&Origin::default());
+fn here(forks: &Forks) -> Result<Arc<Fetcher>, SourceError> {
+    let fetcher = forks.images.sources.fetcher(&Origin::default());
     fetcher.map_err(|error| SourceError::Local {
         what: "this node's images".into(),
         reason: error.to_string(),

@@ -5,9 +5,14 @@ use super::{
     layer::Layer,
     when::{CpuTimes, Next, Seen, next},
 };
-use crate::lifecycle::Task;
-use crate::transfer::{self, Cancel, Destination, PullOptions};
-use crate::{Job, Node, error::NodeError, machines::Entry, record::Origin, resources::host};
+use crate::{
+    core::Job,
+    error::NodeError,
+    fork::Forks,
+    inventory::{Entry, lifecycle::Task, record::Origin},
+    resources::host,
+    transfer::{self, Cancel, Destination, PullOptions},
+};
 use floe_api::Happened;
 use floe_image::Hash;
 use floe_mount::FrozenLayers;
@@ -32,14 +37,14 @@ pub(super) struct Parent {
     pub frozen: FrozenLayers,
 }
 
-impl Node {
+impl Forks {
     /// Finds the forks' layers that an earlier node has left with the supervisor.
     pub(crate) fn find_layers_again(&self) -> Vec<Arc<Layer>> {
         let found = self
             .layers
-            .find_again(|origin| self.sources.fetcher(origin));
+            .find_again(|origin| self.images.sources.fetcher(origin));
         for layer in &found {
-            self.tell(
+            self.core.tell(
                 Happened::ForkFound,
                 &layer.id.short(),
                 "its memory outlived its node",
@@ -58,7 +63,7 @@ impl Node {
 
     /// The machine whose fork a layer is, if it is still there with the frozen disks.
     fn parent_of(&self, layer: &Layer) -> Option<Parent> {
-        let entry = self.machines.get(&layer.parent.name).ok()?;
+        let entry = self.inventory.get(&layer.parent.name).ok()?;
         if entry.record().created_unix_s != layer.parent.created_unix_s {
             return None;
         }
@@ -82,7 +87,7 @@ impl Node {
         let node = Arc::downgrade(self);
         let ending = Cancel::default();
         // a node that is to end waits for this
-        let job = self.job(ending.clone());
+        let job = self.core.job(ending.clone());
         let forked = Instant::now();
         let work = move || {
             let hurry = || hurry || ending.is_cancelled();
@@ -100,14 +105,14 @@ impl Node {
 
     /// Pulls what this node's repository lacks of a fork's image.
     pub(super) fn keep_fork(&self, image: &Hash, origin: &Origin) -> Result<(), NodeError> {
-        let fetcher = self.sources.fetcher(origin)?;
-        let _storing = self.storing.read();
+        let fetcher = self.images.sources.fetcher(origin)?;
+        let _storing = self.images.storing.read();
         let options = PullOptions {
             // clones and parent run now: they need the other cores
             connections: 1,
             ..Default::default()
         };
-        let to = Destination::Repository(&self.repo, Some(&self.cache));
+        let to = Destination::Repository(&self.images.repo, Some(&self.images.cache));
         transfer::pull(fetcher.source().as_ref(), image, to, &options, &|_| ())?;
         Ok(())
     }
@@ -116,21 +121,21 @@ impl Node {
     fn settle_parent(&self, layer: &Layer, parent: &Parent) -> Result<(), NodeError> {
         let Parent { entry, frozen } = parent;
         // one that was removed has no disks any more, and its name may be another's now
-        let known = self.machines.get(entry.name.as_str());
+        let known = self.inventory.get(entry.name.as_str());
         if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
             return Ok(());
         }
         let operation = entry.begin(Task::Fork)?;
         let disks = operation.state.read().disks.clone();
         match disks.filter(|disks| disks.has_frozen(frozen)) {
-            Some(disks) => self.rebase(&operation, &disks, frozen, &layer.id),
+            Some(disks) => self.captures.rebase(&operation, &disks, frozen, &layer.id),
             None => Ok(()),
         }
     }
 
     /// Clones on this host need nobody any more.
     fn settle_clones(&self, layer: &Layer) {
-        for entry in self.machines.all() {
+        for entry in self.inventory.all() {
             let waits = |entry: &Entry| {
                 let record = &entry.state.read().record;
                 record.rests_on_this_node() && record.image == layer.id
@@ -152,7 +157,7 @@ impl Node {
 
 /// Waits until a layer is to be stored or dropped; `None` once the node is gone.
 fn wait(
-    node: &Weak<Node>,
+    node: &Weak<Forks>,
     layer: &Layer,
     parent: Option<&Parent>,
     forked: Instant,
@@ -173,7 +178,7 @@ fn wait(
         times = now;
         let seen = Seen {
             age: forked.elapsed(),
-            needed: node.upgrade()?.user_of(&layer.id).is_some(),
+            needed: node.upgrade()?.images.user_of(&layer.id).is_some(),
             hurry: hurry(),
             idle_cores,
             memory_short: host::memory()
@@ -195,13 +200,13 @@ fn height(parent: &Parent) -> usize {
 }
 
 /// Nobody needs a layer any more: its parent's disks keep the frozen layers, everything else goes.
-fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
+fn forget(node: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
     let node = node.upgrade()?;
-    node.drop_standby(&layer.id);
-    node.forget_image(&layer.id);
+    node.machines.drop_standby(&layer.id);
+    node.images.forget_image(&layer.id);
     node.layers.remove(layer);
     layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.tell(
+    node.core.tell(
         Happened::ForkDropped,
         &layer.id.short(),
         "its clones have ended",
@@ -209,14 +214,14 @@ fn forget(node: &Weak<Node>, layer: &Arc<Layer>) -> Option<()> {
     Some(())
 }
 
-fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
+fn store(node: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
     let mut job = Some(job);
     loop {
         let here = node.upgrade()?;
         match here.keep_fork(&layer.id, &Origin::default()) {
             Ok(()) => break,
             Err(error) => {
-                here.tell(
+                here.core.tell(
                     Happened::ForkNotStored,
                     &layer.id.short(),
                     format!("its clones need this node's memory until it is: {error}"),
@@ -238,7 +243,7 @@ fn store(node: &Weak<Node>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Jo
     }
     node.layers.remove(layer);
     node.settle_clones(layer);
-    node.tell(Happened::ForkStored, &layer.id.short(), "");
+    node.core.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
     layer.bases().for_each(|base| node.drop_fork_image(base));
     node.drop_fork_image(&layer.id);

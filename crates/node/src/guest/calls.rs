@@ -1,7 +1,7 @@
 //! Carrying out what a program in a guest asks for (SnowFlock, table 1).
 
 use super::ledger::{self, Asked, Limits};
-use crate::{Node, error::NodeError, machines::Entry, report::Report};
+use crate::{error::NodeError, guest::Guests, inventory::Entry, report::Report};
 use floe_api::{CloneState, ErrorCode};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
 use std::{
@@ -18,7 +18,7 @@ const END_WAIT: Duration = Duration::from_secs(60);
 
 /// The answer to a call; `over` tells that nobody waits for it any more.
 pub(super) fn carry_out(
-    node: &Arc<Node>,
+    node: &Arc<Guests>,
     entry: &Arc<Entry>,
     call: Call,
     over: &dyn Fn() -> bool,
@@ -52,14 +52,14 @@ fn went_wrong(error: &NodeError) -> Refusal {
     Refusal::new(code, error.message, error.fix)
 }
 
-impl Node {
+impl Guests {
     fn guest_ticket(
         self: &Arc<Self>,
         entry: &Entry,
         clones: u64,
         hierarchical: bool,
     ) -> Result<Answer, Refusal> {
-        let room = self.room_for_guests(entry.name.as_str());
+        let room = self.forks.room_for_guests(entry.name.as_str());
         let room = room.map_err(|error| went_wrong(&error))?;
         let family = self.eldest_of(entry.name.as_str());
         let each = match hierarchical {
@@ -73,31 +73,26 @@ impl Node {
             each,
         };
         let limits = Limits {
-            family: self.options.guest_clones,
+            family: self.core.options.guest_clones,
             alive: self.clones_of_family(&family),
             room,
         };
         let ticket = format!("{:016x}", rand::random::<u64>());
-        let now_s = self.started.elapsed().as_secs();
+        let now_s = self.core.started.elapsed().as_secs();
         let reserved = self
-            .guests
             .ledger
             .lock()
             .reserve(now_s, &asked, &limits, ticket.clone());
         let (mut clones, machines) = reserved?;
         let name = entry.name.as_str();
-        match self.reserve_for_guest(name, machines) {
+        match self.forks.reserve_for_guest(name, machines) {
             Ok(None) => {}
             Ok(Some((granted, reserved))) => {
-                self.guests.reserved.lock().insert(ticket.clone(), reserved);
-                clones = self
-                    .guests
-                    .ledger
-                    .lock()
-                    .lessen(&ticket, clones, granted, each);
+                self.reserved.lock().insert(ticket.clone(), reserved);
+                clones = self.ledger.lock().lessen(&ticket, clones, granted, each);
             }
             Err(error) => {
-                self.guests.ledger.lock().discard(name, &ticket);
+                self.ledger.lock().discard(name, &ticket);
                 return Err(went_wrong(&error));
             }
         }
@@ -109,15 +104,15 @@ impl Node {
     }
 
     fn guest_clone(self: &Arc<Self>, name: &str, ticket: &str) -> Result<Answer, Refusal> {
-        let now_s = self.started.elapsed().as_secs();
+        let now_s = self.core.started.elapsed().as_secs();
         let (spent, reserved) = {
             // no moment in which the ticket is used and its room nobody's
-            let mut reserved = self.guests.reserved.lock();
-            let spent = self.guests.ledger.lock().spend(now_s, name, ticket);
+            let mut reserved = self.reserved.lock();
+            let spent = self.ledger.lock().spend(now_s, name, ticket);
             let claimed = spent.is_ok().then(|| reserved.remove(ticket));
             (spent, claimed.flatten())
         };
-        let machines = spent.map_err(|refusal| match self.is_fork_of(name, ticket) {
+        let machines = spent.map_err(|refusal| match self.forks.is_fork_of(name, ticket) {
             // spent before the node was restarted
             true => Refusal::new(
                 codes::SPENT,
@@ -126,11 +121,15 @@ impl Node {
             ),
             false => refusal,
         })?;
-        let request = self.guest_fork(machines);
+        let request = self.forks.guest_fork(machines);
         let (mut report, _) = Report::new(); // the answer tells of the whole
-        let forked = self.fork_for(name, &request, Some(ticket), reserved, &mut report);
+        // its clones are counted there from now on, and no longer as those of a ticket
+        let begun = |fork: &str| self.ledger.lock().begun(fork);
+        let forked =
+            self.forks
+                .fork_for(name, &request, Some(ticket), reserved, &begun, &mut report);
         let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());
-        let mut ledger = self.guests.ledger.lock();
+        let mut ledger = self.ledger.lock();
         let fork = fork.map_err(|error| {
             ledger.discard(name, ticket);
             went_wrong(&error)
@@ -164,7 +163,7 @@ impl Node {
         }
         let until = Instant::now() + END_WAIT;
         loop {
-            match self.remove_machine(entry.name.as_str(), true) {
+            match self.machines.remove_machine(entry.name.as_str(), true) {
                 Err(error) if error.code() == ErrorCode::Busy && Instant::now() < until => {
                     std::thread::sleep(LOOK_EVERY);
                 }
@@ -176,7 +175,7 @@ impl Node {
 
     /// What is known of a ticket whose clones somebody waits for or ends.
     fn check_spent(&self, name: &str, ticket: &str) -> Result<(), Refusal> {
-        let ledger = self.guests.ledger.lock();
+        let ledger = self.ledger.lock();
         if ledger.is_open(name, ticket) {
             return Err(Refusal::new(
                 codes::USAGE,
@@ -184,7 +183,7 @@ impl Node {
                 "call clone with it first",
             ));
         }
-        match ledger.is_spent(name, ticket) || self.is_fork_of(name, ticket) {
+        match ledger.is_spent(name, ticket) || self.forks.is_fork_of(name, ticket) {
             true => Ok(()),
             false => Err(ledger::unknown()),
         }
@@ -204,19 +203,23 @@ impl Node {
         'look: loop {
             // a fork under way has clones, and so has one whose number of them is not known yet
             let forking = {
-                let ledger = self.guests.ledger.lock();
+                let ledger = self.ledger.lock();
                 ledger.is_spent(name, ticket) && ledger.clones_of(name, ticket).is_none()
             };
             let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
             if ask {
                 asked = Some(Instant::now());
             }
-            let left = self.clones_left(ticket, ask);
+            let left = self.forks.clones_left(ticket, ask);
             most = most.max(left.alive + left.dead.len() as u32);
             if left.alive == 0 && !forking {
                 // those that did not end by themselves go too: the ticket is over
                 for clone in &left.dead {
-                    match self.end_a_clone(clone).map_err(|error| error.to_api()) {
+                    match self
+                        .forks
+                        .end_a_clone(clone)
+                        .map_err(|error| error.to_api())
+                    {
                         Ok(()) => lost += 1,
                         // somebody else is at it
                         Err(error)
@@ -231,8 +234,8 @@ impl Node {
                         }
                     }
                 }
-                self.strike_all(ticket);
-                let mut ledger = self.guests.ledger.lock();
+                self.forks.strike_all(ticket);
+                let mut ledger = self.ledger.lock();
                 let ended = ledger.clones_of(name, ticket).unwrap_or(most);
                 ledger.discard(name, ticket);
                 return Ok(Answer::Done { ended, lost });
@@ -252,19 +255,19 @@ impl Node {
     }
 
     fn guest_kill(&self, name: &str, ticket: &str) -> Result<Answer, Refusal> {
-        let is_open = self.guests.ledger.lock().is_open(name, ticket);
+        let is_open = self.ledger.lock().is_open(name, ticket);
         if is_open {
             // nothing came of it: its room is free again
-            self.guests.ledger.lock().discard(name, ticket);
+            self.ledger.lock().discard(name, ticket);
             self.drop_unclaimed();
             return Ok(Answer::Done { ended: 0, lost: 0 });
         }
         self.check_spent(name, ticket)?;
         let (mut ended, mut failed) = (0, Vec::new());
-        for clone in self.clones_of_fork(ticket) {
+        for clone in self.forks.clones_of_fork(ticket) {
             let until = Instant::now() + END_WAIT;
             loop {
-                match self.end_a_clone(&clone) {
+                match self.forks.end_a_clone(&clone) {
                     Ok(()) => break ended += 1,
                     Err(error) => match error.code() {
                         // it has ended by itself meanwhile
@@ -281,7 +284,7 @@ impl Node {
             let what = format!("{} clones were not ended: {first}", failed.len());
             return Err(Refusal::new(codes::FAILED, what, "try again"));
         }
-        self.guests.ledger.lock().discard(name, ticket);
+        self.ledger.lock().discard(name, ticket);
         Ok(Answer::Done { ended, lost: 0 })
     }
 

@@ -10,89 +10,75 @@
 //! without: two machines with one identity on a network are worse than one machine that is missing.
 
 mod calls;
-mod greet;
 mod ledger;
 mod meter;
 mod session;
 
-pub(crate) use greet::greet;
-
 use crate::{
-    MachineName, Node,
-    error::{NodeError, at, refused},
-    fork::Reserved,
-    machines::Entry,
-    record::Record,
+    MachineName,
+    capture::fresh_place,
+    core::Core,
+    error::{NodeError, at},
+    fork::{Forks, Reserved},
+    images::Images,
+    inventory::{Entry, GuestState, Inventory, is_late, is_pending, record::Record},
+    machines::Machines,
+    network::Networks,
 };
 use floe_api::Happened;
-use floe_guest::message::{ENTROPY_BYTES, Identity, Me, Place};
-use floe_image::{Hash, MachineConfig};
+use floe_guest::message::{Identity, Me, Place};
+use floe_image::Hash;
 use floe_machine::Machine;
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Weak, mpsc},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
-/// Label of an image whose guest had an agent at its capture: clones of it wait for their identity.
-pub(crate) const AGENT_LABEL: &str = "floe.agent";
-/// How long an agent may take before its clone is said to stay without network: its pages may cross a slow link first.
-pub(super) const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
 /// How long the agent may take before the clock is left to QEMU's.
 const CLOCK_LIMIT: Duration = Duration::from_secs(20);
-/// How often a fork or capture looks whether the machine's identity is in place.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What the node knows of all guests.
+/// How often room that was reserved for tickets is looked at: whether it is to be given back.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// What the node knows of all guests. Locks: `reserved` before `ledger`.
 pub(crate) struct Guests {
+    core: Arc<Core>,
+    images: Arc<Images>,
+    networks: Arc<Networks>,
+    inventory: Arc<Inventory>,
+    machines: Arc<Machines>,
+    forks: Arc<Forks>,
     ledger: Mutex<ledger::Ledger>,
     /// What plug-ins hold for tickets that were not used yet.
     reserved: Mutex<BTreeMap<String, Reserved>>,
-    arrivals: mpsc::Sender<MachineName>,
 }
 
 impl Guests {
-    /// Nobody yet; the other end is for [`Node::start_listening_to_guests`].
-    pub fn new() -> (Guests, mpsc::Receiver<MachineName>) {
-        let (arrivals, arrived) = mpsc::channel();
-        let guests = Guests {
+    /// Nobody yet.
+    pub fn new(
+        core: Arc<Core>,
+        images: Arc<Images>,
+        networks: Arc<Networks>,
+        inventory: Arc<Inventory>,
+        machines: Arc<Machines>,
+        forks: Arc<Forks>,
+    ) -> Arc<Guests> {
+        Arc::new(Guests {
+            core,
+            images,
+            networks,
+            inventory,
+            machines,
+            forks,
             ledger: Mutex::default(),
             reserved: Mutex::default(),
-            arrivals,
-        };
-        (guests, arrived)
+        })
     }
 
-    /// A fork has its record: if it is of a ticket, its clones are counted there from now on.
-    pub fn fork_begun(&self, fork: &str) {
-        self.ledger.lock().begun(fork);
-    }
-
-    /// A machine has a new QEMU.
-    pub fn attend(&self, name: &MachineName) {
-        let _ = self.arrivals.send(name.clone()); // nobody listens while the node ends
-    }
-}
-
-/// What is known of a machine's guest.
-#[derive(Default)]
-pub(crate) struct GuestState {
-    /// An agent has answered since QEMU began.
-    pub agent: bool,
-    /// When the machine's QEMU was entered.
-    pub since: Option<Instant>,
-    /// Why the identity is not in place.
-    pub why: Option<String>,
-    /// Whether the agent is to set the clock, and has not answered yet.
-    pub clock_awaited: bool,
-    /// That it takes too long was told.
-    pub told: bool,
-}
-
-impl Node {
     /// Starts the thread that takes care of each machine that begins.
-    pub(crate) fn start_listening_to_guests(
+    pub(crate) fn start_listening(
         self: &Arc<Self>,
         arrived: mpsc::Receiver<MachineName>,
     ) -> Result<(), NodeError> {
@@ -100,9 +86,14 @@ impl Node {
         std::thread::Builder::new()
             .name("guests".into())
             .spawn(move || {
-                for name in arrived {
-                    let Some(node) = node.upgrade() else { return };
-                    node.listen_to(&name);
+                loop {
+                    let name = arrived.recv_timeout(LOOK_EVERY);
+                    let Some(guests) = node.upgrade() else { return };
+                    match name {
+                        Ok(name) => guests.listen_to(&name),
+                        Err(mpsc::RecvTimeoutError::Timeout) => guests.drop_unclaimed(),
+                        Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                    }
                 }
             })
             .map_err(at("cannot start the thread that listens to guests"))?;
@@ -110,13 +101,13 @@ impl Node {
     }
 
     fn listen_to(self: &Arc<Self>, name: &MachineName) {
-        let Ok(entry) = self.machines.get(name.as_str()) else {
+        let Ok(entry) = self.inventory.get(name.as_str()) else {
             return;
         };
         let Some(vm) = entry.state.read().vm.clone() else {
             return;
         };
-        let node: Weak<Node> = Arc::downgrade(self);
+        let node: Weak<Guests> = Arc::downgrade(self);
         let spawned = std::thread::Builder::new()
             .name("guest".into())
             .spawn(move || session::run(&node, &entry, &vm));
@@ -127,10 +118,10 @@ impl Node {
 
     /// Gives back what was reserved for tickets that nobody will use any more.
     pub(crate) fn drop_unclaimed(&self) {
-        let now_s = self.started.elapsed().as_secs();
-        let mut reserved = self.guests.reserved.lock();
+        let now_s = self.core.started.elapsed().as_secs();
+        let mut reserved = self.reserved.lock();
         if !reserved.is_empty() {
-            let mut ledger = self.guests.ledger.lock();
+            let mut ledger = self.ledger.lock();
             reserved.retain(|ticket, _| ledger.is_unused(now_s, ticket));
         }
     }
@@ -144,7 +135,7 @@ impl Node {
     /// Who a clone is. The address and the gateway are those of its family's network, if it has one.
     fn identity_of(&self, entry: &Entry, record: &Record) -> Option<Identity> {
         let me = me_of(record)?;
-        let parents = self.manifest_of(entry, &record.image).ok();
+        let parents = self.images.manifest_of(&entry.dir, &record.image).ok();
         let mac = record.config.nic_mac.clone();
         // the same each time that it is asked for, and no other clone's
         let seed = format!("floe machine-id {} {} {mac:?}", me.ticket, me.machine);
@@ -185,7 +176,8 @@ impl Node {
         match done {
             Ok(()) => {
                 entry.state.write().guest.why = None;
-                self.tell(Happened::MachineIdentity, entry.name.as_str(), "in place");
+                self.core
+                    .tell(Happened::MachineIdentity, entry.name.as_str(), "in place");
             }
             Err(error) => self.identity_failed(entry, &error.to_string()),
         }
@@ -194,7 +186,7 @@ impl Node {
     fn identity_failed(&self, entry: &Entry, why: &str) {
         let why: String = why.chars().take(200).collect();
         entry.state.write().guest.why = Some(why.clone());
-        self.tell(
+        self.core.tell(
             Happened::MachineIdentity,
             entry.name.as_str(),
             format!("not in place: {why}"),
@@ -208,12 +200,12 @@ impl Node {
         }
         let late = {
             let mut state = entry.state.write();
-            let late = session::is_late(state.guest.since) && !state.guest.told;
+            let late = is_late(state.guest.since) && !state.guest.told;
             state.guest.told |= late;
             late
         };
         if late {
-            self.tell(
+            self.core.tell(
                 Happened::MachineIdentity,
                 entry.name.as_str(),
                 entry.identity_detail().unwrap_or_default(),
@@ -231,27 +223,8 @@ impl Node {
             late
         };
         if late {
-            self.set_clock(entry);
+            self.machines.set_clock(entry);
         }
-    }
-
-    /// Waits until a machine that is to be copied knows who it is itself.
-    pub(crate) fn wait_for_identity(&self, entry: &Entry) -> Result<(), NodeError> {
-        while is_pending(&entry.record()) {
-            let (late, why) = {
-                let guest = &entry.state.read().guest;
-                (session::is_late(guest.since), guest.why.clone())
-            };
-            if late || why.is_some() {
-                let why = why.unwrap_or_else(|| "its guest says nothing".into());
-                return Err(refused(
-                    format!("the identity of {} is not in place: {why}", entry.name),
-                    format!("floe kill {}, and clone its parent again", entry.name),
-                ));
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(())
     }
 
     /// The eldest machine of a family, as far as it is known here.
@@ -259,7 +232,7 @@ impl Node {
         let mut eldest = name.to_owned();
         // names get longer from parent to clone, so this ends
         loop {
-            let parent = match self.machines.get(&eldest) {
+            let parent = match self.inventory.get(&eldest) {
                 Ok(entry) => entry.record().family.map(|family| family.parent),
                 // a clone that has ended is no family's beginning: its clones may go on
                 Err(_) => MachineName::parent_of(&eldest).map(str::to_owned),
@@ -273,60 +246,10 @@ impl Node {
 
     /// How many clones a family has on this node, or by forks of this node.
     fn clones_of_family(&self, eldest: &str) -> u32 {
-        let forks = self.forks.all().into_iter();
-        let of_family = forks.filter(|fork| self.eldest_of(&fork.parent) == eldest);
-        of_family.map(|fork| fork.clones.len() as u32).sum()
+        let forks = self.forks.clone_counts().into_iter();
+        let of_family = forks.filter(|(parent, _)| self.eldest_of(parent) == eldest);
+        of_family.map(|(_, clones)| clones).sum()
     }
-
-    /// Whether a fork is of this machine.
-    fn is_fork_of(&self, name: &str, fork: &str) -> bool {
-        self.forks
-            .get(fork)
-            .is_some_and(|record| record.parent == name)
-    }
-}
-
-/// The time of this moment and random numbers that nobody else has.
-fn fresh_place(identity: Option<Identity>) -> Place {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let entropy: [u8; ENTROPY_BYTES] = rand::random();
-    Place {
-        time_ns: now.unwrap_or_default().as_nanos() as u64,
-        entropy: entropy.to_vec(),
-        identity,
-    }
-}
-
-impl Entry {
-    /// Says in an image's configuration whether its clones have somebody who puts their identity in place.
-    pub fn label_agent(&self, config: &mut MachineConfig) {
-        match self.state.read().guest.agent {
-            true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
-            false => config.labels.remove(AGENT_LABEL),
-        };
-    }
-
-    /// What is to be said of a clone whose identity is not in place.
-    pub fn identity_detail(&self) -> Option<String> {
-        let state = self.state.read();
-        if !is_pending(&state.record) || state.vm.is_none() {
-            return None;
-        }
-        Some(match &state.guest.why {
-            Some(why) => format!("its identity is not in place, so it has no network: {why}"),
-            None if session::is_late(state.guest.since) => format!(
-                "its guest did not take its identity within {} s, so it has no network; is floe-guest alive in it?",
-                IDENTITY_LIMIT.as_secs()
-            ),
-            None => "it has no network until its identity is in place".into(),
-        })
-    }
-}
-
-/// Whether a machine may not use its network yet.
-pub(crate) fn is_pending(record: &Record) -> bool {
-    let family = record.family.as_ref();
-    family.is_some_and(|family| family.identity == floe_api::Identity::Pending)
 }
 
 /// Who a clone is.

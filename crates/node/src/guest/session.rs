@@ -3,8 +3,8 @@
 //! Everything that comes is foreign. What can't be understood is counted and dropped; who sends too much of it is hung up on
 //! for a while, and then heard again.
 
-use super::{IDENTITY_LIMIT, calls, meter::Meter};
-use crate::{Node, machines::Entry};
+use super::{calls, meter::Meter};
+use crate::{guest::Guests, inventory::Entry};
 use floe_api::Happened;
 use floe_guest::{
     line::Lines,
@@ -101,7 +101,7 @@ enum Ended {
 }
 
 /// Speaks with a machine's guest for as long as its QEMU and the node live.
-pub(super) fn run(node: &Weak<Node>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
+pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
     while node.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
@@ -118,7 +118,8 @@ pub(super) fn run(node: &Weak<Node>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
                 if let Some(node) = node.upgrade() {
                     let said =
                         "its guest sends what nobody understands; it is not heard for a while";
-                    node.tell(Happened::MachineGarbage, entry.name.as_str(), said);
+                    node.core
+                        .tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
                 std::thread::sleep(HUNG_UP);
             }
@@ -128,7 +129,7 @@ pub(super) fn run(node: &Weak<Node>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
 }
 
 fn converse(
-    node: &Weak<Node>,
+    node: &Weak<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     mut stream: UnixStream,
@@ -191,7 +192,7 @@ fn converse(
 }
 
 fn heard(
-    node: &Arc<Node>,
+    node: &Arc<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     link: &Arc<Link>,
@@ -231,7 +232,7 @@ fn heard(
 
 /// Carries a call out on a thread of its own.
 fn begin(
-    node: &Arc<Node>,
+    node: &Arc<Guests>,
     entry: &Arc<Entry>,
     link: &Arc<Link>,
     session: u64,
@@ -263,9 +264,4 @@ fn begin(
         link.under_way.fetch_sub(1, Ordering::SeqCst);
         link.answer(session, number, busy(error.to_string()));
     }
-}
-
-/// Whether a clone has waited long enough for its guest.
-pub(super) fn is_late(since: Option<Instant>) -> bool {
-    since.is_some_and(|since| since.elapsed() > IDENTITY_LIMIT)
 }

@@ -11,18 +11,14 @@ mod sealed;
 mod tunnel;
 
 use crate::{
-    Node,
     cluster::Cluster,
     error::{NodeError, failed, not_found, refused, usage},
     files::{load_kept, replace_file},
-    machines::Entry,
-    record::{Attachment, Record},
+    inventory::record::Attachment,
 };
-use floe_api::Happened;
-use floe_api::paths::Home;
 use floe_api::{
-    FORK_HOSTS_MAX, NETWORK_ALLOW_MAX, NETWORK_BYTES_PER_S, NetworkHosts, NetworkInfo,
-    NetworkOrder, NetworkRequest, PortForward,
+    FORK_HOSTS_MAX, NETWORK_ALLOW_MAX, NETWORK_BYTES_PER_S, NetworkInfo, NetworkOrder,
+    NetworkRequest, PortForward, paths::Home,
 };
 use floe_machine::Tap;
 use inbound::Inbound;
@@ -91,7 +87,7 @@ impl Networks {
     }
 
     /// Makes a network for a parent.
-    fn create(
+    pub fn create(
         &self,
         request: &NetworkRequest,
         parent: &str,
@@ -287,7 +283,7 @@ impl Networks {
     }
 
     /// A family whose home is elsewhere has come to more hosts.
-    fn meet(&self, network: &str, hosts: &[String]) -> Result<(), NodeError> {
+    pub fn meet(&self, network: &str, hosts: &[String]) -> Result<(), NodeError> {
         let mut all = self.all.lock();
         let known = all.get_mut(network).filter(|known| known.is_guest());
         let known = known
@@ -342,7 +338,7 @@ impl Networks {
     }
 
     /// Keeps only members of whom the node knows; networks without any are taken down.
-    fn tidy(&self, is_known: impl Fn(&str) -> bool) {
+    pub fn tidy(&self, is_known: impl Fn(&str) -> bool) {
         let gone: Vec<(String, String)> = {
             let all = self.all.lock();
             let of = |network: &Network| -> Vec<(String, String)> {
@@ -358,7 +354,7 @@ impl Networks {
     }
 
     /// A member's port, in a network that is made anew if the host was restarted.
-    fn tap(&self, place: &Attachment) -> Result<Tap, NodeError> {
+    pub fn tap(&self, place: &Attachment) -> Result<Tap, NodeError> {
         let namespace = self.namespace(&place.network);
         {
             let all = self.all.lock();
@@ -456,72 +452,4 @@ fn unknown(network: &str) -> NodeError {
         format!("there is no family network {network}"),
         "its file is gone from networks/; the machine can only be removed",
     )
-}
-
-impl Node {
-    /// A family whose parent is on another node has come to more hosts.
-    pub fn meet_hosts(&self, network: &str, request: &NetworkHosts) -> Result<(), NodeError> {
-        self.networks.meet(network, &request.hosts)
-    }
-
-    /// Puts a machine that is about to start into a network of its own.
-    pub(crate) fn give_network(
-        &self,
-        entry: &Entry,
-        request: &NetworkRequest,
-    ) -> Result<(), NodeError> {
-        let record = entry.record();
-        if record
-            .config
-            .devices
-            .iter()
-            .all(|device| !device.starts_with("virtio-net-pci"))
-            && !record.config.devices.is_empty()
-        {
-            return Err(refused(
-                format!("image {} has no network card", record.image_name),
-                "leave --network out",
-            ));
-        }
-        let mac = record.config.nic_mac.as_deref();
-        let (place, mac) = self.networks.create(request, entry.name.as_str(), mac)?;
-        entry.update(|record| {
-            record.network = Some(place);
-            // what its card has already, if it has one: the network took that over
-            record.config.nic_mac = Some(mac);
-        })
-    }
-
-    /// The host's end of a machine's network card, if that is none of QEMU's user network.
-    pub(crate) fn tap_of(&self, record: &Record) -> Result<Option<Tap>, NodeError> {
-        let place = record.network.as_ref();
-        place.map(|place| self.networks.tap(place)).transpose()
-    }
-
-    /// Opens the ports that lead to a machine that runs now.
-    pub(crate) fn open_ports(&self, entry: &Entry) {
-        let record = entry.record();
-        let Some(place) = &record.network else { return };
-        let name = entry.name.as_str();
-        for forward in &record.forwards {
-            if let Err(error) = self.networks.open_inbound(name, place, forward) {
-                tracing::warn!(machine = name, %forward, %error, "a port is not open");
-                self.tell(Happened::MachinePort, name, error.to_api().to_string());
-            }
-        }
-    }
-
-    /// A machine is on its way out.
-    pub(crate) fn leave_network(&self, record: &Record) {
-        if let Some(place) = &record.network {
-            self.networks.close_inbound(&record.name, None);
-            self.networks.leave(&place.network, &record.name);
-        }
-    }
-
-    /// Takes down what an earlier node left that is nobody's any more.
-    pub(crate) fn tidy_networks(&self) {
-        self.networks
-            .tidy(|name| self.machines.get(name).is_ok() || self.forks.away(name).is_some());
-    }
 }

@@ -1,24 +1,15 @@
-//! The hosts that are known by name: read at each fork, and a thread that tells who joins and who leaves.
+//! The hosts that are known by name, and who of them joins and leaves.
 
 use super::listed::{Known, decode};
 use crate::{
-    Node,
     error::{NodeError, at, usage},
     files::read_bounded,
 };
-use floe_api::Happened;
 use floe_api::paths::Home;
-use floe_api::{HERE, HostInfo, HostList};
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::collections::BTreeMap;
 
 /// Largest such file, bytes: some ten thousand hosts.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// How often hosts are asked whether they are there.
-const ASK_EVERY: Duration = Duration::from_secs(5);
 
 /// The hosts in the file; none if there is no file.
 pub(crate) fn known_hosts(home: &Home) -> Result<Vec<Known>, NodeError> {
@@ -37,18 +28,18 @@ pub(crate) fn known_hosts(home: &Home) -> Result<Vec<Known>, NodeError> {
 
 /// Who was there at the last look.
 #[derive(Default)]
-struct Roll(BTreeMap<String, bool>);
+pub(crate) struct Roll(BTreeMap<String, bool>);
 
 /// What changed about a host.
 #[derive(Debug, PartialEq, Eq)]
-enum Change {
+pub(crate) enum Change {
     Joined(String),
     Left(String, String),
 }
 
 impl Roll {
     /// Learns who answers now, and why not. A host that is listed for the first time and does not answer has not left.
-    fn learn(&mut self, now: &[(String, Result<(), String>)]) -> Vec<Change> {
+    pub fn learn(&mut self, now: &[(String, Result<(), String>)]) -> Vec<Change> {
         let mut changes = Vec::new();
         let before = std::mem::take(&mut self.0);
         for (name, answer) in now {
@@ -66,62 +57,6 @@ impl Roll {
             }
         }
         changes
-    }
-}
-
-impl Node {
-    /// The known hosts, and what they say of themselves.
-    pub fn hosts_info(&self) -> Result<HostList, NodeError> {
-        let known = known_hosts(&self.home)?;
-        let rooms = self.rooms_of(&known);
-        let hosts = known.into_iter().zip(rooms).map(|(host, room)| {
-            let (room, detail) = match room {
-                Ok(room) => (Some(room), String::new()),
-                Err(why) => (None, why),
-            };
-            HostInfo {
-                name: host.name,
-                address: host.address,
-                room,
-                detail,
-            }
-        });
-        Ok(HostList {
-            hosts: hosts.collect(),
-        })
-    }
-
-    /// Starts the thread that tells who joins and leaves.
-    pub(crate) fn start_watching_hosts(self: &Arc<Self>) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("host-watch".into())
-            .spawn(move || watch(&node))
-            .map_err(at("cannot start the thread that looks after hosts"))?;
-        Ok(())
-    }
-}
-
-fn watch(node: &Weak<Node>) {
-    let mut roll = Roll::default();
-    while let Some(here) = node.upgrade() {
-        // a file that makes no sense is told to whoever forks
-        let mut known = known_hosts(&here.home).unwrap_or_default();
-        known.retain(|host| host.address != HERE);
-        let answers = here.rooms_of(&known);
-        let now: Vec<_> = known
-            .into_iter()
-            .zip(answers)
-            .map(|(host, answer)| (host.name, answer.map(drop)))
-            .collect();
-        for change in roll.learn(&now) {
-            match change {
-                Change::Joined(name) => here.tell(Happened::HostJoined, &name, ""),
-                Change::Left(name, why) => here.tell(Happened::HostLeft, &name, why),
-            }
-        }
-        drop(here);
-        std::thread::sleep(ASK_EVERY);
     }
 }
 

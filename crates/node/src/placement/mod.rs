@@ -16,20 +16,15 @@ mod program;
 mod simple;
 mod slurm;
 mod slurm_text;
-mod ticket;
+pub(crate) mod ticket;
 mod tickets;
 
-pub(crate) use hosts::known_hosts;
+pub(crate) use hosts::{Change, Roll, known_hosts};
 pub(crate) use listed::Known;
 pub(crate) use tickets::{Held, Tickets};
 
-use crate::{
-    Node,
-    error::{NodeError, usage},
-};
-use floe_api::Room;
-use floe_api::paths::Home;
-use floe_image::MachineConfig;
+use crate::error::{NodeError, usage};
+use floe_api::{Room, paths::Home};
 use std::sync::Arc;
 
 /// What a fork asks for.
@@ -108,30 +103,5 @@ pub(crate) fn plug_in(name: Option<&str>, home: &Home) -> Result<Arc<dyn Placeme
                 ),
             )),
         },
-    }
-}
-
-impl Node {
-    /// The configuration of a machine or image.
-    pub(crate) fn config_of(&self, name: &str) -> Result<MachineConfig, NodeError> {
-        match self.machines.get(name) {
-            Ok(entry) => Ok(entry.record().config),
-            Err(missing) => {
-                let id = self.repo.resolve(name).map_err(|_| missing)?;
-                Ok(self.repo.manifest(&id)?.config)
-            }
-        }
-    }
-
-    /// How big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
-    pub(crate) fn clone_size(&self, name: &str) -> Result<(u32, u64), NodeError> {
-        let config = self.config_of(name)?;
-        let memory = config
-            .memory_bytes_now()
-            .unwrap_or(floe_machine::MEMORY_BYTES_DEFAULT);
-        Ok((
-            config.cpus_now().unwrap_or(1),
-            memory + crate::STANDBY_BYTES,
-        ))
     }
 }

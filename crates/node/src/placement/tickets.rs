@@ -3,17 +3,11 @@
 //! A ticket belongs to one fork. Once none of its clones runs any more it is released; if it is taken away before, what it
 //! held may already be somebody else's, and the clones are ended.
 
-use super::{
-    plug_in,
-    ticket::{TICKET_VERSION, Ticket},
-};
+use super::ticket::{TICKET_VERSION, Ticket};
 use crate::{
-    Node,
-    error::{NodeError, at, failed},
+    error::{NodeError, failed},
     files::{load_kept, replace_file},
 };
-use floe_api::Happened;
-use floe_api::KillRequest;
 use floe_api::paths::Home;
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -21,13 +15,10 @@ use std::{
     fs,
     path::PathBuf,
     sync::{Arc, Weak, mpsc},
-    time::Duration,
 };
 
 /// Largest file of a ticket that is read, bytes.
 const TICKET_BYTES_MAX: u64 = 16 << 10;
-/// How often it is looked whether clones have ended and tickets still hold.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// All tickets.
 pub(crate) struct Tickets {
@@ -69,7 +60,7 @@ impl Tickets {
         replace_file(&self.path(id), &bytes)
     }
 
-    fn forget(&self, id: &str) {
+    pub fn forget(&self, id: &str) {
         self.all.write().remove(id);
         if let Err(error) = fs::remove_file(self.path(id))
             && error.kind() != std::io::ErrorKind::NotFound
@@ -79,12 +70,19 @@ impl Tickets {
     }
 
     /// Those that no fork under way uses.
-    fn at_rest(&self) -> Vec<(String, Ticket)> {
+    pub fn at_rest(&self) -> Vec<(String, Ticket)> {
         let in_use = self.in_use.lock();
         let all = self.all.read();
         let rest = all.iter().filter(|(id, _)| !in_use.contains(*id));
         rest.map(|(id, ticket)| (id.clone(), ticket.clone()))
             .collect()
+    }
+
+    /// Hears from now on when clones may have ended.
+    pub fn wake(&self) -> mpsc::Receiver<()> {
+        let (wake, woken) = mpsc::channel();
+        *self.wake.lock() = Some(wake);
+        woken
     }
 
     /// Says that clones may have ended.
@@ -100,16 +98,16 @@ impl Tickets {
 /// A ticket of a fork under way. It is given back soon after this is dropped, unless clones run on it.
 pub(crate) struct Held {
     /// Which may hold this itself, for a guest that has not claimed it yet.
-    node: Weak<Node>,
+    tickets: Weak<Tickets>,
     id: String,
     ticket: Ticket,
 }
 
 impl Held {
     /// Keeps a ticket on the disk, for a fork that is about to be made.
-    pub fn keep(node: &Arc<Node>, placement: &str, ticket: &str) -> Result<Held, NodeError> {
+    pub fn keep(tickets: &Arc<Tickets>, placement: &str, ticket: &str) -> Result<Held, NodeError> {
         let held = Held {
-            node: Arc::downgrade(node),
+            tickets: Arc::downgrade(tickets),
             id: format!("{:016x}", rand::random::<u64>()),
             ticket: Ticket {
                 version: TICKET_VERSION,
@@ -118,16 +116,16 @@ impl Held {
                 fork: None,
             },
         };
-        node.tickets.in_use.lock().insert(held.id.clone());
-        node.tickets.save(&held.id, held.ticket.clone())?;
+        tickets.in_use.lock().insert(held.id.clone());
+        tickets.save(&held.id, held.ticket.clone())?;
         Ok(held)
     }
 
     /// Says which fork has it.
     pub fn of_fork(&mut self, fork: &str) -> Result<(), NodeError> {
         self.ticket.fork = Some(fork.to_owned());
-        match self.node.upgrade() {
-            Some(node) => node.tickets.save(&self.id, self.ticket.clone()),
+        match self.tickets.upgrade() {
+            Some(tickets) => tickets.save(&self.id, self.ticket.clone()),
             None => Err(failed("the node is stopping", "start it again")),
         }
     }
@@ -140,70 +138,10 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(node) = self.node.upgrade() {
-            node.tickets.in_use.lock().remove(&self.id);
-            node.tickets.look();
+        if let Some(tickets) = self.tickets.upgrade() {
+            tickets.in_use.lock().remove(&self.id);
+            tickets.look();
         }
-    }
-}
-
-impl Node {
-    /// Starts the thread that looks after tickets.
-    pub(crate) fn start_watching_tickets(self: &Arc<Self>) -> Result<(), NodeError> {
-        let (wake, woken) = mpsc::channel();
-        *self.tickets.wake.lock() = Some(wake);
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("ticket-watch".into())
-            .spawn(move || watch(&node, &woken))
-            .map_err(at("cannot start the thread that looks after tickets"))?;
-        Ok(())
-    }
-
-    fn look_after(&self, id: &str, ticket: &Ticket) -> Result<(), String> {
-        let plug_in = plug_in(Some(&ticket.placement), &self.home);
-        let plug_in = plug_in.map_err(|error| error.to_api().to_string())?;
-        let alive = ticket.fork.as_deref().is_some_and(|fork| self.runs(fork));
-        let name = format!("{} {}", ticket.placement, ticket.ticket);
-        if !alive {
-            plug_in.release(&ticket.ticket)?;
-            self.tickets.forget(id);
-            self.tell(Happened::TicketReleased, &name, "its clones have ended");
-            return Ok(());
-        }
-        if plug_in.holds(&ticket.ticket)? {
-            return Ok(());
-        }
-        self.tell(Happened::TicketLost, &name, "its clones are ended");
-        // one whose host does not answer must not keep the others
-        let mut left = Vec::new();
-        for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {
-            if let Err(error) = self.kill(&clone, &KillRequest { all: false }) {
-                left.push(format!("{clone} was not ended: {}", error.to_api()));
-            }
-        }
-        if !left.is_empty() {
-            return Err(left.join("; "));
-        }
-        self.tickets.forget(id);
-        Ok(())
-    }
-}
-
-fn watch(node: &Weak<Node>, woken: &mpsc::Receiver<()>) {
-    while let Some(here) = node.upgrade() {
-        here.drop_unclaimed();
-        for (id, ticket) in here.tickets.at_rest() {
-            if let Err(why) = here.look_after(&id, &ticket) {
-                let (placement, ticket) = (&ticket.placement, &ticket.ticket);
-                tracing::warn!(placement, ticket, why, "a ticket was not looked after");
-            }
-        }
-        drop(here);
-        if woken.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Disconnected) {
-            return;
-        }
-        while woken.try_recv().is_ok() {}
     }
 }
 

@@ -3,15 +3,12 @@
 
 use super::Resources;
 use crate::{
-    Node,
     error::{NodeError, failed, refused, usage},
-    lifecycle::Task,
-    record::Record,
+    inventory::record::Record,
 };
-use floe_api::paths::Home;
 use floe_api::{
-    CPU_MILLICORES_MAX, CPU_MILLICORES_MIN, LimitRequest, Limits, MEMORY_MAX_BYTES_MIN,
-    MachineInfo, MachineStats, size_text,
+    CPU_MILLICORES_MAX, CPU_MILLICORES_MIN, Limits, MEMORY_MAX_BYTES_MIN, MachineStats,
+    paths::Home, size_text,
 };
 use floe_image::Hash;
 use floe_machine::cgroup::{self, Group};
@@ -174,7 +171,7 @@ impl Resources {
         }
     }
 
-    fn limit(&self, record: &Record) -> Result<(), NodeError> {
+    pub fn limit(&self, record: &Record) -> Result<(), NodeError> {
         self.check_limits(&record.limits)?;
         let Some(group) = self.groups.group(&record.mount_name) else {
             return Ok(());
@@ -192,39 +189,6 @@ impl Resources {
             ));
         }
         Ok(group.apply(&of_machine(&record.limits))?)
-    }
-}
-
-impl Node {
-    /// Changes what a machine may take of this host. It holds at once, and for all its later starts.
-    pub fn limit_machine(
-        &self,
-        name: &str,
-        request: &LimitRequest,
-    ) -> Result<MachineInfo, NodeError> {
-        let entry = self.machines.get(name)?;
-        let operation = entry.begin(Task::Limit)?;
-        let mut record = operation.record();
-        let before = record.limits;
-        let change = |old: &mut Option<u32>, new: Option<u32>| match new {
-            None => {}
-            Some(0) => *old = None,
-            Some(_) => *old = new,
-        };
-        change(&mut record.limits.cpu_millicores, request.cpu_millicores);
-        match request.memory_max_bytes {
-            None => {}
-            Some(0) => record.limits.memory_max_bytes = None,
-            max => record.limits.memory_max_bytes = max,
-        }
-        let limits = record.limits;
-        self.resources.check_limits(&limits)?;
-        let runs = operation.state.read().vm.is_some();
-        if runs && limits != before {
-            self.resources.limit(&record)?;
-        }
-        operation.update(|record| record.limits = limits)?;
-        Ok(self.info_of(&operation))
     }
 }
 

@@ -19,7 +19,6 @@
 //!
 //! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended.
 
-mod hooks;
 pub(crate) mod host;
 mod ledger;
 mod limits;
@@ -27,10 +26,9 @@ mod limits;
 use crate::{
     MachineName, STANDBY_BYTES,
     error::{NodeError, refused},
-    record::Record,
+    inventory::record::Record,
 };
-use floe_api::paths::Home;
-use floe_api::{Room, size_text};
+use floe_api::{Room, paths::Home, size_text};
 use floe_image::MachineConfig;
 use floe_machine::MEMORY_BYTES_DEFAULT;
 use ledger::{
@@ -436,7 +434,7 @@ mod tests {
         let mut waiting: Vec<Ahead> = (0..3)
             .map(|_| resources.ahead(&config(256 << 20)).unwrap())
             .collect();
-        let mut record = crate::record::tests::record();
+        let mut record = crate::inventory::record::tests::record();
         record.config = config(768 << 20);
         record.restored = false;
         let refused = resources.reserve(&record, 0, false, || false).unwrap_err();

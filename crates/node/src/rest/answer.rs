@@ -1,7 +1,6 @@
 //! From the node's results to HTTP: JSON, errors in one shape, and streams of events that notice when the client hangs up.
 
-use crate::transfer::Cancel;
-use crate::{Node, error::NodeError, report::Report};
+use crate::{Node, error::NodeError, report::Report, transfer::Cancel};
 use axum::{
     Json,
     body::Body,
@@ -122,7 +121,7 @@ pub fn stream(
 ) -> Response {
     let (mut report, events) = Report::new();
     let hang_up = HangUp(report.cancel());
-    let job = node.job(report.cancel());
+    let job = node.core.job(report.cancel());
     let started = std::thread::Builder::new()
         .name(what.into())
         .spawn(move || {

@@ -22,7 +22,7 @@ pub async fn fork(
     Input(request): Input<ForkRequest>,
 ) -> Response {
     stream(node, "fork", move |node, report| {
-        node.fork(&name, &request, report)
+        node.forks.fork(&name, &request, report)
     })
 }
 
@@ -30,7 +30,7 @@ pub async fn fork(
 #[utoipa::path(get, path = "/v1/machines/{name}/family", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = Family), (status = 404, body = ApiError)))]
 pub async fn family(State(node): Floe, Path(name): Path<String>) -> Result<Json<Family>, Failure> {
-    answer(move || node.family(&name)).await
+    answer(move || node.forks.family(&name)).await
 }
 
 /// Ends a clone, or all clones of a machine, with their disks.
@@ -42,7 +42,7 @@ pub async fn kill(
     Path(name): Path<String>,
     Input(request): Input<KillRequest>,
 ) -> Result<Json<KillReport>, Failure> {
-    answer(move || node.kill(&name, &request)).await
+    answer(move || node.forks.kill(&name, &request)).await
 }
 
 /// Starts a clone of another node's machine: what a fork with `hosts` asks of them.
@@ -52,21 +52,21 @@ pub async fn receive(
     State(node): Floe,
     Input(request): Input<CloneRequest>,
 ) -> Result<Json<MachineInfo>, Failure> {
-    answer(move || node.receive_clone(&request)).await
+    answer(move || node.forks.receive_clone(&request)).await
 }
 
 /// For how many clones of other nodes' machines there is room.
 #[utoipa::path(get, path = "/v1/clones/room", tag = "machines",
     responses((status = 200, body = Room), (status = 422, body = ApiError)))]
 pub async fn room(State(node): Floe) -> Result<Json<Room>, Failure> {
-    answer(move || node.clone_room()).await
+    answer(move || node.forks.clone_room()).await
 }
 
 /// The hosts that are known by name, as they are now.
 #[utoipa::path(get, path = "/v1/hosts", tag = "machines",
     responses((status = 200, body = HostList), (status = 400, body = ApiError)))]
 pub async fn hosts(State(node): Floe) -> Result<Json<HostList>, Failure> {
-    answer(move || node.hosts_info()).await
+    answer(move || node.forks.hosts_info()).await
 }
 
 /// Tells a host of a family's network which hosts that has come to: what the parent's node says.
@@ -78,5 +78,5 @@ pub async fn network_hosts(
     Path(id): Path<String>,
     Input(request): Input<NetworkHosts>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.meet_hosts(&id, &request)).await
+    answer(move || node.networks.meet(&id, &request.hosts)).await
 }

@@ -11,7 +11,7 @@ type Floe = State<Arc<Node>>;
 /// All images, newest first.
 #[utoipa::path(get, path = "/v1/images", tag = "images", responses((status = 200, body = ImageList)))]
 pub async fn list(State(node): Floe) -> Result<Json<ImageList>, Failure> {
-    answer(move || node.images()).await
+    answer(move || node.images.images()).await
 }
 
 /// One image.
@@ -21,7 +21,7 @@ pub async fn inspect(
     State(node): Floe,
     Args(query): Args<ImageQuery>,
 ) -> Result<Json<ImageDetail>, Failure> {
-    answer(move || node.image(&query.image)).await
+    answer(move || node.images.image(&query.image)).await
 }
 
 /// Imports disks and kernels as an image.
@@ -29,7 +29,7 @@ pub async fn inspect(
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn import(State(node): Floe, Input(request): Input<ImportRequest>) -> Response {
     stream(node, "import", move |node, report| {
-        node.import(&request, report)
+        node.images.import(&request, report)
     })
 }
 
@@ -38,7 +38,7 @@ pub async fn import(State(node): Floe, Input(request): Input<ImportRequest>) -> 
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Response {
     stream(node, "verify", move |node, report| {
-        node.verify_image(&query.image, report)
+        node.images.verify_image(&query.image, report)
     })
 }
 
@@ -47,7 +47,7 @@ pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Respo
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>) -> Response {
     stream(node, "optimize", move |node, report| {
-        node.optimize(&request, report)
+        node.traces.optimize(&request, report)
     })
 }
 
@@ -57,7 +57,7 @@ pub async fn tag(
     State(node): Floe,
     Input(request): Input<TagRequest>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.tag(&request)).await
+    answer(move || node.images.tag(&request)).await
 }
 
 /// Takes a name away.
@@ -66,7 +66,7 @@ pub async fn untag(
     State(node): Floe,
     Input(request): Input<TagRequest>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.untag(&request.name)).await
+    answer(move || node.images.untag(&request.name)).await
 }
 
 /// Removes a name, and with the last one the image.
@@ -76,7 +76,7 @@ pub async fn remove(
     State(node): Floe,
     Input(request): Input<RemoveImageRequest>,
 ) -> Result<Json<FreedReport>, Failure> {
-    answer(move || node.remove_image(&request)).await
+    answer(move || node.images.remove_image(&request)).await
 }
 
 /// Writes a region to a file.
@@ -84,7 +84,7 @@ pub async fn remove(
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> Response {
     stream(node, "export", move |node, report| {
-        node.export(&request, report)
+        node.images.export(&request, report)
     })
 }
 
@@ -93,7 +93,7 @@ pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> 
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Response {
     stream(node, "push", move |node, report| {
-        node.push(&request, report)
+        node.images.push(&request, report)
     })
 }
 
@@ -102,14 +102,14 @@ pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Resp
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn pull(State(node): Floe, Input(request): Input<PullRequest>) -> Response {
     stream(node, "pull", move |node, report| {
-        node.pull(&request, report)
+        node.images.pull(&request, report)
     })
 }
 
 /// The extra views that there are.
 #[utoipa::path(get, path = "/v1/mounts", tag = "images", responses((status = 200, body = MountList)))]
 pub async fn mounts(State(node): Floe) -> Result<Json<MountList>, Failure> {
-    answer(move || Ok(node.views())).await
+    answer(move || Ok(node.views.views())).await
 }
 
 /// Shows an image's regions as plain files in a directory.
@@ -119,7 +119,7 @@ pub async fn mount(
     State(node): Floe,
     Input(request): Input<MountRequest>,
 ) -> Result<Json<MountInfo>, Failure> {
-    answer(move || node.mount_view(&request)).await
+    answer(move || node.views.mount_view(&request)).await
 }
 
 /// Ends that.
@@ -128,5 +128,5 @@ pub async fn unmount(
     State(node): Floe,
     Input(request): Input<UnmountRequest>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.unmount_view(&request.path)).await
+    answer(move || node.views.unmount_view(&request.path)).await
 }

@@ -17,14 +17,16 @@ type Floe = State<Arc<Node>>;
 /// All machines.
 #[utoipa::path(get, path = "/v1/machines", tag = "machines", responses((status = 200, body = MachineList)))]
 pub async fn list(State(node): Floe) -> Result<Json<MachineList>, Failure> {
-    answer(move || Ok(node.list_machines())).await
+    answer(move || Ok(node.machines.list_machines())).await
 }
 
 /// Makes a machine from an image and starts it.
 #[utoipa::path(post, path = "/v1/machines", tag = "machines", request_body = RunRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn run(State(node): Floe, Input(request): Input<RunRequest>) -> Response {
-    stream(node, "run", move |node, report| node.run(&request, report))
+    stream(node, "run", move |node, report| {
+        node.runs.run(&request, report)
+    })
 }
 
 /// One machine.
@@ -34,7 +36,7 @@ pub async fn inspect(
     State(node): Floe,
     Path(name): Path<String>,
 ) -> Result<Json<MachineInfo>, Failure> {
-    answer(move || node.inspect_machine(&name)).await
+    answer(move || node.machines.inspect_machine(&name)).await
 }
 
 /// Removes a machine with its disks.
@@ -45,7 +47,7 @@ pub async fn remove(
     Path(name): Path<String>,
     Args(query): Args<RemoveMachineQuery>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.remove_machine(&name, query.force)).await
+    answer(move || node.machines.remove_machine(&name, query.force)).await
 }
 
 /// Starts a stopped machine from its disks.
@@ -58,7 +60,7 @@ pub async fn start(
     Input(request): Input<StartRequest>,
 ) -> Response {
     stream(node, "start", move |node, report| {
-        node.start_machine(&name, &request, report)
+        node.runs.start_machine(&name, &request, report)
     })
 }
 
@@ -70,7 +72,7 @@ pub async fn stop(
     Path(name): Path<String>,
     Input(request): Input<StopRequest>,
 ) -> Result<Json<MachineInfo>, Failure> {
-    answer(move || node.stop_machine(&name, &request)).await
+    answer(move || node.machines.stop_machine(&name, &request)).await
 }
 
 /// Captures a machine as an image; the machine goes on.
@@ -83,7 +85,7 @@ pub async fn capture(
     Input(request): Input<CaptureRequest>,
 ) -> Response {
     stream(node, "capture", move |node, report| {
-        node.capture(&name, &request, report)
+        node.captures.capture(&name, &request, report)
     })
 }
 
@@ -91,7 +93,7 @@ pub async fn capture(
 #[utoipa::path(post, path = "/v1/machines/{name}/screenshot", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "image/png")))]
 pub async fn screenshot(State(node): Floe, Path(name): Path<String>) -> Result<Response, Failure> {
-    let png = blocking(move || node.screenshot(&name)).await?;
+    let png = blocking(move || node.machines.screenshot(&name)).await?;
     Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
 }
 
@@ -102,7 +104,7 @@ pub async fn console(
     State(node): Floe,
     Path(name): Path<String>,
 ) -> Result<Json<ConsoleInfo>, Failure> {
-    answer(move || node.console(&name)).await
+    answer(move || node.machines.console(&name)).await
 }
 
 /// What the guest wrote on its console, as far as it is kept (4 to 8 MiB), byte by byte. It may hold anything, escape sequences of
@@ -114,7 +116,7 @@ pub async fn logs(
     Path(name): Path<String>,
     Args(query): Args<LogQuery>,
 ) -> Result<Response, Failure> {
-    let log = blocking(move || node.console_history(&name, query.tail_bytes)).await?;
+    let log = blocking(move || node.machines.console_history(&name, query.tail_bytes)).await?;
     let body = Body::from_stream(logs::stream(log, query.follow));
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
@@ -129,7 +131,7 @@ pub async fn limit(
     Path(name): Path<String>,
     Input(request): Input<LimitRequest>,
 ) -> Result<Json<MachineInfo>, Failure> {
-    answer(move || node.limit_machine(&name, &request)).await
+    answer(move || node.machines.limit_machine(&name, &request)).await
 }
 
 /// Adds or removes a port forward of a running machine.
@@ -140,7 +142,7 @@ pub async fn forward(
     Path(name): Path<String>,
     Input(request): Input<ForwardRequest>,
 ) -> Result<Json<PortForward>, Failure> {
-    answer(move || node.forward(&name, &request)).await
+    answer(move || node.machines.forward(&name, &request)).await
 }
 
 /// How a machine's image streams.
@@ -150,5 +152,5 @@ pub async fn stream_info(
     State(node): Floe,
     Path(name): Path<String>,
 ) -> Result<Json<StreamInfo>, Failure> {
-    answer(move || node.stream_info(&name)).await
+    answer(move || node.machines.stream_info(&name)).await
 }

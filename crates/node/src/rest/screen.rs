@@ -59,7 +59,7 @@ pub async fn picture(
     } else {
         Keep::Ask
     };
-    let (id, png) = blocking(move || node.thumbnail(&name)).await?;
+    let (id, png) = blocking(move || node.images.thumbnail(&name)).await?;
     Ok(thumbnail::answer(&id, png, keep, &headers))
 }
 
@@ -74,7 +74,7 @@ pub async fn vnc(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
     let machine = name.clone();
-    let (socket, stands_still) = blocking(move || node.vnc(&machine)).await?;
+    let (socket, stands_still) = blocking(move || node.machines.vnc(&machine)).await?;
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),

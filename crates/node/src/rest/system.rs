@@ -1,7 +1,7 @@
 //! The node itself and its cache.
 
 use super::answer::{Failure, Input, answer, line, ndjson, stream};
-use crate::Node;
+use crate::{Node, core::event};
 use axum::{
     Json,
     body::Body,
@@ -43,11 +43,11 @@ pub async fn events(State(node): Floe) -> Response {
 }
 
 fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::Error>> + use<> {
-    futures::stream::unfold(node.listen(), |mut events| async move {
+    futures::stream::unfold(node.core.listen(), |mut events| async move {
         let event = match events.recv().await {
             Ok(event) => event,
             // a reader that is too slow is told how much it missed
-            Err(RecvError::Lagged(count)) => crate::event(Happened::Missed, "", count.to_string()),
+            Err(RecvError::Lagged(count)) => event(Happened::Missed, "", count.to_string()),
             Err(RecvError::Closed) => return None,
         };
         Some((line(&event), events))
@@ -57,20 +57,20 @@ fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::
 /// Ends the node; machines go on unless told otherwise.
 #[utoipa::path(post, path = "/v1/shutdown", tag = "node", request_body = ShutdownRequest, responses((status = 200)))]
 pub async fn shutdown(State(node): Floe, Input(request): Input<ShutdownRequest>) -> Json<()> {
-    node.ask_to_stop(request.stop_machines);
+    node.core.ask_to_stop(request.stop_machines);
     Json(())
 }
 
 /// How full the cache is.
 #[utoipa::path(get, path = "/v1/cache", tag = "cache", responses((status = 200, body = CacheInfo)))]
 pub async fn cache(State(node): Floe) -> Result<Json<CacheInfo>, Failure> {
-    answer(move || Ok(node.cache_info())).await
+    answer(move || Ok(node.images.cache_info())).await
 }
 
 /// Removes from cache and repository what nothing needs.
 #[utoipa::path(post, path = "/v1/cache/gc", tag = "cache", responses((status = 200, body = FreedReport)))]
 pub async fn cache_gc(State(node): Floe) -> Result<Json<FreedReport>, Failure> {
-    answer(move || node.cache_gc()).await
+    answer(move || node.images.cache_gc()).await
 }
 
 /// Reads and hashes all of the cache.
@@ -78,7 +78,7 @@ pub async fn cache_gc(State(node): Floe) -> Result<Json<FreedReport>, Failure> {
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn cache_verify(State(node): Floe) -> Response {
     stream(node, "cache-verify", |node, report| {
-        node.cache_verify(report)
+        node.images.cache_verify(report)
     })
 }
 

@@ -15,7 +15,7 @@ pub async fn list(
     State(node): Floe,
     Input(request): Input<TracesRequest>,
 ) -> Result<Json<TraceList>, Failure> {
-    answer(move || node.list_traces(&request)).await
+    answer(move || node.traces.list_traces(&request)).await
 }
 
 /// One trace in figures.
@@ -25,7 +25,7 @@ pub async fn show(
     State(node): Floe,
     Input(request): Input<TraceRequest>,
 ) -> Result<Json<TraceDetail>, Failure> {
-    answer(move || node.show_trace(&request)).await
+    answer(move || node.traces.show_trace(&request)).await
 }
 
 /// Writes a trace to a file.
@@ -35,7 +35,7 @@ pub async fn export(
     State(node): Floe,
     Input(request): Input<TraceRequest>,
 ) -> Result<Json<TraceMoved>, Failure> {
-    answer(move || node.export_trace(&request)).await
+    answer(move || node.traces.export_trace(&request)).await
 }
 
 /// Takes a trace from a file.
@@ -45,5 +45,5 @@ pub async fn import(
     State(node): Floe,
     Input(request): Input<TraceImportRequest>,
 ) -> Result<Json<TraceMoved>, Failure> {
-    answer(move || node.import_trace(&request)).await
+    answer(move || node.traces.import_trace(&request)).await
 }

@@ -17,12 +17,14 @@ type Floe = State<Arc<Node>>;
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, body = UploadInfo), (status = 400, body = ApiError)))]
 pub async fn receive(State(node): Floe, body: Body) -> Result<Json<UploadInfo>, Failure> {
-    Ok(Json(node.receive_upload(body.into_data_stream()).await?))
+    Ok(Json(
+        node.images.receive_upload(body.into_data_stream()).await?,
+    ))
 }
 
 /// Removes such a file.
 #[utoipa::path(delete, path = "/v1/uploads/{id}", tag = "images", params(("id" = String, Path)),
     responses((status = 200), (status = 404, body = ApiError)))]
 pub async fn drop(State(node): Floe, Path(id): Path<String>) -> Result<Json<()>, Failure> {
-    answer(move || node.drop_upload(&id)).await
+    answer(move || node.images.drop_upload(&id)).await
 }

@@ -1,0 +1,67 @@
+//! What a run says to a guest's agent first, for copies that are nobody's machine.
+
+use floe_guest::{
+    line::Lines,
+    message::{ENTROPY_BYTES, Identity, Place, ToGuest, ToHost, VERSION},
+};
+use floe_machine::Machine;
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Has the agent set clock and random numbers, as a session with an ordinary machine does. The guest sees no
+/// end of the conversation before the connection is dropped, which is the result; an error if it has no port or does not
+/// answer in time.
+pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream> {
+    let until = Instant::now() + limit;
+    let no_port = || io::Error::new(ErrorKind::NotFound, "it has no port for an agent");
+    let mut stream = machine.connect_floe_port().ok_or_else(no_port)??;
+    stream.set_write_timeout(Some(limit))?;
+    let session = rand::random();
+    let hello = ToGuest::Hello {
+        session,
+        version: VERSION,
+    };
+    // the half of a line that the capture has cut off ends here
+    stream.write_all(b"\n")?;
+    stream.write_all(&hello.encode())?;
+    let mut lines = Lines::default();
+    let mut buffer = [0; 4096];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let count = match stream.read(&mut buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => 0,
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        for line in lines.feed(&buffer[..count]).into_iter().flatten() {
+            match ToHost::decode(&line) {
+                Ok(ToHost::Ready { session: of, .. }) if of == session => {
+                    let place = fresh_place(None);
+                    stream.write_all(&ToGuest::Place { session, place }.encode())?;
+                }
+                Ok(ToHost::Placed { session: of }) if of == session => return Ok(stream),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The time of this moment and random numbers that nobody else has.
+pub(crate) fn fresh_place(identity: Option<Identity>) -> Place {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let entropy: [u8; ENTROPY_BYTES] = rand::random();
+    Place {
+        time_ns: now.unwrap_or_default().as_nanos() as u64,
+        entropy: entropy.to_vec(),
+        identity,
+    }
+}

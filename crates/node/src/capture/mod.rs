@@ -1,0 +1,458 @@
+//! `capture`: a running machine becomes an image, and goes on.
+//!
+//! Order: everything that may take long or fail comes before the pause (a parent that isn't here is pulled) or after it
+//! (hashing, storing). In the pause QEMU's device state is written, the disks are frozen and dirty pages copied. After the
+//! image is published the disks are put on it and the frozen layers go.
+//!
+//! A second capture stands on the first. Its disks do too, but QEMU still maps the memory of the image that it was
+//! *restored* from, so its dirty pages are relative to that one. A page that the first capture had and that is clean now
+//! (the balloon gave it back) holds the original's content again; those are added from the original.
+
+mod greet;
+mod rehearse;
+
+pub(crate) use greet::fresh_place;
+
+use crate::{
+    core::Core,
+    error::{NodeError, failed, usage},
+    files::save_manifest,
+    images::{FORK_LABEL, Images, finish, parse_name, sources::Found},
+    inventory::{
+        Inventory, Operation,
+        lifecycle::Task,
+        record::{PauseReason, Wanted},
+    },
+    machines::Machines,
+    report::{Report, millis},
+    traces::Traces,
+};
+use floe_api::{
+    CaptureRequest, Happened, ImageSummary, Outcome, REHEARSE_S_DEFAULT, REHEARSE_S_MAX,
+    StoredReport,
+};
+use floe_front::page::thumbnail::THUMB_REGION;
+use floe_image::{
+    CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Region, Segment, memory_region,
+};
+use floe_machine::{Capture, CaptureOptions, Pages, Rest};
+use floe_mount::{FrozenLayers, MachineHandle, MountError};
+use floe_source::Fetcher;
+use floe_store::{Ingest, IngestOptions};
+use std::{io, sync::Arc, time::Duration};
+
+/// How long QEMU may take to end after a capture that stops the machine.
+const QUIT_WAIT: Duration = Duration::from_secs(10);
+/// Regions that a capture or a fork takes over from its parent as they are: a machine that resets starts cold with them.
+pub(crate) const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
+
+type Captured = Capture<FrozenLayers>;
+
+/// See the module. It holds no state; `images.storing` is read for as long as something is stored.
+pub(crate) struct Captures {
+    pub core: Arc<Core>,
+    pub images: Arc<Images>,
+    pub traces: Arc<Traces>,
+    pub inventory: Arc<Inventory>,
+    pub machines: Arc<Machines>,
+}
+
+impl Captures {
+    /// Captures a machine as an image.
+    pub fn capture(
+        self: &Arc<Self>,
+        name: &str,
+        request: &CaptureRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let new_name = request.name.as_deref().map(parse_name).transpose()?;
+        if request.rehearse_s.is_some_and(|s| s > REHEARSE_S_MAX) {
+            let what = format!("a rehearsal takes at most {REHEARSE_S_MAX} s");
+            return Err(usage(
+                what,
+                format!("its default is {REHEARSE_S_DEFAULT} s"),
+            ));
+        }
+        let entry = self.inventory.get(name)?;
+        entry.wait_for_identity()?;
+        let operation = entry.begin(Task::Capture)?;
+        let vm = operation.vm()?;
+        let disks = operation.state.read().disks.clone();
+        let disks = disks.ok_or_else(|| {
+            failed(
+                format!("machine {name} is not on the mount"),
+                "restart the node",
+            )
+        })?;
+        self.bring_parent(&operation, report)?;
+        let _storing = self.images.storing.read();
+        let thumb = self.images.take_thumbnail(&vm);
+        let options = CaptureOptions {
+            stay_paused: request.stop,
+            bytes_max: self.machines.resources.capture_bytes_max(),
+            ..Default::default()
+        };
+        // a capture is of a machine that goes on after it
+        operation.stop_buffering()?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
+        let mut captured = vm.capture(options, || disks.freeze())?;
+        // one that is to be stopped goes on if the image does not come about, also if this node is killed before that
+        let paused = request.stop.then(|| paused.stands(&vm));
+        report.stage("capture")?;
+        // the image of a clone is no fork's: it stays
+        captured.config.labels.remove(FORK_LABEL);
+        entry.label_agent(&mut captured.config);
+        captured.config.labels.extend(request.labels.clone());
+        let published = self.store(&operation, &captured, thumb.as_deref(), report);
+        // of one that fails the frozen layers stay where they are; the machine goes on over them
+        let (mut id, stored) = published?;
+        report.stage("store")?;
+        let seconds = request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT);
+        if seconds > 0 {
+            // Without it the image is as good, only slower to resume from afar.
+            match self.rehearse(id, seconds, report) {
+                Ok(rehearsed) => id = rehearsed,
+                Err(NodeError::Cancelled) => return Err(NodeError::Cancelled),
+                Err(error) => report.note(format!("the image was not rehearsed: {error}")),
+            }
+            report.stage("rehearse")?;
+        }
+        if let Some(name) = &new_name {
+            self.images.repo.tag(name, &id)?;
+        }
+        let pause_ms = millis(captured.pause.total());
+        self.rebase(&operation, &disks, &captured.frozen, &id)?;
+        report.stage("rebase")?;
+        self.core.tell(
+            Happened::ImageAdded,
+            &id.short(),
+            format!("captured from {name}"),
+        );
+        if let Some(paused) = paused {
+            operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
+            paused.ended();
+            vm.quit(QUIT_WAIT)?;
+            drop((vm, disks));
+            self.traces.take_trace(&operation);
+            self.machines.detach(&operation)?;
+            operation.update(|record| record.detail = "stopped by a capture".into())?;
+            self.core
+                .tell(Happened::MachineStopped, name, "by a capture");
+        }
+        let image: ImageSummary = self.images.image(&id.to_string())?.summary;
+        Ok(Outcome {
+            image: Some(image),
+            machine: Some(self.machines.info_of(&operation)),
+            stored: Some(stored),
+            pause_ms: Some(pause_ms),
+            ..Default::default()
+        })
+    }
+
+    /// A capture shares its parent's packs, so the parent must be here. Of a machine that was run lazily it isn't yet.
+    fn bring_parent(&self, operation: &Operation, report: &mut Report) -> Result<(), NodeError> {
+        let record = operation.record();
+        if self.images.repo.manifest(&record.disk_base).is_ok() {
+            return Ok(());
+        }
+        report.note("the machine's image is fetched whole first: a capture shares its chunks");
+        let manifest = crate::files::load_manifest(&operation.dir, &record.disk_base)?;
+        let fetcher = self.images.sources.fetcher(&record.origin)?;
+        let found = Found {
+            id: record.disk_base,
+            manifest,
+            origin: record.origin,
+            fetcher,
+            loads: Arc::default(),
+        };
+        self.images.bring_here(&found, report)?;
+        report.stage("fetch image")
+    }
+
+    /// Stores what was captured as an image over its parent.
+    fn store(
+        &self,
+        operation: &Operation,
+        captured: &Captured,
+        thumb: Option<&[u8]>,
+        report: &mut Report,
+    ) -> Result<(Hash, StoredReport), NodeError> {
+        let record = operation.record();
+        let parent_id = record.disk_base;
+        let parent = self.images.repo.manifest(&parent_id)?;
+        let options = IngestOptions {
+            parent: Some(parent_id),
+            share: true,
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&self.images.repo, options)?;
+        let line = report.progress_line("store", "bytes");
+        ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
+        ingest.region_bytes("device", &captured.device)?;
+        if let Some(thumb) = thumb {
+            ingest.region_bytes(THUMB_REGION, thumb)?;
+        }
+        for (block, pages) in std::iter::once(&captured.ram)
+            .chain(&captured.blocks)
+            .enumerate()
+        {
+            self.store_memory(
+                &mut ingest,
+                operation,
+                &memory_region(block),
+                pages,
+                &parent,
+            )?;
+        }
+        if captured.vram.size() > 0 {
+            let pages = captured
+                .vram
+                .iter()
+                .map(|(chunk, page)| Ok((u64::from(chunk), &page[..])));
+            ingest.region_from_pages("vram", captured.vram.size(), None, pages)?;
+        }
+        for disk in captured.frozen.disks() {
+            let base = match disk.base() {
+                Some((id, region)) if id == parent_id => Some(region),
+                Some((id, _)) => {
+                    return Err(failed(
+                        format!(
+                            "disk {} stands on {} and not on {}",
+                            disk.name(),
+                            id.short(),
+                            parent_id.short()
+                        ),
+                        "restart the machine (floe stop, floe start) and capture again",
+                    ));
+                }
+                None => None,
+            };
+            let chunks = disk.chunks().map(|chunk| chunk.map_err(io_error));
+            ingest.region_from_pages(disk.name(), disk.size(), base, chunks)?;
+        }
+        for region in KEPT_REGIONS {
+            if parent.region(region).is_some() {
+                ingest.region_from_parent(region)?;
+            }
+        }
+        finish(ingest, captured.config.clone())
+    }
+
+    /// Stores the memory of the machine's start, or a block that was added to it.
+    fn store_memory(
+        &self,
+        ingest: &mut Ingest,
+        operation: &Operation,
+        name: &str,
+        ram: &Pages,
+        parent: &Manifest,
+    ) -> Result<(), NodeError> {
+        let pages = || ram.iter().map(|(chunk, page)| (u64::from(chunk), page));
+        let record = operation.record();
+        if ram.rest() == Rest::Zero {
+            // Stored over the parent's memory, if it has any: what is the same is then named by the parent's tables.
+            let base = parent
+                .region(name)
+                .filter(|region| region.size == ram.size());
+            let present: Vec<u64> = pages().map(|(chunk, _)| chunk).collect();
+            let gone = match base {
+                Some(region) => self.gone(&record.disk_base, region, &present)?,
+                None => Vec::new(),
+            };
+            let gone = gone.into_iter().map(|chunk| (chunk, &[0; CHUNK_SIZE]));
+            let pages = merge(pages(), gone).map(|(chunk, page)| Ok((chunk, &page[..])));
+            let base = base.map(|region| region.name.as_str());
+            return Ok(ingest.region_from_pages(name, ram.size(), base, pages)?);
+        }
+        if record.image == record.disk_base {
+            let pages = pages().map(|(chunk, page)| Ok((chunk, &page[..])));
+            return Ok(ingest.region_from_pages(name, ram.size(), Some(name), pages)?);
+        }
+        let original = self.images.manifest_of(&operation.dir, &record.image)?;
+        let dirty: Vec<u64> = ram.iter().map(|(chunk, _)| u64::from(chunk)).collect();
+        let reverted = self.reverted(
+            name,
+            (&record.image, &original),
+            (&record.disk_base, parent),
+            &record.origin,
+            &dirty,
+        )?;
+        let merged = merge(
+            pages().map(|(chunk, page)| (chunk, page.to_vec())),
+            reverted.into_iter(),
+        );
+        Ok(ingest.region_from_pages(name, ram.size(), Some(name), merged.map(Ok))?)
+    }
+
+    /// Chunks of an image of the repository that are not among `present` and not zero.
+    fn gone(&self, id: &Hash, region: &Region, present: &[u64]) -> Result<Vec<u64>, NodeError> {
+        let local = self.images.sources.fetcher(&Default::default())?;
+        let mut gone = Vec::new();
+        for index in 0..region.segments.len() {
+            let table = table(&local, id, region, index)?;
+            gone.extend((0..CHUNKS_PER_SEGMENT).filter_map(|slot| {
+                let chunk = (index * CHUNKS_PER_SEGMENT + slot) as u64;
+                (!table.get(slot).is_zero() && present.binary_search(&chunk).is_err())
+                    .then_some(chunk)
+            }));
+        }
+        Ok(gone)
+    }
+
+    /// Chunks of a region of memory in which the parent differs from the original and that the machine has not dirtied: the
+    /// original's content.
+    fn reverted(
+        &self,
+        name: &str,
+        (original_id, original): (&Hash, &Manifest),
+        (parent_id, parent): (&Hash, &Manifest),
+        origin: &crate::inventory::record::Origin,
+        dirty: &[u64],
+    ) -> Result<Vec<(u64, Vec<u8>)>, NodeError> {
+        let (Some(from), Some(over)) = (original.region(name), parent.region(name)) else {
+            return Ok(Vec::new());
+        };
+        let local = self.images.sources.fetcher(&Default::default())?;
+        let fetcher = self.images.sources.fetcher(origin)?;
+        let mut chunks = Vec::new();
+        for index in changed_segments(from, over) {
+            let there = table(&fetcher, original_id, from, index)?;
+            let here = table(&local, parent_id, over, index)?;
+            for slot in 0..CHUNKS_PER_SEGMENT {
+                let chunk = (index * CHUNKS_PER_SEGMENT + slot) as u64;
+                let hash = there.get(slot);
+                if hash == here.get(slot) || dirty.binary_search(&chunk).is_ok() {
+                    continue;
+                }
+                let bytes = match hash.is_zero() {
+                    true => vec![0; CHUNK_SIZE],
+                    false => fetcher.demand_wait(original_id, Kind::Chunk, &hash)?,
+                };
+                chunks.push((chunk, bytes));
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Puts the machine's disks on its new image.
+    pub(crate) fn rebase(
+        &self,
+        operation: &Operation,
+        disks: &MachineHandle,
+        frozen: &FrozenLayers,
+        id: &Hash,
+    ) -> Result<(), NodeError> {
+        let manifest = self.images.repo.manifest(id)?;
+        save_manifest(&operation.dir, id, &manifest)?;
+        let fetcher = self.images.sources.fetcher(&Default::default())?;
+        let image = self.images.show_image(*id, manifest, fetcher)?;
+        disks.drop_frozen(frozen, &image)?;
+        let before = operation.record().disk_base;
+        operation.state.write().images.push(image);
+        operation.update(|record| record.disk_base = *id)?;
+        if before != operation.record().image {
+            operation
+                .state
+                .write()
+                .images
+                .retain(|image| image.id() != before);
+            let _ = std::fs::remove_file(operation.dir.join(format!("{before}.manifest")));
+            self.images.forget_image(&before);
+            self.images.released(&before);
+        }
+        Ok(())
+    }
+}
+
+/// The chunks' hashes at one place of a region.
+fn table(
+    fetcher: &Fetcher,
+    image: &Hash,
+    region: &Region,
+    index: usize,
+) -> Result<Segment, NodeError> {
+    let hash = region.segments.get(index).copied().unwrap_or(Hash::ZERO);
+    let bytes = fetcher.demand_wait(image, Kind::Segment, &hash)?;
+    let mut table =
+        Segment::decode(&bytes).map_err(|error| failed(error.to_string(), "floe cache verify"))?;
+    region.patch(index, &mut table);
+    Ok(table)
+}
+
+fn io_error(error: MountError) -> io::Error {
+    io::Error::other(error)
+}
+
+/// Segments that are not the same in both.
+fn changed_segments(a: &Region, b: &Region) -> Vec<usize> {
+    let count = a.segments.len().max(b.segments.len());
+    (0..count)
+        .filter(|&index| {
+            a.segments.get(index) != b.segments.get(index)
+                || a.patches_of(index) != b.patches_of(index)
+        })
+        .collect()
+}
+
+/// Two ascending lists of chunks as one; where both have a chunk, the first's counts.
+fn merge<T>(
+    a: impl Iterator<Item = (u64, T)>,
+    b: impl Iterator<Item = (u64, T)>,
+) -> impl Iterator<Item = (u64, T)> {
+    let (mut a, mut b) = (a.peekable(), b.peekable());
+    std::iter::from_fn(move || match (a.peek(), b.peek()) {
+        (Some((left, _)), Some((right, _))) => match left.cmp(right) {
+            std::cmp::Ordering::Less => a.next(),
+            std::cmp::Ordering::Greater => b.next(),
+            std::cmp::Ordering::Equal => {
+                b.next();
+                a.next()
+            }
+        },
+        (Some(_), None) => a.next(),
+        (None, _) => b.next(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_wrote_counts_and_what_it_gave_back_is_the_originals() {
+        let dirty = [(1, "dirty"), (4, "dirty"), (9, "dirty")];
+        let reverted = [
+            (0, "original"),
+            (4, "original"),
+            (5, "original"),
+            (12, "original"),
+        ];
+        let merged: Vec<_> = merge(dirty.into_iter(), reverted.into_iter()).collect();
+        let expected = [
+            (0, "original"),
+            (1, "dirty"),
+            (4, "dirty"),
+            (5, "original"),
+            (9, "dirty"),
+            (12, "original"),
+        ];
+        assert_eq!(merged, expected);
+        assert_eq!(
+            merge(std::iter::empty::<(u64, ())>(), std::iter::empty()).count(),
+            0
+        );
+    }
+
+    #[test]
+    fn only_segments_that_changed_are_looked_into() {
+        let region = |segments: &[&[u8]]| Region {
+            name: "ram".into(),
+            size: segments.len() as u64 * floe_image::SEGMENT_SPAN,
+            segments: segments.iter().map(|bytes| Hash::of(bytes)).collect(),
+            ..Default::default()
+        };
+        let (a, b) = (region(&[b"a", b"b", b"c"]), region(&[b"a", b"x", b"c"]));
+        assert_eq!(changed_segments(&a, &b), [1]);
+        assert_eq!(changed_segments(&a, &a), [0usize; 0]);
+    }
+}

@@ -1,0 +1,161 @@
+//! What every service of the node stands on: its options, its state directory, its events, and how it is asked to end.
+//!
+//! Locks: the list of long calls, for moments, and never together with another lock.
+
+use crate::{
+    NodeOptions,
+    error::{NodeError, refused},
+    reserve::Reserve,
+    transfer::Cancel,
+};
+use floe_api::{Happened, NodeEvent, paths::Home};
+use floe_front::page::guard::Guard;
+use floe_machine::Accel;
+use floe_mount::Keeper;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::{broadcast, watch};
+
+/// Events that a slow listener may lag behind before it loses some.
+const EVENTS_KEPT: usize = 1024;
+
+/// How a node is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    /// Power the machines down too.
+    pub machines: bool,
+}
+
+/// See the module. Its fields do not change while the node runs.
+pub(crate) struct Core {
+    pub options: NodeOptions,
+    pub home: Home,
+    /// What outlives this process.
+    pub keeper: Keeper,
+    /// Room on the disk for what must be written when it is full.
+    pub reserve: Arc<Reserve>,
+    pub accel: Accel,
+    /// Whether the mount is an earlier node's.
+    pub took_over: bool,
+    /// Who may see the page, if there is one.
+    pub page: Option<Arc<Guard>>,
+    pub started: Instant,
+    events: broadcast::Sender<NodeEvent>,
+    stop: watch::Sender<Option<Stop>>,
+    jobs: Mutex<HashMap<u64, Cancel>>,
+    next_job: AtomicU64,
+}
+
+impl Core {
+    /// Of a node that begins now; the receiver hears when somebody asks it to end.
+    pub fn new(
+        options: NodeOptions,
+        keeper: Keeper,
+        reserve: Arc<Reserve>,
+        took_over: bool,
+        page: Option<Arc<Guard>>,
+    ) -> (Arc<Core>, watch::Receiver<Option<Stop>>) {
+        let (stop, stopped) = watch::channel(None);
+        let core = Core {
+            home: options.home.clone(),
+            options,
+            keeper,
+            reserve,
+            accel: floe_machine::accel::detect(),
+            took_over,
+            page,
+            started: Instant::now(),
+            events: broadcast::channel(EVENTS_KEPT).0,
+            stop,
+            jobs: Mutex::default(),
+            next_job: AtomicU64::new(0),
+        };
+        (Arc::new(core), stopped)
+    }
+
+    /// Sends an event to everybody who listens, and logs it.
+    pub fn tell(&self, kind: Happened, subject: &str, detail: impl Into<String>) {
+        let event = event(kind, subject, detail.into());
+        tracing::info!(%kind, subject, detail = event.detail);
+        let _ = self.events.send(event); // nobody may be listening
+    }
+
+    /// Events from now on.
+    pub fn listen(&self) -> broadcast::Receiver<NodeEvent> {
+        self.events.subscribe()
+    }
+
+    /// Asks the node to end; [`NodeHandle::wait`](crate::NodeHandle::wait) returns then.
+    pub fn ask_to_stop(&self, machines: bool) {
+        self.stop.send_replace(Some(Stop { machines }));
+    }
+
+    /// Enters a long call into the list of those that end with the node.
+    pub fn job(self: &Arc<Self>, cancel: Cancel) -> Job {
+        let id = self.next_job.fetch_add(1, Ordering::Relaxed);
+        self.jobs.lock().insert(id, cancel);
+        Job {
+            core: self.clone(),
+            id,
+        }
+    }
+
+    /// Asks all long calls to end; returns how many there are.
+    pub fn cancel_jobs(&self) -> usize {
+        let jobs = self.jobs.lock();
+        jobs.values().for_each(Cancel::cancel);
+        jobs.len()
+    }
+
+    /// Refuses a state directory that machines' own users cannot pass.
+    pub fn check_passable(&self) -> Result<(), NodeError> {
+        match crate::host::impassable(self.home.root()) {
+            None => Ok(()),
+            Some(dir) => {
+                let dir = dir.display();
+                Err(refused(
+                    format!("the machine's own user could not pass {dir} on the way to its files"),
+                    format!("chmod o+x {dir}, or start the node with another FLOE_HOME"),
+                ))
+            }
+        }
+    }
+}
+
+/// A long call under way; dropping it strikes it off the list.
+pub(crate) struct Job {
+    core: Arc<Core>,
+    id: u64,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.core.jobs.lock().remove(&self.id);
+    }
+}
+
+/// An event of this moment.
+pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    NodeEvent {
+        time_unix_ms: since.unwrap_or_default().as_millis() as u64,
+        kind,
+        subject: subject.into(),
+        detail,
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}

@@ -1,0 +1,190 @@
+//! The state that clones start from: a machine's at the moment of its fork, or an image's.
+
+use super::{
+    Forks, kept,
+    layer::{Base, Layer, Making},
+    store::Parent,
+};
+use crate::{
+    MachineName,
+    capture::KEPT_REGIONS,
+    error::{NodeError, failed, not_found, refused},
+    images::{FORK_LABEL, sources::Found},
+    inventory::{
+        Entry,
+        lifecycle::Task,
+        record::{Origin, PauseReason},
+    },
+    plan,
+    report::{Report, millis},
+    unix_now,
+};
+use floe_machine::CaptureOptions;
+use std::sync::Arc;
+
+/// What clones start from.
+pub(super) struct Instant {
+    pub found: Found,
+    /// `None` of an image: it is stored already.
+    pub layer: Option<Arc<Layer>>,
+    pub parent: Option<Parent>,
+    pub pause_ms: Option<f64>,
+}
+
+impl Forks {
+    /// The state to clone: a machine's of this moment, or an image's.
+    pub(super) fn instant(
+        &self,
+        name: &str,
+        report: &mut Report,
+    ) -> Result<(Instant, MachineName), NodeError> {
+        let machine = match name.parse::<MachineName>() {
+            Ok(_) => self.inventory.get(name).ok(),
+            Err(_) => None,
+        };
+        let Some(entry) = machine else {
+            let id = self.images.repo.resolve(name).map_err(|_| {
+                not_found(
+                    format!("there is no machine {name}, and no image either"),
+                    "see `floe ps` and `floe image ls`",
+                )
+            })?;
+            let manifest = self.images.repo.manifest(&id)?;
+            if !plan::is_live(&manifest) {
+                return Err(refused(
+                    format!("image {name} holds no running machine"),
+                    format!("floe run {name}, then fork that"),
+                ));
+            }
+            let origin = Origin::default();
+            let found = Found {
+                id,
+                manifest,
+                fetcher: self.images.sources.fetcher(&origin)?,
+                origin,
+                loads: Arc::default(),
+            };
+            let instant = Instant {
+                found,
+                layer: None,
+                parent: None,
+                pause_ms: None,
+            };
+            return Ok((instant, MachineName::from_image(name, |_| false)));
+        };
+        let parent = entry.name.clone();
+        Ok((self.take_instant(entry, report)?, parent))
+    }
+
+    /// Stops a machine, copies what it has written, and lets it go on.
+    fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
+        entry.wait_for_identity()?;
+        let operation = entry.begin(Task::Fork)?;
+        let vm = operation.vm()?;
+        let disks = operation.state.read().disks.clone();
+        let disks = disks.ok_or_else(|| {
+            failed(
+                format!("machine {} is not on the mount", entry.name),
+                "restart the node",
+            )
+        })?;
+        let record = operation.record();
+        let ram_manifest = self.images.manifest_of(&operation.dir, &record.image)?;
+        let disk_manifest = match record.disk_base == record.image {
+            true => ram_manifest.clone(),
+            false => self.images.manifest_of(&operation.dir, &record.disk_base)?,
+        };
+        let ram = Base {
+            id: record.image,
+            manifest: &ram_manifest,
+            origin: record.origin.clone(),
+            fetcher: self.images.sources.fetcher(&record.origin)?,
+        };
+        // what a machine's disks were put on later was stored here
+        let disk_origin = match record.disk_base == record.image {
+            true => record.origin.clone(),
+            false => Origin::default(),
+        };
+        let under = Base {
+            id: record.disk_base,
+            manifest: &disk_manifest,
+            fetcher: self.images.sources.fetcher(&disk_origin)?,
+            origin: disk_origin,
+        };
+        operation.stop_buffering()?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
+        let options = CaptureOptions {
+            in_file: true,
+            bytes_max: self.machines.resources.capture_bytes_max(),
+            ..Default::default()
+        };
+        let captured = vm.capture(options, || disks.freeze())?;
+        let pause_ms = millis(captured.pause.total());
+        report.stage("capture")?;
+        for disk in captured.frozen.disks() {
+            if disk.base().is_some_and(|(id, _)| id != under.id) {
+                return Err(failed(
+                    format!(
+                        "disk {} does not stand on {}",
+                        disk.name(),
+                        under.id.short()
+                    ),
+                    "restart the machine (floe stop, floe start) and fork again",
+                ));
+            }
+        }
+        let mut config = captured.config.clone();
+        entry.label_agent(&mut config);
+        config
+            .labels
+            .insert(FORK_LABEL.into(), entry.name.to_string());
+        let frozen = captured.frozen.disks().iter();
+        let making = Making {
+            config,
+            ram,
+            disks: under,
+            kept: &KEPT_REGIONS,
+            created_unix_s: unix_now(),
+            parent: kept::Parent {
+                name: entry.name.to_string(),
+                created_unix_s: record.created_unix_s,
+                last_layers: frozen.map(|disk| disk.last_layer()).collect(),
+            },
+            dir: &self.layers.dir(),
+        };
+        let (layer, loads, frozen) = std::thread::scope(|scope| {
+            scope.spawn(|| drop(paused)); // the disk is slower than the cores
+            Layer::build(captured, making)
+        })?;
+        report.stage("hash")?;
+        let origin = Origin::default();
+        let fetcher = self.images.sources.fetcher(&origin)?;
+        let layer = Arc::new(layer);
+        self.layers.insert(layer.clone()); // from here on it is the caller's to store or drop
+        drop(operation);
+        Ok(Instant {
+            found: Found {
+                id: layer.id,
+                manifest: layer.manifest.clone(),
+                fetcher,
+                origin,
+                loads: Arc::new(loads.into()),
+            },
+            layer: Some(layer),
+            parent: Some(Parent { entry, frozen }),
+            pause_ms: Some(pause_ms),
+        })
+    }
+}
+
+/// Bytes that a node needs before the first clone executes.
+pub(super) fn descriptor_bytes(instant: &Instant) -> u64 {
+    match &instant.layer {
+        Some(layer) => layer.descriptor_bytes(),
+        None => {
+            let manifest = &instant.found.manifest;
+            let device = manifest.region("device").map_or(0, |region| region.size);
+            manifest.encode().len() as u64 + device
+        }
+    }
+}

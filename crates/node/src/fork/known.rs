@@ -1,0 +1,71 @@
+//! The hosts that are known by name: what they say of themselves, and a thread that reports who joins and who leaves.
+
+use super::Forks;
+use crate::{
+    error::{NodeError, at},
+    placement::{Change, Roll, known_hosts},
+};
+use floe_api::{HERE, Happened, HostInfo, HostList};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+/// How often hosts are asked whether they are there.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+
+impl Forks {
+    /// The known hosts, and what they say of themselves.
+    pub fn hosts_info(&self) -> Result<HostList, NodeError> {
+        let known = known_hosts(&self.core.home)?;
+        let rooms = self.rooms_of(&known);
+        let hosts = known.into_iter().zip(rooms).map(|(host, room)| {
+            let (room, detail) = match room {
+                Ok(room) => (Some(room), String::new()),
+                Err(why) => (None, why),
+            };
+            HostInfo {
+                name: host.name,
+                address: host.address,
+                room,
+                detail,
+            }
+        });
+        Ok(HostList {
+            hosts: hosts.collect(),
+        })
+    }
+
+    /// Starts the thread that tells who joins and leaves.
+    pub(crate) fn start_watching_hosts(self: &Arc<Self>) -> Result<(), NodeError> {
+        let node = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("host-watch".into())
+            .spawn(move || watch(&node))
+            .map_err(at("cannot start the thread that looks after hosts"))?;
+        Ok(())
+    }
+}
+
+fn watch(node: &Weak<Forks>) {
+    let mut roll = Roll::default();
+    while let Some(here) = node.upgrade() {
+        // a file that makes no sense is told to whoever forks
+        let mut known = known_hosts(&here.core.home).unwrap_or_default();
+        known.retain(|host| host.address != HERE);
+        let answers = here.rooms_of(&known);
+        let now: Vec<_> = known
+            .into_iter()
+            .zip(answers)
+            .map(|(host, answer)| (host.name, answer.map(drop)))
+            .collect();
+        for change in roll.learn(&now) {
+            match change {
+                Change::Joined(name) => here.core.tell(Happened::HostJoined, &name, ""),
+                Change::Left(name, why) => here.core.tell(Happened::HostLeft, &name, why),
+            }
+        }
+        drop(here);
+        std::thread::sleep(ASK_EVERY);
+    }
+}

@@ -1,0 +1,347 @@
+//! Which forks there were and what became of their clones: a small file for each fork that still has some.
+//!
+//! A clone on this host is a machine like any other, and its record says of which fork it is; the fork's file adds the
+//! numbers that were given away, the clones on other hosts, and the token with which those read the parent's state.
+
+use super::record::{CloneRecord, FORK_VERSION, ForkRecord};
+use crate::{
+    MachineName,
+    error::{NodeError, failed, usage},
+    files::{load_kept, replace_file},
+};
+use floe_api::paths::Home;
+use floe_image::Hash;
+use floe_source::multicast::MulticastServer;
+use parking_lot::{Mutex, RwLock};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs,
+    path::PathBuf,
+};
+
+/// Largest file of a fork that is read: [`CLONES_MAX`](floe_api::CLONES_MAX) clones with the longest names and reasons.
+const FORK_BYTES_MAX: u64 = 4 << 20;
+
+/// All forks with clones.
+pub(crate) struct Records {
+    dir: PathBuf,
+    all: RwLock<BTreeMap<String, ForkRecord>>,
+    /// Held while a record is changed and written: clones end at the same time as others.
+    writing: Mutex<()>,
+    /// Records that are still starting clones.
+    starting: Mutex<BTreeSet<String>>,
+    servers: Mutex<HashMap<String, MulticastServer>>,
+}
+
+impl Records {
+    /// Reads those that an earlier node left.
+    pub fn open(home: &Home) -> Result<Records, NodeError> {
+        let dir = home.forks();
+        let kept = load_kept(
+            &dir,
+            FORK_BYTES_MAX,
+            ForkRecord::parse,
+            "is no fork's record; its clones are not known as such",
+        )?;
+        let by_id = |record: ForkRecord| (record.id.clone(), record);
+        let all = kept.into_values().map(by_id).collect();
+        Ok(Records {
+            dir,
+            all: RwLock::new(all),
+            writing: Mutex::default(),
+            starting: Mutex::default(),
+            servers: Mutex::default(),
+        })
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+
+    /// Begins a fork of `parent` into `count` clones: gives it an id, unless it has one already, a token and the clones
+    /// their names, the numbers behind those that are taken. It is on the disk once [`Records::save`] or [`Records::finish`] is called.
+    pub fn begin(
+        &self,
+        id: Option<&str>,
+        parent: &MachineName,
+        image: Hash,
+        count: u32,
+        created_unix_s: u64,
+        taken: impl Iterator<Item = String>,
+    ) -> Result<ForkRecord, NodeError> {
+        let mut all = self.all.write();
+        let known = all.values().flat_map(|fork| &fork.clones);
+        let numbers = known.map(|clone| clone.name.clone()).chain(taken);
+        let last = numbers.filter_map(|name| parent.number_of(&name)).max();
+        let first = last.unwrap_or(0) + 1;
+        let mut clones = Vec::new();
+        for index in 0..count {
+            let name = parent.clone_name(first + index).ok_or_else(|| {
+                usage(
+                    format!("clones of {parent} would have names that are too long"),
+                    "fork a machine with a shorter name",
+                )
+            })?;
+            clones.push(CloneRecord {
+                number: index + 1,
+                name: name.to_string(),
+                host: None,
+            });
+        }
+        let record = ForkRecord {
+            version: FORK_VERSION,
+            id: id.map_or_else(|| format!("{:016x}", rand::random::<u64>()), str::to_owned),
+            parent: parent.to_string(),
+            image,
+            token: format!(
+                "{:032x}{:032x}",
+                rand::random::<u128>(),
+                rand::random::<u128>()
+            ),
+            hosts_token: None,
+            multicast: None,
+            created_unix_s,
+            clones,
+        };
+        self.starting.lock().insert(record.id.clone());
+        // entered at once, so that a second fork of this parent gives other numbers away
+        all.insert(record.id.clone(), record.clone());
+        Ok(record)
+    }
+
+    /// Keeps a fork on the disk while its clones are being started.
+    pub fn save(&self, record: ForkRecord) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        self.write(record)
+    }
+
+    /// Keeps a fork whose clones have been started, but for those of them that have been struck off meanwhile.
+    pub fn finish(&self, mut record: ForkRecord) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        self.starting.lock().remove(&record.id);
+        let left = self.get(&record.id).map_or(Vec::new(), |fork| fork.clones);
+        let is_left = |clone: &CloneRecord| left.iter().any(|left| left.name == clone.name);
+        record.clones.retain(is_left);
+        if !record.has_clones_away() {
+            self.end_server(&record.id);
+        }
+        self.write(record)
+    }
+
+    /// Enters a fork as it is now; without clones it is forgotten. Needs `writing`.
+    fn write(&self, record: ForkRecord) -> Result<(), NodeError> {
+        if record.clones.is_empty() {
+            self.remove(&record.id);
+            return Ok(());
+        }
+        let path = self.path(&record.id);
+        let bytes = serde_json::to_vec_pretty(&record)
+            .map_err(|error| failed(format!("a fork's record: {error}"), "report this"))?;
+        // known in any case: a full disk takes nobody's clones away
+        self.all.write().insert(record.id.clone(), record);
+        replace_file(&path, &bytes)
+    }
+
+    /// Keeps a fork's multicast server until the fork has no clones on other hosts any more.
+    pub fn serve(&self, id: &str, server: MulticastServer) {
+        self.servers.lock().insert(id.to_owned(), server);
+    }
+
+    /// Ends a fork's multicast server, if it has one.
+    pub fn end_server(&self, id: &str) {
+        let server = self.servers.lock().remove(id);
+        if let Some(server) = server {
+            let stats = server.stats();
+            tracing::info!(fork = id, ?stats, "its multicast ends");
+        }
+    }
+
+    /// Forgets a fork.
+    pub fn forget(&self, id: &str) {
+        let _writing = self.writing.lock();
+        self.starting.lock().remove(id);
+        self.remove(id);
+    }
+
+    /// Needs `writing`.
+    fn remove(&self, id: &str) {
+        self.end_server(id);
+        self.all.write().remove(id);
+        if let Err(error) = fs::remove_file(self.path(id))
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(fork = id, %error, "a fork's record stays");
+        }
+    }
+
+    /// One of them.
+    pub fn get(&self, id: &str) -> Option<ForkRecord> {
+        self.all.read().get(id).cloned()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<ForkRecord> {
+        self.all.read().values().cloned().collect()
+    }
+
+    /// Those of a parent, the first one first.
+    pub fn of(&self, parent: &str) -> Vec<ForkRecord> {
+        let mut forks = self.all();
+        forks.retain(|fork| fork.parent == parent);
+        // names of later forks of the same second are longer or greater
+        let name = |fork: &ForkRecord| fork.clones.first().map(|clone| clone.name.clone());
+        let name = |fork: &ForkRecord| name(fork).map(|name| (name.len(), name));
+        forks.sort_by_cached_key(|fork| (fork.created_unix_s, name(fork)));
+        forks
+    }
+
+    /// A clone that was entered is none any more. Whether it was entered.
+    pub fn strike(&self, name: &str) -> Result<bool, NodeError> {
+        let _writing = self.writing.lock();
+        let has = |fork: &&ForkRecord| fork.clones.iter().any(|clone| clone.name == name);
+        let changed = self.all.read().values().find(has).cloned();
+        let Some(mut record) = changed else {
+            return Ok(false);
+        };
+        record.clones.retain(|clone| clone.name != name);
+        // where the clones of one that is starting run is not known yet
+        if !record.has_clones_away() && !self.starting.lock().contains(&record.id) {
+            self.end_server(&record.id);
+        }
+        self.write(record).map(|()| true)
+    }
+
+    /// Whether a token is that of a fork with this image; in clear text it opens only forks that were to go so.
+    pub fn opens(&self, token: &str, image: &Hash, in_clear_text: bool) -> bool {
+        let given = Hash::of(token.as_bytes());
+        let all = self.all.read();
+        // hashes are compared, so that the time it takes tells nothing of the token
+        all.values().any(|fork| {
+            fork.image == *image
+                && Hash::of(fork.token.as_bytes()) == given
+                && (!in_clear_text || fork.hosts_token.is_some())
+        })
+    }
+
+    /// The fork and the host of a clone that runs elsewhere.
+    pub fn away(&self, name: &str) -> Option<(ForkRecord, String)> {
+        let all = self.all.read();
+        all.values().find_map(|fork| {
+            let clone = fork.clones.iter().find(|clone| clone.name == name)?;
+            Some((fork.clone(), clone.host.clone()?))
+        })
+    }
+
+    /// The fork whose clones on other hosts need an image, in words.
+    pub fn user_of(&self, image: &Hash) -> Option<String> {
+        let all = self.all.read();
+        let away = |fork: &&ForkRecord| {
+            fork.image == *image && fork.clones.iter().any(|clone| clone.host.is_some())
+        };
+        let fork = all.values().find(away)?;
+        Some(format!("clones of {} on other hosts", fork.parent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(record: &ForkRecord) -> Vec<&str> {
+        record
+            .clones
+            .iter()
+            .map(|clone| clone.name.as_str())
+            .collect()
+    }
+
+    /// Begins a fork of `web`; names of `taken` are other machines'.
+    fn begin(forks: &Records, id: Option<&str>, count: u32, taken: &[&str]) -> ForkRecord {
+        let web: MachineName = "web".parse().unwrap();
+        let taken = taken.iter().map(|name| (*name).to_owned());
+        forks
+            .begin(id, &web, Hash::of(b"image"), count, 7, taken)
+            .unwrap()
+    }
+
+    #[test]
+    fn two_forks_at_a_time_give_different_names_and_both_number_from_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let forks = Records::open(&Home::at(dir.path())).unwrap();
+        let first = begin(&forks, None, 2, &[]);
+        let second = begin(&forks, None, 2, &["web.9.1", "webber.12"]);
+        assert_eq!(names(&first), ["web.1", "web.2"]);
+        assert_eq!(names(&second), ["web.3", "web.4"]);
+        assert_eq!(second.clones[0].number, 1);
+        assert_ne!(first.token, second.token);
+        assert_eq!(
+            names(&begin(&forks, None, 2, &["web.7"])),
+            ["web.8", "web.9"]
+        );
+    }
+
+    #[test]
+    fn forks_come_back_after_a_restart_until_their_last_clone_is_struck_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let forks = Records::open(&home).unwrap();
+        let image = Hash::of(b"image");
+        let mut record = begin(&forks, Some("00ff"), 2, &[]);
+        assert_eq!(record.id, "00ff");
+        record.clones[1].host = Some("http://other:7070".into());
+        forks.finish(record.clone()).unwrap();
+        let again = Records::open(&home).unwrap();
+        assert_eq!(again.of("web"), [record]);
+        assert!(again.user_of(&image).unwrap().contains("web"));
+        let (fork, host) = again.away("web.2").unwrap();
+        assert_eq!(
+            (fork.parent.as_str(), host.as_str()),
+            ("web", "http://other:7070")
+        );
+        assert!(again.away("web.1").is_none());
+        assert!(again.opens(&fork.token, &image, false));
+        // nothing of it goes out in clear text, because nobody said so
+        assert!(!again.opens(&fork.token, &image, true));
+        assert!(
+            !again.opens(&fork.token, &Hash::of(b"another"), false)
+                && !again.opens("", &image, false)
+        );
+        again.strike("web.2").unwrap();
+        assert_eq!(again.user_of(&image), None);
+        again.strike("web.1").unwrap();
+        assert_eq!(Records::open(&home).unwrap().all(), []);
+    }
+
+    #[test]
+    fn clones_that_end_at_the_same_time_are_all_struck_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let forks = Records::open(&home).unwrap();
+        let record = begin(&forks, None, 16, &[]);
+        forks.finish(record.clone()).unwrap();
+        std::thread::scope(|scope| {
+            for clone in &record.clones {
+                scope.spawn(|| assert!(forks.strike(&clone.name).unwrap()));
+            }
+        });
+        assert_eq!(forks.all(), []);
+        assert_eq!(Records::open(&home).unwrap().all(), []);
+        assert!(!forks.strike("web.1").unwrap());
+    }
+
+    #[test]
+    fn a_clone_that_ends_while_others_start_does_not_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let forks = Records::open(&Home::at(dir.path())).unwrap();
+        let record = begin(&forks, None, 2, &[]);
+        assert!(forks.strike("web.1").unwrap());
+        forks.finish(record).unwrap();
+        assert_eq!(names(&forks.of("web")[0]), ["web.2"]);
+        let record = begin(&forks, None, 2, &[]);
+        for name in ["web.3", "web.4"] {
+            assert!(forks.strike(name).unwrap());
+        }
+        forks.finish(record).unwrap();
+        assert_eq!(forks.all().len(), 1);
+    }
+}

@@ -1,0 +1,251 @@
+//! Starting a fork's clones: `decide` says which one where and when, threads do it.
+
+use super::{
+    Forks, Host,
+    clones::LoadedClone,
+    decide::{Action, CloneId, Event, Fault, Fork, State},
+    instant::Instant,
+    record::ForkRecord,
+};
+use crate::{
+    error::NodeError,
+    inventory::record::{Attachment, Family},
+    report::Report,
+    resources::ForClones,
+};
+use floe_api::{CloneInfo, CloneRequest, CloneState, Identity, Limits};
+use floe_machine::Continuing;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+/// How often a fork that waits for its clones looks whether its caller is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.
+const STARTS_PER_CORE: usize = 2;
+/// Starts under way at a time on other hosts: each is a request that waits.
+const STARTS_AWAY: usize = 32;
+
+/// What a clone's start needs to know.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub instant: &'a Instant,
+    pub record: &'a ForkRecord,
+    pub hosts: &'a [Host],
+    /// Other nodes are to pull what their clones have not touched.
+    pub settle: bool,
+    /// The clones' places in their family's network, by number from 1; empty if there is none.
+    pub places: &'a [Attachment],
+    /// The clones of this host that stand still.
+    pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
+    /// Resources of this host that are reserved for them.
+    pub room: &'a ForClones,
+}
+
+impl Start<'_> {
+    /// A clone's place in its family's network.
+    pub fn network_of(&self, clone: CloneId) -> Option<Attachment> {
+        let index = (clone as usize).checked_sub(1)?;
+        self.places.get(index).cloned()
+    }
+
+    /// Has the guests execute that may go now, all of them before anything else is done for one: it would take the CPUs
+    /// from the next. Tells each that does; of another one the rest of its start will tell why not.
+    fn release(&self, actions: &[Action]) -> impl Iterator<Item = CloneId> + use<> {
+        let go = |action: &Action| match action {
+            Action::Go(clone, _) => Some(*clone),
+            _ => None,
+        };
+        let loaded = self.loaded.lock();
+        let told = actions.iter().filter_map(go).filter_map(|clone| {
+            let (_, loaded) = loaded.get(&clone)?;
+            Some((clone, loaded.release().ok()?))
+        });
+        let told: Vec<(CloneId, Continuing)> = told.collect();
+        told.into_iter()
+            .filter_map(|(clone, going)| going.wait().ok().map(|()| clone))
+    }
+
+    /// What another node is told of a clone.
+    pub fn order(&self, clone: CloneId, name: &str, source: &str) -> CloneRequest {
+        CloneRequest {
+            name: name.to_owned(),
+            fork: self.record.id.clone(),
+            parent: self.record.parent.clone(),
+            number: clone,
+            image: self.instant.found.id.to_string(),
+            source: source.to_owned(),
+            token: self.record.token.clone(),
+            settle: self.settle,
+            multicast: self.record.multicast,
+            network: None,
+            limits: self.limits(),
+        }
+    }
+
+    /// What each clone may take of its host: what its parent may.
+    pub fn limits(&self) -> Limits {
+        let parent = self.instant.parent.as_ref();
+        parent.map_or_else(Limits::default, |parent| parent.entry.record().limits)
+    }
+}
+
+impl Forks {
+    /// Starts clones until each one runs or has failed; tells of each as it happens.
+    pub(super) fn start_clones(
+        self: &Arc<Self>,
+        fork: &mut Fork,
+        start: &Start<'_>,
+        report: &mut Report,
+    ) -> Result<Vec<CloneInfo>, NodeError> {
+        let Start { record, hosts, .. } = *start;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let away = match hosts.iter().any(|host| host.url().is_some()) {
+            true => STARTS_AWAY,
+            false => 0,
+        };
+        let workers = (cores * STARTS_PER_CORE + away).min(fork.granted() as usize);
+        let (give, jobs) = mpsc::channel::<Action>();
+        let jobs = Mutex::new(jobs);
+        let (tell, told) = mpsc::channel::<Event>();
+        let mut times: HashMap<CloneId, f64> = HashMap::new();
+        let mut cancelled = false;
+        std::thread::scope(|scope| -> Result<(), NodeError> {
+            for _ in 0..workers {
+                let tell = tell.clone();
+                let jobs = &jobs;
+                let work = move || {
+                    loop {
+                        let job = jobs.lock().recv();
+                        match job {
+                            Ok(Action::Start(clone, host)) => {
+                                tell_of(clone, &tell, || self.try_clone(start, clone, host))
+                            }
+                            Ok(Action::Go(clone, _)) => {
+                                tell_of(clone, &tell, || self.go(start, clone))
+                            }
+                            Ok(Action::End(clone, host)) => self.end_clone(start, clone, host),
+                            Ok(Action::Over) | Err(_) => return,
+                        }
+                    }
+                };
+                let spawned = std::thread::Builder::new().name("clone".into());
+                spawned
+                    .spawn_scoped(scope, work)
+                    .map_err(crate::error::at("cannot start a thread for a clone"))?;
+            }
+            let mut actions = fork.handle(Event::Ready);
+            loop {
+                for clone in start.release(&actions) {
+                    times.insert(clone, report.elapsed_ms());
+                }
+                for action in actions.drain(..) {
+                    if action == Action::Over {
+                        drop(give);
+                        return Ok(());
+                    }
+                    let _ = give.send(action); // its receiver lives as long as this scope
+                }
+                let event = if !cancelled && report.check().is_err() {
+                    cancelled = true;
+                    Event::Cancelled
+                } else {
+                    match told.recv_timeout(LOOK_EVERY) {
+                        Ok(event) => event,
+                        Err(_) => continue,
+                    }
+                };
+                let about = match &event {
+                    Event::Started(clone) => {
+                        times.entry(*clone).or_insert_with(|| report.elapsed_ms());
+                        Some(*clone)
+                    }
+                    Event::NotStarted(clone, _) => {
+                        times.remove(clone);
+                        Some(*clone)
+                    }
+                    _ => None,
+                };
+                actions = fork.handle(event);
+                let ended = |clone: &CloneId| {
+                    matches!(
+                        fork.state(*clone),
+                        Some(State::Running(_) | State::Failed(_))
+                    )
+                };
+                if let Some(clone) = about.filter(ended) {
+                    report.clone_info(info(fork, start, clone, &times));
+                }
+            }
+        })?;
+        // who hangs up when all of them run already has a fork
+        if cancelled {
+            return Err(NodeError::Cancelled);
+        }
+        let numbers = record.clones.iter().map(|clone| clone.number);
+        let infos: Vec<CloneInfo> = numbers
+            .map(|number| info(fork, start, number, &times))
+            .collect();
+        let not_granted = infos
+            .iter()
+            .filter(|info| info.state == CloneState::NotGranted);
+        not_granted.for_each(|info| report.clone_info(info.clone()));
+        Ok(infos)
+    }
+
+    pub(super) fn family_of(record: &ForkRecord, clone: CloneId, settled: bool) -> Family {
+        Family {
+            fork: record.id.clone(),
+            parent: record.parent.clone(),
+            number: clone,
+            settled,
+            identity: Identity::default(),
+        }
+    }
+}
+
+/// Tells what came of a step of a clone's start: the fork waits for exactly this.
+fn tell_of(clone: CloneId, tell: &mpsc::Sender<Event>, step: impl FnOnce() -> Event) {
+    let event = catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
+        let why = "the node made a mistake, see its log";
+        Event::NotStarted(clone, Fault::Unknown(why.into()))
+    });
+    let _ = tell.send(event);
+}
+
+/// What is known of a clone.
+fn info(
+    fork: &Fork,
+    start: &Start<'_>,
+    number: CloneId,
+    times: &HashMap<CloneId, f64>,
+) -> CloneInfo {
+    let mut clones = start.record.clones.iter();
+    let clone = clones.find(|clone| clone.number == number);
+    let mut on = None;
+    let (state, detail) = match fork.state(number) {
+        Some(State::Running(host)) => {
+            on = start.hosts[*host].url().map(str::to_owned);
+            (CloneState::Running, String::new())
+        }
+        Some(State::Failed(why)) => (CloneState::Failed, why.clone()),
+        Some(_) => (CloneState::Failed, "not started".into()),
+        None => {
+            let why = fork.refusals().first().map(|(_, why)| (*why).to_owned());
+            let why = why.unwrap_or_else(|| "no host has room for it".into());
+            (CloneState::NotGranted, why)
+        }
+    };
+    CloneInfo {
+        number,
+        name: clone.map(|clone| clone.name.clone()).unwrap_or_default(),
+        host: on,
+        state,
+        detail,
+        running_ms: times.get(&number).copied(),
+    }
+}

@@ -1,0 +1,75 @@
+//! Looking after tickets: one whose clones have ended is given back, the clones of one that was taken away are ended.
+
+use super::Forks;
+use crate::{
+    error::{NodeError, at},
+    placement::{plug_in, ticket::Ticket},
+};
+use floe_api::{Happened, KillRequest};
+use std::{
+    sync::{Arc, Weak, mpsc},
+    time::Duration,
+};
+
+/// How often it is looked whether clones have ended and tickets still hold.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+impl Forks {
+    /// Starts the thread that looks after tickets.
+    pub(crate) fn start_watching_tickets(self: &Arc<Self>) -> Result<(), NodeError> {
+        let woken = self.tickets.wake();
+        let node = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("ticket-watch".into())
+            .spawn(move || watch(&node, &woken))
+            .map_err(at("cannot start the thread that looks after tickets"))?;
+        Ok(())
+    }
+
+    fn look_after(&self, id: &str, ticket: &Ticket) -> Result<(), String> {
+        let plug_in = plug_in(Some(&ticket.placement), &self.core.home);
+        let plug_in = plug_in.map_err(|error| error.to_api().to_string())?;
+        let alive = ticket.fork.as_deref().is_some_and(|fork| self.runs(fork));
+        let name = format!("{} {}", ticket.placement, ticket.ticket);
+        if !alive {
+            plug_in.release(&ticket.ticket)?;
+            self.tickets.forget(id);
+            self.core
+                .tell(Happened::TicketReleased, &name, "its clones have ended");
+            return Ok(());
+        }
+        if plug_in.holds(&ticket.ticket)? {
+            return Ok(());
+        }
+        self.core
+            .tell(Happened::TicketLost, &name, "its clones are ended");
+        // one whose host does not answer must not keep the others
+        let mut left = Vec::new();
+        for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {
+            if let Err(error) = self.kill(&clone, &KillRequest { all: false }) {
+                left.push(format!("{clone} was not ended: {}", error.to_api()));
+            }
+        }
+        if !left.is_empty() {
+            return Err(left.join("; "));
+        }
+        self.tickets.forget(id);
+        Ok(())
+    }
+}
+
+fn watch(node: &Weak<Forks>, woken: &mpsc::Receiver<()>) {
+    while let Some(here) = node.upgrade() {
+        for (id, ticket) in here.tickets.at_rest() {
+            if let Err(why) = here.look_after(&id, &ticket) {
+                let (placement, ticket) = (&ticket.placement, &ticket.ticket);
+                tracing::warn!(placement, ticket, why, "a ticket was not looked after");
+            }
+        }
+        drop(here);
+        if woken.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Disconnected) {
+            return;
+        }
+        while woken.try_recv().is_ok() {}
+    }
+}

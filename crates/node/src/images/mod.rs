@@ -1,0 +1,539 @@
+//! Images of this host: the repository, the cache, where images come from, and what of them is on the mount.
+//!
+//! Locks: `storing` is held while something is stored (read) or garbage is collected (write), and taken before every other
+//! lock; `mount` for the length of a call into it, which may fetch; `users` only to be copied.
+
+pub(crate) mod address;
+mod disk_content;
+mod disk_extent;
+pub(crate) mod disk_format;
+mod disk_import;
+mod mounted;
+mod qemu_img;
+pub mod sources;
+mod starts;
+mod thumbnail;
+mod transfers;
+mod unpack;
+mod uploads;
+
+pub(crate) use mounted::{ImageUser, Wish};
+pub(crate) use starts::Starts;
+
+use crate::{
+    core::Core,
+    error::{NodeError, at, busy, refused, usage},
+    images::{
+        disk_format::Format,
+        disk_import::{open_disk, open_input},
+        qemu_img::DiskImage,
+        sources::Sources,
+    },
+    plan,
+    report::Report,
+};
+use floe_api::*;
+use floe_front::page::thumbnail::THUMB_REGION;
+use floe_image::{Hash, ImageName, MachineConfig};
+use floe_mount::Mount;
+use floe_store::{Cache, GcOptions, Ingest, IngestOptions, Repository};
+use parking_lot::RwLock;
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Weak, mpsc},
+    time::Duration,
+};
+
+/// Kernel command line of an import that names none: a console, the first disk if there is one, and freed pages zeroed,
+/// which makes a later capture smaller by what the guest once used (design: 114 of 1023 MB).
+const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
+/// What [`CMDLINE_DEFAULT`] adds for a disk.
+const CMDLINE_ROOT: &str = " root=/dev/vda rw";
+/// Label of an image that a fork made: it goes when nobody needs it any more.
+pub(crate) const FORK_LABEL: &str = "floe.fork";
+/// Most disks of an import.
+const DISKS_MAX: usize = 16;
+/// While something is being stored, `gc` keeps what is younger than this: it may belong to that.
+const GC_AGE_WHILE_BUSY: Duration = Duration::from_secs(24 * 3600);
+
+/// See the module.
+pub(crate) struct Images {
+    core: Arc<Core>,
+    pub repo: Repository,
+    pub cache: Arc<Cache>,
+    /// Makes what brings chunks, for every place that images are at.
+    pub sources: Sources,
+    /// How long runs took.
+    pub starts: Starts,
+    /// Read: something is being stored. Write: nothing is, so garbage is really garbage.
+    pub storing: RwLock<()>,
+    /// `None` once the node is on its way out.
+    mount: RwLock<Option<Mount>>,
+    /// What the planner wishes of machines.
+    wishes: mpsc::Sender<Wish>,
+    users: RwLock<Vec<Weak<dyn ImageUser>>>,
+}
+
+impl Images {
+    /// All that is known of images here; `wishes` hears when machines are to stand still for an image, or to go on.
+    pub fn new(
+        core: Arc<Core>,
+        repo: Repository,
+        cache: Arc<Cache>,
+        sources: Sources,
+        mount: Mount,
+        wishes: mpsc::Sender<Wish>,
+    ) -> Arc<Images> {
+        Arc::new(Images {
+            starts: Starts::open(&core.home),
+            core,
+            repo,
+            cache,
+            sources,
+            storing: RwLock::new(()),
+            mount: RwLock::new(Some(mount)),
+            wishes,
+            users: RwLock::default(),
+        })
+    }
+
+    /// All images, newest first.
+    pub fn images(&self) -> Result<ImageList, NodeError> {
+        let images = self.repo.list()?.into_iter().map(|entry| ImageSummary {
+            id: entry.id.to_string(),
+            names: entry.names.iter().map(ToString::to_string).collect(),
+            created_unix_s: entry.created_unix_s,
+            parent: entry.parent.map(|id| id.to_string()),
+            live: entry.regions.contains_key("ram") && entry.regions.contains_key("device"),
+            virtual_bytes: entry.virtual_bytes,
+            stored_bytes: entry.pack_bytes,
+            shared_bytes: entry.shared_bytes,
+            thumbnail: entry.regions.contains_key(THUMB_REGION),
+            start_ms: self.starts.typical_ms(&entry.id),
+            labels: entry.labels,
+        });
+        Ok(ImageList {
+            images: images.collect(),
+        })
+    }
+
+    /// One image, whole.
+    pub fn image(&self, image: &str) -> Result<ImageDetail, NodeError> {
+        let id = self.repo.resolve(image)?;
+        let inspection = self.repo.inspect(&id)?;
+        let manifest = &inspection.manifest;
+        let config = &manifest.config;
+        Ok(ImageDetail {
+            summary: ImageSummary {
+                id: id.to_string(),
+                names: inspection.names.iter().map(ToString::to_string).collect(),
+                created_unix_s: manifest.created_unix_s,
+                parent: manifest.parent.map(|id| id.to_string()),
+                live: plan::is_live(manifest),
+                virtual_bytes: manifest.regions.iter().map(|region| region.size).sum(),
+                stored_bytes: inspection.pack_bytes,
+                shared_bytes: self.repo.shared_bytes(&id)?,
+                thumbnail: manifest.region(THUMB_REGION).is_some(),
+                start_ms: self.starts.typical_ms(&id),
+                labels: config.labels.clone(),
+            },
+            regions: manifest
+                .regions
+                .iter()
+                .map(|region| RegionInfo {
+                    name: region.name.clone(),
+                    bytes: region.size,
+                    segments: region
+                        .segments
+                        .iter()
+                        .filter(|hash| !hash.is_zero())
+                        .count() as u64,
+                })
+                .collect(),
+            packs: inspection.packs,
+            machine_type: config.machine_type.clone(),
+            qemu_version: config.qemu_version.clone(),
+            accel: config.accel.clone(),
+            cpu_model: config.cpu_model.clone(),
+            cpu_flags: config.cpu_flags.clone(),
+            cpus: config.cpus_now(),
+            memory_bytes: config.memory_bytes_now(),
+            cmdline: config.cmdline.clone(),
+            devices: config.devices.clone(),
+        })
+    }
+
+    pub(crate) fn summary(&self, id: &Hash) -> Result<ImageSummary, NodeError> {
+        Ok(self.image(&id.to_string())?.summary)
+    }
+
+    /// Imports disks and kernels as one image.
+    pub fn import(
+        &self,
+        request: &ImportRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let name = request.name.as_deref().map(parse_name).transpose()?;
+        check_import(request)?;
+        let _storing = self.storing.read();
+        let options = IngestOptions {
+            share: true,
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&self.repo, options)?;
+        let line = report.progress_line("import", "bytes");
+        ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
+        let mut disks = Vec::new();
+        for (number, disk) in request.disks.iter().enumerate() {
+            let region = format!("disk{number}");
+            let as_raw = request.format == Some(ImportFormat::Raw);
+            self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
+            disks.push(region);
+        }
+        for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
+            if let Some(path) = path {
+                let path = Path::new(path);
+                ingest.region_from_open_file(region, open_input(path)?, path)?;
+            }
+        }
+        report.stage("read and hash")?;
+        let cmdline = request.cmdline.clone().or_else(|| {
+            request.kernel.as_ref().map(|_| {
+                let root = if disks.is_empty() { "" } else { CMDLINE_ROOT };
+                format!("{CMDLINE_DEFAULT}{root}")
+            })
+        });
+        let config = MachineConfig {
+            cpus: request.cpus,
+            memory_bytes: request.memory_bytes,
+            cmdline,
+            disks,
+            labels: request.labels.clone(),
+            ..Default::default()
+        };
+        let (id, stats) = finish(ingest, config)?;
+        if let Some(name) = &name {
+            self.repo.tag(name, &id)?;
+        }
+        report.stage("publish")?;
+        self.core.tell(
+            Happened::ImageAdded,
+            &id.short(),
+            name.map(|name| name.to_string()).unwrap_or_default(),
+        );
+        Ok(Outcome {
+            image: Some(self.summary(&id)?),
+            stored: Some(stats),
+            ..Default::default()
+        })
+    }
+
+    fn import_disk(
+        &self,
+        ingest: &mut Ingest,
+        region: &str,
+        path: &Path,
+        as_raw: bool,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
+        if disk.format == Format::Raw {
+            return Ok(ingest.region_from_open_file(region, disk.file, path)?);
+        }
+        let format = disk.format.name();
+        let raw = self.scratch("convert")?;
+        let line = report.progress_line("convert", "1/100 %");
+        let programs = &self.core.options.programs;
+        qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
+        report.stage(&format!("convert {format}"))?;
+        Ok(ingest.region_from_file(region, raw.path())?)
+    }
+
+    /// An empty temporary file on the state directory's file system.
+    pub(crate) fn scratch(&self, what: &str) -> Result<tempfile::NamedTempFile, NodeError> {
+        let dir = self.core.home.tmp();
+        tempfile::Builder::new()
+            .prefix(what)
+            .tempfile_in(&dir)
+            .map_err(at(format!(
+                "cannot make a temporary file in {}",
+                dir.display()
+            )))
+    }
+
+    /// Reads and hashes all of an image.
+    pub fn verify_image(&self, image: &str, report: &mut Report) -> Result<Outcome, NodeError> {
+        let id = self.repo.resolve(image)?;
+        let line = report.progress_line("verify", "bytes");
+        let found = self
+            .repo
+            .verify(&id, &move |done, total| line.at(done, total))?;
+        report.stage("verify")?;
+        let mut problems: Vec<String> = found
+            .damage
+            .iter()
+            .map(|damage| {
+                let lost = damage
+                    .lost
+                    .as_ref()
+                    .map(|lost| format!(" (lost: {lost})"))
+                    .unwrap_or_default();
+                format!("{}: {}{lost}", damage.file.display(), damage.what)
+            })
+            .collect();
+        if found.more > 0 {
+            problems.push(format!("and {} more", found.more));
+        }
+        let verify = VerifyReport {
+            checked: found.items,
+            problems,
+        };
+        Ok(Outcome {
+            image: Some(self.summary(&id)?),
+            verify: Some(verify),
+            ..Default::default()
+        })
+    }
+
+    /// Gives an image one more name.
+    pub fn tag(&self, request: &TagRequest) -> Result<(), NodeError> {
+        let name = parse_name(&request.name)?;
+        let id = self.repo.resolve(&request.image)?;
+        self.repo.tag(&name, &id)?;
+        self.core
+            .tell(Happened::ImageTagged, &id.short(), name.to_string());
+        Ok(())
+    }
+
+    /// Takes a name away.
+    pub fn untag(&self, name: &str) -> Result<(), NodeError> {
+        let id = self.repo.untag(&parse_name(name)?)?;
+        self.core
+            .tell(Happened::ImageUntagged, &id.short(), name.to_owned());
+        Ok(())
+    }
+
+    /// Removes a name; with the last one (or `force`) the image and what only it needed.
+    pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, NodeError> {
+        let id = self.repo.resolve(&request.image)?;
+        let names = self.repo.inspect(&id)?.names;
+        let given = ImageName::parse(&request.image)
+            .ok()
+            .filter(|name| names.contains(name));
+        if let (Some(name), false, true) = (&given, request.force, names.len() > 1) {
+            self.repo.untag(name)?;
+            return Ok(FreedReport {
+                freed_bytes: 0,
+                names: vec![name.to_string()],
+            });
+        }
+        if given.is_none() && names.len() > 1 && !request.force {
+            let list: Vec<String> = names.iter().map(ToString::to_string).collect();
+            return Err(refused(
+                format!(
+                    "image {} has several names: {}",
+                    id.short(),
+                    list.join(", ")
+                ),
+                "remove one of the names, or the image with all of them by --force",
+            ));
+        }
+        if let Some(user) = self.user_of(&id) {
+            return Err(busy(
+                format!("image {} is used by {user}", id.short()),
+                "remove that first; a fork lets go of it by itself within minutes",
+            ));
+        }
+        self.repo.remove(&id)?;
+        self.drop_kept(&id);
+        self.forget_image(&id);
+        let freed_bytes = self.collect_garbage()?;
+        self.core
+            .tell(Happened::ImageRemoved, &id.short(), String::new());
+        Ok(FreedReport {
+            freed_bytes,
+            names: names.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    /// Removes packs that no image needs. Returns the bytes.
+    pub(crate) fn collect_garbage(&self) -> Result<u64, NodeError> {
+        let alone = self.storing.try_write();
+        let min_age = if alone.is_some() {
+            Duration::ZERO
+        } else {
+            GC_AGE_WHILE_BUSY
+        };
+        let options = GcOptions {
+            min_age,
+            untagged: false,
+            keep: self.images_in_use(),
+        };
+        Ok(self.repo.gc(&options)?.bytes)
+    }
+
+    /// Writes a region to a file.
+    pub fn export(
+        &self,
+        request: &ExportRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let to = PathBuf::from(&request.path);
+        if !to.is_absolute() {
+            return Err(usage(
+                format!("{} is no absolute path", request.path),
+                "give the whole path",
+            ));
+        }
+        if to.exists() && !request.force {
+            return Err(refused(
+                format!("{} exists", request.path),
+                "overwrite it with --force",
+            ));
+        }
+        let id = self.repo.resolve(&request.image)?;
+        let dir = to.parent().unwrap_or(Path::new("/"));
+        let beside = tempfile::Builder::new()
+            .prefix(".floe-export")
+            .tempfile_in(dir)
+            .map_err(at(format!("cannot write in {}", dir.display())))?;
+        let line = report.progress_line("export", "bytes");
+        let mut progress = |done, total| line.at(done, total);
+        match request.format {
+            ExportFormat::Raw => {
+                self.repo
+                    .export(&id, &request.region, beside.as_file(), &mut progress)?;
+            }
+            ExportFormat::Qcow2 => {
+                let raw = self.scratch("export")?;
+                self.repo
+                    .export(&id, &request.region, raw.as_file(), &mut progress)?;
+                report.stage("export")?;
+                let line = report.progress_line("convert", "1/100 %");
+                let disk = DiskImage::raw(raw.path())?;
+                let programs = &self.core.options.programs;
+                qemu_img::convert(programs, disk, beside.as_file(), Format::Qcow2, &line)?;
+            }
+        }
+        beside
+            .as_file()
+            .sync_all()
+            .map_err(at(format!("cannot write {}", to.display())))?;
+        beside
+            .persist(&to)
+            .map_err(|error| at(format!("cannot write {}", to.display()))(error.error))?;
+        report.stage("write")?;
+        Ok(Outcome {
+            image: Some(self.summary(&id)?),
+            path: Some(request.path.clone()),
+            ..Default::default()
+        })
+    }
+
+    /// How full the cache is.
+    pub fn cache_info(&self) -> CacheInfo {
+        let stats = self.cache.stats();
+        CacheInfo {
+            path: self.core.home.cache().display().to_string(),
+            budget_bytes: stats.budget_bytes,
+            used_bytes: stats.bytes,
+            chunks: stats.chunks,
+            pinned_bytes: stats.pinned_bytes,
+            hits: stats.hits,
+            misses: stats.misses,
+        }
+    }
+
+    /// Empties the cache of all that no machine holds, and the repository of all that no image needs.
+    pub fn cache_gc(&self) -> Result<FreedReport, NodeError> {
+        let freed_bytes = self.cache.gc(0)? + self.collect_garbage()?;
+        Ok(FreedReport {
+            freed_bytes,
+            names: Vec::new(),
+        })
+    }
+
+    /// Reads and hashes all of the cache; what is wrong is dropped and will be fetched again.
+    pub fn cache_verify(&self, report: &mut Report) -> Result<Outcome, NodeError> {
+        let line = report.progress_line("verify", "chunks");
+        let found = self.cache.verify(&mut |done, total| line.at(done, total))?;
+        report.stage("verify")?;
+        let problems = found
+            .dropped
+            .iter()
+            .map(|hash| format!("{hash} was damaged and has been dropped"))
+            .collect();
+        let verify = VerifyReport {
+            checked: found.checked,
+            problems,
+        };
+        Ok(Outcome {
+            verify: Some(verify),
+            ..Default::default()
+        })
+    }
+}
+
+/// A name that the user gave.
+pub(crate) fn parse_name(name: &str) -> Result<ImageName, NodeError> {
+    ImageName::parse(name).map_err(|error| usage(error.to_string(), ""))
+}
+
+/// Publishes what was ingested, with its statistics.
+pub(crate) fn finish(
+    ingest: Ingest,
+    config: MachineConfig,
+) -> Result<(Hash, StoredReport), NodeError> {
+    let (id, stats) = ingest.finish_with_stats(config)?;
+    let stored = StoredReport {
+        bytes_in: stats.bytes_in,
+        new_chunks: stats.new_chunks,
+        new_bytes_compressed: stats.new_stored_bytes,
+        dedup_chunks: stats.dedup_chunks + stats.unchanged_chunks,
+        zero_chunks: stats.zero_chunks,
+    };
+    Ok((id, stored))
+}
+
+fn check_import(request: &ImportRequest) -> Result<(), NodeError> {
+    if request.disks.is_empty() && request.kernel.is_none() {
+        return Err(usage(
+            "nothing to import",
+            "name a disk image, or a kernel with --kernel",
+        ));
+    }
+    if request.disks.len() > DISKS_MAX {
+        return Err(usage(
+            format!("{} disks", request.disks.len()),
+            format!("import at most {DISKS_MAX}"),
+        ));
+    }
+    if request.kernel.is_none() && (request.initrd.is_some() || request.cmdline.is_some()) {
+        return Err(usage(
+            "--initrd and --cmdline need a kernel",
+            "give it with --kernel",
+        ));
+    }
+    for path in request
+        .disks
+        .iter()
+        .chain(&request.kernel)
+        .chain(&request.initrd)
+    {
+        if !Path::new(path).is_absolute() {
+            return Err(usage(
+                format!("{path} is no absolute path"),
+                "give the whole path",
+            ));
+        }
+        let file = open_input(Path::new(path))?;
+        let is_empty = |meta: std::fs::Metadata| meta.is_file() && meta.len() == 0;
+        if file.metadata().is_ok_and(is_empty) {
+            return Err(refused(
+                format!("{path} is an empty file"),
+                "check the path, or the download",
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Other formats than raw, by `qemu-img` (package `qemu-utils`), which reads strangers' files and is confined for it.
+//!
+//! The file comes open from [`crate::images::disk_import`], which refuses those that are made of others, and is handed over so; what `qemu-img` may do
+//! then is up to [`floe_machine::tool`].
+
+use crate::{
+    error::{NodeError, at, failed, refused},
+    images::disk_format::Format,
+    report::{CANCEL_POLL, ProgressLine},
+};
+use floe_machine::{
+    Programs,
+    tool::{INPUT, OUTPUT, Tool},
+};
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+use tempfile::NamedTempFile;
+
+/// Most bytes of what `qemu-img` says that an error repeats.
+const SAID_BYTES_MAX: usize = 2048;
+/// How long a conversion may take whatever its input: reading tables, on a busy host.
+const TIME_LEAST: Duration = Duration::from_secs(600);
+/// And one second more for so many bytes of the input; any disk reads ten times that.
+const BYTES_PER_S_LEAST: u64 = 1 << 20;
+
+/// A disk image that is open, and what it is.
+pub struct DiskImage {
+    pub(crate) file: File,
+    /// Its format.
+    pub format: Format,
+    /// Its name in messages.
+    pub(crate) shown: String,
+    /// The node's own file that it was unpacked into, which goes with it.
+    pub(crate) unpacked: Option<NamedTempFile>,
+}
+
+impl DiskImage {
+    /// Opens a file of the node's own that holds a disk's bytes, whatever they look like.
+    pub fn raw(path: &Path) -> Result<DiskImage, NodeError> {
+        let shown = path.display().to_string();
+        let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
+        Ok(DiskImage {
+            file,
+            format: Format::Raw,
+            shown,
+            unpacked: None,
+        })
+    }
+}
+
+/// Converts an image into a file, which is emptied first and again if that fails.
+pub fn convert(
+    programs: &Programs,
+    from: DiskImage,
+    to: &File,
+    to_format: Format,
+    progress: &ProgressLine,
+) -> Result<(), NodeError> {
+    let DiskImage {
+        file,
+        format,
+        shown,
+        unpacked: _unpacked,
+    } = from;
+    let bytes = file.metadata().map_or(0, |m| m.len());
+    let limit = TIME_LEAST + Duration::from_secs(bytes / BYTES_PER_S_LEAST);
+    let mut args = vec!["convert", "-p", "-f", format.name(), "-O", to_format.name()];
+    match to_format {
+        Format::Raw => args.extend(["-S", "4k", "-W", "-m", "8"]),
+        _ => args.extend(["-c", "-W", "-m", "8"]),
+    };
+    args.extend([INPUT, OUTPUT]);
+    let empty = || to.set_len(0).map_err(at("cannot empty a file"));
+    empty()?;
+    let tool = Tool {
+        program: program()?,
+        args: args.iter().map(Into::into).collect(),
+        input: file,
+        output: to.try_clone().map_err(at("cannot share a file"))?,
+    };
+    let child = tool.start(programs).map_err(at("cannot start qemu-img"))?;
+    let result = watch(child, &shown, limit, progress);
+    if result.is_err() {
+        empty()?;
+    }
+    result
+}
+
+/// Waits for its end, tells of its progress, and ends it when the client has gone or the time is over.
+fn watch(
+    mut child: Child,
+    shown: &str,
+    limit: Duration,
+    progress: &ProgressLine,
+) -> Result<(), NodeError> {
+    let (percents, seen) = mpsc::channel();
+    let pipe = child.stderr.take();
+    let listener = std::thread::Builder::new()
+        .name("qemu-img".into())
+        .spawn(move || pipe.map(|pipe| listen(pipe, &percents)).unwrap_or_default());
+    let end = |child: &mut Child| {
+        let _ = child.kill(); // it may have ended by itself
+        let _ = child.wait();
+    };
+    let listener = listener
+        .map_err(at("cannot listen to qemu-img"))
+        .inspect_err(|_| end(&mut child))?;
+    let until = Instant::now() + limit;
+    let status = loop {
+        if let Some(percent) = seen.try_iter().last() {
+            progress.at((percent * 100.0) as u64, 10_000);
+        }
+        let late = Instant::now() > until;
+        if late || !progress.goes_on() {
+            end(&mut child);
+            let _ = listener.join();
+            if !late {
+                return Err(NodeError::Cancelled);
+            }
+            return Err(failed(
+                format!("converting {shown} took longer than {} s", limit.as_secs()),
+                "convert it yourself: qemu-img convert -O raw IN OUT",
+            ));
+        }
+        if let Some(status) = child.try_wait().map_err(at("cannot wait for qemu-img"))? {
+            break status;
+        }
+        std::thread::sleep(CANCEL_POLL);
+    };
+    let said = listener.join().unwrap_or_default();
+    if status.success() {
+        return Ok(());
+    }
+    let said = match said.trim() {
+        "" => status.to_string(),
+        said => said.replace(INPUT, shown).replace('\n', "; "),
+    };
+    Err(failed(
+        format!("qemu-img can't convert {shown}: {said}"),
+        "check the file with `qemu-img check`, and the free space",
+    ))
+}
+
+/// Reads what it says to the end: how far it is, and the last of the rest.
+fn listen(mut pipe: ChildStderr, percents: &mpsc::Sender<f64>) -> String {
+    let mut said = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(len @ 1..) = pipe.read(&mut buffer) {
+        let news = &buffer[..len];
+        if let Some(percent) = last_percent(news) {
+            let _ = percents.send(percent);
+        }
+        said.extend_from_slice(news);
+        let excess = said.len().saturating_sub(2 * SAID_BYTES_MAX);
+        said.drain(..excess);
+    }
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let lines = said.split(['\r', '\n']);
+    let lines = lines.filter(|line| !line.contains("/100%)") && !line.trim().is_empty());
+    let said = lines.collect::<Vec<_>>().join("\n");
+    said.chars().take(SAID_BYTES_MAX).collect()
+}
+
+/// The last `(12.34/100%)` in what qemu-img printed.
+fn last_percent(text: &[u8]) -> Option<f64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let end = text.rfind("/100%)")?;
+    text[..end]
+        .rsplit_once('(')?
+        .1
+        .trim()
+        .parse()
+        .ok()
+        .filter(|p| (0.0..=100.0).contains(p))
+}
+
+/// Where `qemu-img` is.
+fn program() -> Result<PathBuf, NodeError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|dir| dir.join("qemu-img"))
+        .find(|file| file.is_file())
+        .ok_or_else(|| refused("qemu-img is not installed", "apt install qemu-utils"))
+}
+
+/// Fills the buffer as far as the file has something there; returns how much.
+pub(crate) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut len = 0;
+    while len < buffer.len() {
+        let Some(at) = offset
+            .checked_add(len as u64)
+            .filter(|at| *at < i64::MAX as u64)
+        else {
+            break;
+        };
+        match file.read_at(&mut buffer[len..], at)? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_read_from_what_qemu_img_prints() {
+        assert_eq!(
+            last_percent(b"    (0.00/100%)\r    (12.50/100%)\r"),
+            Some(12.5)
+        );
+        for garbage in [
+            &b""[..],
+            b"(",
+            b"/100%)",
+            b"(x/100%)",
+            b"(900/100%)",
+            b"\xff\xfe",
+        ] {
+            assert_eq!(last_percent(garbage), None);
+        }
+    }
+}

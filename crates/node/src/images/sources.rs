@@ -1,0 +1,555 @@
+//! From an image's address to the place where its chunks come from: sources are opened here, and fetchers shared.
+
+use crate::{
+    error::{NodeError, usage},
+    images::address::{is_address, references},
+    inventory::record::Origin,
+};
+use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
+use floe_image::{Hash, Kind, Manifest, Segment};
+use floe_source::{
+    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Scheme, Source,
+    SourceError, Striped,
+};
+use floe_store::{Cache, Repository};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
+
+/// How long one batch of small regions (device state, its tables) may take: 1 MiB over 56 kbit/s.
+const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
+/// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
+pub const SMALL_REGION_MAX: u64 = 256 << 20;
+
+/// A token that came with a request is for the first hub that the request names, and for no other.
+pub fn bind_token<'a>(
+    token: Option<&str>,
+    addresses: impl IntoIterator<Item = &'a str>,
+) -> Result<Tokens, NodeError> {
+    let Some(token) = token else {
+        return Ok(Tokens::default());
+    };
+    check_token(token).map_err(|why| usage(why, "leave the token out, or give the hub's"))?;
+    let hub = addresses.into_iter().find_map(HubAddress::of);
+    Ok(hub.map(|hub| (hub, token.to_owned())).into_iter().collect())
+}
+
+/// An image that was found.
+pub struct Found {
+    /// Its id.
+    pub id: Hash,
+    /// What it says about itself, verified.
+    pub manifest: Manifest,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The same, opened.
+    pub fetcher: Arc<Fetcher>,
+    /// What QEMU loads, once it has been read: many machines may start from one image at the same time.
+    pub loads: Arc<OnceLock<Loads>>,
+}
+
+/// What QEMU loads of an image before its guest goes on.
+#[derive(Clone)]
+pub struct Loads {
+    /// The device state.
+    pub device: Vec<u8>,
+    /// Chunks of graphics memory that are not zero.
+    pub vram: Vec<(u32, Box<[u8; floe_image::CHUNK_SIZE]>)>,
+}
+
+impl Found {
+    /// The same once more.
+    pub(crate) fn copy(&self) -> Found {
+        Found {
+            id: self.id,
+            manifest: self.manifest.clone(),
+            origin: self.origin.clone(),
+            fetcher: self.fetcher.clone(),
+            loads: self.loads.clone(),
+        }
+    }
+}
+
+/// A way in which images come to this node beside directories, hubs and buckets: forks' memory, and whatever else a service knows.
+pub(crate) trait Provide: Send + Sync {
+    /// The addresses at which others provide in this way, and how one is opened.
+    fn scheme(&self) -> Scheme;
+
+    /// What is on this host: `repository`, and before it what is provided here.
+    fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source>;
+
+    /// What another provides, from its opened address.
+    fn elsewhere(&self, source: Arc<dyn Source>, origin: &Origin) -> Arc<dyn Source>;
+}
+
+/// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
+pub struct Sources {
+    repo: Repository,
+    cache: Arc<Cache>,
+    io_timeout: Option<Duration>,
+    registry: Registry,
+    own_hub: Option<OwnHub>,
+    providers: Vec<Box<dyn Provide>>,
+    /// By who is asked, as whom, and who is believed.
+    fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
+}
+
+impl Sources {
+    /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever. `own_hub`: the
+    /// hub in this process, which knows the node's user. `providers`: ways in which images come here beside the standard ones.
+    pub(crate) fn new(
+        repo: Repository,
+        cache: Arc<Cache>,
+        io_timeout: Option<Duration>,
+        index_dir: PathBuf,
+        own_hub: Option<OwnHub>,
+        providers: Vec<Box<dyn Provide>>,
+    ) -> Sources {
+        let standard = Registry::standard(floe_source::Options {
+            index_dir: Some(index_dir),
+            ..Default::default()
+        });
+        let schemes = providers.iter().map(|provider| provider.scheme());
+        Sources {
+            repo,
+            cache,
+            io_timeout,
+            registry: schemes.fold(standard, Registry::with),
+            own_hub,
+            providers,
+            fetchers: Mutex::default(),
+        }
+    }
+
+    /// Finds the id that a name or address points to, and the source that has it. `token` is for that address. `stage` is
+    /// told what was done.
+    pub fn find(
+        &self,
+        image: &str,
+        token: Option<&str>,
+        ca: Option<&str>,
+        stage: impl FnMut(&str) -> Result<(), NodeError>,
+    ) -> Result<Found, NodeError> {
+        self.find_in(image, &[], bind_token(token, [image])?, ca, stage)
+    }
+
+    /// The same with more sources, which are read together with the first, and tokens for those that are hubs.
+    pub fn find_in(
+        &self,
+        image: &str,
+        more: &[String],
+        tokens: Tokens,
+        ca: Option<&str>,
+        mut stage: impl FnMut(&str) -> Result<(), NodeError>,
+    ) -> Result<Found, NodeError> {
+        if !is_address(image) && more.is_empty() {
+            let id = self.repo.resolve(image)?;
+            stage("resolve")?;
+            let manifest = self.repo.manifest(&id)?;
+            stage("manifest")?;
+            let origin = Origin::default();
+            let fetcher = self.fetcher(&origin)?;
+            return Ok(Found {
+                id,
+                manifest,
+                origin,
+                fetcher,
+                loads: Arc::default(),
+            });
+        }
+        let mut origin = Origin {
+            urls: Vec::new(),
+            token: None,
+            tokens,
+            ca: ca.map(str::to_owned),
+            multicast: None,
+        };
+        let mut found: Option<Hash> = None;
+        let mut trouble: Option<NodeError> = None;
+        for text in std::iter::once(image).chain(more.iter().map(String::as_str)) {
+            // once the id is known, further sources need not be asked, nor be up
+            if let Some(id) = found {
+                if let Some(way) =
+                    references(&format!("{}#{id}", text.split('#').next().unwrap_or(text)))?.first()
+                {
+                    origin.urls.push(way.base.clone());
+                }
+                continue;
+            }
+            match self.resolve(text, &origin) {
+                Ok((base, id)) => {
+                    origin.urls.push(base);
+                    found = Some(id);
+                }
+                Err(error) => {
+                    trouble.get_or_insert(error);
+                }
+            }
+        }
+        let Some(id) = found else {
+            return Err(trouble.unwrap_or_else(|| usage("no image was named", "name one")));
+        };
+        stage("resolve")?;
+        let found = self.find_at(id, origin)?;
+        stage("manifest")?;
+        Ok(found)
+    }
+
+    /// An image whose id and place are known.
+    pub(crate) fn find_at(&self, id: Hash, origin: Origin) -> Result<Found, NodeError> {
+        let fetcher = self.fetcher(&origin)?;
+        let manifest = fetcher.source().manifest(&id)?;
+        Ok(Found {
+            id,
+            manifest,
+            origin,
+            fetcher,
+            loads: Arc::default(),
+        })
+    }
+
+    fn resolve(&self, text: &str, origin: &Origin) -> Result<(String, Hash), NodeError> {
+        let mut first = None;
+        for way in references(text)? {
+            let source = self.registry.open(&self.place(&way.base, origin)?)?;
+            match source.resolve(&way.name) {
+                Ok(id) => return Ok((way.base, id)),
+                Err(error @ SourceError::Missing { .. }) => {
+                    first.get_or_insert(error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(first.map_or_else(
+            || usage(format!("{text:?} names no image"), ""),
+            NodeError::from,
+        ))
+    }
+
+    /// One address of an image's, with the token and the authority for it.
+    fn place(&self, address: &str, of: &Origin) -> Result<floe_source::Origin, SourceError> {
+        let token = self.token_for(address, of.token_for(address));
+        let place = self.registry.origin(address)?.with_token(token);
+        Ok(place.with_ca(of.ca.as_ref().map(PathBuf::from)))
+    }
+
+    /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.
+    pub(crate) fn ask_one(
+        &self,
+        address: &str,
+        of: &Origin,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Source>, SourceError> {
+        let registry = self.registry.clone().within(timeout);
+        registry.open(&self.place(address, of)?)
+    }
+
+    /// The token for an address: the one that was given for it, or that of this process's own hub.
+    pub(crate) fn token_for(&self, address: &str, given: Option<&str>) -> Option<String> {
+        let own = || self.own_hub.as_ref()?.token_for(address);
+        given.or_else(own).map(str::to_owned)
+    }
+
+    /// The fetcher for these sources, shared while anybody uses it.
+    pub fn fetcher(&self, origin: &Origin) -> Result<Arc<Fetcher>, NodeError> {
+        let places = origin.urls.iter().map(|url| self.place(url, origin));
+        let places = places.collect::<Result<Vec<_>, _>>()?;
+        let mut fetchers = self.fetchers.lock();
+        if let Some(fetcher) = fetchers.get(&places).and_then(Weak::upgrade) {
+            return Ok(fetcher);
+        }
+        // what is here is never asked for elsewhere: a look into the repository costs microseconds
+        let repository = floe_source::Directory::new(self.repo.clone());
+        let here = self.providers.iter();
+        let here = here.fold(Arc::new(repository) as Arc<dyn Source>, |here, provider| {
+            provider.here(here)
+        });
+        let mut opened = vec![here];
+        let mut whole: Vec<Arc<dyn Source>> = Vec::new();
+        for place in &places {
+            let source = Retry::new(self.registry.open(place)?, RetryOptions::default());
+            let mut providers = self.providers.iter();
+            match providers.find(|provider| provider.scheme().kind == place.kind()) {
+                Some(provider) => opened.push(provider.elsewhere(Arc::new(source), origin)),
+                None => whole.push(Arc::new(source)),
+            }
+        }
+        // each of the others has the whole image: together they carry more than one
+        match whole.len() {
+            0 | 1 => opened.append(&mut whole),
+            _ => opened.push(Arc::new(Striped::new(whole))),
+        }
+        let source: Arc<dyn Source> = match opened.len() {
+            1 => opened.remove(0),
+            _ => Arc::new(Failover::new(opened)),
+        };
+        let options = FetchOptions {
+            demand_deadline: self.io_timeout,
+            ..Default::default()
+        };
+        let fetcher = Arc::new(Fetcher::new(source, self.cache.clone(), options));
+        fetchers.retain(|_, fetcher| fetcher.strong_count() > 0);
+        fetchers.insert(places, Arc::downgrade(&fetcher));
+        Ok(fetcher)
+    }
+
+    /// Small regions whole, in two round trips however many they are: first all of their tables, then all of their
+    /// chunks. What the cache has costs none.
+    pub fn read_small(&self, found: &Found, names: &[&str]) -> Result<Vec<Vec<u8>>, NodeError> {
+        let mut regions = Vec::new();
+        for name in names {
+            let region = found.manifest.region(name).ok_or_else(|| {
+                usage(
+                    format!("image {} has no region {name}", found.id.short()),
+                    "name one of its regions",
+                )
+            })?;
+            if region.size > SMALL_REGION_MAX {
+                return Err(usage(
+                    format!(
+                        "region {name} of image {} has {} bytes",
+                        found.id.short(),
+                        region.size
+                    ),
+                    format!("a state has at most {SMALL_REGION_MAX}"),
+                ));
+            }
+            regions.push(region);
+        }
+        let tables: Vec<(Kind, Hash)> = regions
+            .iter()
+            .flat_map(|region| &region.segments)
+            .map(|hash| (Kind::Segment, *hash))
+            .collect();
+        let tables = self.items(found, tables)?;
+        let mut chunks = Vec::new();
+        for region in &regions {
+            for segment in &region.segments {
+                if let Some(table) = tables.get(segment) {
+                    let table = Segment::decode(table).map_err(|error| damaged(found, error))?;
+                    chunks.extend(table.hashes().iter().map(|hash| (Kind::Chunk, *hash)));
+                }
+            }
+            chunks.extend(region.patched_chunks().map(|hash| (Kind::Chunk, hash)));
+        }
+        let chunks = self.items(found, chunks)?;
+        let mut out = Vec::new();
+        for region in regions {
+            let mut bytes = vec![0; region.segments.len() * floe_image::SEGMENT_SPAN as usize];
+            for (index, segment) in region.segments.iter().enumerate() {
+                let mut table = match tables.get(segment) {
+                    Some(table) => Segment::decode(table).map_err(|error| damaged(found, error))?,
+                    None => Segment::new(),
+                };
+                region.patch(index, &mut table);
+                for (slot, hash) in table.hashes().iter().enumerate() {
+                    if let Some(chunk) = chunks.get(hash) {
+                        let at = (index * floe_image::CHUNKS_PER_SEGMENT + slot)
+                            * floe_image::CHUNK_SIZE;
+                        bytes[at..at + floe_image::CHUNK_SIZE].copy_from_slice(chunk);
+                    }
+                }
+            }
+            bytes.truncate(region.size as usize);
+            out.push(bytes);
+        }
+        Ok(out)
+    }
+
+    /// Items from the cache, and the rest in one batch after another from the source.
+    fn items(
+        &self,
+        found: &Found,
+        mut wants: Vec<(Kind, Hash)>,
+    ) -> Result<HashMap<Hash, Vec<u8>>, NodeError> {
+        wants.sort_unstable_by_key(|(_, hash)| *hash);
+        wants.dedup();
+        wants.retain(|(_, hash)| !hash.is_zero());
+        let mut have = HashMap::with_capacity(wants.len());
+        let mut missing = Vec::new();
+        for (kind, hash) in wants {
+            match self.cached(kind, &hash)? {
+                Some(bytes) => {
+                    have.insert(hash, bytes);
+                }
+                None => missing.push((kind, hash)),
+            }
+        }
+        for batch in missing.chunks(floe_source::READ_ITEMS_MAX) {
+            let request = Request::demand(SMALL_READ_TIMEOUT);
+            let mut kept = Ok(());
+            found
+                .fetcher
+                .source()
+                .read(&found.id, batch, &request, &mut |kind, hash, bytes| {
+                    match self.cache.put_item(kind, &hash, bytes, None) {
+                        Err(error) if !error.is_full() => kept = Err(error),
+                        _ => {} // a full cache only costs the next reader a fetch
+                    }
+                    have.insert(hash, bytes.to_vec());
+                })?;
+            kept?;
+        }
+        Ok(have)
+    }
+
+    fn cached(&self, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>, NodeError> {
+        match kind {
+            Kind::Segment => Ok(self
+                .cache
+                .get_segment(hash, None)
+                .map(|segment| segment.encode())),
+            Kind::Chunk => {
+                let mut bytes = [0; floe_image::CHUNK_SIZE];
+                Ok(self
+                    .cache
+                    .get(hash, &mut bytes, None)?
+                    .then(|| bytes.to_vec()))
+            }
+        }
+    }
+}
+
+fn damaged(found: &Found, error: floe_image::FormatError) -> NodeError {
+    SourceError::Invalid {
+        at: found.fetcher.source().describe(),
+        what: format!("a segment of image {}", found.id.short()),
+        reason: error.to_string(),
+    }
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that answers every request with `answer` and keeps what it was asked.
+    fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let keep = heard.clone();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut head = Vec::new();
+                let mut piece = [0; 4096];
+                while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                    match stream.read(&mut piece) {
+                        Ok(n) if n > 0 => head.extend_from_slice(&piece[..n]),
+                        _ => break,
+                    }
+                }
+                keep.lock()
+                    .push(String::from_utf8_lossy(&head).into_owned());
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        (url, heard)
+    }
+
+    fn sources_in(dir: &std::path::Path, own_hub: Option<OwnHub>) -> Sources {
+        Sources::new(
+            Repository::create(&dir.join("repo")).unwrap(),
+            Arc::new(Cache::open(&dir.join("cache"), 1 << 20).unwrap()),
+            None,
+            dir.join("index"),
+            own_hub,
+            Vec::new(),
+        )
+    }
+
+    #[test]
+    fn a_fetcher_is_shared_by_those_who_ask_the_same_as_the_same_and_believe_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = sources_in(dir.path(), None);
+        let ca = |name: &str| {
+            let key = rcgen::generate_simple_self_signed(vec![name.into()]).unwrap();
+            let file = dir.path().join(name);
+            std::fs::write(&file, key.cert.pem()).unwrap();
+            Some(file.to_str().unwrap().to_owned())
+        };
+        let origin = |ca: &Option<String>, token: &str| Origin {
+            urls: vec!["https://hub/team".into()],
+            token: Some(token.into()),
+            ca: ca.clone(),
+            ..Default::default()
+        };
+        let (one, two) = (ca("one"), ca("two"));
+        let first = sources.fetcher(&origin(&one, "a")).unwrap();
+        let again = sources.fetcher(&origin(&one, "a")).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        for other in [origin(&two, "a"), origin(&one, "b"), origin(&None, "a")] {
+            // where the system has no authorities it says so, and nothing is shared
+            if let Ok(other) = sources.fetcher(&other) {
+                assert!(!Arc::ptr_eq(&first, &other));
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_reaches_the_hub_that_it_is_for_and_no_other_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let (elsewhere, led) = server(none.into());
+        let away = format!(
+            "HTTP/1.1 307 Temporary Redirect\r\nlocation: {elsewhere}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        let (hub, asked) = server(away);
+        let (other, also) = server(none.into());
+        let (own, mine) = server(none.into());
+        let own_hub = OwnHub {
+            hub: HubAddress::of(&own).unwrap(),
+            token: "floe_own".into(),
+        };
+        let sources = sources_in(dir.path(), Some(own_hub));
+        let more = [format!("{other}/web"), format!("{own}/web")];
+        let image = format!("{hub}/web");
+        let tokens = bind_token(Some("floe_given"), [&*image]).unwrap();
+        let found = sources.find_in(&image, &more, tokens, None, |_| Ok(()));
+        assert!(found.is_err());
+        let carried = |heard: &Mutex<Vec<String>>, token: &str| {
+            let heard = heard.lock();
+            assert!(!heard.is_empty(), "it was asked");
+            let with = |head: &&String| head.to_lowercase().contains(&format!("bearer {token}"));
+            (
+                heard.iter().filter(with).count() == heard.len(),
+                heard.iter().any(|head| head.contains("floe_")),
+            )
+        };
+        assert_eq!(carried(&asked, "floe_given"), (true, true));
+        assert_eq!(
+            carried(&also, "floe_given"),
+            (false, false),
+            "another server"
+        );
+        assert_eq!(carried(&mine, "floe_own"), (true, true));
+        assert!(led.lock().is_empty(), "a redirect is not followed");
+        assert!(
+            bind_token(Some(""), [&*image]).is_err(),
+            "an empty token is not none"
+        );
+    }
+
+    #[test]
+    fn a_record_of_an_older_version_keeps_its_token_for_its_first_hub() {
+        let origin = Origin {
+            urls: vec!["https://hub/team".into(), "https://other".into()],
+            token: Some("floe_t".into()),
+            ..Default::default()
+        };
+        assert_eq!(origin.token_for("https://hub"), Some("floe_t"));
+        for other in [
+            "https://other",
+            "http://hub",
+            "https://hub:4500",
+            "/srv/images",
+        ] {
+            assert_eq!(origin.token_for(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! Packed disk images: gzip, xz, Zstandard, and a disk out of a tar archive (an OVA is one).
+//!
+//! What comes out goes to a file beside the node's state, its zeros as holes. It is bounded: in its length, in what it takes of
+//! the disk for each byte that went in, and by the space that is left there. The file is the caller's, who drops it.
+
+use crate::{
+    error::{NodeError, at, refused},
+    images::disk_content::Packing,
+    report::ProgressLine,
+};
+use std::{
+    fs::File,
+    io::{self, BufReader, Read, Seek},
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Bytes that are unpacked at once.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Holes are as small as this.
+const HOLE_BYTES: usize = 4096;
+/// Longest file that comes out: no image is larger.
+const OUTPUT_BYTES_MAX: u64 = floe_image::IMAGE_BYTES_MAX;
+/// What may be written without looking at the ratio.
+const FREE_OF_RATIO_BYTES: u64 = 64 << 20;
+/// Most bytes that are written (holes are not) for each byte read. Disks come to 2 to 20.
+const RATIO_MAX: u64 = 1000;
+/// How often the space that is left is looked at, bytes written.
+const SPACE_EVERY_BYTES: u64 = 64 << 20;
+/// One part of so many of the file system stays free for the machines' own disks.
+const SPACE_KEPT: u64 = 20;
+/// Most memory for the window of a packed file: xz -9 takes 64 MiB.
+const XZ_MEMORY_KIB: u32 = 256 << 10;
+/// The same of Zstandard, its logarithm: 128 MiB, what `zstd` itself takes unless it is told otherwise.
+const ZSTD_WINDOW_LOG: u32 = 27;
+/// What an archive consists of, bytes.
+const TAR_BLOCK: u64 = 512;
+/// Most files of an archive.
+const MEMBERS_MAX: usize = 10_000;
+/// Most of them that an error names.
+const NAMES_SHOWN: usize = 8;
+/// How a disk image's name ends.
+const DISK_ENDINGS: [&str; 10] = [
+    "vmdk", "qcow2", "qcow", "vdi", "vhd", "vhdx", "img", "raw", "iso", "bin",
+];
+/// What may follow that.
+const PACKED_ENDINGS: [&str; 3] = [".gz", ".xz", ".zst"];
+
+/// Unpacks `from`, named `shown` in messages, into `to`. Returns the name of what was taken out of an archive.
+pub fn unpack(
+    packing: Packing,
+    from: &File,
+    shown: &str,
+    to: &File,
+    progress: &ProgressLine,
+) -> Result<Option<String>, NodeError> {
+    let read = AtomicU64::new(0);
+    let mut from = from.try_clone().map_err(at("cannot share a file"))?;
+    from.rewind().map_err(at(format!("cannot read {shown}")))?;
+    let total = from.metadata().map_or(0, |meta| meta.len());
+    let mut output = Output {
+        to,
+        shown,
+        read: &read,
+        total,
+        progress,
+        written: 0,
+        looked: 0,
+    };
+    if packing == Packing::Tar {
+        let name = choose(&from, shown, total)?;
+        let wrong = |error| broken(shown, &error);
+        from.rewind().map_err(wrong)?;
+        let mut archive = tar::Archive::new(Counted(from, &read));
+        for entry in archive.entries_with_seek().map_err(wrong)? {
+            let mut entry = entry.map_err(wrong)?;
+            if name_of(&entry) == name {
+                output.fill(&mut entry)?;
+                return Ok(Some(name));
+            }
+        }
+        return Err(broken(shown, &io::ErrorKind::UnexpectedEof.into()));
+    }
+    let input = BufReader::with_capacity(BLOCK_BYTES, Counted(from, &read));
+    match packing {
+        Packing::Gzip => output.fill(&mut flate2::bufread::MultiGzDecoder::new(input))?,
+        Packing::Xz => {
+            let mut reader = lzma_rust2::XzReader::new_mem_limit(input, true, XZ_MEMORY_KIB);
+            output.fill(&mut reader)?;
+        }
+        _ => {
+            let reader = zstd::stream::read::Decoder::with_buffer(input);
+            let mut reader = reader.map_err(|error| broken(shown, &error))?;
+            let limited = reader.window_log_max(ZSTD_WINDOW_LOG);
+            limited.map_err(|error| broken(shown, &error))?;
+            output.fill(&mut reader)?;
+        }
+    }
+    Ok(None)
+}
+
+fn broken(shown: &str, error: &io::Error) -> NodeError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => refused(
+            format!("{shown} is cut off: what is packed in it ends early"),
+            "fetch it again, and compare its checksum",
+        ),
+        io::ErrorKind::OutOfMemory => refused(
+            format!("{shown} needs too much memory to be unpacked"),
+            "unpack it yourself, and import what comes out",
+        ),
+        _ => refused(
+            format!("{shown} can't be unpacked: {error}"),
+            "fetch it again, and compare its checksum; or unpack it yourself",
+        ),
+    }
+}
+
+/// A file that counts what is read of it.
+struct Counted<'a>(File, &'a AtomicU64);
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.0.read(buffer)?;
+        self.1.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(len)
+    }
+}
+
+impl Seek for Counted<'_> {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+/// Where the bytes go, within their bounds.
+struct Output<'a> {
+    to: &'a File,
+    shown: &'a str,
+    /// Bytes of the input so far.
+    read: &'a AtomicU64,
+    total: u64,
+    progress: &'a ProgressLine,
+    /// Bytes that are no holes.
+    written: u64,
+    /// Those when the space was looked at last.
+    looked: u64,
+}
+
+impl Output<'_> {
+    fn fill(&mut self, from: &mut dyn Read) -> Result<(), NodeError> {
+        let mut block = vec![0; BLOCK_BYTES];
+        let mut len = 0;
+        loop {
+            let got = read_block(from, &mut block).map_err(|error| broken(self.shown, &error))?;
+            self.write(len, &block[..got])?;
+            len += got as u64;
+            if len > OUTPUT_BYTES_MAX {
+                return Err(refused(
+                    format!(
+                        "{} unpacks to more than {OUTPUT_BYTES_MAX} bytes",
+                        self.shown
+                    ),
+                    "no image can be that large",
+                ));
+            }
+            let read = self.read.load(Ordering::Relaxed).min(self.total);
+            if !self.progress.at(read, self.total) {
+                return Err(NodeError::Cancelled);
+            }
+            if got < block.len() {
+                break;
+            }
+        }
+        self.to.set_len(len).map_err(at("cannot unpack"))
+    }
+
+    fn write(&mut self, offset: u64, block: &[u8]) -> Result<(), NodeError> {
+        let mut place = offset;
+        for part in block.chunks(HOLE_BYTES) {
+            if part.iter().any(|byte| *byte != 0) {
+                let written = self.to.write_all_at(part, place);
+                written.map_err(at(format!("cannot unpack {}", self.shown)))?;
+                self.written += part.len() as u64;
+            }
+            place += part.len() as u64;
+        }
+        let read = self.read.load(Ordering::Relaxed);
+        let allowed = FREE_OF_RATIO_BYTES.saturating_add(read.saturating_mul(RATIO_MAX));
+        if self.written > allowed {
+            return Err(refused(
+                format!(
+                    "{} unpacks to more than {RATIO_MAX} times its size, which no disk does",
+                    self.shown
+                ),
+                "if you trust it, unpack it yourself, and import what comes out",
+            ));
+        }
+        if self.written - self.looked >= SPACE_EVERY_BYTES {
+            self.looked = self.written;
+            self.check_space()?;
+        }
+        Ok(())
+    }
+
+    fn check_space(&self) -> Result<(), NodeError> {
+        let disk = rustix::fs::fstatvfs(self.to).map_err(|error| NodeError::Io {
+            what: "cannot look at the free space".into(),
+            source: error.into(),
+        })?;
+        if disk.f_bavail < disk.f_blocks / SPACE_KEPT {
+            return Err(refused(
+                format!(
+                    "too little space beside the node's state to unpack {}",
+                    self.shown
+                ),
+                "make room there, or unpack it elsewhere, and import what comes out",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Fills the block as far as there is something.
+fn read_block(from: &mut dyn Read, block: &mut [u8]) -> io::Result<usize> {
+    let mut len = 0;
+    while len < block.len() {
+        match from.read(&mut block[len..]) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
+}
+
+fn name_of<R: Read>(entry: &tar::Entry<'_, R>) -> String {
+    String::from_utf8_lossy(&entry.path_bytes()).into_owned()
+}
+
+/// The one disk of an archive.
+fn choose(from: &File, shown: &str, total: u64) -> Result<String, NodeError> {
+    let wrong = |error| broken(shown, &error);
+    let from = from.try_clone().map_err(wrong)?;
+    let mut archive = tar::Archive::new(from);
+    let mut names = Vec::new();
+    let mut last_end = 0;
+    for entry in archive.entries_with_seek().map_err(wrong)? {
+        let entry = entry.map_err(wrong)?;
+        let kind = entry.header().entry_type();
+        if !kind.is_file() && !kind.is_gnu_sparse() {
+            continue;
+        }
+        let stored = entry.header().entry_size().map_err(wrong)?;
+        let end = entry.raw_file_position().saturating_add(stored);
+        if kind.is_file() && end > total {
+            return Err(broken(shown, &io::ErrorKind::UnexpectedEof.into()));
+        }
+        last_end = end;
+        names.push(name_of(&entry));
+        if names.len() > MEMBERS_MAX {
+            return Err(refused(
+                format!("{shown} holds more than {MEMBERS_MAX} files"),
+                "take the disk image out of it yourself: tar -xf",
+            ));
+        }
+    }
+    // behind the last file stands at least a block of zeros
+    let whole = last_end
+        .next_multiple_of(TAR_BLOCK)
+        .saturating_add(TAR_BLOCK);
+    if whole > total {
+        return Err(broken(shown, &io::ErrorKind::UnexpectedEof.into()));
+    }
+    let (discs, disks): (Vec<_>, Vec<_>) = names
+        .iter()
+        .filter(|name| is_disk(name))
+        .partition(|name| name.to_ascii_lowercase().ends_with(".iso"));
+    // an appliance's ISO is what its drive held, not what it starts from
+    let found = if disks.is_empty() { discs } else { disks };
+    match &found[..] {
+        [one] => Ok((*one).clone()),
+        [] => Err(refused(
+            format!(
+                "{shown} is an archive without a disk image: it holds {}",
+                list(&names)
+            ),
+            "take what you want to import out of it: tar -xf",
+        )),
+        many => Err(refused(
+            format!("{shown} holds {} disks: {}", many.len(), list(many)),
+            "take them out (tar -xf), and import those that you want, the first one first",
+        )),
+    }
+}
+
+fn is_disk(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let file = Path::new(&name)
+        .file_name()
+        .map(|file| file.to_string_lossy());
+    let file = file.unwrap_or_default();
+    let packed = PACKED_ENDINGS
+        .iter()
+        .find_map(|ending| file.strip_suffix(ending));
+    let ending = packed.unwrap_or(&file).rsplit_once('.');
+    !file.starts_with('.') && ending.is_some_and(|(_, ending)| DISK_ENDINGS.contains(&ending))
+}
+
+fn list(names: &[impl AsRef<str>]) -> String {
+    let shown = names.iter().take(NAMES_SHOWN).map(AsRef::as_ref);
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if names.len() > NAMES_SHOWN {
+        text += ", ...";
+    }
+    if names.is_empty() {
+        text += "nothing";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Report;
+    use std::io::Write;
+
+    fn packed(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    fn gzip(content: &mut dyn Read) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut reader = flate2::read::GzEncoder::new(content, flate2::Compression::fast());
+        reader.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn unpacked(packing: Packing, bytes: &[u8]) -> (File, Result<Option<String>, NodeError>) {
+        let (report, _events) = Report::new();
+        let to = tempfile::tempfile().unwrap();
+        let line = report.progress_line("unpack", "bytes");
+        let result = unpack(packing, &packed(bytes), "x", &to, &line);
+        (to, result)
+    }
+
+    #[test]
+    fn zeros_take_no_space_and_nothing_else_grows_without_bound() {
+        use std::os::unix::fs::MetadataExt;
+        let zeros = gzip(&mut io::repeat(0).take(256 << 20));
+        let (to, result) = unpacked(Packing::Gzip, &zeros);
+        result.unwrap();
+        let meta = to.metadata().unwrap();
+        assert_eq!((meta.len(), meta.blocks()), (256 << 20, 0));
+
+        // some 10,000 bytes for each that is read
+        let mut ones = zstd::stream::read::Encoder::new(io::repeat(1).take(256 << 20), 1).unwrap();
+        let mut bytes = Vec::new();
+        ones.read_to_end(&mut bytes).unwrap();
+        let (to, result) = unpacked(Packing::Zstd, &bytes);
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("more than 1000 times"), "{error}");
+        assert!(to.metadata().unwrap().len() < 128 << 20);
+    }
+
+    #[test]
+    fn a_packed_file_that_is_cut_off_is_refused() {
+        let whole: Vec<u8> = (0..1 << 20)
+            .map(|n: u32| (n.wrapping_mul(n) >> 7) as u8)
+            .collect();
+        let gz = gzip(&mut &whole[..]);
+        let zst = zstd::encode_all(&whole[..], 1).unwrap();
+        for (packing, bytes) in [(Packing::Gzip, gz), (Packing::Zstd, zst)] {
+            unpacked(packing, &bytes).1.unwrap();
+            for keep in [bytes.len() / 3, bytes.len() - 1] {
+                let error = unpacked(packing, &bytes[..keep]).1.unwrap_err();
+                assert!(
+                    error.to_string().contains("is cut off"),
+                    "{packing:?}: {error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn one_disk_of_an_archive_is_taken_and_several_are_named() {
+        let archive = |names: &[&str]| {
+            let mut builder = tar::Builder::new(Vec::new());
+            for name in names {
+                let mut header = tar::Header::new_gnu();
+                header.set_size(name.len() as u64);
+                builder
+                    .append_data(&mut header, name, name.as_bytes())
+                    .unwrap();
+            }
+            builder.into_inner().unwrap()
+        };
+        let one = archive(&["a.ovf", "a.mf", "a-disk1.vmdk", "tools.iso"]);
+        let (mut to, result) = unpacked(Packing::Tar, &one);
+        assert_eq!(result.unwrap().as_deref(), Some("a-disk1.vmdk"));
+        let mut text = String::new();
+        to.rewind().unwrap();
+        to.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "a-disk1.vmdk");
+        let error = unpacked(Packing::Tar, &one[..1536 + 100]).1.unwrap_err();
+        assert!(error.to_string().contains("is cut off"), "{error}");
+        let two = archive(&["a.ovf", "a-disk1.vmdk", "a-disk2.vmdk"]);
+        let error = unpacked(Packing::Tar, &two).1.unwrap_err().to_string();
+        assert!(
+            error.contains("2 disks: a-disk1.vmdk, a-disk2.vmdk"),
+            "{error}"
+        );
+        let none = archive(&["readme.txt"]);
+        let error = unpacked(Packing::Tar, &none).1.unwrap_err().to_string();
+        assert!(error.contains("it holds readme.txt"), "{error}");
+    }
+}

@@ -1,0 +1,304 @@
+//! Why a machine's CPUs stand still, and what is to be done about it. No I/O and no clock: events go in, and [`Standing::next`] says
+//! what to do until disk, QEMU and reasons agree.
+//!
+//! Reasons are a set: the machine goes on when the last one is over, whichever came first. Two rules hold at every moment, so that
+//! a node that is killed leaves nothing standing that the next one does not know of:
+//!
+//! - a reason is on the disk before QEMU is told to stop for it;
+//! - it is taken off the disk after QEMU was told to go on. (A guest that runs is not changed by being told to.)
+
+use crate::inventory::record::PauseReason;
+use std::collections::BTreeSet;
+
+/// The reasons of one machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    reasons: BTreeSet<PauseReason>,
+    /// Those whose work stops the CPUs by itself, and lets them go on.
+    itself: BTreeSet<PauseReason>,
+    /// As the disk has them.
+    recorded: BTreeSet<PauseReason>,
+    /// Floe has told QEMU to stop, and not to go on since.
+    still: bool,
+    /// The user let it go on: it does not buffer again before the planner's episode is over.
+    spared: bool,
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// There is a reason to stand still.
+    Begins(PauseReason),
+    /// There is one, and its work stops the CPUs by itself.
+    BeginsItself(PauseReason),
+    /// A reason is over. If its work has stopped the CPUs by itself, it has also let them go on.
+    Ends(PauseReason),
+    /// The same of a work that has left them standing.
+    EndsStill(PauseReason),
+    /// The user lets it go on, whatever the reasons.
+    UserContinues,
+    /// What the planner wanted it to wait for is over.
+    EpisodeEnds,
+    /// This node took it over; whether its CPUs stand still.
+    Adopted { still: bool },
+    /// Its QEMU has ended, and its record says so.
+    Ended,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Write these reasons to the disk.
+    Record(BTreeSet<PauseReason>),
+    /// Tell QEMU to stop the CPUs.
+    Stop,
+    /// Tell it to let them go on.
+    Continue,
+}
+
+impl Standing {
+    /// Of a machine whose record has these reasons.
+    pub fn recorded(reasons: BTreeSet<PauseReason>) -> Standing {
+        Standing {
+            reasons: reasons.clone(),
+            recorded: reasons,
+            ..Default::default()
+        }
+    }
+
+    /// Whether this is one of its reasons.
+    pub fn is(&self, reason: PauseReason) -> bool {
+        self.reasons.contains(&reason)
+    }
+
+    /// Whether a wish to buffer is to be followed: not if the user has let the machine go on.
+    pub fn may_buffer(&self) -> bool {
+        !self.spared && !self.is(PauseReason::Buffering)
+    }
+
+    /// Takes an event in. What is to be done then says [`Standing::next`].
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Begins(reason) => {
+                self.reasons.insert(reason);
+                self.itself.remove(&reason);
+            }
+            Event::BeginsItself(reason) => {
+                self.reasons.insert(reason);
+                self.itself.insert(reason);
+            }
+            Event::Ends(reason) => self.ends(reason),
+            Event::EndsStill(reason) => {
+                self.still = true;
+                self.ends(reason);
+            }
+            Event::UserContinues => {
+                self.spared |= self.is(PauseReason::Buffering);
+                self.reasons.clear();
+                self.itself.clear();
+            }
+            Event::EpisodeEnds => {
+                self.spared = false;
+                self.ends(PauseReason::Buffering);
+            }
+            Event::Adopted { still } => {
+                self.reasons.retain(|reason| !reason.ends_with_its_node());
+                self.itself.clear();
+                self.still = still;
+            }
+            Event::Ended => *self = Standing::default(),
+        }
+    }
+
+    fn ends(&mut self, reason: PauseReason) {
+        self.reasons.remove(&reason);
+        self.itself.remove(&reason);
+    }
+
+    /// What is to be done next, if anything is.
+    pub fn next(&self) -> Option<Action> {
+        let stop = self
+            .reasons
+            .iter()
+            .any(|reason| !self.itself.contains(reason));
+        let record = || {
+            let differs = self.recorded != self.reasons;
+            differs.then(|| Action::Record(self.reasons.clone()))
+        };
+        match (stop, self.still) {
+            (true, false) => record().or(Some(Action::Stop)),
+            (false, true) if self.reasons.is_empty() => Some(Action::Continue),
+            _ => record(),
+        }
+    }
+
+    /// The action was carried out.
+    pub fn done(&mut self, action: &Action) {
+        match action {
+            Action::Record(reasons) => self.recorded = reasons.clone(),
+            Action::Stop => self.still = true,
+            Action::Continue => self.still = false,
+        }
+    }
+
+    /// QEMU could not be told to stop: the reason that was to stop it is none.
+    pub fn withdraw(&mut self, event: Event) {
+        if let Event::Begins(reason) | Event::BeginsItself(reason) = event {
+            self.ends(reason);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const REASONS: [PauseReason; 5] = [
+        PauseReason::User,
+        PauseReason::Buffering,
+        PauseReason::Orphaned,
+        PauseReason::Capture,
+        PauseReason::DiskFull,
+    ];
+
+    /// A machine with its disk and its QEMU.
+    #[derive(Default)]
+    struct World {
+        standing: Standing,
+        disk: BTreeSet<PauseReason>,
+        still: bool,
+    }
+
+    impl World {
+        fn event(&mut self, event: Event) {
+            self.standing.handle(event);
+            // each action may be the last one before the node is killed
+            for _ in 0..10 {
+                let Some(action) = self.standing.next() else {
+                    return;
+                };
+                match &action {
+                    Action::Record(reasons) => {
+                        assert!(!self.still || !reasons.is_empty(), "{reasons:?}");
+                        self.disk = reasons.clone();
+                    }
+                    Action::Stop => {
+                        assert!(!self.disk.is_empty(), "nobody would know why");
+                        self.still = true;
+                    }
+                    Action::Continue => self.still = false,
+                }
+                self.standing.done(&action);
+            }
+            panic!("it never ends: {:?}", self.standing);
+        }
+    }
+
+    #[test]
+    fn a_parent_that_is_back_does_not_end_what_it_did_not_begin() {
+        let mut world = World::default();
+        world.event(Event::Begins(PauseReason::Buffering));
+        world.event(Event::Begins(PauseReason::Orphaned));
+        world.event(Event::Ends(PauseReason::Orphaned));
+        assert!(world.still && world.standing.is(PauseReason::Buffering));
+        world.event(Event::EpisodeEnds);
+        assert!(!world.still && world.disk.is_empty());
+    }
+
+    #[test]
+    fn a_user_who_lets_it_go_on_is_not_overruled_in_the_same_episode() {
+        let mut world = World::default();
+        world.event(Event::Begins(PauseReason::Buffering));
+        world.event(Event::UserContinues);
+        assert!(!world.still && !world.standing.may_buffer());
+        world.event(Event::EpisodeEnds);
+        assert!(world.standing.may_buffer());
+    }
+
+    #[test]
+    fn a_capture_stops_and_lets_go_on_by_itself_and_is_only_written_down() {
+        let mut standing = Standing::default();
+        standing.handle(Event::BeginsItself(PauseReason::Capture));
+        let capture: BTreeSet<_> = [PauseReason::Capture].into();
+        assert_eq!(standing.next(), Some(Action::Record(capture.clone())));
+        standing.done(&Action::Record(capture));
+        assert_eq!(standing.next(), None);
+        let mut left = standing.clone();
+        standing.handle(Event::Ends(PauseReason::Capture));
+        assert_eq!(standing.next(), Some(Action::Record(BTreeSet::new())));
+        left.handle(Event::EndsStill(PauseReason::Capture));
+        assert_eq!(left.next(), Some(Action::Continue));
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        let reason = prop::sample::select(REASONS.to_vec());
+        prop_oneof![
+            4 => reason.clone().prop_map(Event::Begins),
+            4 => reason.prop_map(Event::Ends),
+            1 => Just(Event::UserContinues),
+            1 => Just(Event::EpisodeEnds),
+            1 => any::<bool>().prop_map(|_| Event::Ended),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: it stands still exactly while there is a reason, and disk and QEMU agree.
+        #[test]
+        fn it_stands_still_while_there_is_a_reason_and_not_longer(
+            events in prop::collection::vec(event(), 0..60), killed_after in 0..60usize,
+        ) {
+            let mut world = World::default();
+            for (at, event) in events.into_iter().enumerate() {
+                if event == Event::Ended {
+                    // another QEMU is started, whose record knows no reasons
+                    (world.still, world.disk) = (false, BTreeSet::new());
+                }
+                world.event(event);
+                prop_assert_eq!(world.still, !world.standing.reasons.is_empty());
+                prop_assert_eq!(&world.disk, &world.standing.reasons);
+                if at == killed_after {
+                    world.standing = Standing::recorded(world.disk.clone());
+                    let still = world.still;
+                    world.event(Event::Adopted { still });
+                    let node = |reason: &PauseReason| reason.ends_with_its_node();
+                    prop_assert!(!world.disk.iter().any(node));
+                    prop_assert_eq!(world.still, still && !world.disk.is_empty());
+                }
+            }
+        }
+
+        /// A node that is killed between any two actions leaves a machine that the next one lets go on.
+        #[test]
+        fn a_node_killed_between_two_actions_leaves_nothing_standing(
+            events in prop::collection::vec(event(), 1..20), after in 0..40usize,
+        ) {
+            let (mut standing, mut disk, mut still, mut left) = (Standing::default(), BTreeSet::new(), false, after);
+            'life: for event in events {
+                if event == Event::Ended {
+                    (still, disk) = (false, BTreeSet::new());
+                }
+                standing.handle(event);
+                while let Some(action) = standing.next() {
+                    if left == 0 {
+                        break 'life;
+                    }
+                    left -= 1;
+                    match &action {
+                        Action::Record(reasons) => disk = reasons.clone(),
+                        Action::Stop => still = true,
+                        Action::Continue => still = false,
+                    }
+                    standing.done(&action);
+                }
+            }
+            prop_assert!(!still || !disk.is_empty(), "it stands still, and nobody knows why");
+            let mut world = World { standing: Standing::recorded(disk.clone()), disk, still };
+            world.event(Event::Adopted { still });
+            for reason in REASONS {
+                world.event(Event::Ends(reason));
+            }
+            prop_assert!(!world.still && world.disk.is_empty());
+        }
+    }
+}

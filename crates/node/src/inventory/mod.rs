@@ -1,0 +1,461 @@
+//! The node's list of machines, what is known of each, and the rule that a machine has one operation at a time.
+//!
+//! Locks of a machine, in this order: its operation (held through a call), its pauses, its standing, its state. The list's own
+//! lock is held for moments.
+
+mod identity;
+pub(crate) mod lifecycle;
+mod pauses;
+pub mod record;
+
+pub(crate) use identity::{AGENT_LABEL, GuestState, is_late, is_pending};
+pub(crate) use pauses::{Pauses, now_us};
+
+use crate::{
+    MachineName,
+    error::{NodeError, busy, failed, not_found},
+    inventory::{
+        lifecycle::{Standing, Task},
+        record::{Record, Wanted},
+    },
+    reserve::Reserve,
+};
+use floe_image::Hash;
+use floe_machine::Machine;
+use floe_mount::{ImageHandle, MachineHandle};
+use floe_source::Fetcher;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long a short task is waited for: many times what the slowest takes.
+const SHORT_WAIT: Duration = Duration::from_secs(60);
+/// How often it is looked whether it is over.
+const SHORT_LOOK: Duration = Duration::from_millis(1);
+
+/// All machines by name.
+#[derive(Default)]
+pub(crate) struct Inventory {
+    entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
+    reserve: Arc<Reserve>,
+}
+
+/// One machine.
+pub(crate) struct Entry {
+    /// Its name.
+    pub name: MachineName,
+    /// `machines/NAME`.
+    pub dir: PathBuf,
+    /// The operation under way.
+    pub operation: Mutex<Option<Task>>,
+    /// When the node itself paused it.
+    pub pauses: Mutex<Pauses>,
+    /// Why it stands still.
+    pub standing: Mutex<Standing>,
+    /// Everything that changes.
+    pub state: RwLock<State>,
+    /// Room for its record on a full disk.
+    reserve: Arc<Reserve>,
+}
+
+/// What changes about a machine.
+pub(crate) struct State {
+    /// As it is on the disk.
+    pub record: Record,
+    /// Its QEMU.
+    pub vm: Option<Arc<Machine>>,
+    /// Its disks on the mount.
+    pub disks: Option<MachineHandle>,
+    /// Its images on the mount: the one that it started from, and those that its disks stand on.
+    pub images: Vec<ImageHandle>,
+    /// What brings its image's chunks.
+    pub fetcher: Option<Arc<Fetcher>>,
+    /// QEMU ended badly.
+    pub failed: bool,
+    /// Why a clone stands still that cannot do without its parent's node.
+    pub orphaned: Option<String>,
+    /// What is known of its guest.
+    pub guest: GuestState,
+    /// Length of its trace's file when it was last taken.
+    pub taken_bytes: u64,
+    /// What its sources had sent when it began.
+    pub wire_before: u64,
+}
+
+impl State {
+    /// A machine without a QEMU.
+    pub fn new(record: Record) -> State {
+        State {
+            record,
+            vm: None,
+            disks: None,
+            images: Vec::new(),
+            fetcher: None,
+            failed: false,
+            orphaned: None,
+            guest: GuestState::default(),
+            taken_bytes: 0,
+            wire_before: 0,
+        }
+    }
+}
+
+/// An operation on a machine; while it lives no other begins.
+pub(crate) struct Operation {
+    /// The machine.
+    pub entry: Arc<Entry>,
+}
+
+impl std::ops::Deref for Operation {
+    type Target = Entry;
+
+    fn deref(&self) -> &Entry {
+        &self.entry
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        *self.entry.operation.lock() = None;
+    }
+}
+
+impl Entry {
+    /// The record, copied.
+    pub fn record(&self) -> Record {
+        self.state.read().record.clone()
+    }
+
+    /// Changes the record, on the disk first. That of a machine on its way out stays as it is: a late word about it would
+    /// make its directory anew.
+    pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
+        let mut state = self.state.write();
+        if state.record.wanted == Wanted::Removing {
+            return Ok(());
+        }
+        let mut record = state.record.clone();
+        change(&mut record);
+        if record == state.record {
+            return Ok(());
+        }
+        self.reserve.write(|| match record.rests_on_this_node() {
+            // after a power cut there is nothing that its record could tell of
+            true => record.save_soon(&self.dir),
+            false => record.save(&self.dir),
+        })?;
+        state.record = record;
+        Ok(())
+    }
+
+    /// Its QEMU, or an error that says that there is none.
+    pub fn vm(&self) -> Result<Arc<Machine>, NodeError> {
+        self.state.read().vm.clone().ok_or_else(|| {
+            failed(
+                format!("machine {} is not running", self.name),
+                format!("floe start {}", self.name),
+            )
+        })
+    }
+
+    /// Whether it should run and no QEMU of it is this node's yet: an earlier node's has not answered so far.
+    pub fn waits_for_adoption(&self) -> bool {
+        let state = self.state.read();
+        state.record.wanted == Wanted::Running && state.vm.is_none()
+    }
+
+    /// Begins an operation, or says which one is under way. A fork's pause and an adoption are waited for: they are short, and
+    /// nothing that a user has asked for.
+    pub fn begin(self: &Arc<Self>, what: Task) -> Result<Operation, NodeError> {
+        let until = Instant::now() + SHORT_WAIT;
+        let mut operation = self.operation.lock();
+        while operation.is_some_and(Task::is_short) && Instant::now() < until {
+            MutexGuard::unlocked(&mut operation, || std::thread::sleep(SHORT_LOOK));
+        }
+        if let Some(other) = *operation {
+            return Err(busy(
+                format!("machine {}: {other} is under way", self.name),
+                format!("wait for it to end, then {what} again"),
+            ));
+        }
+        *operation = Some(what);
+        Ok(Operation {
+            entry: self.clone(),
+        })
+    }
+
+    /// The operation under way.
+    pub fn operation(&self) -> Option<Task> {
+        *self.operation.lock()
+    }
+}
+
+impl Inventory {
+    /// None yet; their records get room from this reserve.
+    pub fn new(reserve: Arc<Reserve>) -> Inventory {
+        Inventory {
+            entries: RwLock::default(),
+            reserve,
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.read().len()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        self.entries.read().values().cloned().collect()
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &str) -> Result<Arc<Entry>, NodeError> {
+        let parsed: MachineName = name
+            .parse()
+            .map_err(|error: crate::NameError| crate::error::usage(error.to_string(), ""))?;
+        self.entries
+            .read()
+            .get(&parsed)
+            .cloned()
+            .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps`"))
+    }
+
+    /// Users of all machines.
+    pub fn uids(&self) -> Vec<u32> {
+        uids_of(&self.entries.read())
+    }
+
+    /// Enters a machine under the name that was asked for, or one of its image's, with its first operation begun.
+    pub fn reserve(
+        &self,
+        wanted: Option<MachineName>,
+        image_name: &str,
+        make: impl FnOnce(&MachineName, u32) -> (PathBuf, Record),
+        what: Task,
+    ) -> Result<Operation, NodeError> {
+        let mut entries = self.entries.write();
+        let name = match wanted {
+            Some(name) if entries.contains_key(&name) => {
+                return Err(busy(
+                    format!("there is a machine {name} already"),
+                    format!("choose another --name, or floe rm {name}"),
+                ));
+            }
+            Some(name) => name,
+            None => MachineName::from_image(image_name, |name| entries.contains_key(name)),
+        };
+        let uids = uids_of(&entries);
+        let number = (0..floe_machine::exec::UID_COUNT)
+            .find(|number| !uids.contains(&(floe_machine::exec::UID_FIRST + number)))
+            .ok_or_else(|| {
+                failed(
+                    "every user id for machines is taken",
+                    "remove machines that are no longer needed",
+                )
+            })?;
+        let (dir, record) = make(&name, number);
+        let entry = Arc::new(Entry {
+            name: name.clone(),
+            dir,
+            operation: Mutex::new(Some(what)),
+            pauses: Mutex::default(),
+            standing: Mutex::new(Standing::recorded(record.pauses.clone())),
+            state: RwLock::new(State::new(record)),
+            reserve: self.reserve.clone(),
+        });
+        entries.insert(name, entry.clone());
+        Ok(Operation { entry })
+    }
+
+    /// Enters a machine that was found on the disk.
+    pub fn insert(&self, name: MachineName, dir: PathBuf, record: Record) -> Arc<Entry> {
+        let entry = Arc::new(Entry {
+            name: name.clone(),
+            dir,
+            operation: Mutex::new(None),
+            pauses: Mutex::default(),
+            standing: Mutex::new(Standing::recorded(record.pauses.clone())),
+            state: RwLock::new(State::new(record)),
+            reserve: self.reserve.clone(),
+        });
+        self.entries.write().insert(name, entry.clone());
+        entry
+    }
+
+    /// Strikes a machine off.
+    pub fn remove(&self, name: &MachineName) {
+        self.entries.write().remove(name);
+    }
+
+    /// The machine that uses an image, in words.
+    pub fn user_of(&self, id: &Hash) -> Option<String> {
+        self.all().iter().find_map(|entry| {
+            let state = entry.state.read();
+            let uses = state.record.image == *id || state.record.disk_base == *id;
+            uses.then(|| format!("machine {}", entry.name))
+        })
+    }
+
+    /// Images that machines use.
+    pub fn images(&self) -> Vec<Hash> {
+        let mut images: Vec<Hash> = self
+            .all()
+            .iter()
+            .flat_map(|entry| [entry.record().image, entry.record().disk_base])
+            .collect();
+        images.sort_unstable();
+        images.dedup();
+        images
+    }
+
+    /// Whether any QEMU runs.
+    pub fn any_running(&self) -> bool {
+        self.all()
+            .iter()
+            .any(|entry| entry.state.read().vm.is_some())
+    }
+
+    /// Lets go of all machines without ending them.
+    pub fn leave(&self) {
+        for entry in self.all() {
+            let state = entry.state.read();
+            if let Some(disks) = &state.disks
+                && let Err(error) = disks.flush()
+            {
+                tracing::warn!(machine = %entry.name, %error, "disks were not flushed");
+            }
+        }
+    }
+}
+
+fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
+    let entries = entries.values();
+    entries
+        .filter_map(|entry| entry.state.read().record.uid)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::record::{Origin, RECORD_VERSION};
+    use floe_api::ErrorCode;
+
+    fn record(name: &MachineName, uid: u32) -> Record {
+        Record {
+            version: RECORD_VERSION,
+            name: name.to_string(),
+            image_name: "tiny".into(),
+            image: Hash::of(b"image"),
+            disk_base: Hash::of(b"base"),
+            origin: Origin::default(),
+            config: Default::default(),
+            forwards: Vec::new(),
+            restored: false,
+            wanted: Wanted::Starting,
+            detail: String::new(),
+            created_unix_s: 0,
+            uid: Some(floe_machine::exec::UID_FIRST + uid),
+            place: format!("machines/{name}"),
+            mount_name: name.to_string(),
+            traced: true,
+            pauses: Default::default(),
+            family: None,
+            network: None,
+            host_access: Default::default(),
+            limits: Default::default(),
+        }
+    }
+
+    fn reserve(machines: &Inventory, name: Option<&str>) -> Result<Operation, NodeError> {
+        let make =
+            |name: &MachineName, number: u32| (PathBuf::from("/nowhere"), record(name, number));
+        machines.reserve(
+            name.map(|name| name.parse().unwrap()),
+            "tiny",
+            make,
+            Task::Run,
+        )
+    }
+
+    #[test]
+    fn two_operations_on_one_machine_are_refused_by_name() {
+        let machines = Inventory::default();
+        let first = reserve(&machines, Some("web")).unwrap();
+        let error = machines
+            .get("web")
+            .unwrap()
+            .begin(Task::Capture)
+            .err()
+            .unwrap()
+            .to_api();
+        assert_eq!(error.code, ErrorCode::Busy);
+        assert!(error.message.contains("run is under way"), "{error}");
+        drop(first);
+        let second = machines.get("web").unwrap().begin(Task::Capture).unwrap();
+        assert!(machines.get("web").unwrap().begin(Task::Stop).is_err());
+        drop(second);
+        assert!(machines.get("web").unwrap().begin(Task::Stop).is_ok());
+    }
+
+    #[test]
+    fn a_name_is_taken_once_and_every_machine_has_a_user_of_its_own() {
+        let machines = Inventory::default();
+        let kept: Vec<_> = (0..3).map(|_| reserve(&machines, None).unwrap()).collect();
+        let names: Vec<_> = kept
+            .iter()
+            .map(|operation| operation.name.as_str())
+            .collect();
+        assert_eq!(names, ["tiny", "tiny-2", "tiny-3"]);
+        let mut uids: Vec<_> = kept
+            .iter()
+            .map(|operation| operation.record().uid)
+            .collect();
+        uids.dedup();
+        assert_eq!(uids.len(), 3);
+        assert_eq!(
+            reserve(&machines, Some("tiny-2"))
+                .err()
+                .unwrap()
+                .to_api()
+                .code,
+            ErrorCode::Busy
+        );
+        machines.remove(&"tiny-2".parse().unwrap());
+        assert_eq!(
+            reserve(&machines, None).unwrap().record().uid,
+            Some(floe_machine::exec::UID_FIRST + 1)
+        );
+    }
+
+    #[test]
+    fn an_unknown_machine_is_not_found_and_a_strange_name_is_refused() {
+        let machines = Inventory::default();
+        assert_eq!(
+            machines.get("web").err().unwrap().to_api().code,
+            ErrorCode::NotFound
+        );
+        assert_eq!(
+            machines.get("../web").err().unwrap().to_api().code,
+            ErrorCode::Usage
+        );
+    }
+
+    #[test]
+    fn an_image_is_in_use_by_what_runs_and_by_what_its_disks_stand_on() {
+        let machines = Inventory::default();
+        let _web = reserve(&machines, Some("web")).unwrap();
+        assert!(
+            machines
+                .user_of(&Hash::of(b"image"))
+                .unwrap()
+                .contains("web")
+        );
+        assert!(machines.user_of(&Hash::of(b"base")).is_some());
+        assert!(machines.user_of(&Hash::of(b"other")).is_none());
+    }
+}

@@ -1,0 +1,316 @@
+//! What a machine is, in a file: enough for a node that starts after a crash to take the machine over. No I/O: that is `files`.
+//!
+//! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
+//! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
+
+use crate::MachineName;
+use floe_api::{
+    HostAccess, Identity, Limits, MulticastGroup, PortForward,
+    credentials::{HubAddress, Tokens},
+};
+use floe_image::{Hash, MachineConfig};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path},
+};
+
+/// Version of the file. A field that an older node must not ignore raises it.
+pub const RECORD_VERSION: u32 = 1;
+
+/// A machine as it was meant, and how it last was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// [`RECORD_VERSION`].
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// The image as the user named it.
+    pub image_name: String,
+    /// The image that it was started from: its `ram` is what QEMU maps.
+    pub image: Hash,
+    /// The image that its disks stand on: [`Record::image`], or the last capture.
+    pub disk_base: Hash,
+    /// Where the image's missing chunks come from.
+    pub origin: Origin,
+    /// What QEMU needs.
+    pub config: MachineConfig,
+    /// Ports.
+    pub forwards: Vec<PortForward>,
+    /// Whether the running QEMU was restored (false after a cold start).
+    pub restored: bool,
+    /// Whether a QEMU should be running.
+    pub wanted: Wanted,
+    /// Something worth telling (`the guest was reset and started cold from its disks`).
+    pub detail: String,
+    /// Creation, Unix time.
+    pub created_unix_s: u64,
+    /// User id that its QEMU runs as; `None` is the node's own.
+    pub uid: Option<u32>,
+    /// Directory of its QEMU and disks, relative to the state directory: `machines/NAME`, or `standby/N` for a machine
+    /// that waited in the pool (its files can't move while QEMU has them open).
+    pub place: String,
+    /// Its directory's name on the mount.
+    pub mount_name: String,
+    /// Whether what it touches is kept and sent.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub traced: bool,
+    /// Why its guest stands still, as far as floe is the reason; on the disk before QEMU is told to stop. An earlier version
+    /// knew one reason and wrote `buffering: true`.
+    #[serde(
+        default,
+        alias = "buffering",
+        deserialize_with = "pauses",
+        skip_serializing_if = "BTreeSet::is_empty"
+    )]
+    pub pauses: BTreeSet<PauseReason>,
+    /// Of a clone: the fork that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<Family>,
+    /// Its place in its family's network; `None` is QEMU's user network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Attachment>,
+    /// What its guest reaches of this host.
+    #[serde(default, skip_serializing_if = "HostAccess::is_none")]
+    pub host_access: HostAccess,
+    /// What its QEMU may take of this host.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
+}
+
+/// A place in a family's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attachment {
+    /// The network's id.
+    pub network: String,
+    /// The member's number in it, from which its addresses follow; 0 is the parent.
+    pub number: u32,
+}
+
+/// What a clone knows of its fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family {
+    /// The fork's id.
+    pub fork: String,
+    /// The machine or image that was forked, on its own node.
+    pub parent: String,
+    /// The clone's number in the fork, from 1.
+    pub number: u32,
+    /// Whether nothing of it is on its parent's node only, or in that node's memory only.
+    pub settled: bool,
+    /// Whether its guest knows who it is.
+    #[serde(default, skip_serializing_if = "Identity::is_foreign")]
+    pub identity: Identity,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Why the guest of a machine that should run stands still. It goes on once there is no reason left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseReason {
+    /// The user wants it so.
+    User,
+    /// What it needs next is still on its way.
+    Buffering,
+    /// It is a clone and its parent's node does not answer.
+    Orphaned,
+    /// Its state is being taken, for a capture or a fork.
+    Capture,
+    /// The host's disk has no room for what it writes.
+    DiskFull,
+}
+
+impl PauseReason {
+    /// Whether the reason was the work of one node process: it is over when that process has ended.
+    pub fn ends_with_its_node(self) -> bool {
+        match self {
+            PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
+            PauseReason::User | PauseReason::DiskFull => false,
+        }
+    }
+}
+
+fn pauses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeSet<PauseReason>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Buffering(bool),
+        Reasons(BTreeSet<PauseReason>),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::Buffering(true) => [PauseReason::Buffering].into(),
+        Written::Buffering(false) => BTreeSet::new(),
+        Written::Reasons(reasons) => reasons,
+    })
+}
+
+/// What the node is to make of a machine that it finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wanted {
+    /// Being made: a node that finds this removes the machine.
+    Starting,
+    /// There should be a QEMU.
+    Running,
+    /// There should be none.
+    Stopped,
+    /// On its way out: a node that finds this goes on removing it.
+    Removing,
+}
+
+/// Where an image's chunks come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Base addresses of sources, the preferred first. Empty: the node's own repository.
+    pub urls: Vec<String>,
+    /// Token for the first of them, and for no other server. The file is readable by the node's user only.
+    pub token: Option<String>,
+    /// Tokens for hubs, each sent to that hub only.
+    #[serde(default, skip_serializing_if = "Tokens::is_empty")]
+    pub tokens: Tokens,
+    /// File with their certificate authority.
+    pub ca: Option<String>,
+    /// Of a clone: where its parent's state comes by multicast, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multicast: Option<MulticastGroup>,
+}
+
+impl Origin {
+    /// The token that may be sent to one of its addresses.
+    pub fn token_for(&self, url: &str) -> Option<&str> {
+        let hub = HubAddress::of(url)?;
+        if let Some(token) = self.tokens.get(&hub) {
+            return Some(token);
+        }
+        let first = HubAddress::of(self.urls.first().map_or(url, String::as_str));
+        self.token.as_deref().filter(|_| first == Some(hub))
+    }
+}
+
+impl Record {
+    /// Understands a record's bytes, or says why not.
+    pub fn parse(bytes: &[u8]) -> Result<Record, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let Version { version } = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if version != RECORD_VERSION {
+            return Err(format!(
+                "it has version {version}, this floe knows version {RECORD_VERSION}"
+            ));
+        }
+        let record: Record = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        record
+            .name
+            .parse::<MachineName>()
+            .map_err(|e| e.to_string())?;
+        let inside = |part: Component| matches!(part, Component::Normal(_));
+        if record.place.is_empty() || !Path::new(&record.place).components().all(inside) {
+            return Err(format!(
+                "its place {:?} is not inside of the state directory",
+                record.place
+            ));
+        }
+        Ok(record)
+    }
+
+    /// Whether it is a clone on its parent's host whose memory is on no disk yet.
+    pub fn rests_on_this_node(&self) -> bool {
+        let family = self.family.as_ref();
+        family.is_some_and(|family| !family.settled) && self.origin.urls.is_empty()
+    }
+
+    /// The file.
+    pub fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub fn record() -> Record {
+        Record {
+            version: RECORD_VERSION,
+            name: "web".into(),
+            image_name: "debian:12".into(),
+            image: Hash::of(b"a"),
+            disk_base: Hash::of(b"b"),
+            origin: Origin {
+                urls: vec!["https://hub".into()],
+                token: Some("t".into()),
+                tokens: Tokens::default(),
+                ca: None,
+                multicast: None,
+            },
+            config: MachineConfig {
+                cpus: Some(2),
+                ..Default::default()
+            },
+            forwards: vec!["8080:80".parse().unwrap()],
+            restored: true,
+            wanted: Wanted::Running,
+            detail: String::new(),
+            created_unix_s: 7,
+            uid: Some(1),
+            place: "machines/web".into(),
+            mount_name: "web".into(),
+            traced: true,
+            pauses: BTreeSet::new(),
+            family: None,
+            network: None,
+            host_access: HostAccess::None,
+            limits: Limits::default(),
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_node_that_knew_no_traces_is_read() {
+        let text = serde_json::to_string(&record()).unwrap();
+        assert!(!text.contains("traced") && !text.contains("pauses"));
+        let odd = Record {
+            traced: false,
+            pauses: [PauseReason::User, PauseReason::Capture].into(),
+            ..record()
+        };
+        let text = serde_json::to_string(&odd).unwrap();
+        assert!(text.contains(r#""pauses":["user","capture"]"#), "{text}");
+        assert_eq!(Record::parse(text.as_bytes()).unwrap(), odd);
+    }
+
+    #[test]
+    fn a_record_of_a_node_that_knew_one_reason_for_a_pause_is_read() {
+        let mut value = serde_json::to_value(record()).unwrap();
+        value["buffering"] = true.into();
+        let read = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(read.pauses, [PauseReason::Buffering].into());
+        value["buffering"] = false.into();
+        let read = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(read, record());
+    }
+
+    #[test]
+    fn a_record_of_another_version_or_with_a_strange_name_is_refused_with_the_reason() {
+        let text = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut value = serde_json::to_value(record()).unwrap();
+            change(&mut value);
+            Record::parse(value.to_string().as_bytes()).unwrap_err()
+        };
+        assert!(text(&|v| v["version"] = 2.into()).contains("version 2"));
+        assert!(text(&|v| v["name"] = "../../etc".into()).contains("not allowed"));
+        assert!(text(&|v| v["more"] = 1.into()).contains("more"));
+        assert!(text(&|v| v["place"] = "../../etc".into()).contains("place"));
+        for cut in [0, 1, 20] {
+            assert!(Record::parse(&serde_json::to_vec(&record()).unwrap()[..cut]).is_err());
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! Machines that are there: looking, stopping, removing, and noticing when one ends by itself.
+
+use crate::{
+    error::{NodeError, at, busy, failed, not_found},
+    inventory::{
+        Entry, Operation,
+        lifecycle::{Qemu, Task, status},
+        record::Wanted,
+    },
+    machines::{
+        Machines,
+        launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
+        room::Room,
+        stopped::why_stopped,
+    },
+};
+use floe_api::*;
+use floe_machine::{End, Machine, Process, Status, console::ConsoleLog};
+use std::{
+    path::Path,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+/// How long QEMU may take to end once it was told to.
+const QUIT_WAIT: Duration = Duration::from_secs(10);
+/// How long a QEMU that nobody wants may take to end once it was killed.
+const KILL_WAIT: Duration = Duration::from_secs(10);
+/// How often the watcher looks whether a QEMU has ended: one poll of a descriptor for each machine.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// How often the room on the disk is looked at.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// How often the disk's reserve is filled again, if there is room.
+const REFILL_EVERY: Duration = Duration::from_secs(5);
+
+impl Machines {
+    /// All machines, by name.
+    pub fn list_machines(&self) -> MachineList {
+        MachineList {
+            machines: self
+                .inventory
+                .all()
+                .iter()
+                .map(|entry| self.info_of(entry))
+                .collect(),
+        }
+    }
+
+    /// One machine.
+    pub fn inspect_machine(&self, name: &str) -> Result<MachineInfo, NodeError> {
+        Ok(self.info_of(&*self.inventory.get(name)?))
+    }
+
+    /// What is known of a machine.
+    pub(crate) fn info_of(&self, entry: &Entry) -> MachineInfo {
+        let (record, vm, disks, fetcher, failed, orphaned) = {
+            let state = entry.state.read();
+            (
+                state.record.clone(),
+                state.vm.clone(),
+                state.disks.clone(),
+                state.fetcher.clone(),
+                state.failed,
+                state.orphaned.clone(),
+            )
+        };
+        let mut detail = record.detail.clone();
+        // an orphan's QEMU may wait for memory that nobody has, and answer nothing
+        let status_of = |vm: &Machine| match &orphaned {
+            Some(_) => Ok(Status::Paused),
+            None => vm.status(),
+        };
+        let mut qemu = vm.as_ref().map_or(Qemu::None, |vm| match status_of(vm) {
+            Ok(Status::IoError { disk, no_space }) => {
+                detail = why_stopped(&record.name, &disk, no_space, disks.as_ref());
+                Qemu::Still
+            }
+            Ok(Status::Paused) => {
+                if let Some(why) = &orphaned {
+                    detail = why.clone();
+                } else if let Some(operation) = entry.operation() {
+                    detail = format!("{operation} is under way");
+                }
+                Qemu::Still
+            }
+            Ok(Status::Running) => Qemu::Runs,
+            Ok(Status::Ended(_)) => Qemu::Still,
+            Err(error) => {
+                detail = error.to_string();
+                Qemu::Still
+            }
+        });
+        if let (None, Wanted::Running, Some(why)) = (&vm, record.wanted, &orphaned) {
+            // its QEMU waits for what nobody has, and has never answered this node
+            qemu = Qemu::Still;
+            detail = why.clone();
+        }
+        let task = entry.operation();
+        let adopting = qemu == Qemu::None && task == Some(Task::Adopt);
+        if adopting && record.wanted == Wanted::Running {
+            detail = "it is being taken over from the earlier node".into();
+        }
+        if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
+            detail = why;
+        }
+        let buffering = entry.buffering();
+        if let Some(wait) = buffering {
+            detail = format!(
+                "{:.1} MiB still to come, about {:.0} s; floe start {} to go on at once",
+                wait.missing_bytes as f64 / f64::from(1 << 20),
+                wait.eta_s,
+                record.name
+            );
+        }
+        let mut stats = MachineStats::default();
+        if let Some(disks) = disks {
+            let counted = disks.stats();
+            stats.misses = counted.waits;
+            stats.requests = counted.faults + counted.reads + counted.writes;
+            stats.wait_ms = counted.wait_us as f64 / 1e3;
+            stats.overlay_bytes = counted.overlay_bytes;
+        }
+        let mut sources = record.origin.urls.clone();
+        if sources.is_empty() {
+            sources.push(self.core.home.repo().display().to_string());
+        }
+        if let Some(fetcher) = fetcher {
+            stats.wire_bytes = fetcher.link().wire_bytes;
+        }
+        self.resources.count(&record.mount_name, &mut stats);
+        MachineInfo {
+            name: record.name,
+            status: status(record.wanted, qemu, task, failed, buffering.is_some()),
+            detail,
+            image: record.image.to_string(),
+            image_name: record.image_name,
+            restored: record.restored,
+            pid: vm.map(|vm| vm.pid()),
+            memory_bytes: record.config.memory_bytes_now().unwrap_or_default(),
+            cpus: record.config.cpus_now().unwrap_or(1),
+            accel: record
+                .config
+                .accel
+                .unwrap_or_else(|| self.core.accel.name().into()),
+            forwards: record.forwards,
+            created_unix_s: record.created_unix_s,
+            sources,
+            stats,
+            network: record.network.map(|place| self.networks.info(&place)),
+            allow_host: record.host_access,
+            limits: record.limits,
+            cloned: record.family.map(|family| Cloned {
+                fork: family.fork,
+                parent: family.parent,
+                number: family.number,
+                settled: family.settled,
+                identity: family.identity,
+            }),
+        }
+    }
+
+    /// Stops a machine: asks the guest, then ends QEMU. Its disks stay.
+    pub fn stop_machine(
+        &self,
+        name: &str,
+        request: &StopRequest,
+    ) -> Result<MachineInfo, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let operation = entry.begin(Task::Stop)?;
+        let vm = operation.vm()?;
+        // a guest that stands still could not power down; one whose QEMU doesn't answer is ended below
+        let _ = operation.go_on_at_once();
+        operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
+        if !request.now {
+            let timeout = Duration::from_secs(request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT));
+            // a guest that can't be asked (no ACPI, paused) is ended below
+            if vm.powerdown().is_ok() {
+                vm.wait_end(timeout);
+            }
+        }
+        vm.quit(QUIT_WAIT)?;
+        drop(vm);
+        self.traces.take_trace(&operation);
+        self.detach(&operation)?;
+        operation.update(|record| record.detail = "stopped on request".into())?;
+        self.core.tell(Happened::MachineStopped, name, "on request");
+        Ok(self.info_of(&operation))
+    }
+
+    /// Removes a machine with its disks.
+    pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), NodeError> {
+        let entry = self.inventory.get(name)?;
+        let operation = entry.begin(Task::Remove)?;
+        if operation.state.read().vm.is_some() && !force {
+            return Err(busy(
+                format!("machine {name} is running"),
+                format!("floe stop {name} first, or floe rm --force {name}"),
+            ));
+        }
+        operation.update(|record| record.wanted = Wanted::Removing)?;
+        let record = operation.record();
+        self.discard(&operation);
+        self.core.tell(Happened::MachineRemoved, name, "");
+        let kin = self.kin.get().and_then(Weak::upgrade);
+        let struck = kin.map_or(Ok(()), |kin| kin.removed(name));
+        self.images.released(&record.image);
+        self.images.released(&record.disk_base);
+        struck
+    }
+
+    /// Ends a machine and removes all that is of it.
+    pub(crate) fn discard(&self, operation: &Operation) {
+        self.end_quietly(operation);
+        let record = operation.record();
+        let place = self.core.home.root().join(&record.place);
+        for dir in [&place, &operation.dir] {
+            if let Err(error) = std::fs::remove_dir_all(dir)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(dir = %dir.display(), %error, "was not removed");
+            }
+        }
+        self.leave_network(&record);
+        self.inventory.remove(&operation.name);
+        self.images.forget_image(&record.image);
+        self.images.forget_image(&record.disk_base);
+    }
+
+    /// Ends QEMU and takes the machine off the mount; trouble is logged.
+    pub(crate) fn end_quietly(&self, entry: &Entry) {
+        let vm = entry.state.read().vm.clone();
+        match vm.map(|vm| vm.quit(QUIT_WAIT)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
+            }
+            // one that never answered this node
+            None => self.end_qemu(entry),
+        }
+        self.traces.take_trace(entry);
+        if let Err(error) = self.detach(entry) {
+            tracing::warn!(machine = %entry.name, %error, "the machine stays on the mount");
+        }
+    }
+
+    /// A machine's QEMU, if one is alive.
+    pub(crate) fn qemu_of(&self, entry: &Entry) -> Option<Process> {
+        Machine::process_in(&self.vm_dir(&entry.record()))
+    }
+
+    /// Ends a machine's QEMU without asking it; disks have what it has written.
+    pub(crate) fn end_qemu(&self, entry: &Entry) {
+        end_vm(&self.vm_dir(&entry.record()));
+    }
+
+    /// Stops all machines at the same time.
+    pub(crate) fn stop_all_machines(&self) {
+        std::thread::scope(|scope| {
+            for entry in self.inventory.all() {
+                scope.spawn(move || {
+                    if let Err(error) =
+                        self.stop_machine(entry.name.as_str(), &StopRequest::default())
+                    {
+                        tracing::warn!(machine = %entry.name, %error, "was not stopped");
+                    }
+                });
+            }
+        });
+    }
+
+    /// Where a machine's console is.
+    pub fn console(&self, name: &str) -> Result<ConsoleInfo, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let record = entry.record();
+        let vm = self.vm_dir(&record);
+        Ok(ConsoleInfo {
+            socket: vm.join(CONSOLE_SOCKET).display().to_string(),
+            log: vm.join(CONSOLE_LOG).display().to_string(),
+            vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
+        })
+    }
+
+    /// What a machine's guest wrote on its console: all that is kept, or the last so many bytes.
+    pub fn console_history(
+        &self,
+        name: &str,
+        tail_bytes: Option<u64>,
+    ) -> Result<ConsoleLog, NodeError> {
+        let record = self.inventory.get(name)?.record();
+        Ok(ConsoleLog::open(&self.console_dir(&record), tail_bytes))
+    }
+
+    /// Where QEMU shows the screen of a running machine, and what tells whether it is paused to buffer.
+    pub fn vnc(
+        &self,
+        name: &str,
+    ) -> Result<(std::path::PathBuf, impl Fn() -> bool + Send + use<>), NodeError> {
+        let entry = self.inventory.get(name)?;
+        let socket = entry.vm()?.vnc_socket();
+        Ok((socket, move || entry.stands_still()))
+    }
+
+    /// The screen as PNG.
+    pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
+        let vm = self.inventory.get(name)?.vm()?;
+        let file = self.images.scratch("screen")?;
+        vm.screenshot(file.path())?;
+        std::fs::read(file.path()).map_err(at("cannot read the screenshot"))
+    }
+
+    /// Adds or removes a port forward.
+    pub fn forward(&self, name: &str, request: &ForwardRequest) -> Result<PortForward, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let operation = entry.begin(Task::Forward)?;
+        let vm = operation.vm()?;
+        if request.remove {
+            if !operation.record().forwards.contains(&request.forward) {
+                return Err(not_found(
+                    format!("{} is not forwarded", request.forward),
+                    format!("see floe ps {name}"),
+                ));
+            }
+            match operation.record().network {
+                Some(_) => self.networks.close_inbound(name, Some(&request.forward)),
+                None => vm.remove_forward(&machine_forward(&request.forward)?)?,
+            }
+            operation.update(|record| {
+                record
+                    .forwards
+                    .retain(|forward| *forward != request.forward)
+            })?;
+            return Ok(request.forward.clone());
+        }
+        if operation.record().forwards.len() >= crate::plan::FORWARDS_MAX {
+            return Err(failed(
+                "too many port forwards",
+                format!("a machine has at most {}", crate::plan::FORWARDS_MAX),
+            ));
+        }
+        let [chosen] = choose_ports(std::slice::from_ref(&request.forward))?
+            .try_into()
+            .map_err(|_| failed("no port", ""))?;
+        match &operation.record().network {
+            Some(place) => self.networks.open_inbound(name, place, &chosen)?,
+            None => vm.add_forward(machine_forward(&chosen)?)?,
+        }
+        operation.update(|record| record.forwards.push(chosen.clone()))?;
+        Ok(chosen)
+    }
+
+    /// Starts the thread that notices when a QEMU ends.
+    pub(crate) fn start_watching(self: &Arc<Self>) -> Result<(), NodeError> {
+        let node = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("machine-watch".into())
+            .spawn(move || watch(&node))
+            .map_err(at("cannot start the machines' watcher"))?;
+        Ok(())
+    }
+
+    /// A QEMU ended by itself: start the guest anew if that is what it wanted, else put its disks away.
+    fn ended(&self, operation: &Operation, vm: &Machine) {
+        let end = match vm.status() {
+            Ok(Status::Ended(end)) => end,
+            _ => return,
+        };
+        let record = operation.record();
+        if end == End::GuestReset && record.restored {
+            operation.state.write().vm = None;
+            // with what it was given while it ran
+            let _ = operation.update(|record| record.config = vm.config());
+            self.networks.close_inbound(&record.name, None);
+            match self.boot(operation) {
+                Ok(_) => {
+                    let _ = operation.update(|record| {
+                        record.restored = false;
+                        record.detail =
+                            "the guest was reset and was started cold from its disks".into();
+                    });
+                    self.core.tell(
+                        Happened::MachineReset,
+                        operation.name.as_str(),
+                        "started cold from its disks",
+                    );
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(machine = %operation.name, %error, "the guest was reset and can't be started")
+                }
+            }
+        }
+        let (bad, detail) = match end {
+            End::GuestShutdown => (false, "the guest switched itself off".to_owned()),
+            End::Asked => (false, "its QEMU was ended".to_owned()),
+            End::GuestReset => (
+                true,
+                "the guest was reset and can't be started from its disks".to_owned(),
+            ),
+            End::Lost => (
+                true,
+                format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+            ),
+        };
+        self.traces.take_trace(operation);
+        if let Err(error) = self.detach(operation) {
+            tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
+        }
+        operation.state.write().failed = bad;
+        let _ = operation.update(|record| {
+            record.wanted = Wanted::Stopped;
+            record.detail = detail.clone();
+        });
+        self.core
+            .tell(Happened::MachineEnded, operation.name.as_str(), detail);
+    }
+}
+
+fn watch(node: &Weak<Machines>) {
+    let (mut refilled, mut looked) = (Instant::now(), Instant::now());
+    let room = node.upgrade().map(|node| {
+        let dir = node.core.home.root().to_owned();
+        Room::new(dir, node.images.cache.clone())
+    });
+    let Some(mut room) = room else {
+        return;
+    };
+    while let Some(node) = node.upgrade() {
+        if looked.elapsed() >= ROOM_EVERY {
+            node.look_after_room(&mut room);
+            looked = Instant::now();
+        }
+        if refilled.elapsed() >= REFILL_EVERY {
+            node.core.reserve.refill();
+            refilled = Instant::now();
+        }
+        for entry in node.inventory.all() {
+            let vm = entry.state.read().vm.clone();
+            let Some(vm) = vm.filter(|vm| vm.wait_end(Duration::ZERO)) else {
+                continue;
+            };
+            // another operation has just ended it, or looks after it: the next round will show
+            if let Ok(operation) = entry.begin(Task::End) {
+                let current = operation.state.read().vm.clone();
+                if current.is_some_and(|current| Arc::ptr_eq(&current, &vm)) {
+                    node.ended(&operation, &vm);
+                }
+            }
+        }
+        drop(node);
+        std::thread::sleep(WATCH_EVERY);
+    }
+}
+
+/// Ends the QEMU in a directory, if there is one.
+pub(crate) fn end_vm(dir: &Path) {
+    let Some(qemu) = Machine::process_in(dir) else {
+        return;
+    };
+    qemu.kill();
+    if !qemu.wait(KILL_WAIT) {
+        tracing::warn!(dir = %dir.display(), "QEMU did not end");
+    }
+}

@@ -1,0 +1,444 @@
+//! From a record to a running QEMU: images and disks onto the mount, a spec, a start.
+
+use crate::files::PASSABLE_MODE;
+use crate::{
+    error::{NodeError, at, busy, failed, usage},
+    inventory::{
+        self, Entry, GuestState,
+        record::{Origin, Record},
+    },
+    machines::Machines,
+    network::Networks,
+    plan,
+};
+use floe_image::{Hash, MachineConfig, Manifest};
+use floe_machine::{Boot, HostAccess, Machine, PortForward, Protocol, Spec, User};
+use floe_mount::{DiskSpec, ImageHandle, MachineHandle, MachineSpec, Mount};
+use floe_store::private;
+use std::{
+    fs, io,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+/// A disk is shown to QEMU as so many bytes or a multiple, zeros behind its own: QEMU refuses to write to a file that is no multiple
+/// of what its file system reads at once.
+const DISK_BLOCK: u64 = floe_image::CHUNK_SIZE as u64;
+/// QEMU's own directory in the machine's: floe-machine's name for it.
+pub(crate) const RUN_DIR: &str = "run";
+/// What the guest wrote on its console last.
+pub(crate) const CONSOLE_LOG: &str = "run/console.log";
+/// The console's socket there.
+pub(crate) const CONSOLE_SOCKET: &str = "run/console.sock";
+/// The screen's socket there.
+pub(crate) const VNC_SOCKET: &str = "run/vnc.sock";
+
+/// A machine's images and disks on the mount.
+pub(crate) struct Attached {
+    /// The image that it starts from, and those that its disks stand on.
+    pub images: Vec<ImageHandle>,
+    /// Its files.
+    pub disks: MachineHandle,
+}
+
+impl Machines {
+    /// A machine's directory for QEMU.
+    pub(crate) fn vm_dir(&self, record: &Record) -> PathBuf {
+        self.core.home.root().join(&record.place).join("vm")
+    }
+
+    /// A machine's directory for its disks' layers.
+    pub(crate) fn disk_dir(&self, record: &Record) -> PathBuf {
+        self.core.home.root().join(&record.place).join("disks")
+    }
+
+    /// Directory of what the guest wrote on its console.
+    pub(crate) fn console_dir(&self, record: &Record) -> PathBuf {
+        self.vm_dir(record).join(RUN_DIR)
+    }
+
+    /// Puts a machine and its images onto the mount.
+    pub(crate) fn attach(&self, entry: &Entry) -> Result<(), NodeError> {
+        let record = entry.record();
+        let manifest = self.images.manifest_of(&entry.dir, &record.image)?;
+        let fetcher = self.images.sources.fetcher(&record.origin)?;
+        let mut bases = Vec::new();
+        for base in Mount::recorded_bases(&self.disk_dir(&record)).unwrap_or_default() {
+            if base != record.image {
+                bases.push((base, self.images.manifest_of(&entry.dir, &base)?));
+            }
+        }
+        let attached = self.attach_record(&record, manifest, fetcher.clone(), bases)?;
+        let mut state = entry.state.write();
+        state.disks = Some(attached.disks);
+        state.images = attached.images;
+        state.fetcher = Some(fetcher);
+        Ok(())
+    }
+
+    /// The same for a record that is in no list yet.
+    pub(crate) fn attach_record(
+        &self,
+        record: &Record,
+        manifest: Manifest,
+        fetcher: Arc<floe_source::Fetcher>,
+        bases: Vec<(Hash, Manifest)>,
+    ) -> Result<Attached, NodeError> {
+        let disks = disk_specs(&manifest);
+        let image = self.images.show_image(record.image, manifest, fetcher)?;
+        let mut images = vec![image.clone()];
+        for (id, manifest) in bases {
+            images.push(self.images.show_image(
+                id,
+                manifest,
+                self.images.sources.fetcher(&Origin::default())?,
+            )?);
+        }
+        let dir = self.disk_dir(record);
+        private::make_dirs(&dir)
+            .map_err(crate::error::at(format!("cannot make {}", dir.display())))?;
+        let own = User {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
+        let user = user_of(record).unwrap_or(own);
+        let spec = MachineSpec {
+            name: record.mount_name.clone(),
+            uid: user.uid,
+            gid: user.gid,
+            image,
+            dir,
+            disks,
+        };
+        let disks = self.images.with_mount(|mount| mount.add_machine(spec))?;
+        Ok(Attached { images, disks })
+    }
+
+    /// Takes a machine off the mount; what its disks hold is durable then.
+    pub(crate) fn detach(&self, entry: &Entry) -> Result<(), NodeError> {
+        let (record, attached) = {
+            let mut state = entry.state.write();
+            state.vm = None;
+            state.fetcher = None;
+            state.images.clear();
+            (state.record.clone(), state.disks.take().is_some())
+        };
+        self.networks.close_inbound(&record.name, None);
+        self.resources.ended(&record.name, &record.mount_name);
+        if attached {
+            self.images
+                .with_mount(|mount| mount.remove_machine(&record.mount_name))?;
+        }
+        Ok(())
+    }
+
+    /// What QEMU is to be. `boot` is for cold starts.
+    pub(crate) fn spec(
+        &self,
+        record: &Record,
+        disks: &MachineHandle,
+        image: Option<&ImageHandle>,
+    ) -> Result<Spec, NodeError> {
+        let mut spec = Spec::new(
+            record.mount_name.clone(),
+            self.vm_dir(record),
+            self.core.accel.clone(),
+            self.core.options.programs.clone(),
+        );
+        spec.emulator_cache_mib = Some(self.core.options.emulator_cache_mib).filter(|&mib| mib > 0);
+        spec.config = record.config.clone();
+        spec.disks = disks.disk_paths();
+        spec.cgroup = self
+            .resources
+            .group_of(&record.mount_name, &record.limits)?;
+        spec.user = user_of(record);
+        spec.network_down = inventory::is_pending(record);
+        spec.tap = self.tap_of(record)?;
+        spec.host_access = machine_access(&record.host_access)?;
+        for forward in &record.forwards {
+            match spec.tap {
+                None => spec.forwards.push(machine_forward(forward)?),
+                // opened once it runs; that one is taken is said before, as QEMU does of its own
+                Some(_) => Networks::check_inbound(forward)?,
+            }
+        }
+        if let Some(image) = image {
+            spec.boot = self.boot_files(record, image)?;
+        }
+        Ok(spec)
+    }
+
+    /// Kernel and initial ramdisk where the machine's own user can read them. The image's files on the mount are the
+    /// node's alone, since one machine's user must not read another's image. QEMU reads both whole anyway.
+    fn boot_files(&self, record: &Record, image: &ImageHandle) -> Result<Option<Boot>, NodeError> {
+        let dir = self.core.home.root().join(&record.place).join("boot");
+        let copy = |region: &str| -> Result<Option<PathBuf>, NodeError> {
+            let Some(from) = image.region_path(region) else {
+                return Ok(None);
+            };
+            let to = dir.join(region);
+            copy_for(&from, &to, record.uid)
+                .and_then(|()| let_pass(&dir, self.core.home.root(), record.uid))
+                .map_err(at(format!("cannot copy {region} to {}", to.display())))?;
+            Ok(Some(to))
+        };
+        let Some(kernel) = copy("kernel")? else {
+            return Ok(None);
+        };
+        Ok(Some(Boot {
+            kernel,
+            initrd: copy("initrd")?,
+        }))
+    }
+
+    /// Starts a machine cold: its disks as they are, the image's kernel if it has one.
+    pub(crate) fn boot(&self, entry: &Entry) -> Result<Arc<Machine>, NodeError> {
+        let record = entry.record();
+        let spec = {
+            let state = entry.state.read();
+            let (Some(disks), Some(image)) = (&state.disks, state.images.first()) else {
+                return Err(failed(
+                    format!("machine {} is not on the mount", entry.name),
+                    "report this",
+                ));
+            };
+            // To a guest that starts anew, what the host's disk failed to keep is what a power cut took.
+            disks.accept_losses();
+            self.spec(&record, disks, Some(image))?
+        };
+        self.core.reserve.make_room();
+        self.resources.starts_cold(&record);
+        let machine = Arc::new(Machine::start(spec)?);
+        self.started(entry, machine.clone(), |_| ())?;
+        Ok(machine)
+    }
+
+    /// Enters a QEMU that runs now, and what else changes in its machine's record with that.
+    pub(crate) fn started(
+        &self,
+        entry: &Entry,
+        machine: Arc<Machine>,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<(), NodeError> {
+        self.resources.started(&entry.record(), machine.pid());
+        {
+            let mut state = entry.state.write();
+            if let Some(disks) = &state.disks {
+                disks.set_pid(machine.pid());
+            }
+            state.failed = false;
+            state.vm = Some(machine.clone());
+            state.guest = GuestState {
+                since: Some(Instant::now()),
+                ..Default::default()
+            };
+        }
+        self.open_ports(entry);
+        let config = machine.config();
+        entry.update(|record| {
+            record.config = config;
+            change(record);
+        })?;
+        self.attend(&entry.name);
+        Ok(())
+    }
+}
+
+/// Makes the directory of a new machine.
+pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
+    use std::os::unix::fs::DirBuilderExt;
+    match std::fs::DirBuilder::new()
+        .mode(private::DIR_MODE)
+        .create(dir)
+    {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(busy(
+            format!(
+                "{} exists, although no machine of this name is known",
+                dir.display()
+            ),
+            "look into its machine.json; remove the directory if nothing in it is needed",
+        )),
+        made => made.map_err(at(format!("cannot make {}", dir.display()))),
+    }
+}
+
+/// Copies a file so that only this user's group can read the copy.
+fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
+    private::make_dirs(to.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    // what an earlier start has copied needs no room again, which a full disk would not have
+    if fs::read(to).is_ok_and(|copy| fs::read(from).is_ok_and(|bytes| bytes == copy)) {
+        return Ok(());
+    }
+    // what is there may be read-only; and a copy must not be readable by others for a moment
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut copy = private::options().write(true).open(to)?;
+    io::copy(&mut fs::File::open(from)?, &mut copy)?;
+    std::os::unix::fs::fchown(&copy, None, gid)?;
+    copy.set_permissions(fs::Permissions::from_mode(0o440))
+}
+
+/// Lets a machine's own user pass to a directory of its machine, `root/KIND/NAME/...`, and nobody else to more than the names
+/// KIND: they may pass that one and the state directory, but not list them.
+fn let_pass(dir: &Path, root: &Path, gid: Option<u32>) -> io::Result<()> {
+    let Some(gid) = gid else {
+        return Ok(()); // QEMU runs as the node's own user
+    };
+    let mut dir = dir.to_owned();
+    while let Some(above) = dir.parent().map(Path::to_owned) {
+        if above == *root {
+            return fs::set_permissions(&dir, fs::Permissions::from_mode(PASSABLE_MODE));
+        }
+        std::os::unix::fs::chown(&dir, None, Some(gid))?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o710))?;
+        dir = above;
+    }
+    Err(io::ErrorKind::InvalidInput.into())
+}
+
+/// The user that a machine's QEMU runs as.
+fn user_of(record: &Record) -> Option<User> {
+    record.uid.map(|uid| User { uid, gid: uid })
+}
+
+/// The disks that an image starts a machine with.
+fn disk_specs(manifest: &Manifest) -> Vec<DiskSpec> {
+    plan::disk_regions(manifest)
+        .iter()
+        .filter_map(|name| manifest.region(name))
+        .map(|region| DiskSpec::of_region(&region.name, region.size.next_multiple_of(DISK_BLOCK)))
+        .collect()
+}
+
+/// The configuration of a cold start: what belongs to the image, without what belongs to the host that captured it.
+pub(crate) fn cold_config(image: &MachineConfig, plan: &plan::Plan) -> MachineConfig {
+    MachineConfig {
+        cpus: Some(plan.cpus),
+        memory_bytes: Some(plan.memory_bytes),
+        cmdline: plan.cmdline.clone().filter(|_| plan.kernel),
+        disks: plan.disks.clone(),
+        cpu_model: image.cpu_model.clone(),
+        labels: image.labels.clone(),
+        ..Default::default()
+    }
+}
+
+/// Chooses ports for those that are 0.
+pub(crate) fn choose_ports(
+    forwards: &[floe_api::PortForward],
+) -> Result<Vec<floe_api::PortForward>, NodeError> {
+    forwards
+        .iter()
+        .map(|forward| {
+            let mut forward = forward.clone();
+            if forward.host_port == 0 {
+                let address = (forward.host_address.as_str(), 0);
+                let port = match forward.protocol {
+                    floe_api::Protocol::Tcp => {
+                        TcpListener::bind(address).and_then(|socket| socket.local_addr())
+                    }
+                    floe_api::Protocol::Udp => {
+                        std::net::UdpSocket::bind(address).and_then(|socket| socket.local_addr())
+                    }
+                };
+                let what = format!("no port of {} is free", forward.host_address);
+                forward.host_port = port.map_err(crate::error::at(what))?.port();
+            }
+            Ok(forward)
+        })
+        .collect()
+}
+
+/// What a guest reaches of the host, in the words of the machine.
+pub(crate) fn machine_access(access: &floe_api::HostAccess) -> Result<HostAccess, NodeError> {
+    let text = match access {
+        floe_api::HostAccess::None => return Ok(HostAccess::None),
+        floe_api::HostAccess::All => return Ok(HostAccess::All),
+        floe_api::HostAccess::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            ports.join(",")
+        }
+    };
+    text.parse().map_err(|why: String| usage(why, ""))
+}
+
+/// A forward in the words of the machine.
+pub(crate) fn machine_forward(forward: &floe_api::PortForward) -> Result<PortForward, NodeError> {
+    forward
+        .check()
+        .map_err(|error| usage(error.to_string(), ""))?;
+    Ok(PortForward {
+        protocol: match forward.protocol {
+            floe_api::Protocol::Tcp => Protocol::Tcp,
+            floe_api::Protocol::Udp => Protocol::Udp,
+        },
+        host_address: forward
+            .host_address
+            .parse()
+            .map_err(|_| usage(forward.to_string(), "use an IP address"))?,
+        host_port: forward.host_port,
+        guest_port: forward.guest_port,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_chosen_where_none_was_named() {
+        let chosen =
+            choose_ports(&["0:80".parse().unwrap(), "8080:81/udp".parse().unwrap()]).unwrap();
+        assert_ne!(chosen[0].host_port, 0);
+        assert_eq!(chosen[1].host_port, 8080);
+    }
+
+    #[test]
+    fn a_cold_start_forgets_the_host_that_captured() {
+        let image = MachineConfig {
+            machine_type: Some("pc-q35-99.0".into()),
+            devices: vec!["vga".into()],
+            nic_mac: Some("52:54:00:00:00:01".into()),
+            cpu_model: Some("Nehalem".into()),
+            ..Default::default()
+        };
+        let plan = plan::Plan {
+            kind: plan::Kind::Boot,
+            memory_bytes: 1 << 30,
+            cpus: 2,
+            disks: vec!["disk0".into()],
+            cmdline: Some("quiet".into()),
+            kernel: false,
+            initrd: false,
+        };
+        let config = cold_config(&image, &plan);
+        assert_eq!(
+            (config.machine_type, config.nic_mac, config.cmdline),
+            (None, None, None)
+        );
+        assert_eq!(
+            (config.cpus, config.cpu_model.as_deref()),
+            (Some(2), Some("Nehalem"))
+        );
+    }
+
+    #[test]
+    fn a_disk_is_a_whole_number_of_blocks() {
+        let region = |name: &str, size| floe_image::Region {
+            name: name.into(),
+            size,
+            segments: vec![Hash::ZERO],
+            ..Default::default()
+        };
+        let manifest = Manifest {
+            regions: vec![region("disk0", 1000), region("ram", 4096)],
+            ..Default::default()
+        };
+        assert_eq!(disk_specs(&manifest), [DiskSpec::of_region("disk0", 4096)]);
+    }
+}

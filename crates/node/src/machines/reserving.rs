@@ -1,0 +1,49 @@
+//! Where the node's operations meet its resources: what a machine's record says becomes a reservation.
+
+use crate::{
+    error::NodeError,
+    inventory::{Entry, Operation, record::Record},
+    machines::Machines,
+};
+
+impl Machines {
+    /// Reserves what a machine needs for its start; QEMUs that wait for other runs are ended if that helps.
+    pub(crate) fn reserve_resources(
+        &self,
+        entry: &Operation,
+        overcommit: bool,
+    ) -> Result<(), NodeError> {
+        self.reserve_for(&entry.record(), overcommit)
+    }
+
+    /// The same for a start from its disks, however its last life began.
+    pub(crate) fn reserve_resources_cold(
+        &self,
+        entry: &Operation,
+        overcommit: bool,
+    ) -> Result<(), NodeError> {
+        let record = Record {
+            restored: false,
+            ..entry.record()
+        };
+        self.reserve_for(&record, overcommit)
+    }
+
+    fn reserve_for(&self, record: &Record, overcommit: bool) -> Result<(), NodeError> {
+        let link = self.link_bytes_per_s(record);
+        let give_way = || self.end_a_standby(&record.image);
+        self.resources.reserve(record, link, overcommit, give_way)
+    }
+
+    /// Counts a machine that an earlier node has left running.
+    pub(crate) fn resources_found(&self, entry: &Entry) {
+        let record = entry.record();
+        let link = self.link_bytes_per_s(&record);
+        self.resources.found(&record, link);
+    }
+
+    fn link_bytes_per_s(&self, record: &Record) -> u64 {
+        let place = record.network.as_ref();
+        place.map_or(0, |place| self.networks.way_out_bytes_per_s(place))
+    }
+}

@@ -1,0 +1,266 @@
+//! Going on from an image's running state: a QEMU that has loaded it and stands still, then one whose guest runs.
+
+use crate::{
+    error::{NodeError, failed},
+    images::sources::{Found, Loads},
+    inventory::{AGENT_LABEL, Entry, Operation, is_pending, record::Wanted},
+    machines::{Machines, launch::machine_forward},
+    report::Report,
+    traces::{
+        TOUCHED_BEFORE_MAX,
+        models::Coming,
+        rehearsed::{self, TRACE_REGION},
+    },
+};
+use floe_api::Happened;
+use floe_image::{CHUNK_SIZE, is_zero};
+use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
+use floe_mount::{ImageHandle, MachineHandle};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long the watcher of a guest's clock waits for its result: the agent's own limit, and a little.
+const CLOCK_WAIT: Duration = Duration::from_secs(70);
+
+/// A machine whose guest stands still at the instant of its capture. Dropping it ends its QEMU.
+pub(crate) struct Loaded {
+    standby: Standby,
+    /// Forwards that its QEMU does not know yet.
+    forwards: Vec<floe_machine::PortForward>,
+    /// Whether its QEMU was there before anybody asked.
+    waited: bool,
+}
+
+impl Loaded {
+    /// Tells the guest to execute; the machine is entered by [`Machines::let_go`].
+    pub fn release(&self) -> Result<Continuing, NodeError> {
+        Ok(self.standby.machine().begin_cont()?)
+    }
+}
+
+impl Machines {
+    /// Lets a machine go on from its image's running state.
+    pub(crate) fn begin_restore(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+        model: &Coming,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let loaded = self.load_state(entry, found, model, report)?;
+        self.let_go(entry, loaded, model, report)
+    }
+
+    /// Has a QEMU load a machine's state: one that waits for this image, or a new one.
+    pub(crate) fn load_state(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+        model: &Coming,
+        report: &mut Report,
+    ) -> Result<Loaded, NodeError> {
+        // a QEMU that waits is on its user network, its guest reaches nothing of the host, and nothing limits it
+        let record = entry.record();
+        let waiting = match record.network {
+            None if record.host_access.is_none() && record.limits.is_none() => {
+                let forwards = record.forwards.iter().map(machine_forward);
+                let forwards = forwards.collect::<Result<_, _>>()?;
+                let waiting = self.take_standby(&found.id, !is_pending(&record));
+                waiting.map(|waiting| (waiting, forwards))
+            }
+            _ => None,
+        };
+        if let Some((waiting, forwards)) = waiting {
+            let (standby, attached, place) = waiting.into_parts();
+            let mut state = entry.state.write();
+            state.disks = Some(attached.disks);
+            state.images = attached.images;
+            state.fetcher = Some(found.fetcher.clone());
+            // written down once the guest runs; after a crash before that, QEMUs that waited are ended anyway
+            state.record.place = place.directory;
+            state.record.mount_name = place.mount_name;
+            state.record.uid = place.uid;
+            drop(state);
+            report.stage("standby")?;
+            return Ok(Loaded {
+                standby,
+                forwards,
+                waited: true,
+            });
+        }
+        self.attach(entry)?;
+        self.streams(entry, model)?;
+        report.stage("mount")?;
+        let (disks, images) = {
+            let state = entry.state.read();
+            (state.disks.clone(), state.images.clone())
+        };
+        let disks = disks.ok_or_else(|| failed("the machine has no disks", "report this"))?;
+        let snapshot = self.snapshot(found, &disks, &images)?;
+        report.stage("state fetch")?;
+        let spec = self.spec(&entry.record(), &disks, None)?;
+        drop((disks, images));
+        let began = Instant::now();
+        let standby = Standby::prepare(spec, &snapshot)?;
+        tell_stages(standby.stages(), began, report);
+        Ok(Loaded {
+            standby,
+            forwards: Vec::new(),
+            waited: false,
+        })
+    }
+
+    /// A machine is on the mount: its image streams from now on.
+    pub(crate) fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
+        let (image, wire) = {
+            let state = entry.state.read();
+            let wire = state
+                .fetcher
+                .as_ref()
+                .map(|fetcher| fetcher.link().wire_bytes);
+            (state.images.first().cloned(), wire.unwrap_or_default())
+        };
+        entry.state.write().wire_before = wire;
+        let Some(image) = image else {
+            return Ok(());
+        };
+        model.image(&image);
+        // what another machine has touched is in the page cache, and this one's touches of it would not be seen
+        if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
+            entry.update(|record| record.traced = false)?;
+        }
+        let record = entry.record();
+        // no trace is taken, and all of it is on this host, so that there is nothing to plan: clones beside their parent, too
+        if !record.traced && record.origin.urls.is_empty() {
+            image.unwatch();
+        }
+        Ok(())
+    }
+
+    /// Lets the guest of a loaded machine go on.
+    pub(crate) fn let_go(
+        self: &Arc<Self>,
+        entry: &Operation,
+        loaded: Loaded,
+        model: &Coming,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let began = Instant::now();
+        let restored = loaded.standby.activate(&loaded.forwards)?;
+        if loaded.waited {
+            self.streams(entry, model)?;
+        }
+        tell_stages(&restored.stages, began, report);
+        self.started(entry, Arc::new(restored.machine), |record| {
+            record.wanted = Wanted::Running
+        })?;
+        match entry.record().config.labels.contains_key(AGENT_LABEL) {
+            // floe's own agent sets the clock, at less cost to the guest
+            true => entry.state.write().guest.clock_awaited = true,
+            false => self.set_clock(&entry.entry),
+        }
+        report.check()
+    }
+
+    /// Has QEMU's agent in the guest set its clock, in the background, and says so where it can't.
+    pub(crate) fn set_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let Some(vm) = entry.state.read().vm.clone() else {
+            return;
+        };
+        let clock = vm.set_clock();
+        let (node, entry) = (self.clone(), entry.clone());
+        let watcher = std::thread::Builder::new()
+            .name("guest-clock-watch".into())
+            .spawn(move || {
+                let stale = clock.wait(CLOCK_WAIT);
+                let set = entry.state.read().guest.agent;
+                if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
+                    node.core.tell(
+                        Happened::MachineClock,
+                        entry.name.as_str(),
+                        format!("the guest's clock was not set: {reason}"),
+                    );
+                    let detail = format!("its clock shows the time of the capture: {reason}");
+                    let _ = entry.update(|record| record.detail = detail);
+                }
+            });
+        drop(watcher); // a clock that nobody watches is set all the same
+    }
+
+    /// The state that QEMU loads, in two round trips. What the image's rehearsal touched is on its way from then on.
+    pub(crate) fn snapshot(
+        &self,
+        found: &Found,
+        disks: &MachineHandle,
+        images: &[ImageHandle],
+    ) -> Result<Snapshot, NodeError> {
+        let memory = disks.memory_paths();
+        if let Some(loads) = found.loads.get() {
+            return loads.snapshot(memory);
+        }
+        let mut names = vec!["device"];
+        if found.manifest.region("vram").is_some() {
+            names.push("vram");
+        }
+        if found.manifest.region(TRACE_REGION).is_some() {
+            names.push(TRACE_REGION);
+        }
+        let regions = self.images.sources.read_small(found, &names)?;
+        let mut regions: HashMap<&str, Vec<u8>> = names.into_iter().zip(regions).collect();
+        if let (Some(trace), Some(image)) = (regions.get(TRACE_REGION), images.first()) {
+            rehearsed::follow(image, &found.manifest, trace);
+        }
+        let device = regions.remove("device").unwrap_or_default();
+        let vram = regions.remove("vram").unwrap_or_default();
+        let chunks = vram
+            .chunks(CHUNK_SIZE)
+            .enumerate()
+            .filter(|(_, chunk)| !is_zero(chunk));
+        let vram = chunks.map(|(index, chunk)| {
+            let mut page = Box::new([0; CHUNK_SIZE]);
+            page[..chunk.len()].copy_from_slice(chunk);
+            (index as u32, page)
+        });
+        let loads = Loads {
+            device,
+            vram: vram.collect(),
+        };
+        found.loads.get_or_init(|| loads).snapshot(memory)
+    }
+}
+
+impl Loads {
+    /// `memory`: the file of the region `ram`, and those of `ram1`, `ram2`, ...
+    fn snapshot(&self, memory: Vec<PathBuf>) -> Result<Snapshot, NodeError> {
+        let mut files = memory.into_iter();
+        let ram = files.next();
+        Ok(Snapshot {
+            ram: ram
+                .ok_or_else(|| failed("the machine has no memory on the mount", "report this"))?,
+            blocks: files.collect(),
+            device: self.device.clone(),
+            vram: self.vram.clone(),
+        })
+    }
+}
+
+/// QEMU's own stages, one after the other from when they began.
+fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
+    let mut end = began;
+    for stage in stages {
+        end += stage.took;
+        let name = match stage.name {
+            "check" => "host check",
+            "qemu" => "qemu start",
+            "load" => "state load",
+            "vram" => "screen",
+            "continue" => "first instruction",
+            other => other,
+        };
+        report.stage_at(name, end);
+    }
+}

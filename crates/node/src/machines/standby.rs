@@ -1,0 +1,432 @@
+//! QEMUs that were started ahead: the state of a recently run image is loaded, the guest stands before its next
+//! instruction, and a run only has to let it go.
+//!
+//! What it costs: some 40 MB for each, so the pool is small and bounded by memory. It maps the image's own memory file,
+//! so the pages that its device state touched are shared with the image's other machines.
+
+use crate::{
+    STANDBY_BYTES, StandbyOptions,
+    error::NodeError,
+    images::sources::Found,
+    inventory::record::{RECORD_VERSION, Record, Wanted},
+    machines::{Machines, launch::Attached},
+    resources::Ahead,
+    unix_now,
+};
+use floe_image::Hash;
+use floe_machine::{Machine, Standby, User, exec::UID_COUNT};
+use floe_mount::MachineHandle;
+use parking_lot::{Condvar, Mutex};
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Users of waiting machines are the last ones of the range, away from those of named machines.
+const UID_FROM_END: u32 = 1024;
+/// Where they are, in the state directory.
+pub(crate) const DIR: &str = "standby";
+/// How long a node that ends waits for those being prepared: their QEMUs would outlive it until another node ends them.
+const PREPARING_END: Duration = Duration::from_secs(10);
+
+/// The pool.
+#[derive(Default)]
+pub(crate) struct Pool {
+    inner: Mutex<Inner>,
+    /// Told when a thread that prepared one is done.
+    done: Condvar,
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Images for which one is being prepared.
+    preparing: Vec<Hash>,
+    /// Threads that prepare one, until they have ended what has to go for it.
+    threads: usize,
+    over: bool,
+}
+
+/// A QEMU that waits.
+pub(crate) struct Waiting {
+    image: Hash,
+    standby: Standby,
+    attached: Attached,
+    place: Place,
+    dir: PathBuf,
+    /// Its part of the host.
+    _room: Ahead,
+}
+
+/// Where a machine's files are.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Relative to the state directory.
+    pub directory: String,
+    /// Its name on the mount.
+    pub mount_name: String,
+    /// User of its QEMU.
+    pub uid: Option<u32>,
+}
+
+impl Waiting {
+    /// The machine that waits.
+    pub fn machine(&self) -> &Machine {
+        self.standby.machine()
+    }
+
+    /// Its files on the mount.
+    pub fn disks(&self) -> &MachineHandle {
+        &self.attached.disks
+    }
+
+    /// What a machine is made of.
+    pub fn into_parts(self) -> (Standby, Attached, Place) {
+        (self.standby, self.attached, self.place)
+    }
+}
+
+impl Pool {
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.inner.lock().waiting.len()
+    }
+
+    /// Whether one waits for this image or is being prepared.
+    pub fn is_for(&self, image: &Hash) -> bool {
+        let inner = self.inner.lock();
+        inner.waiting.iter().any(|waiting| waiting.image == *image)
+            || inner.preparing.contains(image)
+    }
+
+    /// One that waits for this image.
+    pub fn take(&self, image: &Hash) -> Option<Waiting> {
+        let mut inner = self.inner.lock();
+        let index = inner
+            .waiting
+            .iter()
+            .position(|waiting| waiting.image == *image)?;
+        inner.waiting.remove(index)
+    }
+
+    /// The one that has waited longest, rather not for this image.
+    fn take_oldest(&self, image: &Hash) -> Option<Waiting> {
+        let mut inner = self.inner.lock();
+        let other = inner.waiting.iter().position(|one| one.image != *image);
+        inner.waiting.remove(other.unwrap_or(0))
+    }
+
+    /// Whether one more should be prepared for this image; if so it is noted as being prepared.
+    fn wants(&self, image: &Hash, options: &StandbyOptions) -> bool {
+        let mut inner = self.inner.lock();
+        let have = inner
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.image == *image)
+            .count();
+        let coming = inner.preparing.iter().filter(|id| *id == image).count();
+        let room = u64::from(options.images > 0) * options.memory_bytes / STANDBY_BYTES;
+        if inner.over || have + coming >= options.each || (inner.preparing.len() as u64) >= room {
+            return false;
+        }
+        inner.preparing.push(*image);
+        inner.threads += 1;
+        true
+    }
+
+    /// Enters one that was prepared; returns those that have to go for it.
+    fn enter(
+        &self,
+        image: &Hash,
+        waiting: Option<Waiting>,
+        options: &StandbyOptions,
+    ) -> Vec<Waiting> {
+        let mut inner = self.inner.lock();
+        if let Some(index) = inner.preparing.iter().position(|id| id == image) {
+            inner.preparing.swap_remove(index);
+        }
+        inner.waiting.extend(waiting);
+        let mut out = Vec::new();
+        while inner.over && !inner.waiting.is_empty() || too_many(&inner.waiting, options) {
+            out.extend(inner.waiting.pop_front());
+        }
+        out
+    }
+
+    /// Takes away those that wait for an image.
+    fn take_all(&self, image: Option<&Hash>) -> Vec<Waiting> {
+        let mut inner = self.inner.lock();
+        let waiting: Vec<Waiting> = std::mem::take(&mut inner.waiting).into();
+        let (go, stay): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|waiting| image.is_none_or(|id| waiting.image == *id));
+        inner.waiting = stay.into();
+        go
+    }
+
+    /// A thread that prepared one has nothing to do any more.
+    fn leave(&self) {
+        self.inner.lock().threads -= 1;
+        self.done.notify_all();
+    }
+
+    /// Prepares nothing any more; says whether all that was being prepared has ended in time.
+    fn close(&self, patience: Duration) -> bool {
+        let mut inner = self.inner.lock();
+        inner.over = true;
+        let waited = self
+            .done
+            .wait_while_for(&mut inner, |inner| inner.threads > 0, patience);
+        !waited.timed_out()
+    }
+}
+
+impl Waiting {
+    /// Ends its QEMU and removes its files.
+    fn end(self) {
+        let Waiting {
+            standby,
+            attached,
+            dir,
+            ..
+        } = self;
+        drop(standby); // ends QEMU
+        drop(attached);
+        let _ = std::fs::remove_dir_all(dir);
+    }
+}
+
+/// More than may be, by number of images or by memory.
+fn too_many(waiting: &VecDeque<Waiting>, options: &StandbyOptions) -> bool {
+    let mut images: Vec<Hash> = waiting.iter().map(|waiting| waiting.image).collect();
+    images.sort_unstable();
+    images.dedup();
+    over_limit(waiting.len(), images.len(), options)
+}
+
+fn over_limit(count: usize, images: usize, options: &StandbyOptions) -> bool {
+    images > options.images || count as u64 * STANDBY_BYTES > options.memory_bytes
+}
+
+impl Machines {
+    /// Prepares the next QEMU for an image in the background.
+    pub(crate) fn refill_standby(self: &Arc<Self>, found: &Found) {
+        if !self.standby.wants(&found.id, &self.core.options.standby) {
+            return;
+        }
+        let node = self.clone();
+        let (id, found) = (found.id, found.copy());
+        let spawned = std::thread::Builder::new().name("standby".into()).spawn(move || {
+            let waiting = match node.prepare_standby(&found, false) {
+                Ok(waiting) => Some(waiting),
+                Err(error) => {
+                    tracing::info!(image = found.id.short(), %error, "no QEMU waits for the next run");
+                    None
+                }
+            };
+            for gone in node.standby.enter(&found.id, waiting, &node.core.options.standby) {
+                node.end_waiting(gone);
+            }
+            node.standby.leave();
+        });
+        if spawned.is_err() {
+            self.standby.enter(&id, None, &self.core.options.standby);
+            self.standby.leave();
+        }
+    }
+
+    /// A number for the next that waits, and a user that no machine has: one that waited under an earlier node may live still.
+    fn standby_user(&self) -> (u64, Option<u32>) {
+        let taken = self.inventory.uids();
+        let next = || {
+            let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
+            let below = UID_COUNT - 1 - (number % u64::from(UID_FROM_END)) as u32;
+            (number, User::for_machine(below).map(|user| user.uid))
+        };
+        let free = |(_, uid): &(u64, Option<u32>)| uid.is_none_or(|uid| !taken.contains(&uid));
+        let mut tried = (0..UID_FROM_END).map(|_| next());
+        tried.find(free).unwrap_or_else(next)
+    }
+
+    /// A QEMU with an image's state loaded. An `isolated` one has no way to the network.
+    pub(crate) fn prepare_standby(
+        &self,
+        found: &Found,
+        isolated: bool,
+    ) -> Result<Waiting, NodeError> {
+        let (number, uid) = self.standby_user();
+        // unlike any machine's name, and unlike that of a machine that waited under an earlier node
+        let unique = format!("{number}-{:08x}", rand::random::<u32>());
+        let room = self.resources.ahead(&found.manifest.config)?;
+        let place = Place {
+            directory: format!("{DIR}/{unique}"),
+            mount_name: format!("standby.{unique}"),
+            uid,
+        };
+        let dir = self.core.home.root().join(&place.directory);
+        let prepared = self.prepare_in(found, &place, isolated);
+        match prepared {
+            Ok((standby, attached)) => Ok(Waiting {
+                image: found.id,
+                standby,
+                attached,
+                place,
+                dir,
+                _room: room,
+            }),
+            Err(error) => {
+                self.resources.remove_group(&place.mount_name);
+                let _ = self
+                    .images
+                    .with_mount(|mount| mount.remove_machine(&place.mount_name));
+                let _ = std::fs::remove_dir_all(&dir);
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare_in(
+        &self,
+        found: &Found,
+        place: &Place,
+        isolated: bool,
+    ) -> Result<(Standby, Attached), NodeError> {
+        let record = Record {
+            version: RECORD_VERSION,
+            name: "standby".into(),
+            image_name: String::new(),
+            image: found.id,
+            disk_base: found.id,
+            origin: found.origin.clone(),
+            config: found.manifest.config.clone(),
+            forwards: Vec::new(),
+            restored: true,
+            wanted: Wanted::Starting,
+            detail: String::new(),
+            created_unix_s: unix_now(),
+            uid: place.uid,
+            place: place.directory.clone(),
+            mount_name: place.mount_name.clone(),
+            traced: true,
+            pauses: Default::default(),
+            family: None,
+            network: None,
+            host_access: Default::default(),
+            limits: Default::default(),
+        };
+        let attached = self.attach_record(
+            &record,
+            found.manifest.clone(),
+            found.fetcher.clone(),
+            Vec::new(),
+        )?;
+        let snapshot = self.snapshot(found, &attached.disks, &attached.images)?;
+        let mut spec = self.spec(&record, &attached.disks, None)?;
+        spec.isolated = isolated;
+        Ok((Standby::prepare(spec, &snapshot)?, attached))
+    }
+
+    /// One that waits for an image, its network up or not. One that has ended meanwhile goes away.
+    pub(crate) fn take_standby(&self, image: &Hash, network: bool) -> Option<Waiting> {
+        while let Some(waiting) = self.standby.take(image) {
+            let ended = waiting.machine().wait_end(Duration::ZERO);
+            if !ended && waiting.machine().set_network(network).is_ok() {
+                return Some(waiting);
+            }
+            tracing::warn!(image = image.short(), "a QEMU that waited has ended");
+            self.end_waiting(waiting);
+        }
+        None
+    }
+
+    /// Ends one that waits, the oldest, rather not one for this image; false if none waits.
+    pub(crate) fn end_a_standby(&self, image: &Hash) -> bool {
+        let gone = self.standby.take_oldest(image);
+        gone.map(|waiting| self.end_waiting(waiting)).is_some()
+    }
+
+    /// Ends those that wait for an image.
+    pub(crate) fn drop_standby(&self, image: &Hash) {
+        self.standby
+            .take_all(Some(image))
+            .into_iter()
+            .for_each(|waiting| self.end_waiting(waiting));
+    }
+
+    /// Ends them all; nothing is prepared any more.
+    pub(crate) fn end_standby(&self) {
+        if !self.standby.close(PREPARING_END) {
+            tracing::warn!("a QEMU is still being started ahead; the next node here ends it");
+        }
+        self.standby
+            .take_all(None)
+            .into_iter()
+            .for_each(|waiting| self.end_waiting(waiting));
+    }
+
+    pub(crate) fn end_waiting(&self, waiting: Waiting) {
+        let (name, image) = (waiting.place.mount_name.clone(), waiting.image);
+        waiting.end();
+        self.resources.remove_group(&name);
+        if let Err(error) = self.images.with_mount(|mount| mount.remove_machine(&name)) {
+            tracing::debug!(%error, "a waiting machine stays on the mount");
+        }
+        self.images.forget_image(&image);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_keeps_within_its_memory_and_its_images() {
+        let options = StandbyOptions {
+            each: 1,
+            images: 2,
+            memory_bytes: 2 * STANDBY_BYTES,
+        };
+        assert!(!over_limit(2, 2, &options));
+        assert!(over_limit(3, 2, &options));
+        assert!(over_limit(2, 3, &options));
+        assert!(!over_limit(
+            0,
+            0,
+            &StandbyOptions {
+                each: 0,
+                images: 0,
+                memory_bytes: 0
+            }
+        ));
+    }
+
+    #[test]
+    fn one_is_prepared_at_a_time_for_an_image_and_none_where_there_is_no_room() {
+        let pool = Pool::default();
+        let options = StandbyOptions::default();
+        let image = Hash::of(b"image");
+        assert!(pool.wants(&image, &options));
+        assert!(!pool.wants(&image, &options));
+        assert!(pool.enter(&image, None, &options).is_empty());
+        pool.leave();
+        assert!(pool.wants(&image, &options));
+        assert!(!pool.wants(
+            &Hash::of(b"other"),
+            &StandbyOptions {
+                memory_bytes: 0,
+                ..options
+            }
+        ));
+        assert!(!pool.close(Duration::ZERO), "one is being prepared");
+        assert!(!pool.wants(&Hash::of(b"third"), &options));
+        pool.leave();
+        assert!(pool.close(Duration::ZERO));
+    }
+}

@@ -1,0 +1,320 @@
+//! `run`: from an image's name to a guest that answers, with the time of every stage.
+//!
+//! `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU, state, [`wait`]). It holds
+//! no state and no lock of its own.
+
+mod wait;
+
+use crate::{
+    MachineName,
+    core::Core,
+    error::{NodeError, busy, failed, refused, usage},
+    files::save_manifest,
+    images::{
+        Images,
+        sources::{Found, bind_token},
+    },
+    inventory::{
+        Entry, Inventory, Operation,
+        lifecycle::Task,
+        record::{RECORD_VERSION, Record, Wanted},
+    },
+    machines::{
+        Machines,
+        launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+    },
+    plan::{self, Kind, Plan},
+    report::Report,
+    run::wait::{Waited, wait},
+    traces::{Traces, models::Coming},
+    unix_now,
+};
+use floe_api::{
+    Happened, Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait,
+    credentials::{HubAddress, Tokens},
+};
+use floe_machine::{Status, console::ConsoleLog};
+use std::{sync::Arc, time::Duration};
+
+/// See the module.
+pub(crate) struct Runs {
+    pub core: Arc<Core>,
+    pub images: Arc<Images>,
+    pub traces: Arc<Traces>,
+    pub inventory: Arc<Inventory>,
+    pub machines: Arc<Machines>,
+}
+
+impl Runs {
+    /// Makes a machine and starts it. Whatever goes wrong, or if the client hangs up, nothing of it stays.
+    pub fn run(
+        self: &Arc<Self>,
+        request: &RunRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let wanted = request
+            .name
+            .as_deref()
+            .map(str::parse::<MachineName>)
+            .transpose();
+        let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
+        check_host_access(request)?;
+        self.machines.resources.check_limits(&request.limits)?;
+        self.core.check_passable()?;
+        let (more, ca) = (&request.sources, request.ca.as_deref());
+        let found =
+            self.images
+                .sources
+                .find_in(&request.image, more, tokens_of(request)?, ca, |name| {
+                    report.stage(name)
+                })?;
+        let plan = plan::plan(request, &found.manifest)?;
+        let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
+        let model = self
+            .traces
+            .fetch_model(found.id, manifest, &found.origin, fetcher);
+        let operation = self.reserve(wanted, request, &found, &plan)?;
+        let began = self.begin_run(&operation, &found, &plan, &model, request, report);
+        if let Err(error) = began {
+            self.machines.discard(&operation);
+            return Err(error);
+        }
+        self.core.tell(
+            Happened::MachineStarted,
+            operation.name.as_str(),
+            request.image.clone(),
+        );
+        if plan.kind == Kind::Restore {
+            self.machines.refill_standby(&found);
+        }
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(&operation)),
+            ..Default::default()
+        })
+    }
+
+    fn reserve(
+        &self,
+        wanted: Option<MachineName>,
+        request: &RunRequest,
+        found: &Found,
+        plan: &Plan,
+    ) -> Result<Operation, NodeError> {
+        let forwards = choose_ports(&request.forwards)?;
+        let config = match plan.kind {
+            Kind::Restore => found.manifest.config.clone(),
+            Kind::Boot => cold_config(&found.manifest.config, plan),
+        };
+        // nobody who resumes an image is helped by what a boot of it touches
+        let live = plan::is_live(&found.manifest);
+        let make = |name: &MachineName, number: u32| {
+            let record = Record {
+                version: RECORD_VERSION,
+                name: name.to_string(),
+                image_name: request.image.clone(),
+                image: found.id,
+                disk_base: found.id,
+                origin: found.origin.clone(),
+                config,
+                forwards,
+                restored: plan.kind == Kind::Restore,
+                wanted: Wanted::Starting,
+                detail: String::new(),
+                created_unix_s: unix_now(),
+                uid: floe_machine::User::for_machine(number).map(|user| user.uid),
+                place: format!("machines/{name}"),
+                mount_name: name.to_string(),
+                traced: self.core.options.traces && !request.no_trace && !(request.cold && live),
+                pauses: Default::default(),
+                family: None,
+                network: None,
+                host_access: request.allow_host.clone(),
+                limits: request.limits,
+            };
+            (self.core.home.machine(name.as_str()), record)
+        };
+        self.inventory
+            .reserve(wanted, &request.image, make, Task::Run)
+    }
+
+    fn begin_run(
+        self: &Arc<Self>,
+        entry: &Operation,
+        found: &Found,
+        plan: &Plan,
+        model: &Coming,
+        request: &RunRequest,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        self.machines.reserve_resources(entry, request.overcommit)?;
+        make_machine_dir(&entry.dir)?;
+        entry.record().save(&entry.dir)?;
+        if let Some(network) = &request.network {
+            self.machines.give_network(entry, network)?;
+            report.stage("network")?;
+        }
+        save_manifest(&entry.dir, &found.id, &found.manifest)?;
+        match plan.kind {
+            Kind::Restore => self.machines.begin_restore(entry, found, model, report)?,
+            Kind::Boot => {
+                self.machines.attach(entry)?;
+                self.machines.streams(entry, model)?;
+                report.stage("mount")?;
+                self.machines.boot(entry)?;
+                report.stage("qemu start")?;
+                entry.update(|record| record.wanted = Wanted::Running)?;
+            }
+        }
+        if let floe_machine::Accel::Tcg { reason } = &self.core.accel {
+            report.note(format!("the guest is emulated, slowly: {reason}"));
+        }
+        self.images.starts.add(&found.id, report.elapsed_ms());
+        self.wait_for_guest(entry, request.wait, request.wait_timeout_s, report)
+    }
+
+    fn wait_for_guest(
+        &self,
+        entry: &Entry,
+        what: Wait,
+        timeout_s: Option<u64>,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        report.stage("record")?;
+        let vm = entry.vm()?;
+        let console = self.machines.console_dir(&entry.record());
+        let timeout = Duration::from_secs(timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
+        let alive = || {
+            // a restored guest that resets is started anew by the watcher; only a QEMU that stays away is an end
+            if vm.wait_end(Duration::ZERO) && entry.record().wanted != Wanted::Running {
+                return Err(failed(
+                    format!("machine {} ended: {}", entry.name, vm.qemu_log().trim()),
+                    format!("see floe logs {}", entry.name),
+                ));
+            }
+            Ok(())
+        };
+        match wait(
+            what,
+            &console,
+            (0, 0),
+            &entry.record().forwards,
+            timeout,
+            &report.cancel(),
+            alive,
+        )? {
+            Waited::Nothing => {}
+            Waited::Answered(at) => report.stage_at("first output", at),
+            Waited::TimedOut => {
+                report.stage("no output")?;
+                report.note(format!(
+                    "the guest did not answer within {} s; it goes on",
+                    timeout.as_secs()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a stopped machine from its disks, or lets a paused one go on.
+    pub fn start_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: &StartRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let cannot = entry.state.read().orphaned.clone();
+        if let Some(why) = cannot {
+            return Err(refused(format!("machine {name} cannot go on: {why}"), ""));
+        }
+        let operation = entry.begin(Task::Start)?;
+        let vm = operation.state.read().vm.clone();
+        if let Some(vm) = vm {
+            // Paused by a full disk: the request that failed is tried again when the guest goes on.
+            if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
+                return Err(busy(format!("machine {name} is running"), ""));
+            }
+            operation.go_on_at_once()?;
+            if vm.status()? != Status::Running {
+                vm.cont()?;
+            }
+            report.stage("continue")?;
+            return Ok(Outcome {
+                machine: Some(self.machines.info_of(&operation)),
+                ..Default::default()
+            });
+        }
+        if operation.waits_for_adoption() {
+            if self.machines.qemu_of(&operation).is_some() {
+                return Err(busy(
+                    format!("machine {name} runs, but its QEMU does not answer this node yet"),
+                    format!("wait, or end it with floe kill {name} and start it then"),
+                ));
+            }
+            self.machines.end_quietly(&operation);
+        }
+        self.machines
+            .reserve_resources_cold(&operation, request.overcommit)?;
+        let before = ConsoleLog::position(&self.machines.console_dir(&operation.record()));
+        self.machines.attach(&operation)?;
+        report.stage("mount")?;
+        let booted = self
+            .machines
+            .boot(&operation)
+            .and_then(|_| report.stage("qemu start"));
+        if let Err(error) = booted {
+            self.machines.end_quietly(&operation);
+            return Err(error);
+        }
+        operation.update_anew(|record| {
+            record.wanted = Wanted::Running;
+            record.restored = false;
+            record.detail.clear();
+        })?;
+        self.core
+            .tell(Happened::MachineStarted, name, "from its disks");
+        let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
+        let record = operation.record();
+        let waited = wait(
+            request.wait,
+            &self.machines.console_dir(&record),
+            before,
+            &record.forwards,
+            timeout,
+            &report.cancel(),
+            || Ok(()),
+        );
+        if let Ok(Waited::Answered(at)) = waited {
+            report.stage_at("first output", at);
+        }
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(&operation)),
+            ..Default::default()
+        })
+    }
+}
+
+/// Refuses a wish that can't be carried out.
+fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
+    machine_access(&request.allow_host)?;
+    if request.network.is_some() && !request.allow_host.is_none() {
+        return Err(usage(
+            "a family network does not lead to the host's loopback",
+            "name link-local addresses with --allow, such as --allow 169.254.169.254:80, or leave --network out",
+        ));
+    }
+    Ok(())
+}
+
+/// The tokens of a request, each for one hub.
+fn tokens_of(request: &RunRequest) -> Result<Tokens, NodeError> {
+    let more = request.sources.iter().map(String::as_str);
+    let addresses = std::iter::once(&*request.image).chain(more);
+    let mut tokens = bind_token(request.token.as_deref(), addresses)?;
+    for (address, token) in &request.tokens {
+        let hub = HubAddress::of(address)
+            .ok_or_else(|| usage(format!("{address:?} is no hub's address"), ""))?;
+        tokens.extend(bind_token(Some(token), [hub.as_str()])?);
+    }
+    Ok(tokens)
+}

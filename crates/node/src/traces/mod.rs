@@ -1,0 +1,509 @@
+//! What machines touched: kept on this host, sent to the hub that their image came from, shown to the user.
+//!
+//! A machine's trace is taken from the mount when the machine stops, when it is removed, and each minute in which it grew.
+//! It is kept by image in `traces/` of the state directory and, if the image came from a hub, put into the `outbox`. Local
+//! images get their models here, as they would on a hub.
+//!
+//! Only the first machine that runs an image on a mount shows what the image needs: what it touched is in the kernel's page
+//! cache, and the next one's touches of it are not seen. So a machine is traced if nothing of its image was touched before.
+
+pub(crate) mod models;
+mod optimize;
+pub(crate) mod outbox;
+pub(crate) mod rehearsed;
+
+use crate::{
+    core::Core,
+    error::{NodeError, at, not_found, refused, usage},
+    files::{load_manifest, read_bounded},
+    images::{ImageUser, Images, address::is_address},
+    inventory::{Entry, Inventory, record::Wanted},
+    traces::outbox::{Destination, Outbox},
+    transfer::Cancel,
+};
+use floe_api::*;
+use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};
+use floe_traces::{Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Whose the traces and models of this host are, in the store.
+pub(crate) const LOCAL: &str = "local";
+/// How often the traces of running machines are taken.
+const TAKE_EVERY: Duration = Duration::from_secs(60);
+/// How often the thread that takes them looks whether the node still is.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long no new trace of a local image must have come before it is trained.
+const TRAINING_QUIET: Duration = Duration::from_secs(3);
+/// How long a user who asks a hub about traces waits.
+const ASK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Images of which traces are kept although they are not in the repository; the least recently run go.
+const FOREIGN_IMAGES_MAX: usize = 64;
+/// Chunks of an image that may have been touched before a machine's trace says what a run needs: loading a device state and
+/// looking at a boot sector touch some.
+pub(crate) const TOUCHED_BEFORE_MAX: u64 = 256;
+
+/// What is kept on this host.
+struct Kept {
+    /// Traces and models by image.
+    pub store: Arc<TraceStore>,
+    /// Makes models of local images.
+    pub trainer: Trainer,
+    /// On their way to hubs.
+    pub outbox: Outbox,
+}
+
+impl Kept {
+    /// Opens it in the state directory.
+    fn open(home: &floe_api::paths::Home) -> Result<Kept, NodeError> {
+        let dir = home.traces();
+        let store = TraceStore::open(&dir);
+        let store = Arc::new(store.map_err(at(format!("cannot open {}", dir.display())))?);
+        let trainer = Trainer::start(store.clone(), TRAINING_QUIET, Box::new(floe_traces::learn))
+            .map_err(at("cannot start the training's thread"))?;
+        Ok(Kept {
+            store,
+            trainer,
+            outbox: Outbox::open(home.outbox())?,
+        })
+    }
+}
+
+/// See the module.
+pub(crate) struct Traces {
+    core: Arc<Core>,
+    images: Arc<Images>,
+    inventory: Arc<Inventory>,
+    kept: Arc<Kept>,
+    /// Bytes of the compressed images that machines run, where they are known.
+    image_bytes: Mutex<HashMap<Hash, u64>>,
+}
+
+impl ImageUser for Traces {
+    fn user_of(&self, _image: &Hash) -> Option<String> {
+        None
+    }
+
+    fn removed(&self, image: &Hash) {
+        self.forget_traces(image);
+    }
+}
+
+impl Traces {
+    /// Those that are kept in the state directory.
+    pub fn open(
+        core: Arc<Core>,
+        images: Arc<Images>,
+        inventory: Arc<Inventory>,
+    ) -> Result<Arc<Traces>, NodeError> {
+        let traces = Arc::new(Traces {
+            kept: Arc::new(Kept::open(&core.home)?),
+            core,
+            images,
+            inventory,
+            image_bytes: Mutex::default(),
+        });
+        let user: Weak<Traces> = Arc::downgrade(&traces);
+        traces.images.ask_too(user);
+        Ok(traces)
+    }
+
+    /// Bytes of a compressed image, where they are known.
+    pub fn image_bytes(&self, image: &Hash) -> Option<u64> {
+        self.image_bytes.lock().get(image).copied()
+    }
+
+    /// Sends no more traces; those that wait are sent by the next node.
+    pub fn close(&self) {
+        self.kept.outbox.close();
+    }
+
+    /// Starts the threads that take traces and send them.
+    pub(crate) fn start_tracing(self: &Arc<Self>) -> Result<(), NodeError> {
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name(name.into());
+            thread.spawn(work).map(drop)
+        };
+        let (taking, sending) = (Arc::downgrade(self), self.kept.clone());
+        spawn("trace-take", Box::new(move || take_all(&taking)))
+            .and_then(|()| spawn("trace-send", Box::new(move || sending.outbox.run())))
+            .map_err(at("cannot start the traces' threads"))?;
+        if let Err(error) = self.kept.trainer.schedule_outdated() {
+            tracing::warn!(%error, "the kept traces can't be listed");
+        }
+        Ok(())
+    }
+
+    /// Takes a machine's trace as it is now: keeps it, and puts it into the outbox if its image came from a hub. Trouble is
+    /// logged: a machine does not stop for it.
+    pub(crate) fn take_trace(&self, entry: &Entry) {
+        if let Err(error) = self.try_take_trace(entry) {
+            tracing::warn!(machine = %entry.name, %error, "the machine's trace was not kept");
+        }
+    }
+
+    fn try_take_trace(&self, entry: &Entry) -> Result<(), NodeError> {
+        let (record, disks, taken) = {
+            let state = entry.state.read();
+            (state.record.clone(), state.disks.clone(), state.taken_bytes)
+        };
+        let Some(disks) = disks.filter(|_| record.traced && record.wanted != Wanted::Starting)
+        else {
+            return Ok(());
+        };
+        let path = disks.trace_path()?;
+        let shown = format!("cannot read {}", path.display());
+        let length = std::fs::metadata(&path).map_err(at(&shown))?.len();
+        if length == taken {
+            return Ok(());
+        }
+        // more would be cut off anyway
+        let bytes = read_bounded(&path, TRACE_BYTES_MAX as u64).map_err(at(&shown))?;
+        let manifest = self.images.manifest_of(&entry.dir, &record.image)?;
+        let shape = Shape::of(record.image, &manifest);
+        let Some(trace) = floe_traces::prepare(&bytes, &shape, &entry.pauses()) else {
+            return Ok(());
+        };
+        let run = format!("{} {}", record.mount_name, record.created_unix_s);
+        match Destination::of(
+            record.image,
+            &record.origin,
+            self.core.options.own_hub.as_ref(),
+        ) {
+            Some(hub) => {
+                self.keep(&shape, &trace, false)?;
+                self.kept.outbox.put(&hub, &run, &trace)?;
+            }
+            None => {
+                self.keep(&shape, &trace, true)?;
+            }
+        }
+        entry.state.write().taken_bytes = length;
+        Ok(())
+    }
+
+    /// Keeps a trace on this host; tells whether it was there already.
+    fn keep(&self, shape: &Shape, trace: &[u8], train: bool) -> Result<bool, NodeError> {
+        let now_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64);
+        let store = &self.kept.store;
+        let added = store
+            .add(&shape.image, LOCAL, Some(LOCAL), trace, now_ms)
+            .map_err(at("cannot keep a trace"))?;
+        if train && !added.known {
+            self.kept.trainer.schedule(&shape.image, LOCAL);
+        }
+        self.forget_foreign_traces(&shape.image);
+        Ok(added.known)
+    }
+
+    /// Bounds what is kept of images that are not in the repository (those are removed with their traces).
+    fn forget_foreign_traces(&self, new: &Hash) {
+        let newest = |image: &Hash| {
+            let traces = self.kept.store.traces(image, LOCAL).unwrap_or_default();
+            traces.last().map_or(0, |trace| trace.received_ms)
+        };
+        let mut foreign: Vec<(u64, Hash)> = self
+            .kept
+            .store
+            .images()
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(image, _)| image)
+            .filter(|image| image != new && !self.images.repo.contains(image))
+            .map(|image| (newest(&image), image))
+            .collect();
+        foreign.sort_unstable();
+        let excess = foreign.len().saturating_sub(FOREIGN_IMAGES_MAX);
+        for (_, image) in foreign.drain(..excess) {
+            self.forget_traces(&image);
+        }
+    }
+
+    /// Removes an image's traces and models.
+    pub(crate) fn forget_traces(&self, image: &Hash) {
+        if let Err(error) = self.kept.store.remove(image, LOCAL) {
+            tracing::warn!(image = image.short(), %error, "an image's traces stay");
+        }
+    }
+
+    /// The model that was made of an image's traces on this host.
+    pub(crate) fn local_model(&self, image: &Hash) -> Option<Vec<u8>> {
+        let method = floe_traces::Method::Floe.name();
+        let model = self.kept.store.model(image, LOCAL, method).ok()??;
+        std::fs::read(model.path).ok()
+    }
+
+    /// Whose traces a user means: an image of this host, or one on a hub.
+    fn whose(&self, of: &TracesRequest) -> Result<Whose, NodeError> {
+        if is_address(&of.image) {
+            let (token, ca) = (of.token.as_deref(), of.ca.as_deref());
+            let found = self.images.sources.find(&of.image, token, ca, |_| Ok(()))?;
+            let hub = Destination::of(found.id, &found.origin, self.core.options.own_hub.as_ref())
+                .ok_or_else(|| {
+                    refused(
+                        format!("{} is on no hub", of.image),
+                        "ask for its traces on this host by its id",
+                    )
+                })?;
+            return Ok(Whose {
+                shape: Shape::of(found.id, &found.manifest),
+                manifest: found.manifest,
+                hub: Some(hub),
+            });
+        }
+        let id = self.images.repo.resolve(&of.image).or_else(|error| {
+            // an image that was only run here, not pulled
+            let kept = self.kept.store.images().unwrap_or_default();
+            let mut named = kept
+                .into_iter()
+                .map(|(id, _)| id)
+                .chain(self.inventory.images())
+                .filter(|id| of.image.len() >= 6 && id.to_string().starts_with(&of.image));
+            named.next().ok_or(error)
+        })?;
+        let manifest = self.images.repo.manifest(&id).map_err(NodeError::from);
+        let manifest = manifest.or_else(|error| {
+            let machines = self.inventory.all();
+            let mut beside = machines.iter().map(|entry| load_manifest(&entry.dir, &id));
+            beside.find_map(Result::ok).ok_or(error)
+        })?;
+        Ok(Whose {
+            shape: Shape::of(id, &manifest),
+            manifest,
+            hub: None,
+        })
+    }
+
+    /// The traces and models of an image.
+    pub fn list_traces(&self, of: &TracesRequest) -> Result<TraceList, NodeError> {
+        let whose = self.whose(of)?;
+        self.traces_of(&whose)
+    }
+
+    fn traces_of(&self, whose: &Whose) -> Result<TraceList, NodeError> {
+        match &whose.hub {
+            Some(hub) => Ok(hub
+                .client(ASK_TIMEOUT, &Cancel::default())?
+                .traces(&hub.image)?),
+            None => TraceList::of(&self.kept.store, &whose.shape, LOCAL)
+                .map_err(at("cannot read the traces")),
+        }
+    }
+
+    /// A trace that is named by its hash or the beginning of it.
+    fn trace(&self, whose: &Whose, name: &str) -> Result<(TraceEntry, Vec<u8>), NodeError> {
+        let list = self.traces_of(whose)?;
+        let mut named = list
+            .traces
+            .into_iter()
+            .filter(|entry| entry.summary.hash.starts_with(name));
+        let (first, second) = (named.next(), named.next());
+        let none = || {
+            not_found(
+                format!("there is no trace {name} of this image"),
+                "list them with floe trace ls",
+            )
+        };
+        let entry = match (first, second) {
+            (Some(entry), None) => entry,
+            (Some(_), Some(_)) => {
+                return Err(usage(
+                    format!("several traces begin with {name}"),
+                    "give more of its hash",
+                ));
+            }
+            (None, _) => return Err(none()),
+        };
+        let hash = entry.summary.hash.parse().map_err(|_| none())?;
+        let image = &whose.shape.image;
+        let bytes = match &whose.hub {
+            Some(hub) => hub
+                .client(ASK_TIMEOUT, &Cancel::default())?
+                .trace(image, &hash)?,
+            None => self
+                .kept
+                .store
+                .read(image, LOCAL, &hash)
+                .map_err(at("cannot read the trace"))?
+                .ok_or_else(none)?,
+        };
+        floe_traces::check(&bytes, &whose.shape).map_err(|error| {
+            refused(format!("the trace is damaged: {error}"), "take another one")
+        })?;
+        Ok((entry, bytes))
+    }
+
+    /// One trace.
+    pub fn show_trace(&self, request: &TraceRequest) -> Result<TraceDetail, NodeError> {
+        let whose = self.whose(&request.of)?;
+        let (entry, bytes) = self.trace(&whose, &request.trace)?;
+        Ok(detail(entry, &bytes, &whose.manifest))
+    }
+
+    /// Writes a trace to a file.
+    pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, NodeError> {
+        let path = request.path.as_deref().unwrap_or_default();
+        let to = absolute(path)?;
+        if to.exists() && !request.force {
+            return Err(refused(
+                format!("{path} exists"),
+                "overwrite it with --force",
+            ));
+        }
+        let whose = self.whose(&request.of)?;
+        let (entry, bytes) = self.trace(&whose, &request.trace)?;
+        std::fs::write(&to, bytes).map_err(at(format!("cannot write {path}")))?;
+        Ok(TraceMoved {
+            hash: entry.summary.hash,
+            path: path.to_owned(),
+            known: true,
+        })
+    }
+
+    /// Takes a trace from a file.
+    pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, NodeError> {
+        let from = absolute(&request.path)?;
+        let bytes = read_bounded(&from, TRACE_BYTES_MAX as u64 + 1)
+            .map_err(at(format!("cannot read {}", request.path)))?;
+        let whose = self.whose(&request.to)?;
+        let summary = floe_traces::check(&bytes, &whose.shape).map_err(|error| {
+            refused(
+                format!("{}: {error}", request.path),
+                "import a trace that floe trace export wrote for this image",
+            )
+        })?;
+        let known = match &whose.hub {
+            Some(hub) => {
+                let client = hub.client(ASK_TIMEOUT, &Cancel::default())?;
+                client.send_trace(&hub.image, &bytes)?.known
+            }
+            None => self.keep(&whose.shape, &bytes, true)?,
+        };
+        Ok(TraceMoved {
+            hash: summary.hash,
+            path: request.path.clone(),
+            known,
+        })
+    }
+}
+
+/// An image whose traces are meant.
+struct Whose {
+    shape: Shape,
+    manifest: Manifest,
+    hub: Option<Destination>,
+}
+
+fn absolute(path: &str) -> Result<PathBuf, NodeError> {
+    let path = Path::new(path);
+    if path.is_absolute() {
+        return Ok(path.to_owned());
+    }
+    Err(usage(
+        format!("{} is no absolute path", path.display()),
+        "give the whole path",
+    ))
+}
+
+/// A trace that was checked, in figures.
+fn detail(entry: TraceEntry, bytes: &[u8], manifest: &Manifest) -> TraceDetail {
+    let mut counts = vec![0u64; manifest.regions.len()];
+    let parts = TRACE_PARTS.min(entry.summary.accesses as usize).max(1);
+    let mut over_time = vec![0; parts];
+    for access in TraceReader::new(bytes).into_iter().flatten() {
+        if let Some(count) = counts.get_mut(usize::from(access.region)) {
+            *count += 1;
+        }
+        let part = u128::from(access.t_us) * parts as u128 / (u128::from(entry.summary.end_us) + 1);
+        if let Some(count) = over_time.get_mut(part as usize) {
+            *count += 1;
+        }
+    }
+    let regions = manifest.regions.iter().zip(counts);
+    TraceDetail {
+        regions: regions
+            .filter(|(_, chunks)| *chunks > 0)
+            .map(|(region, chunks)| TraceRegion {
+                region: region.name.clone(),
+                chunks,
+                bytes: chunks * CHUNK_SIZE as u64,
+            })
+            .collect(),
+        accesses_over_time: over_time,
+        entry,
+    }
+}
+
+fn take_all(node: &Weak<Traces>) {
+    let mut last = Instant::now();
+    while let Some(node) = node.upgrade() {
+        if last.elapsed() >= TAKE_EVERY {
+            for entry in node.inventory.all() {
+                if entry.state.read().vm.is_some() {
+                    node.take_trace(&entry);
+                }
+            }
+            last = Instant::now();
+        }
+        drop(node);
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_image::{Access, Region, TraceHeader, TraceWriter};
+
+    #[test]
+    fn a_trace_is_shown_by_region_and_over_time() {
+        let region = |name: &str| Region {
+            name: name.into(),
+            size: 100 * CHUNK_SIZE as u64,
+            segments: vec![Hash::ZERO],
+            patches: Vec::new(),
+        };
+        let manifest = Manifest {
+            regions: vec![region("device"), region("ram"), region("disk0")],
+            ..Default::default()
+        };
+        let header = TraceHeader {
+            image: manifest.id(),
+            machine: String::new(),
+            start_unix_us: 0,
+        };
+        let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+        for (region, chunk, t_us) in [(1, 1, 0), (1, 2, 10), (2, 1, 20), (1, 3, 999)] {
+            let access = Access {
+                region,
+                chunk,
+                t_us,
+                wait_us: 0,
+            };
+            writer.push(access).unwrap();
+        }
+        let bytes = writer.into_inner();
+        let summary = floe_traces::check(&bytes, &Shape::of(manifest.id(), &manifest)).unwrap();
+        let entry = TraceEntry {
+            summary,
+            uploader: None,
+            received_unix_ms: 0,
+            weight_percent: 100,
+        };
+        let shown = detail(entry, &bytes, &manifest);
+        let regions: Vec<_> = shown
+            .regions
+            .iter()
+            .map(|r| (&*r.region, r.chunks))
+            .collect();
+        assert_eq!(regions, [("ram", 3), ("disk0", 1)]);
+        assert_eq!(shown.accesses_over_time, [3, 0, 0, 1]);
+    }
+}

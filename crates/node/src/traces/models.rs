@@ -1,0 +1,327 @@
+//! Models on their way to the planner: fetched beside a start, never before it.
+//!
+//! A run asks the hub that its image came from, while the mount, QEMU and the state are made ready, and hands the model over
+//! when both it and the image are there. What was fetched once is asked for by its hash. Without an answer, or with one that is
+//! no model of this image, the machine runs as if there were none.
+//!
+//! An image that nobody has run yet, but that was captured on one with a model, is run by that one's: most of what such a
+//! guest touches, and when, is its parent's.
+
+use crate::{
+    files::{oldest_first, replace_file},
+    inventory::record::Origin,
+    traces::{Traces, outbox::Destination},
+    transfer::{Cancel, TransferError},
+};
+use floe_api::Happened;
+use floe_image::{Hash, Manifest};
+use floe_mount::ImageHandle;
+use floe_source::Fetcher;
+use floe_traces::{Method, Model};
+use parking_lot::Mutex;
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+/// How long a hub may take to send a model. It is of use all the time, but most in the beginning.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
+/// Images whose sizes are remembered.
+const SIZES_MAX: usize = 1024;
+/// How far back an image without a model looks for one among its ancestors: each costs a slow link a round trip.
+const ANCESTORS_MAX: usize = 4;
+/// Fetched models that are kept; the oldest go.
+const KEPT_MAX: usize = 64;
+
+/// A model and the image's handle, whichever comes first.
+#[derive(Clone, Default)]
+pub(crate) struct Coming(Arc<Mutex<Meeting>>);
+
+#[derive(Default)]
+enum Meeting {
+    /// Neither is here.
+    #[default]
+    Nobody,
+    /// The model is here.
+    Model(Arc<Model>),
+    /// The image is on the mount.
+    Image(ImageHandle),
+}
+
+impl Coming {
+    /// The image is on the mount now.
+    pub fn image(&self, image: &ImageHandle) {
+        let mut meeting = self.0.lock();
+        match std::mem::take(&mut *meeting) {
+            Meeting::Model(model) => image.model(model),
+            Meeting::Nobody | Meeting::Image(_) => *meeting = Meeting::Image(image.clone()),
+        }
+    }
+
+    fn model(&self, model: Arc<Model>) {
+        let mut meeting = self.0.lock();
+        match std::mem::take(&mut *meeting) {
+            Meeting::Image(image) => image.model(model),
+            Meeting::Nobody | Meeting::Model(_) => *meeting = Meeting::Model(model),
+        }
+    }
+}
+
+impl Traces {
+    /// Begins to fetch an image's model, and learns how large the image is.
+    pub(crate) fn fetch_model(
+        self: &Arc<Self>,
+        image: Hash,
+        manifest: Manifest,
+        origin: &Origin,
+        fetcher: Arc<Fetcher>,
+    ) -> Coming {
+        let coming = Coming::default();
+        let (node, to) = (self.clone(), coming.clone());
+        let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
+        let fetch = move || {
+            let found = match node.find_model(&image, hub.as_ref()) {
+                Ok(None) => node.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
+                found => found.map(|model| model.map(|model| (model, image))),
+            };
+            match found {
+                Ok(Some((model, of))) => {
+                    tracing::info!(
+                        image = image.short(),
+                        of = of.short(),
+                        traces = model.traces(),
+                        "model loaded"
+                    );
+                    to.model(Arc::new(model));
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    node.core.tell(
+                        Happened::ImageModel,
+                        &image.short(),
+                        format!("it runs without its model: {why}"),
+                    );
+                }
+            }
+            if hub.is_some() {
+                node.learn_size(image, &fetcher);
+            }
+        };
+        let thread = std::thread::Builder::new().name("model-fetch".into());
+        if let Err(error) = thread.spawn(fetch) {
+            tracing::warn!(%error, "no thread to fetch a model");
+        }
+        coming
+    }
+
+    /// Fetches the models of machines that were taken over from an earlier node.
+    pub(crate) fn fetch_models_again(self: &Arc<Self>) {
+        for entry in self.inventory.all() {
+            let (record, image, fetcher) = {
+                let state = entry.state.read();
+                let image = state.images.first().cloned();
+                (state.record.clone(), image, state.fetcher.clone())
+            };
+            if let (Some(image), Some(fetcher)) = (image, fetcher) {
+                let Ok(manifest) = self.images.manifest_of(&entry.dir, &record.image) else {
+                    continue;
+                };
+                self.fetch_model(record.image, manifest, &record.origin, fetcher)
+                    .image(&image);
+            }
+        }
+    }
+
+    /// Bytes of the compressed image, to tell how many of them were not needed.
+    fn learn_size(&self, image: Hash, fetcher: &Fetcher) {
+        if let Ok(Some(layout)) = fetcher.source().layout(&image) {
+            let bytes = layout.packs.iter().map(|pack| pack.file_bytes).sum();
+            let mut known = self.image_bytes.lock();
+            if known.len() >= SIZES_MAX {
+                known.clear();
+            }
+            known.insert(image, bytes);
+        }
+    }
+
+    /// The model of an image, from its hub or made here; `None` if there is none. The error is for a human.
+    fn find_model(&self, image: &Hash, hub: Option<&Destination>) -> Result<Option<Model>, String> {
+        let fetched = match hub {
+            Some(hub) => self.fetch_from(hub),
+            None => Ok(None),
+        };
+        let bytes = match fetched {
+            Ok(Some(bytes)) => Ok(Some(bytes)),
+            other => match self.local_model(image) {
+                Some(bytes) => Ok(Some(bytes)),
+                None => other,
+            },
+        };
+        let Some(bytes) = bytes? else {
+            return Ok(None);
+        };
+        let model = verified(&bytes, image);
+        if model.is_err() {
+            // it must not be believed to be known the next time
+            let _ = std::fs::remove_file(self.model_file(image));
+        }
+        model.map(Some)
+    }
+
+    /// The model of the nearest ancestor that has one and the same layout, as this image's, and whose it was.
+    fn inherited_model(
+        &self,
+        image: &Hash,
+        manifest: &Manifest,
+        hub: Option<&Destination>,
+        fetcher: &Fetcher,
+    ) -> Result<Option<(Model, Hash)>, String> {
+        let mut parent = manifest.parent;
+        for _ in 0..ANCESTORS_MAX {
+            let Some(id) = parent else { break };
+            let at_hub = hub.map(|hub| hub.about(id));
+            let found = self.find_model(&id, at_hub.as_ref())?;
+            let ancestor = fetcher.source().manifest(&id);
+            let ancestor = match ancestor {
+                Ok(manifest) => manifest,
+                // an ancestor that is gone, or nobody's business here, is no fault of this image
+                Err(_) => break,
+            };
+            if let Some(model) = found {
+                return Ok(same_layout(&model, &ancestor, manifest)
+                    .then(|| (model.inherited_by(*image), id)));
+            }
+            parent = ancestor.parent;
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn model_file(&self, image: &Hash) -> PathBuf {
+        self.core.home.models().join(format!("{image}.model"))
+    }
+
+    fn fetch_from(&self, hub: &Destination) -> Result<Option<Vec<u8>>, String> {
+        let file = self.model_file(&hub.image);
+        let known = std::fs::read(&file).ok();
+        let seen = known.as_deref().map(Hash::of);
+        let asked = hub
+            .client(FETCH_TIMEOUT, &Cancel::default())
+            .and_then(|client| client.model(&hub.image, Method::Floe, seen.as_ref()));
+        match asked {
+            Ok(same) if same.is_empty() => Ok(known),
+            Ok(bytes) => {
+                let kept = floe_store::private::make_dirs(&self.core.home.models());
+                if kept.is_err() || replace_file(&file, &bytes).is_err() {
+                    tracing::debug!("a fetched model was not kept");
+                }
+                self.drop_old_models();
+                Ok(Some(bytes))
+            }
+            // no model yet, or a server that knows of none
+            Err(TransferError::Refused {
+                status: 404 | 405, ..
+            }) => Ok(None),
+            // one that was fetched before is better than none
+            Err(error) => known.map_or(Err(error.to_string()), |bytes| Ok(Some(bytes))),
+        }
+    }
+
+    fn drop_old_models(&self) {
+        let files = oldest_first(&self.core.home.models());
+        let excess = files.len().saturating_sub(KEPT_MAX);
+        for path in &files[..excess] {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether everything that a model of `parent` speaks of is at the same place in `child`.
+fn same_layout(model: &Model, parent: &Manifest, child: &Manifest) -> bool {
+    let at = |manifest: &Manifest, number: u8| {
+        let region = manifest.regions.get(usize::from(number));
+        region.map(|region| (region.name.clone(), region.size))
+    };
+    model.regions().into_iter().all(|number| {
+        let of_parent = at(parent, number);
+        of_parent.is_some() && of_parent == at(child, number)
+    })
+}
+
+/// A model of this image, or why the bytes are none.
+pub(crate) fn verified(bytes: &[u8], image: &Hash) -> Result<Model, String> {
+    let model = Model::decode(bytes).map_err(|error| error.to_string())?;
+    if model.image() != *image {
+        return Err(format!("it is of image {}", model.image().short()));
+    }
+    Ok(model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_image::{Access, TraceHeader, TraceWriter};
+    use floe_traces::learn;
+
+    /// A trace of two first touches, each of a region's chunk.
+    fn trace(image: Hash, touches: [(u8, u32); 2]) -> Vec<u8> {
+        let header = TraceHeader {
+            image,
+            machine: "web".into(),
+            start_unix_us: 0,
+        };
+        let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+        for (t_us, (region, chunk)) in (0..).step_by(10).zip(touches) {
+            let access = Access {
+                region,
+                chunk,
+                t_us,
+                wait_us: 0,
+            };
+            writer.push(access).unwrap();
+        }
+        writer.into_inner()
+    }
+
+    #[test]
+    fn a_model_that_is_damaged_or_another_images_is_refused() {
+        let (image, other) = (Hash::of(b"image"), Hash::of(b"other"));
+        let trace = trace(image, [(0, 1), (0, 2)]);
+        let bytes = learn(Method::Floe, &image, &[trace]).unwrap();
+        assert_eq!(verified(&bytes, &image).unwrap().image(), image);
+        assert!(verified(&bytes, &other).unwrap_err().contains("of image"));
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            assert!(verified(&damaged, &image).is_err(), "byte {at}");
+            assert!(verified(&bytes[..at], &image).is_err(), "length {at}");
+        }
+    }
+
+    #[test]
+    fn a_model_is_inherited_where_the_regions_it_speaks_of_are_the_same() {
+        let region = |name: &str, size| floe_image::Region {
+            name: name.into(),
+            size,
+            segments: Vec::new(),
+            patches: Vec::new(),
+        };
+        let with = |regions: &[(&str, u64)]| Manifest {
+            regions: regions.iter().map(|(n, size)| region(n, *size)).collect(),
+            ..Manifest::default()
+        };
+        let image = Hash::of(b"parent");
+        let trace = trace(image, [(0, 1), (1, 2)]);
+        let model = verified(&learn(Method::Floe, &image, &[trace]).unwrap(), &image).unwrap();
+        let parent = with(&[("ram", 1 << 20), ("disk0", 1 << 20), ("device", 1)]);
+        let same = with(&[("ram", 1 << 20), ("disk0", 1 << 20), ("device", 2)]);
+        assert!(same_layout(&model, &parent, &same));
+        for other in [
+            with(&[("disk0", 1 << 20), ("ram", 1 << 20)]),
+            with(&[("ram", 1 << 20), ("disk0", 2 << 20)]),
+            with(&[("ram", 1 << 20)]),
+        ] {
+            assert!(!same_layout(&model, &parent, &other), "{other:?}");
+        }
+        let heir = Hash::of(b"child");
+        let inherited = model.clone().inherited_by(heir);
+        assert_eq!(inherited.image(), heir);
+        assert_eq!(inherited.clusters(), model.clusters());
+    }
+}
