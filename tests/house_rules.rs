@@ -363,12 +363,18 @@ fn the_nodes_services_know_each_other_in_one_direction() {
         named.retain(|other| other != room && other != "Node" && known.contains(other));
     }
     rooms.remove("lib");
-    assert!(rooms.len() > 20 && rooms["fork"].contains("machines"), "{rooms:#?}");
+    assert!(
+        rooms.len() > 20 && rooms["fork"].contains("machines"),
+        "{rooms:#?}"
+    );
     if let Some(way) = cycle(&rooms) {
         panic!("a cycle: {}", way.join(" -> "));
     }
     // the finder finds one
-    rooms.get_mut("images").expect("a room").insert("fork".into());
+    rooms
+        .get_mut("images")
+        .expect("a room")
+        .insert("fork".into());
     assert!(cycle(&rooms).is_some());
 }
 
