@@ -112,6 +112,9 @@ pub enum Happened {
     /// A node has left the cluster.
     #[serde(rename = "cluster.left")]
     ClusterLeft,
+    /// A thread of the node that looks after something made a mistake; it goes on, and the node's log says where.
+    #[serde(rename = "thread.failed")]
+    ThreadFailed,
     /// The listener was too slow: so many events are missing here.
     #[serde(rename = "missed")]
     Missed,

@@ -380,6 +380,11 @@ impl Machine {
         self.process.wait(limit)
     }
 
+    /// A descriptor that can be read once QEMU has ended, for who waits for many.
+    pub fn end_descriptor(&self) -> io::Result<std::os::fd::OwnedFd> {
+        self.process.end_descriptor()
+    }
+
     /// The screen, as PNG in a new file at `path`.
     pub fn screenshot(&self, path: &Path) -> Result<(), MachineError> {
         let picture =

@@ -101,6 +101,11 @@ impl Process {
         }
     }
 
+    /// A descriptor that can be read once it has ended, for who waits for many.
+    pub fn end_descriptor(&self) -> io::Result<OwnedFd> {
+        self.pidfd.try_clone()
+    }
+
     /// End it at once.
     pub fn kill(&self) {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);

@@ -6,6 +6,7 @@ use crate::{
     NodeOptions,
     error::{NodeError, refused},
     reserve::Reserve,
+    threads::Threads,
     transfer::Cancel,
 };
 use floe_api::{Happened, NodeEvent, paths::Home};
@@ -47,6 +48,8 @@ pub(crate) struct Core {
     /// Who may see the page, if there is one.
     pub page: Option<Arc<Guard>>,
     pub started: Instant,
+    /// Threads of all services that look after something.
+    pub threads: Threads,
     events: broadcast::Sender<NodeEvent>,
     stop: watch::Sender<Option<Stop>>,
     jobs: Mutex<HashMap<u64, Cancel>>,
@@ -63,6 +66,12 @@ impl Core {
         page: Option<Arc<Guard>>,
     ) -> (Arc<Core>, watch::Receiver<Option<Stop>>) {
         let (stop, stopped) = watch::channel(None);
+        let events = broadcast::channel(EVENTS_KEPT).0;
+        let listeners = events.clone();
+        let panicked = move |thread: &str| {
+            let detail = "its work went wrong, see the log; it goes on";
+            tell(&listeners, Happened::ThreadFailed, thread, detail.into());
+        };
         let core = Core {
             home: options.home.clone(),
             options,
@@ -72,7 +81,8 @@ impl Core {
             took_over,
             page,
             started: Instant::now(),
-            events: broadcast::channel(EVENTS_KEPT).0,
+            threads: Threads::new(Arc::new(panicked)),
+            events,
             stop,
             jobs: Mutex::default(),
             next_job: AtomicU64::new(0),
@@ -82,9 +92,7 @@ impl Core {
 
     /// Sends an event to everybody who listens, and logs it.
     pub fn tell(&self, kind: Happened, subject: &str, detail: impl Into<String>) {
-        let event = event(kind, subject, detail.into());
-        tracing::info!(%kind, subject, detail = event.detail);
-        let _ = self.events.send(event); // nobody may be listening
+        tell(&self.events, kind, subject, detail.into());
     }
 
     /// Events from now on.
@@ -139,6 +147,12 @@ impl Drop for Job {
     fn drop(&mut self) {
         self.core.jobs.lock().remove(&self.id);
     }
+}
+
+fn tell(listeners: &broadcast::Sender<NodeEvent>, kind: Happened, subject: &str, detail: String) {
+    let event = event(kind, subject, detail);
+    tracing::info!(%kind, subject, detail = event.detail);
+    let _ = listeners.send(event); // nobody may be listening
 }
 
 /// An event of this moment.

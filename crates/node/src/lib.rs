@@ -45,6 +45,7 @@ mod resources;
 mod rest;
 mod run;
 mod serve;
+mod threads;
 mod traces;
 pub mod transfer;
 mod views;

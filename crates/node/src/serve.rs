@@ -175,6 +175,7 @@ impl NodeHandle {
         let machines = self.stop.borrow().is_some_and(|stop| stop.machines);
         let _ = fs::remove_file(&node.core.options.socket);
         end_jobs(&node);
+        node.core.threads.end();
         node.machines.end_standby();
         if machines {
             node.machines.stop_all_machines();
@@ -258,7 +259,7 @@ fn services(
         networks.clone(),
         inventory.clone(),
         arrivals,
-    );
+    )?;
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -315,8 +316,9 @@ fn services(
     forks.start_watching_parents()?;
     forks.start_watching_hosts()?;
     forks.start_watching_tickets()?;
+    // not by a handle of its own: it would keep the thread's service alive
     let tunnels = Arc::downgrade(&networks);
-    cluster.start_keeping(move || {
+    cluster.start_keeping(&core.threads, move || {
         if let Some(networks) = tunnels.upgrade() {
             networks.open_tunnels();
         }

@@ -6,14 +6,11 @@ use super::{
     record::{Member, Roster},
     routes::{NODE_RENEW, NODE_ROSTER, RenewAnswer, RenewOrder, said},
 };
-use crate::{
-    error::{NodeError, at},
-    unix_now,
-};
+use crate::{error::NodeError, threads::Threads, unix_now};
 use floe_http::Method;
 use std::{
-    sync::{Arc, Weak},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 /// How often members ask who the members are. One who is revoked while a member is away is believed there for at most so long
@@ -174,43 +171,34 @@ impl Cluster {
     /// Starts the thread that keeps the cluster up; `each_time` is called at each of its looks while the node is in a cluster.
     pub(crate) fn start_keeping(
         self: &Arc<Self>,
+        threads: &Threads,
         each_time: impl Fn() + Send + 'static,
     ) -> Result<(), NodeError> {
-        let cluster = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("cluster-keep".into())
-            .spawn(move || keep(&cluster, &each_time))
-            .map_err(at("cannot start the thread that keeps the cluster up"))?;
-        Ok(())
-    }
-}
-
-fn keep(cluster: &Weak<Cluster>, each_time: &dyn Fn()) {
-    let mut unasked = ASK_EVERY;
-    loop {
-        std::thread::sleep(LOOK_EVERY);
-        let Some(cluster) = cluster.upgrade() else {
-            return;
-        };
-        cluster.ensure_listening();
-        let Some(place) = cluster.place() else {
-            continue;
-        };
-        each_time();
-        unasked += LOOK_EVERY;
-        if unasked >= ASK_EVERY {
-            unasked = Duration::ZERO;
-            let told = cluster.ask_roster(&place);
-            if let Err(error) = &told {
-                tracing::info!(%error, "the cluster's authority does not tell who the members are");
+        let mut asked: Option<Instant> = None;
+        threads.keep("cluster-keep", self, LOOK_EVERY, move |cluster| {
+            cluster.ensure_listening();
+            let Some(place) = cluster.place() else {
+                return;
+            };
+            each_time();
+            if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
+                asked = Some(Instant::now());
+                cluster.learn_roster(&place);
             }
-            let unheard = told.err().map(|error| error.to_api().message);
-            cluster.service.lock().unheard = unheard.unwrap_or_default();
+            if place.membership.read().is_due(unix_now())
+                && let Err(error) = cluster.renew(&place)
+            {
+                tracing::warn!(%error, "this node's certificate was not renewed yet");
+            }
+        })
+    }
+
+    fn learn_roster(&self, place: &Place) {
+        let told = self.ask_roster(place);
+        if let Err(error) = &told {
+            tracing::info!(%error, "the cluster's authority does not tell who the members are");
         }
-        if place.membership.read().is_due(unix_now())
-            && let Err(error) = cluster.renew(&place)
-        {
-            tracing::warn!(%error, "this node's certificate was not renewed yet");
-        }
+        let unheard = told.err().map(|error| error.to_api().message);
+        self.service.lock().unheard = unheard.unwrap_or_default();
     }
 }

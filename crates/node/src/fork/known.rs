@@ -2,14 +2,11 @@
 
 use super::Forks;
 use crate::{
-    error::{NodeError, at},
+    error::NodeError,
     placement::{Change, Roll, known_hosts},
 };
 use floe_api::{HERE, Happened, HostInfo, HostList};
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 /// How often hosts are asked whether they are there.
 const ASK_EVERY: Duration = Duration::from_secs(5);
@@ -38,22 +35,18 @@ impl Forks {
 
     /// Starts the thread that tells who joins and leaves.
     pub(crate) fn start_watching_hosts(self: &Arc<Self>) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("host-watch".into())
-            .spawn(move || watch(&node))
-            .map_err(at("cannot start the thread that looks after hosts"))?;
-        Ok(())
+        let mut roll = Roll::default();
+        let threads = &self.core.threads;
+        threads.keep("host-watch", self, ASK_EVERY, move |forks| {
+            forks.look_at_hosts(&mut roll);
+        })
     }
-}
 
-fn watch(node: &Weak<Forks>) {
-    let mut roll = Roll::default();
-    while let Some(here) = node.upgrade() {
+    fn look_at_hosts(&self, roll: &mut Roll) {
         // a file that makes no sense is told to whoever forks
-        let mut known = known_hosts(&here.core.home).unwrap_or_default();
+        let mut known = known_hosts(&self.core.home).unwrap_or_default();
         known.retain(|host| host.address != HERE);
-        let answers = here.rooms_of(&known);
+        let answers = self.rooms_of(&known);
         let now: Vec<_> = known
             .into_iter()
             .zip(answers)
@@ -61,11 +54,9 @@ fn watch(node: &Weak<Forks>) {
             .collect();
         for change in roll.learn(&now) {
             match change {
-                Change::Joined(name) => here.core.tell(Happened::HostJoined, &name, ""),
-                Change::Left(name, why) => here.core.tell(Happened::HostLeft, &name, why),
+                Change::Joined(name) => self.core.tell(Happened::HostJoined, &name, ""),
+                Change::Left(name, why) => self.core.tell(Happened::HostLeft, &name, why),
             }
         }
-        drop(here);
-        std::thread::sleep(ASK_EVERY);
     }
 }

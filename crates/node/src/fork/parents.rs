@@ -5,7 +5,7 @@
 //! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
 
 use crate::{
-    error::{NodeError, at, failed},
+    error::{NodeError, failed},
     fork::Forks,
     inventory::{
         Entry,
@@ -18,11 +18,7 @@ use floe_http::Url;
 use floe_image::Hash;
 use floe_machine::{Machine, Status};
 use floe_source::SourceError;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// How often parents' nodes are asked whether they are still there.
 const ASK_EVERY: Duration = Duration::from_secs(2);
@@ -96,12 +92,28 @@ impl Forks {
 
     /// Starts the thread that looks after parents.
     pub(crate) fn start_watching_parents(self: &Arc<Self>) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("parent-watch".into())
-            .spawn(move || watch(&node))
-            .map_err(at("cannot start the thread that looks after clones"))?;
-        Ok(())
+        let mut silences: HashMap<Hash, Silence> = HashMap::new();
+        let threads = &self.core.threads;
+        threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
+            forks.look_after_clones(&mut silences);
+        })
+    }
+
+    /// Asks the parents of clones here, pauses clones whose parent is lost, and lets those go on whose parent is back.
+    fn look_after_clones(&self, silences: &mut HashMap<Hash, Silence>) {
+        let parents = self.dependants();
+        silences.retain(|image, _| parents.iter().any(|((known, _), _)| known == image));
+        for (parent, clones) in parents {
+            // an image is of one fork, and a fork of one node
+            let silence = silences.entry(parent.0).or_default();
+            silence.learn(&self.ask_parent(&parent));
+            let why = silence.why(&parent.1);
+            for entry in clones {
+                if let Err(error) = self.set_orphan(&entry, why.clone()) {
+                    tracing::info!(machine = %entry.name, %error, "an orphan was not told");
+                }
+            }
+        }
     }
 
     /// Whether a parent's node still has its image for us.
@@ -246,27 +258,6 @@ fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), Node
 fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
     let _operation = entry.begin(Task::Continue)?;
     entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))
-}
-
-fn watch(node: &Weak<Forks>) {
-    let mut silences: HashMap<Hash, Silence> = HashMap::new();
-    while let Some(here) = node.upgrade() {
-        let parents = here.dependants();
-        silences.retain(|image, _| parents.iter().any(|((known, _), _)| known == image));
-        for (parent, clones) in parents {
-            // an image is of one fork, and a fork of one node
-            let silence = silences.entry(parent.0).or_default();
-            silence.learn(&here.ask_parent(&parent));
-            let why = silence.why(&parent.1);
-            for entry in clones {
-                if let Err(error) = here.set_orphan(&entry, why.clone()) {
-                    tracing::info!(machine = %entry.name, %error, "an orphan was not told");
-                }
-            }
-        }
-        drop(here);
-        std::thread::sleep(ASK_EVERY);
-    }
 }
 
 #[cfg(test)]

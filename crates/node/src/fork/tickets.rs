@@ -2,14 +2,11 @@
 
 use super::Forks;
 use crate::{
-    error::{NodeError, at},
+    error::NodeError,
     placement::{plug_in, ticket::Ticket},
 };
 use floe_api::{Happened, KillRequest};
-use std::{
-    sync::{Arc, Weak, mpsc},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 /// How often it is looked whether clones have ended and tickets still hold.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -17,13 +14,16 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 impl Forks {
     /// Starts the thread that looks after tickets.
     pub(crate) fn start_watching_tickets(self: &Arc<Self>) -> Result<(), NodeError> {
-        let woken = self.tickets.wake();
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("ticket-watch".into())
-            .spawn(move || watch(&node, &woken))
-            .map_err(at("cannot start the thread that looks after tickets"))?;
-        Ok(())
+        let waker = self.tickets.waker();
+        let threads = &self.core.threads;
+        threads.keep_waking("ticket-watch", &waker, self, LOOK_EVERY, |forks| {
+            for (id, ticket) in forks.tickets.at_rest() {
+                if let Err(why) = forks.look_after(&id, &ticket) {
+                    let (placement, ticket) = (&ticket.placement, &ticket.ticket);
+                    tracing::warn!(placement, ticket, why, "a ticket was not looked after");
+                }
+            }
+        })
     }
 
     fn look_after(&self, id: &str, ticket: &Ticket) -> Result<(), String> {
@@ -55,21 +55,5 @@ impl Forks {
         }
         self.tickets.forget(id);
         Ok(())
-    }
-}
-
-fn watch(node: &Weak<Forks>, woken: &mpsc::Receiver<()>) {
-    while let Some(here) = node.upgrade() {
-        for (id, ticket) in here.tickets.at_rest() {
-            if let Err(why) = here.look_after(&id, &ticket) {
-                let (placement, ticket) = (&ticket.placement, &ticket.ticket);
-                tracing::warn!(placement, ticket, why, "a ticket was not looked after");
-            }
-        }
-        drop(here);
-        if woken.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Disconnected) {
-            return;
-        }
-        while woken.try_recv().is_ok() {}
     }
 }

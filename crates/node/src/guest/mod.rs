@@ -18,7 +18,7 @@ use crate::{
     MachineName,
     capture::fresh_place,
     core::Core,
-    error::{NodeError, at},
+    error::NodeError,
     fork::{Forks, Reserved},
     images::Images,
     inventory::{Entry, GuestState, Inventory, is_late, is_pending, record::Record},
@@ -82,22 +82,17 @@ impl Guests {
         self: &Arc<Self>,
         arrived: mpsc::Receiver<MachineName>,
     ) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("guests".into())
-            .spawn(move || {
-                loop {
-                    let name = arrived.recv_timeout(LOOK_EVERY);
-                    let Some(guests) = node.upgrade() else { return };
-                    match name {
-                        Ok(name) => guests.listen_to(&name),
-                        Err(mpsc::RecvTimeoutError::Timeout) => guests.drop_unclaimed(),
-                        Err(mpsc::RecvTimeoutError::Disconnected) => return,
-                    }
-                }
-            })
-            .map_err(at("cannot start the thread that listens to guests"))?;
-        Ok(())
+        let threads = &self.core.threads;
+        threads.follow(
+            "guests",
+            self,
+            arrived,
+            LOOK_EVERY,
+            |guests, name| match name {
+                Some(name) => guests.listen_to(&name),
+                None => guests.drop_unclaimed(),
+            },
+        )
     }
 
     fn listen_to(self: &Arc<Self>, name: &MachineName) {

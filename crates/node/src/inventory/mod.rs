@@ -1,7 +1,8 @@
 //! The node's list of machines, what is known of each, and the rule that a machine has one operation at a time.
 //!
-//! Locks of a machine, in this order: its operation (held through a call), its pauses, its standing, its state. The list's own
-//! lock is held for moments.
+//! An operation is begun first and held through a call. Locks of a machine, in this order: its pauses, its standing, the word which
+//! operation it has, `writing`, its state. The last, which everybody reads, is never held while the disk is waited for. The
+//! list's own lock is held for moments.
 
 mod identity;
 pub(crate) mod lifecycle;
@@ -24,7 +25,7 @@ use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -34,8 +35,6 @@ use std::{
 
 /// How long a short task is waited for: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);
-/// How often it is looked whether it is over.
-const SHORT_LOOK: Duration = Duration::from_millis(1);
 
 /// All machines by name.
 #[derive(Default)]
@@ -52,6 +51,10 @@ pub(crate) struct Entry {
     pub dir: PathBuf,
     /// The operation under way.
     pub operation: Mutex<Option<Task>>,
+    /// Told when an operation has ended.
+    idle: Condvar,
+    /// Held while the record is changed and written: the disk is waited for with nothing else locked.
+    writing: Mutex<()>,
     /// When the node itself paused it.
     pub pauses: Mutex<Pauses>,
     /// Why it stands still.
@@ -121,6 +124,7 @@ impl std::ops::Deref for Operation {
 impl Drop for Operation {
     fn drop(&mut self) {
         *self.entry.operation.lock() = None;
+        self.entry.idle.notify_all();
     }
 }
 
@@ -133,13 +137,14 @@ impl Entry {
     /// Changes the record, on the disk first. That of a machine on its way out stays as it is: a late word about it would
     /// make its directory anew.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
-        let mut state = self.state.write();
-        if state.record.wanted == Wanted::Removing {
+        let _writing = self.writing.lock();
+        let before = self.record();
+        if before.wanted == Wanted::Removing {
             return Ok(());
         }
-        let mut record = state.record.clone();
+        let mut record = before.clone();
         change(&mut record);
-        if record == state.record {
+        if record == before {
             return Ok(());
         }
         self.reserve.write(|| match record.rests_on_this_node() {
@@ -147,8 +152,14 @@ impl Entry {
             true => record.save_soon(&self.dir),
             false => record.save(&self.dir),
         })?;
-        state.record = record;
+        self.state.write().record = record;
         Ok(())
+    }
+
+    /// Changes the record in memory only; it is written down with the next [`Entry::update`].
+    pub fn amend(&self, change: impl FnOnce(&mut Record)) {
+        let _writing = self.writing.lock();
+        change(&mut self.state.write().record);
     }
 
     /// Its QEMU, or an error that says that there is none.
@@ -173,7 +184,7 @@ impl Entry {
         let until = Instant::now() + SHORT_WAIT;
         let mut operation = self.operation.lock();
         while operation.is_some_and(Task::is_short) && Instant::now() < until {
-            MutexGuard::unlocked(&mut operation, || std::thread::sleep(SHORT_LOOK));
+            self.idle.wait_until(&mut operation, until);
         }
         if let Some(other) = *operation {
             return Err(busy(
@@ -262,6 +273,8 @@ impl Inventory {
             name: name.clone(),
             dir,
             operation: Mutex::new(Some(what)),
+            idle: Condvar::new(),
+            writing: Mutex::default(),
             pauses: Mutex::default(),
             standing: Mutex::new(Standing::recorded(record.pauses.clone())),
             state: RwLock::new(State::new(record)),
@@ -277,6 +290,8 @@ impl Inventory {
             name: name.clone(),
             dir,
             operation: Mutex::new(None),
+            idle: Condvar::new(),
+            writing: Mutex::default(),
             pauses: Mutex::default(),
             standing: Mutex::new(Standing::recorded(record.pauses.clone())),
             state: RwLock::new(State::new(record)),

@@ -17,7 +17,7 @@ use floe_image::Hash;
 use floe_machine::Status;
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak, mpsc},
+    sync::{Arc, mpsc},
     time::Duration,
 };
 
@@ -106,12 +106,17 @@ impl Machines {
         self: &Arc<Self>,
         wishes: mpsc::Receiver<Wish>,
     ) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("buffering".into())
-            .spawn(move || follow_all(&node, &wishes))
-            .map_err(crate::error::at("cannot start the buffering's thread"))?;
-        Ok(())
+        let mut followed = Followed::default();
+        let threads = &self.core.threads;
+        threads.follow(
+            "buffering",
+            self,
+            wishes,
+            TRY_AGAIN,
+            move |machines, wish| {
+                followed.follow(machines, wish);
+            },
+        )
     }
 
     /// How a machine's image streams.
@@ -165,22 +170,21 @@ impl Machines {
     }
 }
 
-fn follow_all(node: &Weak<Machines>, wishes: &mpsc::Receiver<Wish>) {
-    let mut unmet: HashMap<Hash, Wish> = HashMap::new();
-    let mut forgotten: HashMap<Hash, u32> = HashMap::new();
-    loop {
-        match wishes.recv_timeout(TRY_AGAIN) {
-            Ok(wish) => {
-                unmet.insert(wish.image, wish);
-                // only the last word counts
-                unmet.extend(wishes.try_iter().map(|wish| (wish.image, wish)));
-            }
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
-        }
-        let Some(node) = node.upgrade() else {
-            return;
-        };
+/// Wishes that are to be met.
+#[derive(Default)]
+struct Followed {
+    /// The last one of each image that is not met yet, or is to hold for machines that start later.
+    unmet: HashMap<Hash, Wish>,
+    /// For how many looks the planner of an image has not waited for anything.
+    forgotten: HashMap<Hash, u32>,
+}
+
+impl Followed {
+    /// Takes a wish in, and tries to meet all that there are.
+    fn follow(&mut self, node: &Machines, wish: Option<Wish>) {
+        let Followed { unmet, forgotten } = self;
+        // only the last word counts
+        unmet.extend(wish.map(|wish| (wish.image, wish)));
         unmet.retain(|_, wish| {
             let machines = node.inventory.all().into_iter();
             let machines: Vec<_> = machines

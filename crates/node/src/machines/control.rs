@@ -19,15 +19,13 @@ use floe_machine::{End, Machine, Process, Status, console::ConsoleLog};
 use std::{
     path::Path,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long QEMU may take to end once it was told to.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
 /// How long a QEMU that nobody wants may take to end once it was killed.
 const KILL_WAIT: Duration = Duration::from_secs(10);
-/// How often the watcher looks whether a QEMU has ended: one poll of a descriptor for each machine.
-const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// How often the room on the disk is looked at.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// How often the disk's reserve is filled again, if there is room.
@@ -348,18 +346,28 @@ impl Machines {
         Ok(chosen)
     }
 
-    /// Starts the thread that notices when a QEMU ends.
+    /// Starts the threads that notice when a QEMU ends, and when the disk is short or has room again.
     pub(crate) fn start_watching(self: &Arc<Self>) -> Result<(), NodeError> {
-        let node = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("machine-watch".into())
-            .spawn(move || watch(&node))
-            .map_err(at("cannot start the machines' watcher"))?;
-        Ok(())
+        let threads = &self.core.threads;
+        let machines = Arc::downgrade(self);
+        // it waits in its look, for which it needs no more than what it waits for
+        threads.keep("machine-ends", &self.ends, Duration::ZERO, move |ends| {
+            let ended = ends.wait();
+            if let Some(machines) = machines.upgrade() {
+                machines.look_after_ends(ended);
+            }
+        })?;
+        let mut room = Room::new(self.core.home.root().to_owned(), self.images.cache.clone());
+        threads.keep("disk-room", self, ROOM_EVERY, move |machines| {
+            machines.look_after_room(&mut room);
+        })?;
+        threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
+            machines.core.reserve.refill();
+        })
     }
 
     /// A QEMU ended by itself: start the guest anew if that is what it wanted, else put its disks away.
-    fn ended(&self, operation: &Operation, vm: &Machine) {
+    pub(super) fn ended(&self, operation: &Operation, vm: &Machine) {
         let end = match vm.status() {
             Ok(Status::Ended(end)) => end,
             _ => return,
@@ -412,42 +420,6 @@ impl Machines {
         });
         self.core
             .tell(Happened::MachineEnded, operation.name.as_str(), detail);
-    }
-}
-
-fn watch(node: &Weak<Machines>) {
-    let (mut refilled, mut looked) = (Instant::now(), Instant::now());
-    let room = node.upgrade().map(|node| {
-        let dir = node.core.home.root().to_owned();
-        Room::new(dir, node.images.cache.clone())
-    });
-    let Some(mut room) = room else {
-        return;
-    };
-    while let Some(node) = node.upgrade() {
-        if looked.elapsed() >= ROOM_EVERY {
-            node.look_after_room(&mut room);
-            looked = Instant::now();
-        }
-        if refilled.elapsed() >= REFILL_EVERY {
-            node.core.reserve.refill();
-            refilled = Instant::now();
-        }
-        for entry in node.inventory.all() {
-            let vm = entry.state.read().vm.clone();
-            let Some(vm) = vm.filter(|vm| vm.wait_end(Duration::ZERO)) else {
-                continue;
-            };
-            // another operation has just ended it, or looks after it: the next round will show
-            if let Ok(operation) = entry.begin(Task::End) {
-                let current = operation.state.read().vm.clone();
-                if current.is_some_and(|current| Arc::ptr_eq(&current, &vm)) {
-                    node.ended(&operation, &vm);
-                }
-            }
-        }
-        drop(node);
-        std::thread::sleep(WATCH_EVERY);
     }
 }
 

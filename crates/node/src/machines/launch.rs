@@ -236,6 +236,9 @@ impl Machines {
                 ..Default::default()
             };
         }
+        if let Err(error) = self.ends.watch(&entry.name, &machine) {
+            tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
+        }
         self.open_ports(entry);
         let config = machine.config();
         entry.update(|record| {

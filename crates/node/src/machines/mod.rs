@@ -8,6 +8,7 @@
 
 mod buffering;
 mod control;
+mod ends;
 pub(crate) mod launch;
 mod limits;
 mod networks;
@@ -23,7 +24,7 @@ pub(crate) use standby::DIR as STANDBY_DIR;
 use crate::{
     MachineName,
     core::Core,
-    error::NodeError,
+    error::{NodeError, at},
     images::{ImageUser, Images},
     inventory::Inventory,
     network::Networks,
@@ -49,6 +50,7 @@ pub(crate) struct Machines {
     /// Who was promised how much of this host.
     pub resources: Resources,
     standby: standby::Pool,
+    ends: Arc<ends::Ends>,
     /// Hears of each QEMU that begins: its guest may have something to say.
     arrivals: mpsc::Sender<MachineName>,
     kin: OnceLock<Weak<dyn Kin>>,
@@ -63,7 +65,8 @@ impl Machines {
         networks: Arc<Networks>,
         inventory: Arc<Inventory>,
         arrivals: mpsc::Sender<MachineName>,
-    ) -> Arc<Machines> {
+    ) -> Result<Arc<Machines>, NodeError> {
+        let ends = ends::Ends::new().map_err(at("cannot ask the kernel which QEMUs end"))?;
         let resources = Resources::of_this_host(&core.home, core.options.memory_bytes_max);
         let machines = Arc::new(Machines {
             core,
@@ -73,12 +76,13 @@ impl Machines {
             inventory,
             resources,
             standby: standby::Pool::default(),
+            ends: Arc::new(ends),
             arrivals,
             kin: OnceLock::new(),
         });
         let user: Weak<Machines> = Arc::downgrade(&machines);
         machines.images.ask_too(user);
-        machines
+        Ok(machines)
     }
 
     /// Says who is told of machines that have been removed; only the first one counts.

@@ -80,11 +80,13 @@ impl Machines {
             state.disks = Some(attached.disks);
             state.images = attached.images;
             state.fetcher = Some(found.fetcher.clone());
-            // written down once the guest runs; after a crash before that, QEMUs that waited are ended anyway
-            state.record.place = place.directory;
-            state.record.mount_name = place.mount_name;
-            state.record.uid = place.uid;
             drop(state);
+            // written down once the guest runs; after a crash before that, QEMUs that waited are ended anyway
+            entry.amend(|record| {
+                record.place = place.directory;
+                record.mount_name = place.mount_name;
+                record.uid = place.uid;
+            });
             report.stage("standby")?;
             return Ok(Loaded {
                 standby,

@@ -7,6 +7,7 @@ use super::ticket::{TICKET_VERSION, Ticket};
 use crate::{
     error::{NodeError, failed},
     files::{load_kept, replace_file},
+    threads::Waker,
 };
 use floe_api::paths::Home;
 use parking_lot::{Mutex, RwLock};
@@ -14,7 +15,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::PathBuf,
-    sync::{Arc, Weak, mpsc},
+    sync::{Arc, Weak},
 };
 
 /// Largest file of a ticket that is read, bytes.
@@ -27,7 +28,7 @@ pub(crate) struct Tickets {
     /// Those of forks under way.
     in_use: Mutex<BTreeSet<String>>,
     /// Wakes who looks after them.
-    wake: Mutex<Option<mpsc::Sender<()>>>,
+    waker: Waker,
 }
 
 impl Tickets {
@@ -44,7 +45,7 @@ impl Tickets {
             dir,
             all: RwLock::new(all),
             in_use: Mutex::default(),
-            wake: Mutex::default(),
+            waker: Waker::default(),
         })
     }
 
@@ -78,19 +79,15 @@ impl Tickets {
             .collect()
     }
 
-    /// Hears from now on when clones may have ended.
-    pub fn wake(&self) -> mpsc::Receiver<()> {
-        let (wake, woken) = mpsc::channel();
-        *self.wake.lock() = Some(wake);
-        woken
+    /// Wakes who looks after them.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
     }
 
     /// Says that clones may have ended.
     pub fn look(&self) {
-        if !self.all.read().is_empty()
-            && let Some(wake) = &*self.wake.lock()
-        {
-            let _ = wake.send(()); // nobody looks any more when the node ends
+        if !self.all.read().is_empty() {
+            self.waker.wake();
         }
     }
 }

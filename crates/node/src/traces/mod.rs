@@ -36,8 +36,6 @@ use std::{
 pub(crate) const LOCAL: &str = "local";
 /// How often the traces of running machines are taken.
 const TAKE_EVERY: Duration = Duration::from_secs(60);
-/// How often the thread that takes them looks whether the node still is.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long no new trace of a local image must have come before it is trained.
 const TRAINING_QUIET: Duration = Duration::from_secs(3);
 /// How long a user who asks a hub about traces waits.
@@ -125,14 +123,25 @@ impl Traces {
 
     /// Starts the threads that take traces and send them.
     pub(crate) fn start_tracing(self: &Arc<Self>) -> Result<(), NodeError> {
-        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            let thread = std::thread::Builder::new().name(name.into());
-            thread.spawn(work).map(drop)
-        };
-        let (taking, sending) = (Arc::downgrade(self), self.kept.clone());
-        spawn("trace-take", Box::new(move || take_all(&taking)))
-            .and_then(|()| spawn("trace-send", Box::new(move || sending.outbox.run())))
-            .map_err(at("cannot start the traces' threads"))?;
+        let taken = Instant::now();
+        self.core
+            .threads
+            .keep("trace-take", self, TAKE_EVERY, move |traces| {
+                // those of machines that have only begun say little
+                if taken.elapsed() < TAKE_EVERY {
+                    return;
+                }
+                for entry in traces.inventory.all() {
+                    if entry.state.read().vm.is_some() {
+                        traces.take_trace(&entry);
+                    }
+                }
+            })?;
+        let sending = self.kept.clone();
+        std::thread::Builder::new()
+            .name("trace-send".into())
+            .spawn(move || sending.outbox.run())
+            .map_err(at("cannot start the thread that sends traces"))?;
         if let Err(error) = self.kept.trainer.schedule_outdated() {
             tracing::warn!(%error, "the kept traces can't be listed");
         }
@@ -438,22 +447,6 @@ fn detail(entry: TraceEntry, bytes: &[u8], manifest: &Manifest) -> TraceDetail {
             .collect(),
         accesses_over_time: over_time,
         entry,
-    }
-}
-
-fn take_all(node: &Weak<Traces>) {
-    let mut last = Instant::now();
-    while let Some(node) = node.upgrade() {
-        if last.elapsed() >= TAKE_EVERY {
-            for entry in node.inventory.all() {
-                if entry.state.read().vm.is_some() {
-                    node.take_trace(&entry);
-                }
-            }
-            last = Instant::now();
-        }
-        drop(node);
-        std::thread::sleep(LOOK_EVERY);
     }
 }
 
