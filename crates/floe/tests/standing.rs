@@ -420,6 +420,24 @@ fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_node_whose_log_takes_nothing_goes_on() {
+    for hub in [false, true] {
+        let mut node = TestNode::with(Setup {
+            log_is_full: true,
+            hub,
+            ..Default::default()
+        });
+        // it tells where it answers after it answers: by the time that a machine has booted it would have ended
+        node.import_tiny("tiny", None);
+        node.run_named("tiny", "web");
+        node.wait_console("web", "floe-guest ready");
+        assert!(runs(&node, "web"));
+        node.end(Signal::TERM);
+    }
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn on_a_full_disk_a_killed_node_comes_back_and_machines_go_on_once_there_is_room_for_what_they_write()
  {
     let mut node = TestNode::with(Setup {

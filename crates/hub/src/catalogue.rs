@@ -94,6 +94,16 @@ pub(crate) struct Publication<'a> {
     pub quota: Quota,
 }
 
+/// What came of the wish to begin an upload.
+pub(crate) enum Opened {
+    /// It has begun, or goes on.
+    Upload(Upload),
+    /// The owner has as many unfinished uploads as one may have.
+    TooMany,
+    /// The owner would have this, which is more than its quota.
+    BeyondQuota(Used),
+}
+
 /// An unfinished upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Upload {
@@ -501,13 +511,15 @@ impl Catalogue {
 
     // ---- uploads
 
-    /// The owner's upload of `image`: the one that is under way, or a new one; `None` when `uploads_max` are open.
+    /// The owner's upload of `image`: the one that is under way, or a new one if there is room for it. What the owner has is counted in
+    /// the same transaction, so that any number of uploads that begin at once stay within the quota.
     pub fn open_upload(
         &self,
         owner: &str,
         image: &Hash,
         uploads_max: usize,
-    ) -> Rows<Option<Upload>> {
+        quota: &Quota,
+    ) -> Rows<Opened> {
         let mut key = [0u8; 16];
         rand::rngs::OsRng
             .try_fill_bytes(&mut key)
@@ -522,18 +534,29 @@ impl Catalogue {
                     upload,
                 )
                 .optional()?;
-            if found.is_some() {
-                return Ok(found);
+            let mut used = used(db, owner)?;
+            let known: bool = db.query_row(
+                "SELECT EXISTS (SELECT 1 FROM images WHERE owner = ?1 AND id = ?2)",
+                params![owner, image.as_bytes()],
+                |row| row.get(0),
+            )?;
+            let more = u64::from(!known && found.is_none());
+            used.images += more;
+            if used.bytes > quota.bytes || (more > 0 && used.images > quota.images) {
+                return Ok(Opened::BeyondQuota(used));
+            }
+            if let Some(found) = found {
+                return Ok(Opened::Upload(found));
             }
             let open: i64 = db.query_row("SELECT count(*) FROM uploads WHERE owner = ?1", [owner], |row| row.get(0))?;
             if open as usize >= uploads_max {
-                return Ok(None);
+                return Ok(Opened::TooMany);
             }
             db.execute(
                 "INSERT INTO uploads VALUES (?1, ?2, ?3, ?4, ?4)",
                 params![key, owner, image.as_bytes(), now as i64],
             )?;
-            Ok(Some(Upload { key, owner: owner.to_owned(), image: *image, touched_unix_s: now }))
+            Ok(Opened::Upload(Upload { key, owner: owner.to_owned(), image: *image, touched_unix_s: now }))
         })
     }
 
@@ -597,15 +620,6 @@ impl Catalogue {
             db.prepare("SELECT key, owner, image, touched FROM uploads WHERE touched < ?1")?;
         let rows = rows.query_map([before_unix_s as i64], upload)?;
         rows.collect()
-    }
-
-    /// Whether `owner` has begun to upload `image`.
-    pub fn uploads_image(&self, owner: &str, image: &Hash) -> Rows<bool> {
-        self.db.lock().query_row(
-            "SELECT EXISTS (SELECT 1 FROM uploads WHERE owner = ?1 AND image = ?2)",
-            params![owner, image.as_bytes()],
-            |row| row.get(0),
-        )
     }
 
     /// Keys of all uploads.

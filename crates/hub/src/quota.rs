@@ -5,7 +5,6 @@ use super::error::{ApiError, ApiResult, HubError};
 use super::state::Hub;
 use super::{Quota, QuotaWish};
 use axum::http::StatusCode;
-use floe_image::Hash;
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// What a user has.
@@ -147,19 +146,6 @@ pub(super) fn exceeded(user: &str, used: &Used, quota: &Quota) -> ApiError {
         format!("{user} would have {has} {what} here, and may have {may}"),
         "remove images that are not needed (`floe image rm` with the hub's address)",
     )
-}
-
-/// Whether `user` may begin an upload of `image`.
-pub(super) fn check_images(hub: &Hub, user: &str, image: &Hash) -> ApiResult<()> {
-    let quota = of(hub, user)?;
-    let mut used = hub.catalogue.used(user)?;
-    let known = hub.catalogue.holds(image, user) || hub.catalogue.uploads_image(user, image)?;
-    used.images += u64::from(!known);
-    let too_many = !known && used.images > quota.images;
-    if too_many || used.bytes > quota.bytes {
-        return Err(exceeded(user, &used, &quota));
-    }
-    Ok(())
 }
 
 /// Whether `user` may send so many bytes more.

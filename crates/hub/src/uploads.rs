@@ -5,7 +5,7 @@
 //! and what this upload has staged: asking cannot find out what others keep private.
 
 use super::access::Viewer;
-use super::catalogue::Upload;
+use super::catalogue::{Opened, Upload};
 use super::error::{ApiError, ApiResult};
 use super::publish::{self, Wish};
 use super::quota;
@@ -59,21 +59,19 @@ pub(crate) async fn open(
         Manifest::decode(&bytes).map_err(|e| refused("manifest", &e))?;
         let image = Hash::of(&bytes);
         hub.check_room(bytes.len() as u64)?;
-        quota::check_images(hub, &owner, &image)?;
-        let upload = hub
-            .catalogue
-            .open_upload(&owner, &image, hub.limits.uploads_max)?
-            .ok_or_else(|| {
-                ApiError::new(
+        let (quota, max) = (quota::of(hub, &owner)?, hub.limits.uploads_max);
+        let upload = match hub.catalogue.open_upload(&owner, &image, max, &quota)? {
+            Opened::Upload(upload) => upload,
+            Opened::BeyondQuota(used) => return Err(quota::exceeded(&owner, &used, &quota)),
+            Opened::TooMany => {
+                return Err(ApiError::new(
                     StatusCode::TOO_MANY_REQUESTS,
                     "too-many-uploads",
-                    format!(
-                        "{owner} has {} unfinished uploads, this hub's limit",
-                        hub.limits.uploads_max
-                    ),
+                    format!("{owner} has {max} unfinished uploads, this hub's limit"),
                     "finish or cancel one of them, or wait until they expire",
-                )
-            })?;
+                ));
+            }
+        };
         let folder = hub.staging(&upload.key);
         floe_store::private::make_dirs(&folder)?;
         write_durably(&folder.join("manifest"), &bytes)?;

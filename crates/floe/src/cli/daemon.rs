@@ -231,6 +231,7 @@ struct Ready {
     page: Option<String>,
 }
 
+/// Says where the node answers. That nobody can read it (a log on a full disk, a pipe that was closed) does not end the node.
 fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(), CliError> {
     let ready = Ready {
         hub,
@@ -238,7 +239,7 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
         socket: node.socket().to_owned(),
         page: node.node().page().ok().map(|page| page.url),
     };
-    cx.out.value(&ready, |ready| {
+    cx.out.announcement(&ready, |ready| {
         let hub = ready.hub.as_ref().map(Answers::text).unwrap_or_default();
         let took_over = if ready.node.took_over {
             ", took machines over"
@@ -255,7 +256,7 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
             ready.node.mountpoint,
             page.unwrap_or_default()
         )
-    })?;
+    });
     if let Some(reason) = &ready.node.accel_reason {
         // nobody may read it, and its disk may be full
         let _ = writeln!(

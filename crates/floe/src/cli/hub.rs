@@ -263,7 +263,7 @@ impl Serve {
         let open = options.tls == Tls::Off && !options.listen.ip().is_loopback();
         floe_store::private::set_umask();
         let hub = floe_hub::serve(options)?;
-        cx.out.value(&Answers::of(&hub), Answers::text)?;
+        cx.out.announcement(&Answers::of(&hub), Answers::text);
         if open {
             eprintln!(
                 "note: tokens and images cross the network in the clear; add --tls self-signed, or a proxy that does TLS"

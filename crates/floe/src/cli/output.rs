@@ -31,6 +31,19 @@ impl Output {
         }
     }
 
+    /// As [`Output::value`], for a program that goes on whether anybody can read it or not: standard output may be a log on a full disk,
+    /// or a pipe that was closed.
+    pub fn announcement<T: Serialize>(self, value: &T, human: impl FnOnce(&T) -> String) {
+        let text = match self.json {
+            true => serde_json::to_string(value).map(|text| visible::json(&text) + "\n"),
+            false => Ok(visible::text(&human(value))),
+        };
+        if let Ok(text) = text {
+            let mut out = io::stdout().lock();
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+    }
+
     /// Writes text, whatever of it strangers wrote.
     pub fn text(self, text: &str) -> Result<(), CliError> {
         self.bytes(visible::text(text).as_bytes())

@@ -44,6 +44,8 @@ pub struct Setup {
     pub args: Vec<String>,
     /// The network namespace that it runs in, if not ours.
     pub namespace: Option<String>,
+    /// Whether its log takes nothing, as one on a full disk.
+    pub log_is_full: bool,
     /// Size of the disk that its state directory is on, if that is one of its own.
     pub disk_bytes: Option<u64>,
 }
@@ -192,7 +194,10 @@ impl TestNode {
             .create(true)
             .append(true)
             .mode(0o600)
-            .open(self.home().join("node.log"))
+            .open(match self.setup.log_is_full {
+                true => "/dev/full".into(),
+                false => self.home().join("node.log"),
+            })
             .unwrap();
         let program = env!("CARGO_BIN_EXE_floe");
         let mut command = match &self.setup.namespace {

@@ -124,11 +124,12 @@ impl Network {
             return Err(format!("{:?} is no network's id", self.id));
         }
         let parts: Vec<&str> = self.parent_mac.split(':').collect();
-        let byte = |part: &&str| part.len() == 2 && u8::from_str_radix(part, 16).is_ok();
+        let hex = |b: u8| b.is_ascii_hexdigit();
+        // not as a number, which may have a sign
+        let byte = |part: &&str| part.len() == 2 && part.bytes().all(hex);
         if parts.len() != 6 || !parts.iter().all(byte) {
             return Err(format!("{:?} is no network address", self.parent_mac));
         }
-        let hex = |b: u8| b.is_ascii_hexdigit();
         if let Some(sealed) = &self.sealed
             && (sealed.secret.len() != 64 || !sealed.secret.bytes().all(hex))
         {
@@ -477,6 +478,7 @@ mod tests {
         };
         assert!(bad(&|n| n.id = "x; drop".into()).contains("no network's id"));
         assert!(bad(&|n| n.parent_mac = "52:54:00:12:34:5}".into()).contains("no network address"));
+        assert!(bad(&|n| n.parent_mac = "52:54:+0:12:34:56".into()).contains("no network address"));
         assert!(bad(&|n| n.version = 9).contains("version 9"));
         let beyond = |n: &mut Network| n.members = [("x".to_owned(), 240)].into();
         assert!(bad(&beyond).contains("beyond"));
