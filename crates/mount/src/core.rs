@@ -238,7 +238,7 @@ impl Core {
         });
         machine::add(&self.counters.waits, 1);
         self.waiting.lock().insert(asker.unique, parked.clone());
-        // One missing chunk: the thread may fetch it itself if the link is idle, which saves two thread switches. The fetcher
+        // One missing chunk: the thread may fetch it itself if the link is fast, which saves two thread switches. The fetcher
         // lets two threads do so at a time, for 50 ms at most; the others go on serving.
         let here = reading.needs.len() == 1 && self.devices.len() > FETCHERS_HERE_MAX;
         self.wait_for(&parked, reading, here);
