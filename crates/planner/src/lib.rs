@@ -14,14 +14,14 @@
 //! Without a model only neighbours can be guessed:
 //!
 //! * Around a miss the aligned window of 1 to 64 chunks is fetched (`window`). A region's window grows while what was fetched
-//! ahead gets used, and shrinks while it doesn't.
+//!   ahead gets used, and shrinks while it doesn't.
 //! * How many chunks of an image may be fetched in vain is bounded by [`Config::waste_ratio_slow`] times the touched chunks,
-//! plus what the link could have carried anyway while the first answers were on their way (`budget`, `links`). On a slow link
-//! this keeps the bytes fetched close to the bytes needed; on a fast link bytes are cheap and time isn't.
+//!   plus what the link could have carried anyway while the first answers were on their way (`budget`, `links`). On a slow link
+//!   this keeps the bytes fetched close to the bytes needed; on a fast link bytes are cheap and time isn't.
 //! * When a window is nearly used up, the next one is fetched before a miss in it.
 //! * Segment tables are loaded in the background, memory's first (`tables`): a chunk can't be fetched before its hash is known.
 //! * Chunks that are known to be wanted, [`Event::Expect`], are fetched in their order as the link allows, their tables before
-//! all others.
+//!   all others.
 //!
 //! Images come over different links, each with its own bandwidth and round trip ([`LinkId`]). A link bounds what is in flight
 //! on it; the images on it share that evenly, and what one image doesn't use the others get (`links`).
