@@ -26,7 +26,7 @@ pub struct TraceEntry {
 pub struct ModelEntry {
     /// `floe`, `vtube` or `vmtorrent`.
     pub method: String,
-    /// Number of the training that made it, from 1.
+    /// Which training made it, counted from 1.
     pub version: u64,
     /// Size in bytes.
     pub bytes: u64,

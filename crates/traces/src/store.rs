@@ -61,7 +61,7 @@ pub struct Added {
 /// A model that was trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredModel {
-    /// Number of the training that made it, from 1.
+    /// Which training made it, counted from 1.
     pub version: u64,
     /// The traces that it was made from, as [`TraceStore::digest`] identifies them.
     pub digest: Hash,
