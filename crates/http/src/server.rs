@@ -28,7 +28,7 @@ const BUFFER_BYTES_MAX: usize = 256 << 10;
 pub enum Fault {
     /// There is no connection, so nothing was sent.
     NotAsked(String),
-    /// There is no connection, because the server doesn't accept the client's certificate, or requires one. Nothing was sent.
+    /// The server doesn't accept the client's certificate, or requires one. It has not handled the request.
     Refused(String),
     /// The connection ended before an answer began; the server may have handled the request or not.
     NoAnswer(String),

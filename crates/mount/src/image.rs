@@ -63,7 +63,7 @@ pub(crate) struct Region {
     touched: Bits,
     /// Chunks that [`Image::around`] has returned.
     pushed: Bits,
-    /// Chunks that were fetched because the planner guessed so, and not touched since.
+    /// Chunks that were fetched ahead because the planner said so, and not touched since.
     pub ahead: Bits,
 }
 
