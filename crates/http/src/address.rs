@@ -1,18 +1,18 @@
-//! URLs: what floe's own schemes mean, how one is shown, and how text is put into one.
+//! URLs: what floe's own schemes mean, how a URL is shown, and how text is escaped for one.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::net::{IpAddr, SocketAddr};
 use url::{Host, Position, Url};
 
-/// What is escaped in a path segment or a query's value: all but RFC 3986's unreserved characters.
+/// What is escaped in a path segment or a query's value: everything but RFC 3986's unreserved characters.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
 
-/// The http or https URL that a request for `address` goes to: `floe://` is a hub by https, `floe+http://` one by http.
-/// `None` for other schemes, and where no host is named.
+/// Returns the http or https URL that requests for `address` go to: `floe://` is a hub over https, `floe+http://` a hub over
+/// http. `None` for other schemes, and if there is no host.
 pub fn web(address: &Url) -> Option<Url> {
     address.host_str().filter(|host| !host.is_empty())?;
     let scheme = match address.scheme() {
@@ -21,11 +21,11 @@ pub fn web(address: &Url) -> Option<Url> {
         "floe+http" => "http",
         _ => return None,
     };
-    // a scheme of the web has other rules for hosts than ours, so the rest is read again by those
+    // URLs of the web have other rules for hosts than floe's schemes, so the rest is parsed again by those rules.
     Url::parse(&format!("{scheme}{}", &address[Position::AfterScheme..])).ok()
 }
 
-/// The address and port of a URL that names its host by address; `None` for a name, which would have to be looked up.
+/// Returns the address and port of a URL whose host is an IP address; `None` for a name, which would have to be looked up.
 pub fn socket_address(url: &Url) -> Option<SocketAddr> {
     let ip: IpAddr = match url.host()? {
         Host::Domain(_) => return None,
@@ -35,10 +35,10 @@ pub fn socket_address(url: &Url) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, url.port_or_known_default()?))
 }
 
-/// `address` for messages and logs: without what may be secret in it, which are a user, a password and a query.
+/// Returns `address` for messages and logs: without what may be secret, which is a user, a password and a query.
 pub fn shown(address: &str) -> String {
     let Ok(url) = Url::parse(address) else {
-        // no URL: what stands before an @ might still be a password
+        // Not a URL: what is before an @ might still be a password.
         let end = address.rsplit('@').next().unwrap_or_default();
         return end.split('?').next().unwrap_or_default().to_owned();
     };
@@ -55,7 +55,7 @@ pub fn escape(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Escapes a relative path, whose slashes stay.
+/// Escapes a relative path, but not its slashes.
 pub fn escape_path(path: &str) -> String {
     path.split('/').map(escape).collect::<Vec<_>>().join("/")
 }

@@ -1,4 +1,4 @@
-//! One connection: a request, and its answer as it arrives.
+//! A connection to a server: sends a request and returns its answer as it arrives.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,28 +21,28 @@ use tokio::time::{sleep_until, timeout_at};
 use crate::server::{Fault, chain};
 use crate::tls;
 
-/// Bytes of a body that are handed to the connection at a time, if somebody watches, who is told of each before the next:
-/// how soon it can be stopped.
+/// How many bytes of a watched body are given to the connection at a time. The watcher is told of each piece before the next
+/// one, so this limits how much is still sent after it has asked to stop.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// How long an exchange may take.
+/// How long an exchange, and its parts, may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// To connect, the TLS handshake included.
+    /// Longest time to connect, including the TLS handshake.
     pub connect: Duration,
-    /// When all must be over.
+    /// When everything must be done.
     pub until: Option<Instant>,
-    /// In which some bytes of the request's body must move.
+    /// Longest time in which nothing of the request's body is sent.
     pub stall: Option<Duration>,
-    /// For the answer's head, from when the request's body was sent; and once more for its body.
+    /// Longest time from the end of the request's body to the answer's head; and again from there to the end of the answer.
     pub answer: Option<Duration>,
-    /// How long the thread looks for the answer before it sleeps: who sleeps is woken by a CPU that has to wake up first, some
+    /// How long the thread polls for the answer before it sleeps. A CPU that has to be woken for a sleeping thread costs some
     /// 40 us in a virtual machine.
     pub look: Duration,
 }
 
 impl Limits {
-    /// All of it in `limit`, of which the connection may take `connect`.
+    /// Allows `limit` for everything, of which `connect` for the connection.
     pub fn within(limit: Duration, connect: Duration) -> Limits {
         Limits {
             connect: connect.min(limit),
@@ -54,19 +54,19 @@ impl Limits {
     }
 }
 
-/// Takes the answer's head with pieces of its body: an empty one as soon as the head is there, then the others as they arrive.
-/// An error ends the exchange.
+/// Called with the answer's head and pieces of its body: with an empty piece as soon as the head is there, then with each piece
+/// that arrives. An error ends the exchange.
 pub type OnData<'a, E> = dyn FnMut(&Parts, &[u8]) -> Result<(), E> + 'a;
 
-/// Told how many more bytes of the request's body were handed to the connection. An error ends the exchange.
+/// Called with how many more bytes of the request's body were given to the connection. An error ends the exchange.
 pub type OnSent<'a, E> = dyn FnMut(u64) -> Result<(), E> + 'a;
 
 /// Why an exchange ended early.
 #[derive(Debug)]
 pub enum Ended<E> {
-    /// The connection did.
+    /// The connection failed.
     Fault(Fault),
-    /// The caller wanted it so.
+    /// A callback of the caller returned this error.
     Caller(E),
 }
 
@@ -79,18 +79,18 @@ impl<E> From<Fault> for Ended<E> {
 /// A connection to a server, for one request after another.
 #[derive(Debug)]
 pub struct Connection {
-    /// `None` only while it is dropped.
+    /// `None` only while this is dropped.
     runtime: Option<Runtime>,
     send: SendRequest<Sending>,
-    /// Moves the bytes, while somebody waits in a call; its result is why the connection ended.
+    /// Moves the bytes while somebody waits in a call; its result is why the connection ended.
     driver: JoinHandle<hyper::Result<()>>,
-    /// Whether it is between two requests.
+    /// Whether the last request and its answer are complete.
     clean: bool,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Plainly dropping a runtime panics on an async thread; the owner may be dropped there.
+        // Dropping a runtime in the usual way panics on an async thread, and this may be dropped on one.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -111,12 +111,12 @@ impl Connection {
         }
     }
 
-    /// Whether another request may follow: the last one and its answer are complete.
+    /// Returns whether another request may follow, because the last one and its answer are complete.
     pub(crate) fn is_clean(&self) -> bool {
         self.clean
     }
 
-    /// Sends `request` and hands its answer to `data` as it arrives. Blocks.
+    /// Sends `request` and passes its answer to `data` as it arrives. Blocks until the answer is complete.
     pub fn exchange<E>(
         &mut self,
         request: Request<Bytes>,
@@ -151,7 +151,7 @@ impl Connection {
         Ok(parts)
     }
 
-    /// Sends `request` and waits for its answer's head. Blocks.
+    /// Sends `request` and blocks until its answer's head is there.
     pub fn open(mut self, request: Request<Bytes>) -> Result<Answer, Fault> {
         let (send, driver) = (&mut self.send, &mut self.driver);
         let Some(runtime) = self.runtime.as_ref() else {
@@ -175,7 +175,7 @@ impl Connection {
     }
 }
 
-/// An answer to read from. Dropping it hangs up.
+/// An answer to read from. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Answer {
     connection: Connection,
@@ -184,12 +184,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Status and headers.
+    /// Returns status and headers.
     pub fn head(&self) -> &Parts {
         &self.head
     }
 
-    /// The next piece of the body, not empty; `None` at its end. Blocks.
+    /// Returns the next piece of the body, which isn't empty; `None` at the end. Blocks until the piece is there.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Fault> {
         let Some(runtime) = self.connection.runtime.as_ref() else {
             return Ok(None);
@@ -200,14 +200,14 @@ impl Answer {
                 Some(Err(error)) => return Err(Fault::CutOff(chain(&error))),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if !data.is_empty() => return Ok(Some(data)),
-                    _ => {} // trailers carry nothing of ours
+                    _ => {} // trailers are ignored
                 },
             }
         }
     }
 }
 
-/// The answer's head, and whether the connection may be used again.
+/// Sends a request and receives its answer; returns the head, and whether the connection may be used again.
 async fn exchange<E>(
     send: &mut SendRequest<Sending>,
     driver: &mut JoinHandle<hyper::Result<()>>,
@@ -247,7 +247,7 @@ async fn exchange<E>(
     Ok((head, complete))
 }
 
-/// Waits for the head, tells of the body's progress, and gives up where nothing moves.
+/// Waits for the head, reports the body's progress, and gives up if nothing moves for too long.
 async fn watch<E>(
     asked: impl Future<Output = hyper::Result<Response<Incoming>>>,
     progress: &Progress,
@@ -293,7 +293,8 @@ async fn receive<E>(
     Ok(head)
 }
 
-/// Why no answer came. A peer that refuses our certificate says so after the handshake: its alert is the connection's error.
+/// Returns why no answer came. A peer that refuses the client's certificate says so after the handshake: then its alert is the
+/// connection's error.
 async fn why_silent(error: hyper::Error, driver: &mut JoinHandle<hyper::Result<()>>) -> Fault {
     let ended = driver.await.ok().and_then(Result::err);
     let error = ended.unwrap_or(error);
@@ -303,7 +304,7 @@ async fn why_silent(error: hyper::Error, driver: &mut JoinHandle<hyper::Result<(
     }
 }
 
-/// Waits for `answer`, for the first `long` without letting the thread sleep.
+/// Waits for `answer`; for the first `long` it doesn't let the thread sleep.
 async fn looking<T>(answer: impl Future<Output = T>, long: Duration) -> T {
     let mut answer = std::pin::pin!(answer);
     if !long.is_zero() {
@@ -319,14 +320,14 @@ async fn looking<T>(answer: impl Future<Output = T>, long: Duration) -> T {
     answer.await
 }
 
-/// How much of a request's body has been handed to the connection.
+/// How much of a request's body was given to the connection.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Bytes of which nobody was told yet.
+    /// Bytes that the watcher wasn't told of yet.
     bytes: AtomicU64,
     over: AtomicBool,
     moved: Notify,
-    /// Of the body, which waits until the caller was told of the last piece.
+    /// Wakes the body, which waits until the watcher was told of the last piece.
     next: AtomicWaker,
 }
 

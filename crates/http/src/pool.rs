@@ -1,4 +1,4 @@
-//! Kept-alive connections to one server, a bounded number of them.
+//! Connections to one server that are kept open, up to a limit.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// At most `max` connections to `server`, each made when it is first needed.
+    /// Makes a pool of at most `max` connections to `server`; each is made when it is first needed.
     pub fn new(server: Arc<Server>, max: usize) -> Pool {
         Pool {
             server,
@@ -31,10 +31,10 @@ impl Pool {
         }
     }
 
-    /// Sends the request that `make` makes, and hands its answer to `data`. Blocks, first for a connection that is free.
+    /// Sends the request that `make` returns, and passes its answer to `data`. Blocks, at first until a connection is free.
     ///
-    /// Where the server has closed a kept connection meanwhile, the request is made and sent again on another, which suits
-    /// requests that may be repeated.
+    /// If the server has closed a kept connection meanwhile, the request is made again and sent over another one. So it must be
+    /// a request that may be repeated.
     pub fn exchange<E>(
         &self,
         limits: &Limits,
@@ -84,7 +84,7 @@ impl Pool {
         }
     }
 
-    /// A place, or `None` when none became free until then.
+    /// Waits for a place; returns `None` if none became free before `until`.
     fn enter(&self, until: Option<Instant>) -> Option<Place<'_>> {
         let mut free = self.free.lock();
         while *free == 0 {

@@ -1,4 +1,4 @@
-//! Where requests go, and how a connection to there is made.
+//! A server that requests go to, and how a connection to it is made.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,29 +20,29 @@ use crate::address::shown;
 use crate::connection::{Connection, Sending};
 use crate::tls;
 
-/// Largest buffer of a connection, and with it the largest head of an answer. Ours have some 200 bytes.
+/// Largest buffer of a connection in bytes, and so the largest head of an answer. Heads from floe have some 200 bytes.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
 
-/// Why there is no answer, or not all of it.
+/// Why there is no answer, or only a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// There is no connection, so nothing was asked.
+    /// There is no connection, so nothing was sent.
     NotAsked(String),
-    /// The same: the other side does not take our certificate, or wants one.
+    /// The server doesn't accept the client's certificate, or requires one. It has not handled the request.
     Refused(String),
-    /// The connection ended before an answer began; nobody knows what the other side did.
+    /// The connection ended before an answer began; the server may have handled the request or not.
     NoAnswer(String),
-    /// The answer broke off.
+    /// The answer ended too early.
     CutOff(String),
-    /// The time was over. `asked`: whether the request may have been sent.
+    /// The time was over.
     Late {
-        /// Whether the other side may have got the request.
+        /// Whether the server may have received the request.
         asked: bool,
     },
 }
 
 impl Fault {
-    /// Whether the other side may have got the request.
+    /// Returns whether the server may have received the request.
     pub fn was_asked(&self) -> bool {
         match self {
             Fault::NotAsked(_) | Fault::Refused(_) => false,
@@ -68,7 +68,7 @@ impl std::fmt::Display for Fault {
 pub struct Server {
     place: Place,
     authority: HeaderValue,
-    /// What stands before each request's path.
+    /// What is put before each request's path.
     prefix: String,
     shown: String,
 }
@@ -84,8 +84,8 @@ enum Place {
 }
 
 impl Server {
-    /// The server at `base`, an http or https URL whose path stands before the path of each request. `tls`: how https is
-    /// spoken with it; the system's authorities are trusted if that is not given. The error says what is wrong with `base`.
+    /// Makes the server at `base`, an http or https URL whose path is put before the path of each request. `tls` is the
+    /// configuration for https; without it the system's authorities are trusted. The error says what is wrong with `base`.
     pub fn new(base: &Url, tls: Option<Arc<ClientConfig>>) -> Result<Server, String> {
         let https = match base.scheme() {
             "https" => true,
@@ -131,7 +131,7 @@ impl Server {
         })
     }
 
-    /// The server that listens on a unix socket.
+    /// Makes the server that listens on a unix socket.
     pub fn unix(socket: &Path) -> Server {
         Server {
             place: Place::Unix(socket.to_owned()),
@@ -141,12 +141,12 @@ impl Server {
         }
     }
 
-    /// Where it is, for messages.
+    /// Returns where it is, for messages.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// A request for `path`, which begins with a slash and is escaped.
+    /// Begins a request for `path`, which begins with a slash and is escaped.
     pub fn request(&self, method: Method, path: &str) -> Builder {
         Request::builder()
             .method(method)
@@ -154,7 +154,7 @@ impl Server {
             .header(HOST, self.authority.clone())
     }
 
-    /// A connection, within `limit`. Blocks.
+    /// Connects within `limit`; blocks until then.
     pub fn connect(&self, limit: Duration) -> Result<Connection, Fault> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -178,7 +178,7 @@ impl Server {
             Place::Tcp { host, port, tls } => {
                 let tcp = TcpStream::connect((host.as_str(), *port));
                 let tcp = tcp.await.map_err(|e| e.to_string())?;
-                // A request is one small write: waiting to fill a packet would cost a delayed acknowledgement.
+                // A request is one small write: waiting to fill a packet would mean waiting for a delayed acknowledgement.
                 tcp.set_nodelay(true).map_err(|e| e.to_string())?;
                 match tls {
                     None => speak(tcp).await,
@@ -193,7 +193,7 @@ impl Server {
     }
 }
 
-/// A connection's two halves: who sends on it, and the task that moves its bytes.
+/// The two parts of a connection: one sends requests, the other is the task that moves the bytes.
 type Dialled = (
     http1::SendRequest<Sending>,
     tokio::task::JoinHandle<hyper::Result<()>>,
@@ -212,7 +212,7 @@ where
     Ok((send, tokio::spawn(connection)))
 }
 
-/// An error with its causes, in one line.
+/// Returns an error with its causes, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Whom a TLS connection trusts.
+//! TLS: which authorities a connection trusts, and what its errors mean.
 
 use std::fmt::Display;
 use std::io;
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// TLS that trusts the authorities in the PEM file `ca` alone, or those of this system. The error says what to do.
+/// Makes a TLS configuration that trusts only the authorities in the PEM file `ca`; without one, this system's. The error says
+/// what to do.
 pub fn trusting(ca: Option<&Path>) -> Result<Arc<rustls::ClientConfig>, String> {
     let mut roots = rustls::RootCertStore::empty();
     match ca {
@@ -44,14 +45,15 @@ pub fn trusting(ca: Option<&Path>) -> Result<Arc<rustls::ClientConfig>, String> 
     Ok(Arc::new(config))
 }
 
-/// What a failed handshake means for a user.
+/// Returns what a failed handshake means for a user.
 pub(crate) fn reason(error: &io::Error) -> String {
     format!(
         "TLS: {error}; if its certificate is signed by an authority of your own, give that with --ca"
     )
 }
 
-/// Whether the other side has refused the connection, which it may do after the handshake: it does not take our certificate.
+/// Returns whether the other side has refused the connection because of the client's certificate, which it may do after the
+/// handshake.
 pub(crate) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

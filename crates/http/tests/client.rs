@@ -1,5 +1,5 @@
-//! What the client promises, against real sockets: whether a request may have been sent is never wrong, kept connections
-//! that the server has closed are replaced, a large body is watched and can be stopped, and an early answer is read.
+//! Tests what the client promises, with real sockets: it is never wrong about whether a request may have been sent, it replaces
+//! kept connections that the server has closed, a large body can be watched and stopped, and an early answer is read.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use floe_http::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A server whose connections are each handled by `handle`; its URL, and how many connections there were.
+/// Starts a server that handles each connection with `handle`; returns its URL, and a counter of connections.
 fn server(handle: impl Fn(TcpStream) + Send + Sync + 'static) -> (Url, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = Url::parse(&format!("http://{}/base/", listener.local_addr().unwrap())).unwrap();
@@ -69,7 +69,7 @@ fn ask(pool: &Pool, server: &Server) -> Outcome {
 #[test]
 fn a_kept_connection_that_the_server_closed_is_replaced() {
     let (url, connections) = server(|mut tcp| {
-        // two answers on each connection, then it is closed without a word
+        // Two answers on each connection, then it is closed without notice.
         for _ in 0..2 {
             let Some(head) = head(&mut tcp) else { return };
             assert!(head.starts_with("GET /base/x?y=z HTTP/1.1\r\n"), "{head}");
@@ -129,7 +129,7 @@ fn it_is_known_whether_a_request_may_have_been_sent() {
 
     let (url, _) = server(|mut tcp| {
         head(&mut tcp);
-        // holds on until the client hangs up
+        // Keeps the connection open until the client closes it.
         let _ = tcp.read(&mut [0]);
     });
     let short = Limits::within(Duration::from_millis(300), LIMIT);
@@ -194,7 +194,7 @@ fn an_answer_that_comes_before_the_body_was_sent_is_read() {
         head(&mut tcp);
         tcp.write_all(b"HTTP/1.1 413 Payload Too Large\r\ncontent-length: 3\r\n\r\nbig")
             .unwrap();
-        // what still comes is taken, so that nothing but the answer tells the client
+        // Reads what still arrives, so that the client learns of the end only by the answer.
         let _ = std::io::copy(&mut tcp, &mut std::io::sink());
     });
     let server = Arc::new(Server::new(&url, None).unwrap());
@@ -213,7 +213,7 @@ fn an_answer_that_comes_before_the_body_was_sent_is_read() {
         assert_eq!(parts.unwrap().status, StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(body, b"big");
     }
-    // half a request is on it, so that connection takes no other
+    // Half a request was sent on the first connection, so it takes no other.
     assert_eq!(connections.load(SeqCst), 2);
 }
 
@@ -228,7 +228,7 @@ fn an_answer_can_be_read_piece_by_piece_from_a_unix_socket() {
         stream
             .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nfirst")
             .unwrap();
-        // the next piece is sent once the client has hung up for writing, or never
+        // The next piece is sent once the client has closed its side for writing; otherwise never.
         let _ = stream.shutdown(Shutdown::Write);
     });
     let server = Server::unix(&socket);

@@ -1,5 +1,5 @@
-//! The hub's batch read: one request for many items, one streamed response. Frames are sent as they lie in the packs, so the
-//! hub neither unpacks nor packs, and neighbours that share a frame come along.
+//! The hub's batch read: one request for many items, one streamed response. Frames are sent as they are in the packs, so the
+//! hub neither unpacks nor packs, and neighbours in the same frame are sent too.
 
 use std::io::{self, Read, Write};
 
@@ -14,7 +14,7 @@ const RESPONSE_WHAT: &str = "batch response";
 const HEAD_BYTES: usize = 16;
 const RECORD_HEAD_BYTES: usize = 8;
 const WANT_BYTES: usize = 33;
-/// Most items of one request: 32 MiB of chunks.
+/// Most items in one request: 32 MiB of chunks.
 pub const BATCH_ITEMS_MAX: u32 = 8192;
 /// Most bytes of an encoded request.
 pub const REQUEST_BYTES_MAX: usize = HEAD_BYTES + BATCH_ITEMS_MAX as usize * WANT_BYTES;
@@ -23,15 +23,15 @@ const OP_FRAME: u8 = 1;
 const OP_MISSING: u8 = 2;
 const OP_END: u8 = 3;
 
-/// Items asked for, all of one image (which the address names).
+/// A request for items, all of one image (which the request's address names).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// At most [`BATCH_ITEMS_MAX`].
+    /// The items; at most [`BATCH_ITEMS_MAX`].
     pub wants: Vec<(Kind, Hash)>,
 }
 
 impl ReadRequest {
-    /// The body of the request.
+    /// Returns the body of the request.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + self.wants.len() * WANT_BYTES);
         out.extend_from_slice(REQUEST_MAGIC);
@@ -48,7 +48,7 @@ impl ReadRequest {
         out
     }
 
-    /// Reads a request.
+    /// Decodes a request.
     pub fn decode(bytes: &[u8]) -> Result<ReadRequest, FormatError> {
         let mut c = Cursor::new(REQUEST_WHAT, bytes);
         c.magic(REQUEST_MAGIC)?;
@@ -77,18 +77,18 @@ impl ReadRequest {
     }
 }
 
-/// How a record's bytes are packed.
+/// How the bytes of a record are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
-    /// As they are: on a fast link, unpacking costs more than sending.
+    /// Uncompressed: on a fast link, unpacking takes longer than sending.
     Raw = 0,
     /// One zstd frame.
     Zstd = 1,
 }
 
 impl Encoding {
-    /// The value of the header `x-floe-encoding`.
+    /// Returns its name in the header `x-floe-encoding`.
     pub const fn name(self) -> &'static str {
         match self {
             Encoding::Raw => "raw",
@@ -96,7 +96,7 @@ impl Encoding {
         }
     }
 
-    /// What the header's value asks for; zstd without one, `None` for a value that is no encoding's.
+    /// Returns the encoding that the header's value asks for: zstd without a header, `None` for an unknown value.
     pub fn asked(value: Option<&[u8]>) -> Option<Encoding> {
         match value {
             None | Some(b"zstd") => Some(Encoding::Zstd),
@@ -106,29 +106,29 @@ impl Encoding {
     }
 }
 
-/// One unpacked record of a response. The items are **not** verified yet: use [`Kind::verify`] on each.
+/// One unpacked record of a response. Its items are **not** verified yet: call [`Kind::verify`] on each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Items that travelled together; `data` holds them one after the other.
+    /// Items from one frame; `data` holds them one after the other.
     Frame {
-        /// What they are.
+        /// Whether they are chunks or segments.
         kind: Kind,
-        /// Their claimed names, 1 to 16.
+        /// The hashes that they should have, 1 to 16.
         hashes: Vec<Hash>,
-        /// `hashes.len() * kind.raw_size()` bytes.
+        /// The items' bytes: `hashes.len() * kind.raw_size()`.
         data: Vec<u8>,
     },
     /// The server does not have this item.
     Missing {
-        /// What it is.
+        /// Whether it is a chunk or a segment.
         kind: Kind,
-        /// Its name.
+        /// Its hash.
         hash: Hash,
     },
 }
 
 impl Record {
-    /// The items of a frame with their claimed names; nothing for `Missing`.
+    /// Returns the items of a frame with the hashes that they should have; nothing for `Missing`.
     pub fn items(&self) -> impl Iterator<Item = (Kind, Hash, &[u8])> {
         let (kind, hashes, data) = match self {
             Record::Frame { kind, hashes, data } => (*kind, &hashes[..], &data[..]),
@@ -141,7 +141,7 @@ impl Record {
     }
 }
 
-/// Writes a response record by record; nothing is buffered here.
+/// Writes a response record by record, without buffering.
 #[derive(Debug)]
 pub struct ResponseEncoder<W: Write> {
     out: W,
@@ -158,7 +158,7 @@ impl<W: Write> ResponseEncoder<W> {
         Ok(ResponseEncoder { out, records: 0 })
     }
 
-    /// Sends items packed as `encoding` says: a pack's frame as it is, or raw bytes one after the other.
+    /// Writes items that are encoded as `encoding` says: a pack's frame as it is, or raw bytes one after the other.
     pub fn frame(
         &mut self,
         kind: Kind,
@@ -188,20 +188,20 @@ impl<W: Write> ResponseEncoder<W> {
         self.out.write_all(bytes)
     }
 
-    /// Says that an item is not here.
+    /// Writes that an item is not here.
     pub fn missing(&mut self, kind: Kind, hash: &Hash) -> io::Result<()> {
         self.head(OP_MISSING, kind as u8, 0, 1, 0)?;
         self.out.write_all(&hash.0)
     }
 
-    /// Ends the response: without this record it counts as cut off.
+    /// Ends the response. Without this last record it counts as cut off.
     pub fn finish(mut self) -> io::Result<W> {
         let records = self.records;
         self.head(OP_END, 0, 0, 0, records)?;
         Ok(self.out)
     }
 
-    /// The writer, to take out what has been written so far.
+    /// Returns the writer, from which a caller may take what was written so far.
     pub fn get_mut(&mut self) -> &mut W {
         &mut self.out
     }
@@ -214,12 +214,13 @@ impl<W: Write> ResponseEncoder<W> {
     }
 }
 
-/// Unpacks a response fed in pieces of any size. Holds at most one record (68 KiB and 16 hashes) beyond what was fed last.
+/// Decodes a response that is fed in pieces of any size. Holds at most one record (68 KiB and 16 hashes) beyond what was fed
+/// last.
 #[derive(Debug)]
 pub struct ResponseDecoder {
     pending: Vec<u8>,
     used: usize,
-    /// Bytes consumed before `pending`.
+    /// How many bytes were consumed before `pending`.
     before: u64,
     head_seen: bool,
     records: u32,
@@ -228,7 +229,7 @@ pub struct ResponseDecoder {
 }
 
 impl ResponseDecoder {
-    /// For a response to a request of `wants` items: a server may send at most one record for each.
+    /// Makes a decoder for the response to a request of `wants` items: the server may send at most one record for each.
     pub fn new(wants: usize) -> ResponseDecoder {
         let records_max = u32::try_from(wants)
             .unwrap_or(u32::MAX)
@@ -252,7 +253,7 @@ impl ResponseDecoder {
         self.pending.extend_from_slice(bytes);
     }
 
-    /// The next whole record; `None` when more bytes are needed or the end was read.
+    /// Returns the next whole record; `None` if more bytes are needed or the end was read.
     pub fn next_record(&mut self) -> Result<Option<Record>, FormatError> {
         let bytes = &self.pending[self.used..];
         if self.ended {
@@ -345,12 +346,12 @@ impl ResponseDecoder {
         Cursor::new(RESPONSE_WHAT, &self.pending[self.used..]).end()
     }
 
-    /// Whether the end was read. A response that stops before is cut off: see [`ResponseDecoder::cut_off`].
+    /// Returns whether the end was read. A response that stops before was cut off: see [`ResponseDecoder::cut_off`].
     pub fn is_complete(&self) -> bool {
         self.ended
     }
 
-    /// The error for a response that stopped before its end.
+    /// Returns the error for a response that stopped before its end.
     pub fn cut_off(&self) -> FormatError {
         let have = self.before + self.pending.len() as u64;
         FormatError::Truncated {
@@ -368,12 +369,12 @@ pub enum ResponseError {
     /// The connection failed.
     #[error("the batch response could not be read")]
     Io(#[from] io::Error),
-    /// The bytes are no response, or it was cut off.
+    /// The bytes are not a response, or it was cut off.
     #[error(transparent)]
     Format(#[from] FormatError),
 }
 
-/// Reads a whole response to a request of `wants` items, handing over each record as it arrives.
+/// Reads a whole response to a request of `wants` items, and passes each record to `sink` as it arrives.
 pub fn read_response(
     mut from: impl Read,
     wants: usize,

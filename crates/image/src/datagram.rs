@@ -1,8 +1,9 @@
-//! Datagrams of a multicast group: receivers ask for items, a server sends them in pieces to all (SnowFlock, section 4.5).
+//! Datagrams of a multicast group: receivers ask for items, and a server sends them in pieces to everybody (SnowFlock, section
+//! 4.5).
 //!
-//! Datagrams are encrypted and authenticated with a key that all members of the group have. Whoever does not have it can
-//! neither read what is sent, nor make the server send, nor change what it believes of its receivers; items are checked against
-//! their own hashes besides.
+//! Datagrams are encrypted and authenticated with a key that all members of the group have. Without the key nobody can read
+//! what is sent, make the server send, or change what it knows of its receivers. Items are also checked against their own
+//! hashes.
 
 use crate::seal::{SENDER_BYTES, Sealer, Secret, TAG_BYTES, not_a_member};
 use crate::wire::{Cursor, limit};
@@ -13,26 +14,27 @@ const VERSION: u8 = 2;
 const WHAT: &str = "multicast datagram";
 const OP_ASK: u8 = 1;
 const OP_PIECE: u8 = 2;
-/// What the key is derived for, so that the same token used elsewhere is another key.
+/// The purpose that the key is derived for: the same token used for something else gives another key.
 const KEY_CONTEXT: &str = "floe multicast group 2";
-/// Magic, version, sender's number and sequence: what is not encrypted, but for the sender's random bytes.
+/// Bytes of magic, version, the sender's number and the sequence number: these, and the sender's random bytes, aren't
+/// encrypted.
 const CLEAR_BYTES: usize = 18;
-/// Random bytes of a sender.
+/// Number of a sender's random bytes.
 const RANDOM_BYTES: usize = 8;
-/// Most datagrams of a sender: what the six bytes of a sequence count. At a million a second that is nine years.
+/// Most datagrams of a sender: what six bytes of a sequence number can count. At a million a second that takes nine years.
 const SEQUENCE_MAX: u64 = (1 << 48) - 1;
 const WANT_BYTES: usize = 37;
 const FLAG_AGAIN: u8 = 2;
 const FLAG_DEMAND: u8 = 4;
 
 /// Most bytes of an item in one datagram: a third of a chunk. With all headers that is an IP packet of at most 1450 bytes,
-/// which passes an Ethernet, and a VXLAN over one, in one piece: a lost fragment would cost the whole packet.
+/// which an Ethernet, and a VXLAN over one, carries unfragmented: one lost fragment would cost the whole packet.
 pub const PIECE_BYTES_MAX: usize = 1366;
-/// Most pieces of an item: those of a segment that does not compress.
+/// Most pieces of an item: those of a segment that doesn't compress.
 pub const PIECES_MAX: usize = Kind::Segment.raw_size().div_ceil(PIECE_BYTES_MAX);
 /// Most items asked for in one datagram.
 pub const WANTS_MAX: usize = 35;
-/// Longest datagram, encrypted.
+/// Bytes of the longest datagram, encrypted.
 pub const DATAGRAM_BYTES_MAX: usize = 1450 - 28;
 const _: () = assert!(
     CLEAR_BYTES + RANDOM_BYTES + 2 + 12 + PIECE_BYTES_MAX + TAG_BYTES <= DATAGRAM_BYTES_MAX
@@ -43,12 +45,12 @@ const _: () = assert!(
 pub struct GroupKey(Secret);
 
 impl GroupKey {
-    /// The key that belongs to a secret token.
+    /// Derives the key from a secret token.
     pub fn of(token: &str) -> GroupKey {
         GroupKey(Secret::derive(KEY_CONTEXT, token))
     }
 
-    /// The datagram in a sealed one, if that is a member's.
+    /// Decrypts a sealed datagram; fails if no member of the group sealed it.
     pub fn open(&self, sealed: &[u8]) -> Result<Vec<u8>, FormatError> {
         limit(
             "length of a multicast datagram",
@@ -68,7 +70,7 @@ impl GroupKey {
     }
 }
 
-/// Who sealed a datagram, and its number among that sender's. `header`: the clear bytes and the random ones.
+/// Returns who sealed a datagram, and its sequence number. `header` is the clear bytes and the random ones.
 fn sender_of(header: &[u8]) -> Result<([u8; SENDER_BYTES], u64), FormatError> {
     let mut c = Cursor::new(WHAT, header);
     let (number, sequence) = decode_head(&mut c)?;
@@ -78,17 +80,17 @@ fn sender_of(header: &[u8]) -> Result<([u8; SENDER_BYTES], u64), FormatError> {
     Ok((sender, sequence))
 }
 
-/// A member as a sender: it encrypts what one receiver or server sends.
+/// A member that sends: encrypts the datagrams of one receiver or server.
 #[derive(Debug)]
 pub struct GroupSealer {
     key: GroupKey,
     random: [u8; RANDOM_BYTES],
-    /// Of the sender's number, which stands in the datagrams.
+    /// The sender's number, as it is in its datagrams, and its sealer.
     sealer: Option<(u64, Sealer)>,
 }
 
 impl GroupSealer {
-    /// `random` must be drawn anew for each `GroupSealer`: it keeps nonces apart that a restarted program would use again.
+    /// Makes a sealer. `random` must be drawn anew each time: it keeps the nonces of a restarted program from repeating.
     pub fn new(key: GroupKey, random: [u8; RANDOM_BYTES]) -> GroupSealer {
         GroupSealer {
             key,
@@ -97,8 +99,8 @@ impl GroupSealer {
         }
     }
 
-    /// Encrypts an encoded datagram. `None` if it is none of this sender's, or its number is not greater than the one before: sent,
-    /// it would give both away.
+    /// Encrypts an encoded datagram. Returns `None` if it is not one of this sender's, or if its sequence number isn't greater
+    /// than the last one: if that were sent, both datagrams could be read.
     pub fn seal(&mut self, datagram: &[u8]) -> Option<Vec<u8>> {
         let (clear, content) = datagram.split_at_checked(CLEAR_BYTES)?;
         let mut header = [0; CLEAR_BYTES + RANDOM_BYTES];
@@ -119,58 +121,58 @@ impl GroupSealer {
 /// An item that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// What it is.
+    /// Whether it is a chunk or a segment.
     pub kind: Kind,
-    /// Its name.
+    /// Its hash.
     pub hash: Hash,
-    /// Which pieces, by bit; all bits while it is not known how many there are. Never 0.
+    /// The wanted pieces, one bit each; all bits while the number of pieces isn't known. Never 0.
     pub pieces: u32,
-    /// It was asked for before and did not come.
+    /// Whether it was asked for before and didn't arrive.
     pub again: bool,
-    /// A guest waits for it.
+    /// Whether a guest waits for it.
     pub demand: bool,
 }
 
 /// What a receiver asks the server for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// Who asks: a number that the receiver has drawn.
+    /// The receiver's number, which it has drawn at random.
     pub receiver: u64,
     /// Grows with each datagram of this receiver, from 1; below 2^48.
     pub sequence: u64,
-    /// What it receives now, bytes a second.
+    /// What it receives now, in bytes a second.
     pub bytes_per_s: u64,
-    /// At most [`WANTS_MAX`].
+    /// The items that it asks for; at most [`WANTS_MAX`].
     pub wants: Vec<Want>,
 }
 
 /// A part of an item, for everybody in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// When the server was started, microseconds since 1970: tells its datagrams from those of an earlier one.
+    /// When the server was started, in microseconds since 1970: distinguishes its datagrams from those of an earlier server.
     pub server: u64,
     /// Grows with each datagram of this server, from 1; below 2^48.
     pub sequence: u64,
-    /// What the item is.
+    /// Whether the item is a chunk or a segment.
     pub kind: Kind,
-    /// How it is packed.
+    /// How the item is encoded.
     pub encoding: Encoding,
     /// Which piece this is, from 0.
     pub index: u8,
-    /// Bytes of the packed item.
+    /// Bytes of the encoded item.
     pub total: u32,
-    /// The first bytes of its name. The rest follows from its content.
+    /// The first bytes of the item's hash. The rest follows from its content.
     pub tag: [u8; 8],
-    /// The piece: [`PIECE_BYTES_MAX`] bytes, the last one what is left.
+    /// The piece: [`PIECE_BYTES_MAX`] bytes, or what is left for the last piece.
     pub bytes: &'a [u8],
 }
 
-/// How many pieces a packed item of `total` bytes has.
+/// Returns how many pieces an encoded item of `total` bytes has.
 pub const fn pieces_of(total: usize) -> usize {
     total.div_ceil(PIECE_BYTES_MAX)
 }
 
-/// The bits of all of its pieces.
+/// Returns the bits of all pieces of an item of `total` bytes.
 pub const fn all_pieces(total: usize) -> u32 {
     let pieces = pieces_of(total);
     if pieces >= 32 {
@@ -180,7 +182,7 @@ pub const fn all_pieces(total: usize) -> u32 {
     }
 }
 
-/// The bytes of piece `index` of an item of `total` bytes.
+/// Returns the range of piece `index` in an item of `total` bytes.
 pub fn piece_range(total: usize, index: usize) -> std::ops::Range<usize> {
     let from = (index * PIECE_BYTES_MAX).min(total);
     from..(from + PIECE_BYTES_MAX).min(total)
@@ -189,9 +191,9 @@ pub fn piece_range(total: usize, index: usize) -> std::ops::Range<usize> {
 /// A datagram, without its seal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Datagram<'a> {
-    /// To the server.
+    /// A request, sent to the server.
     Ask(Ask),
-    /// To the group.
+    /// A piece, sent to the group.
     Piece(Piece<'a>),
 }
 
@@ -205,7 +207,7 @@ fn head(op: u8, count: u8, sender: u64, sequence: u64) -> Vec<u8> {
     out
 }
 
-/// The sender's number and the datagram's among that sender's.
+/// Decodes the beginning of a datagram; returns the sender's number and the sequence number.
 fn decode_head(c: &mut Cursor<'_>) -> Result<(u64, u64), FormatError> {
     if c.take(MAGIC.len())? != MAGIC {
         return Err(FormatError::invalid(WHAT, "it does not begin with FLC"));
@@ -225,7 +227,7 @@ fn decode_head(c: &mut Cursor<'_>) -> Result<(u64, u64), FormatError> {
 }
 
 impl Ask {
-    /// The datagram, to be sealed.
+    /// Returns the datagram, which is then sealed.
     pub fn encode(&self) -> Vec<u8> {
         let count = self.wants.len().min(WANTS_MAX);
         let mut out = head(OP_ASK, count as u8, self.receiver, self.sequence);
@@ -242,11 +244,11 @@ impl Ask {
 }
 
 impl Piece<'_> {
-    /// The datagram, to be sealed.
+    /// Returns the datagram, which is then sealed.
     pub fn encode(&self) -> Vec<u8> {
         let packing = self.kind as u8 | (self.encoding as u8) << 1;
         let mut out = head(OP_PIECE, packing, self.server, self.sequence);
-        // an item has at most 32768 bytes: its length and a piece's number fit four bytes
+        // An item has at most 32768 bytes, so its length and a piece's number fit into four bytes.
         let place = self.total | u32::from(self.index) << 24;
         out.extend_from_slice(&place.to_le_bytes());
         out.extend_from_slice(&self.tag);
@@ -256,7 +258,7 @@ impl Piece<'_> {
 }
 
 impl Datagram<'_> {
-    /// Reads a datagram that [`GroupKey::open`] has opened.
+    /// Decodes a datagram that [`GroupKey::open`] has opened.
     pub fn decode(bytes: &[u8]) -> Result<Datagram<'_>, FormatError> {
         let mut c = Cursor::new(WHAT, bytes);
         let (sender, sequence) = decode_head(&mut c)?;
@@ -407,7 +409,7 @@ mod tests {
         };
         let sealed = sealed(&key, &piece.encode());
         assert_eq!(sealed.len(), DATAGRAM_BYTES_MAX);
-        // nothing of the content, its name included, can be read on the way
+        // Nothing of the content, not even the item's hash, can be read on the way.
         assert!(!sealed.windows(6).any(|w| w == [7; 6] || w == [9; 6]));
         let opened = key.open(&sealed).unwrap();
         assert_eq!(Datagram::decode(&opened), Ok(Datagram::Piece(piece)));
@@ -447,7 +449,7 @@ mod tests {
         };
         assert!(seal(5, 1) && seal(5, 3));
         assert!(!seal(5, 3) && !seal(5, 2) && !seal(5, 0) && !seal(6, 4));
-        // beyond what six bytes count, every further one has the last number
+        // Beyond what six bytes can count, every further datagram gets the last number.
         assert!(seal(5, u64::MAX) && !seal(5, u64::MAX));
         assert!(sealer.seal(b"FLC").is_none());
     }

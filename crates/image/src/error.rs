@@ -1,8 +1,8 @@
-//! The one error of all decoders.
+//! The error of all decoders.
 
 use crate::Hash;
 
-/// Why bytes are not what they claim to be. Nothing of the input was used.
+/// Why bytes are not what they should be. Nothing of the input was used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -20,7 +20,7 @@ pub enum FormatError {
         /// Bytes of the whole input.
         have: u64,
     },
-    /// Something else lies where this format was expected.
+    /// The bytes are something else than this format.
     #[error("this is no {what}: it starts with {found:02x?}; check the address or the file's name")]
     Magic {
         /// The format.
@@ -28,7 +28,7 @@ pub enum FormatError {
         /// The bytes found (at most 8).
         found: Vec<u8>,
     },
-    /// Written by a later floe.
+    /// The bytes were written by a later version of floe.
     #[error(
         "{what} has version {found}, this floe knows version {known}; update floe, or publish the image with this one"
     )]
@@ -40,17 +40,17 @@ pub enum FormatError {
         /// The version known here.
         known: u32,
     },
-    /// A count or size above its named limit.
+    /// A count or size is above its limit.
     #[error("{what} is {found}, at most {max} is allowed")]
     Limit {
-        /// The quantity.
+        /// The quantity that is limited.
         what: &'static str,
         /// Its value.
         found: u64,
         /// The limit.
         max: u64,
     },
-    /// A field that contradicts another or the format.
+    /// A field contradicts another one, or the format.
     #[error("{what} is invalid: {why}")]
     Invalid {
         /// The format.
@@ -58,7 +58,7 @@ pub enum FormatError {
         /// What is wrong, and where.
         why: String,
     },
-    /// The content is not what its name promises: another source may have the right bytes.
+    /// The content doesn't have the hash that it should have: another source may have the right bytes.
     #[error(
         "{what} hashes to {found}, expected {expected}: the bytes are damaged or forged, use another source"
     )]

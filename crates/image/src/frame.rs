@@ -1,4 +1,4 @@
-//! Frames: the unit of compression. One zstd frame of up to 16 chunks, or of one segment.
+//! Frames: the unit of compression. A frame is one zstd frame of up to 16 chunks, or of one segment.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ use crate::{
     CHUNK_SIZE, FRAME_BYTES_MAX, FRAME_MAX_CHUNKS, FormatError, Hash, SEGMENT_BYTES, chunk_hash,
 };
 
-/// What an item is; its size follows.
+/// What an item is, which also determines its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Bytes of one item, uncompressed.
+    /// Returns the bytes of one item, uncompressed.
     pub const fn raw_size(self) -> usize {
         match self {
             Kind::Chunk => CHUNK_SIZE,
@@ -26,7 +26,7 @@ impl Kind {
         }
     }
 
-    /// Most items in one frame.
+    /// Returns the most items in one frame.
     pub const fn frame_items_max(self) -> usize {
         match self {
             Kind::Chunk => FRAME_MAX_CHUNKS,
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// Checks that `bytes` are the item named `hash`. The step that every item takes before a guest or a store sees it.
+    /// Checks that `bytes` are the item with this hash. Every item is checked this way before a guest or a store gets it.
     pub fn verify(self, hash: &Hash, bytes: &[u8]) -> Result<(), FormatError> {
         let what = self.name();
         if bytes.len() != self.raw_size() {
@@ -47,7 +47,7 @@ impl Kind {
                 ),
             ));
         }
-        // Zero hashes in a segment are zero bytes, so both kinds have the same zero rule.
+        // A segment of zero hashes consists of zero bytes, so the rule for zeros is the same for both kinds.
         let found = chunk_hash(bytes);
         if found == *hash {
             Ok(())
@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// `chunk` or `segment`.
+    /// Returns `chunk` or `segment`.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Chunk => "chunk",
@@ -92,7 +92,7 @@ impl Kind {
 }
 
 thread_local! {
-    // Making a zstd context costs about as much as compressing a frame with it.
+    // Making a zstd context costs about as much as compressing a frame with it, so each thread keeps one.
     static COMPRESSOR: RefCell<Option<(i32, zstd::bulk::Compressor<'static>)>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
@@ -100,7 +100,7 @@ thread_local! {
 /// Compresses 1 to 16 chunks, or one segment, into one frame.
 ///
 /// # Panics
-/// When the number or the sizes of the items are not those of `kind`: the caller's mistake, never data's.
+/// If the number or the sizes of the items don't fit `kind`, which only a caller's mistake can cause, never bad data.
 pub fn compress_frame(kind: Kind, items: &[&[u8]], level: i32) -> Vec<u8> {
     assert!(
         (1..=kind.frame_items_max()).contains(&items.len()),
@@ -134,15 +134,15 @@ pub fn compress_frame(kind: Kind, items: &[&[u8]], level: i32) -> Vec<u8> {
     })
 }
 
-/// Decompresses a frame of `items` items: exactly `items * kind.raw_size()` bytes or an error. Memory is bounded by that
-/// size whatever the input claims.
+/// Decompresses a frame of `items` items; returns exactly `items * kind.raw_size()` bytes or an error. Never allocates more
+/// than that, whatever the input claims.
 pub fn decompress_frame(kind: Kind, bytes: &[u8], items: usize) -> Result<Vec<u8>, FormatError> {
     let mut out = Vec::new();
     decompress_frame_into(kind, bytes, items, &mut out)?;
     Ok(out)
 }
 
-/// [`decompress_frame`] into a buffer that is reused; its old content is dropped, it is empty after an error.
+/// As [`decompress_frame`], into a buffer that is reused. Its old content is dropped; after an error it is empty.
 pub fn decompress_frame_into(
     kind: Kind,
     bytes: &[u8],
@@ -157,7 +157,7 @@ pub fn decompress_frame_into(
         u64::from(FRAME_BYTES_MAX),
     )?;
     let want = items * kind.raw_size();
-    // One frame with its size in its head, nothing behind it: what compress_frame writes. Refused before any work is done.
+    // One frame with its size in its head, and nothing after it: what compress_frame writes. Anything else is refused at once.
     match zstd::zstd_safe::get_frame_content_size(bytes) {
         Ok(Some(size)) if size == want as u64 => {}
         Ok(Some(size)) => {

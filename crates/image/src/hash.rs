@@ -1,4 +1,4 @@
-//! BLAKE3 names of content, and the zero test.
+//! BLAKE3 hashes, which name all content, and the test for zeros.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,22 +14,22 @@ impl Hash {
     /// Marks an all-zero chunk or segment, which is never stored or sent.
     pub const ZERO: Hash = Hash([0; 32]);
 
-    /// The BLAKE3 hash of `bytes` (for chunks use [`chunk_hash`], which knows zeros).
+    /// Returns the BLAKE3 hash of `bytes`. (For chunks use [`chunk_hash`], which handles zeros.)
     pub fn of(bytes: &[u8]) -> Hash {
         Hash(*blake3::hash(bytes).as_bytes())
     }
 
-    /// Whether this is [`Hash::ZERO`].
+    /// Returns whether this is [`Hash::ZERO`].
     pub fn is_zero(&self) -> bool {
         *self == Hash::ZERO
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The first 12 hex digits, for people and logs.
+    /// Returns the first 12 hex digits, for people and logs.
     pub fn short(&self) -> String {
         hex(&self.0[..6])
     }
@@ -66,7 +66,7 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// Text that is no hash.
+/// The error for text that isn't a hash.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no image id: 64 hexadecimal digits (0-9, a-f) are needed")]
 pub struct ParseHashError(String);
@@ -107,15 +107,15 @@ impl<'de> Deserialize<'de> for Hash {
     }
 }
 
-/// Whether all bytes are zero; stops at the first 64 bytes that are not.
+/// Returns whether all bytes are zero; stops at the first block of 64 bytes that isn't.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let mut blocks = bytes.chunks_exact(64);
-    // A block is folded without branches so that the compiler uses vector registers.
+    // A block is folded without branches, so that the compiler uses vector registers.
     blocks.all(|block| block.iter().fold(0, |acc, b| acc | b) == 0)
         && blocks.remainder().iter().all(|&b| b == 0)
 }
 
-/// A chunk's name: [`Hash::ZERO`] for zeros, else its BLAKE3 hash.
+/// Returns the hash that names a chunk: [`Hash::ZERO`] for zeros, else its BLAKE3 hash.
 pub fn chunk_hash(chunk: &[u8]) -> Hash {
     if is_zero(chunk) {
         Hash::ZERO

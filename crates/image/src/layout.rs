@@ -1,4 +1,4 @@
-//! Which packs hold an image.
+//! Layouts: which packs hold an image.
 
 use crate::wire::{Cursor, limit};
 use crate::{FormatError, Hash, PackRef};
@@ -13,8 +13,9 @@ pub const LAYOUT_PACKS_MAX: u32 = 1 << 20;
 /// Most bytes of a layout.
 pub const LAYOUT_BYTES_MAX: usize = HEAD_BYTES + LAYOUT_PACKS_MAX as usize * ENTRY_BYTES;
 
-/// All packs that hold items of an image, those of its ancestors included, best first. It lies beside the image and may be
-/// replaced when packs are laid out anew; each pack is checked by its own id, so a wrong layout can delay but not deceive.
+/// All packs that hold items of an image, including packs of its ancestors, in the order in which they are searched. It is
+/// stored beside the image and may be replaced when packs are rearranged. Each pack is checked by its own id, so a wrong layout
+/// can cause delays but not wrong data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     /// The packs, each once.
@@ -22,7 +23,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The bytes of `images/<id>.layout`.
+    /// Returns the bytes of `images/<id>.layout`.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + self.packs.len() * ENTRY_BYTES);
         out.extend_from_slice(MAGIC);
@@ -42,7 +43,7 @@ impl Layout {
         out
     }
 
-    /// Reads a layout.
+    /// Decodes a layout.
     pub fn decode(bytes: &[u8]) -> Result<Layout, FormatError> {
         let mut c = Cursor::new(WHAT, bytes);
         c.magic(MAGIC)?;

@@ -1,16 +1,15 @@
-//! What a machine's state *is*: the data model and every byte format of floe.
+//! Defines what a machine's state is: the data model, and every byte format of floe.
 //!
 //! An image is a Merkle tree of BLAKE3 hashes: a [`Manifest`] names regions (`ram`, `disk0`, ...), each region lists its
-//! [`Segment`]s, each segment lists the hashes of 1024 chunks of 4 KiB. Whoever holds the manifest's hash can check every byte
-//! below it, whoever sent it. Chunks and segments travel and rest as zstd frames in packs ([`PackWriter`], [`PackIndex`]); a
-//! [`Layout`] tells which packs hold an image; [`batch`] is how a hub is asked for many items at once,
-//! [`datagram`] how a multicast group is; [`trace`] is what a
-//! machine touched and when.
+//! [`Segment`]s, each segment lists the hashes of 1024 chunks of 4 KiB. Whoever has the manifest's hash can check every byte
+//! below it, wherever it comes from. Chunks and segments are sent and stored as zstd frames in packs ([`PackWriter`],
+//! [`PackIndex`]); a [`Layout`] lists the packs that hold an image. With [`batch`] a hub is asked for many items at once, with
+//! [`datagram`] a multicast group is; a [`trace`] records what a machine touched and when.
 //!
-//! What this crate is not for: it opens no file and no socket, knows no clock and no cache (`floe-store`, `floe-source`).
-//! Every decoder takes foreign bytes: it never panics, allocates in proportion to its input only, refuses unknown versions
-//! with the reason, and accepts exactly the bytes that the encoder would write, so that a value has one encoding and one name.
-//! `docs/format.md` draws the formats byte for byte.
+//! Not here: files, sockets, clocks and caches (see `floe-store` and `floe-source`). No decoder trusts its input: it never
+//! panics, allocates in proportion to its input only, refuses unknown versions with the reason, and accepts exactly the bytes
+//! that the encoder would write, so that each value has one encoding and one hash. `docs/format.md` describes the formats byte
+//! by byte.
 
 pub mod batch;
 pub mod datagram;
@@ -51,15 +50,15 @@ pub use pack::{
 pub use segment::Segment;
 pub use trace::{Access, TraceEnd, TraceHeader, TraceReader, TraceWriter};
 
-/// Bytes of a chunk: the page size, vTube's unit; equal pages in RAM and on disk become one chunk.
+/// Bytes of a chunk: the size of a page, as in vTube, so that equal pages in memory and on disk become one chunk.
 pub const CHUNK_SIZE: usize = 4096;
-/// Chunks of a segment: 4 MiB of a region.
+/// Chunks in a segment: 4 MiB of a region.
 pub const CHUNKS_PER_SEGMENT: usize = 1024;
 /// Bytes of an encoded segment: 1024 hashes of 32 bytes.
 pub const SEGMENT_BYTES: usize = CHUNKS_PER_SEGMENT * 32;
 /// Bytes of a region that one segment describes.
 pub const SEGMENT_SPAN: u64 = (CHUNKS_PER_SEGMENT * CHUNK_SIZE) as u64;
-/// Most chunks that share one zstd frame: 64 KiB. Larger frames compress little better and make a demand read slower.
+/// Most chunks in one zstd frame: 64 KiB. Larger frames compress little better and make a demand read slower.
 pub const FRAME_MAX_CHUNKS: usize = 16;
-/// Most compressed bytes of a frame: 64 KiB that do not compress, and zstd's overhead, rounded up generously.
+/// Most compressed bytes of a frame: 64 KiB that don't compress, and zstd's overhead, rounded up generously.
 pub const FRAME_BYTES_MAX: u32 = 68 * 1024;

@@ -1,4 +1,4 @@
-//! The root of an image.
+//! The manifest: the root of an image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,59 +8,59 @@ use crate::wire::{Cursor, limit};
 use crate::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, FormatError, Hash, SEGMENT_SPAN, Segment};
 
 const MAGIC: &[u8; 8] = b"FLOEIMAG";
-/// Without patches.
+/// No region has patches.
 const VERSION_PLAIN: u32 = 1;
-/// Each region ends with its patches; written only when there are some.
+/// Each region ends with its patches; written only if there are any.
 const VERSION_PATCHED: u32 = 2;
-/// The machine has a hardware profile above 1. Each region ends with its patches, be there some or none.
+/// The machine has a hardware profile above 1. Each region ends with its patches, whether there are any or not.
 const VERSION_PROFILED: u32 = 3;
 const WHAT: &str = "image manifest";
 const FLAG_PARENT: u32 = 1;
 
-/// Most regions of an image: RAM, VRAM, device, kernel, initrd and some fifty disks.
+/// Most regions of an image: RAM, VRAM, device state, kernel, initrd and some fifty disks.
 pub const REGIONS_MAX: usize = 64;
 /// Most bytes of a region's name.
 pub const REGION_NAME_MAX: usize = 32;
-/// Most bytes of all regions together: 16 TiB, so that a chunk's index fits 32 bits.
+/// Most bytes of all regions together: 16 TiB, so that a chunk's number fits into 32 bits.
 pub const IMAGE_BYTES_MAX: u64 = 1 << 44;
-/// Most bytes of the configuration's JSON: a thousand times today's largest.
+/// Most bytes of the configuration's JSON: a thousand times the largest known.
 pub const CONFIG_BYTES_MAX: usize = 256 * 1024;
-/// Most bytes of one string of the configuration.
+/// Most bytes of a string in the configuration.
 pub const CONFIG_STRING_MAX: usize = 8192;
-/// Most entries of one list of the configuration.
+/// Most entries of a list in the configuration.
 pub const CONFIG_LIST_MAX: usize = 512;
-/// Most patches of an image (36 MiB), a hundred times what a store writes.
+/// Most patches of an image (36 MiB): a hundred times what floe-store writes.
 pub const PATCHES_MAX: usize = 1 << 20;
 /// Encoded bytes of one patch.
 const PATCH_BYTES: usize = 36;
 /// Most bytes of a manifest: 16 TiB of segments (128 MiB), all patches, and the rest.
 pub const MANIFEST_BYTES_MAX: usize = 166 << 20;
 
-/// One byte range of a machine's state.
+/// One range of bytes of a machine's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     /// `ram`, `ram1`, `vram`, `disk0`, `device`, `kernel`, `initrd`, `trace` ...: 1 to 32 of `a-z 0-9 -`.
     pub name: String,
-    /// Bytes. The last chunk is padded with zeros before it is hashed.
+    /// Its size in bytes. The last chunk is padded with zeros before it is hashed.
     pub size: u64,
-    /// One hash for each 4 MiB begun; [`Hash::ZERO`] for a segment of zeros.
+    /// One hash for each 4 MiB or part of it; [`Hash::ZERO`] for a segment of zeros.
     pub segments: Vec<Hash>,
-    /// Chunks that are otherwise than their segment says, in ascending order: a capture of a machine that changed some chunks
-    /// here and there names them in its manifest and keeps the segments of the image before.
+    /// Chunks that differ from what their segment says, ascending. A capture of a machine that changed only some scattered
+    /// chunks lists them in its manifest and keeps the segments of the image before.
     pub patches: Vec<Patch>,
 }
 
-/// One chunk of a region in place of the one that its segment names.
+/// A chunk of a region that replaces the one in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// Number of the chunk in the region.
+    /// The chunk's number in the region.
     pub chunk: u32,
-    /// Its content; [`Hash::ZERO`] for zeros.
+    /// The hash of its content; [`Hash::ZERO`] for zeros.
     pub hash: Hash,
 }
 
 impl Region {
-    /// The patches of one segment.
+    /// Returns the patches of one segment.
     pub fn patches_of(&self, segment: usize) -> &[Patch] {
         let place = |segment: usize| {
             let first = (segment * CHUNKS_PER_SEGMENT) as u64;
@@ -70,82 +70,85 @@ impl Region {
         &self.patches[place(segment)..place(segment + 1)]
     }
 
-    /// Makes a segment's stored table the one that counts.
+    /// Applies a segment's patches to its stored table.
     pub fn patch(&self, segment: usize, table: &mut Segment) {
         for patch in self.patches_of(segment) {
             table.set(patch.chunk as usize % CHUNKS_PER_SEGMENT, patch.hash);
         }
     }
 
-    /// The chunks that only patches name, zeros left out.
+    /// Returns the hashes in patches, without zeros.
     pub fn patched_chunks(&self) -> impl Iterator<Item = Hash> + '_ {
         let hashes = self.patches.iter().map(|patch| patch.hash);
         hashes.filter(|hash| !hash.is_zero())
     }
 
-    /// Segments that a region of `size` bytes has.
+    /// Returns how many segments a region of `size` bytes has.
     pub fn segments_for(size: u64) -> u64 {
         size.div_ceil(SEGMENT_SPAN)
     }
 
-    /// Chunks of this region, the last one perhaps partial.
+    /// Returns how many chunks this region has; the last one may be partial.
     pub fn chunks(&self) -> u64 {
         self.size.div_ceil(CHUNK_SIZE as u64)
     }
 }
 
-/// An image: immutable, named by the hash of its encoding.
+/// An image: immutable, and named by the hash of its encoding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// The image that this one was captured on. The manifest itself is complete: a reader needs no parent, a store uses it
-    /// to tell a layer's size and to share packs. An image cannot be its own parent: its hash would have to contain itself.
+    /// The image that this one was captured from. The manifest is complete in itself: a reader needs no parent; a store uses it
+    /// to find the size of a layer and to share packs. No image can be its own parent: its encoding would have to contain its
+    /// own hash.
     pub parent: Option<Hash>,
-    /// Seconds since 1970 at capture or import.
+    /// When it was captured or imported, in seconds since 1970.
     pub created_unix_s: u64,
-    /// What QEMU needs to be started the same way.
+    /// What QEMU needs to start the machine in the same way.
     pub config: MachineConfig,
-    /// The state, in the order in which traces number the regions.
+    /// The regions of the state; traces refer to them by their position here.
     pub regions: Vec<Region>,
 }
 
-/// How the machine was started: what a restore must repeat. JSON in the manifest; absent fields are unknown or default.
+/// How the machine was started, which a restore must repeat. JSON in the manifest; an absent field is unknown or the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MachineConfig {
-    /// Named and versioned, such as `pc-q35-7.2`: ROMs and ACPI tables are made anew from it.
+    /// QEMU's machine type with its version, such as `pc-q35-7.2`: it determines the ROMs and ACPI tables that a restore
+    /// creates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
-    /// `7.2.15`: the device state is loaded by the same major.minor.
+    /// The version of QEMU, such as `7.2.15`: only the same major.minor can load the device state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu_version: Option<String>,
-    /// A named model, never `host`.
+    /// The name of a CPU model, never `host`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_model: Option<String>,
-    /// CPUID flags that the guest saw; a host that lacks one refuses the restore.
+    /// CPUID flags that the guest saw; a host that lacks one refuses to restore.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cpu_flags: Vec<String>,
-    /// `kvm` or `tcg` at capture.
+    /// The accelerator at capture: `kvm` or `tcg`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accel: Option<String>,
-    /// vCPUs that the machine was booted with; [`MachineConfig::cpus_now`] counts those that were added later, too.
+    /// vCPUs that the machine was booted with; [`MachineConfig::cpus_now`] also counts those that were added later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// RAM in bytes that the machine was booted with, the region `ram`; [`MachineConfig::memory_bytes_now`] is all of it.
+    /// Bytes of RAM that the machine was booted with, in the region `ram`; [`MachineConfig::memory_bytes_now`] is all RAM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The kernel's command line for a direct boot.
+    /// The kernel's command line, for a direct boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cmdline: Option<String>,
     /// Canonical `-device` strings in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-    /// Region names of the disks in order.
+    /// Names of the disks' regions, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<String>,
-    /// The network card's address: the guest has it in its memory.
+    /// The network card's MAC address, which the guest has in its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic_mac: Option<String>,
-    /// Hardware profile: what can be added to the machine while it runs. Absent for profile 1, to which nothing can be added.
+    /// The hardware profile: what can be added to the machine while it runs. Absent for profile 1, to which nothing can be
+    /// added.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<u32>,
     /// Most vCPUs that the machine can have while it runs.
@@ -154,7 +157,8 @@ pub struct MachineConfig {
     /// Most RAM in bytes that the machine can have while it runs; absent if it has no slots for more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes_max: Option<u64>,
-    /// Bytes of each memory block that was added while the machine ran: the first is the region `ram1`, the next `ram2`.
+    /// Bytes of each memory block that was added while the machine ran: the first one is the region `ram1`, the next one
+    /// `ram2`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory_blocks: Vec<u64>,
     /// Free text of users and tools.
@@ -162,11 +166,11 @@ pub struct MachineConfig {
     pub labels: BTreeMap<String, String>,
 }
 
-/// The end of the driver's name of a vCPU among the devices, after the CPU model's name.
+/// How the name of a vCPU's driver ends, after the name of the CPU model.
 pub const CPU_DRIVER_SUFFIX: &str = "-x86_64-cpu";
 
 impl MachineConfig {
-    /// vCPUs that the machine has: those of its start and those that were added while it ran. `None` if unknown.
+    /// Returns how many vCPUs the machine has: those that it booted with and those that were added. `None` if unknown.
     pub fn cpus_now(&self) -> Option<u32> {
         let driver = |device: &&String| {
             let driver = device.split(',').next().unwrap_or_default();
@@ -176,7 +180,7 @@ impl MachineConfig {
         Some(self.cpus?.saturating_add(added as u32))
     }
 
-    /// Bytes of RAM that the machine has: those of its start and those that were added while it ran. `None` if unknown.
+    /// Returns how many bytes of RAM the machine has: those that it booted with and those that were added. `None` if unknown.
     pub fn memory_bytes_now(&self) -> Option<u64> {
         let added = self.memory_blocks.iter().copied();
         Some(added.fold(self.memory_bytes?, u64::saturating_add))
@@ -243,7 +247,7 @@ impl MachineConfig {
     }
 }
 
-/// Whether `name` may name a region: 1 to 32 of `a-z 0-9 -`, so never a path.
+/// Returns whether `name` may name a region: 1 to 32 of `a-z 0-9 -`, so it is never a path.
 pub fn region_name_is_valid(name: &str) -> bool {
     (1..=REGION_NAME_MAX).contains(&name.len())
         && name
@@ -251,8 +255,8 @@ pub fn region_name_is_valid(name: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// The region of the memory block with this number: `ram` is the RAM of the machine's start (number 0), `ram1` the first block
-/// that was added while it ran.
+/// Returns the region of the memory block with this number: `ram` for the RAM that the machine booted with (number 0), `ram1`
+/// for the first block that was added.
 pub fn memory_region(block: usize) -> String {
     match block {
         0 => "ram".into(),
@@ -260,22 +264,22 @@ pub fn memory_region(block: usize) -> String {
     }
 }
 
-/// Which memory block the region called `name` is: the opposite of [`memory_region`].
+/// Returns the number of the memory block that the region `name` is; the inverse of [`memory_region`].
 pub fn memory_block(name: &str) -> Option<usize> {
     let digits = name.strip_prefix("ram")?;
     let block = match digits {
         "" => 0,
         digits => digits.parse().ok()?,
     };
-    // one block, one name: neither `ram0` nor `ram01`
+    // Each block has exactly one name, so `ram0` and `ram01` are none.
     (memory_region(block) == name).then_some(block)
 }
 
 impl Manifest {
-    /// The bytes whose hash names the image. Call [`Manifest::check`] on a manifest that you made.
+    /// Returns the bytes whose hash names the image. Call [`Manifest::check`] before, on a manifest that you made.
     ///
     /// # Panics
-    /// When a region's name has more than 255 bytes or a count does not fit 32 bits, both of which `check` refuses.
+    /// If a region's name has more than 255 bytes or a count doesn't fit into 32 bits, both of which `check` refuses.
     pub fn encode(&self) -> Vec<u8> {
         let config = serde_json::to_vec(&self.config)
             .expect("strings, numbers and a map of strings are always JSON");
@@ -317,7 +321,7 @@ impl Manifest {
         out
     }
 
-    /// The one version in which it is written.
+    /// Returns the only version in which it may be written.
     fn version(&self) -> u32 {
         if self.config.profile.is_some() {
             VERSION_PROFILED
@@ -328,7 +332,7 @@ impl Manifest {
         }
     }
 
-    /// Reads a manifest and checks all its invariants. That it is the right one is told by its id.
+    /// Decodes a manifest and checks all its invariants. Only its id tells whether it is the wanted one.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, FormatError> {
         limit(
             "size of an image manifest",
@@ -372,7 +376,7 @@ impl Manifest {
             config,
             regions,
         };
-        // One value, one encoding.
+        // Each value has one encoding only.
         let right = manifest.version();
         if version != right {
             let why = match (version, right) {
@@ -390,7 +394,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Reads the manifest of image `id`: wrong bytes are a [`FormatError::Mismatch`].
+    /// Decodes the manifest of image `id`; wrong bytes are a [`FormatError::Mismatch`].
     pub fn decode_verified(bytes: &[u8], id: &Hash) -> Result<Manifest, FormatError> {
         let found = Hash::of(bytes);
         if found != *id {
@@ -403,7 +407,8 @@ impl Manifest {
         Manifest::decode(bytes)
     }
 
-    /// The invariants: names valid and unique, one segment hash for each 4 MiB begun, all within the limits.
+    /// Checks the invariants: names are valid and unique, there is one segment hash for each 4 MiB or part of it, and all
+    /// limits are kept.
     pub fn check(&self) -> Result<(), FormatError> {
         self.config.check()?;
         if self.parent.is_some_and(|p| p.is_zero()) {
@@ -460,7 +465,7 @@ impl Manifest {
         self.check_memory_blocks()
     }
 
-    /// A running state whose memory is not all there must not be published: nobody could go on from it.
+    /// Checks that a running state has all of its memory: otherwise nobody could continue it, and it must not be published.
     fn check_memory_blocks(&self) -> Result<(), FormatError> {
         if self.region("ram").is_none() {
             return Ok(());
@@ -480,17 +485,17 @@ impl Manifest {
         Ok(())
     }
 
-    /// The image's name: the BLAKE3 hash of its encoding.
+    /// Returns the image's id: the BLAKE3 hash of its encoding.
     pub fn id(&self) -> Hash {
         Hash::of(&self.encode())
     }
 
-    /// The region called `name`.
+    /// Returns the region called `name`.
     pub fn region(&self, name: &str) -> Option<&Region> {
         self.regions.iter().find(|r| r.name == name)
     }
 
-    /// Bytes of all regions.
+    /// Returns the bytes of all regions together.
     pub fn total_bytes(&self) -> u64 {
         self.regions.iter().map(|r| r.size).sum()
     }
@@ -500,7 +505,7 @@ fn decode_config(json: &[u8]) -> Result<MachineConfig, FormatError> {
     const WHAT: &str = "machine configuration";
     let config: MachineConfig =
         serde_json::from_slice(json).map_err(|e| FormatError::invalid(WHAT, e.to_string()))?;
-    // One value, one encoding: otherwise decoding and encoding again would rename the image.
+    // Each value has one encoding only: otherwise decoding and encoding it would change the image's id.
     if serde_json::to_vec(&config).map_err(|e| FormatError::invalid(WHAT, e.to_string()))? != json {
         return Err(FormatError::invalid(
             WHAT,

@@ -1,4 +1,4 @@
-//! Names of images for people.
+//! Names of images that people use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,15 @@ pub const NAME_BYTES_MAX: usize = 128;
 pub const TAG_BYTES_MAX: usize = 128;
 const TAG_DEFAULT: &str = "latest";
 
-/// `name:tag`, a movable pointer to an image; the tag defaults to `latest`. A name can be used as a relative path: its parts
-/// between `/` begin with a letter or digit, so `..`, `//` and hidden files cannot occur.
+/// A `name:tag`, which points to an image and can be moved to another; the tag defaults to `latest`. A name is safe to use as a
+/// relative path: each part between `/` begins with a letter or digit, so `..`, `//` and hidden files can't occur.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageName {
     name: String,
     tag: String,
 }
 
-/// Text that is no image name.
+/// The error for text that isn't an image name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no image name: {why}; use NAME or NAME:TAG, such as debian or team/web:v2")]
 pub struct NameError {
@@ -26,8 +26,8 @@ pub struct NameError {
 }
 
 impl ImageName {
-    /// Parses `name` or `name:tag`. Name: 1 to 128 of `a-z 0-9 . _ - /`, each part between `/` begins with a letter or
-    /// digit, no `..`. Tag: 1 to 128 of `a-z A-Z 0-9 . _ -`, beginning with a letter, digit or `_`, no `..`.
+    /// Parses `name` or `name:tag`. The name is 1 to 128 of `a-z 0-9 . _ - /`; each part between `/` begins with a letter or
+    /// digit; no `..`. The tag is 1 to 128 of `a-z A-Z 0-9 . _ -` and begins with a letter, digit or `_`; no `..`.
     pub fn parse(text: &str) -> Result<ImageName, NameError> {
         let fail = |why: String| NameError {
             text: text.chars().take(160).collect(),
@@ -82,12 +82,12 @@ impl ImageName {
         })
     }
 
-    /// The part before the colon.
+    /// Returns the part before the colon.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The part after the colon, `latest` if none was given.
+    /// Returns the part after the colon, `latest` if none was given.
     pub fn tag(&self) -> &str {
         &self.tag
     }

@@ -1,26 +1,26 @@
-//! A region that differs from another one in some chunks, without reading what did not change.
+//! Describes a region that differs from another one in some chunks, without reading what didn't change.
 
 use std::sync::Arc;
 
 use crate::{CHUNKS_PER_SEGMENT, Hash, Patch, Region, Segment};
 
-/// A region over a base, and the tables that it needs and the base does not have.
+/// A region based on another one, and the tables that it needs and the base doesn't have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Over {
     /// The region.
     pub region: Region,
-    /// New segments, by their hash.
+    /// New segments, with their hashes.
     pub tables: Vec<(Hash, Arc<Segment>)>,
 }
 
 impl Over {
-    /// The region `name` of `size` bytes that holds `changes` and is like `base` (zero without one) elsewhere.
+    /// Makes the region `name` of `size` bytes that has `changes`, and elsewhere equals `base` (zero without one).
     ///
-    /// `changes` are chunk numbers and hashes in ascending order. Segments with the fewest changes are told by patches, as
-    /// long as the region has at most `patches_max`; of the others `table` is asked for the base's, by its hash.
+    /// `changes` are chunk numbers and hashes, ascending. The segments with the fewest changes get patches, as long as the
+    /// region has at most `patches_max` of them; for the others `table` is called to get the base's table by its hash.
     ///
-    /// Cost: 32 KiB for each new table. It does not look whether a change equals what the base has there: that would need
-    /// every table, which may be on another host.
+    /// Cost: 32 KiB for each new table. It doesn't check whether a change equals what the base has there: that would need every
+    /// table, which may be on another host.
     pub fn new<E>(
         name: &str,
         size: u64,
@@ -40,7 +40,7 @@ impl Over {
             kept.extend(base.patches.iter().filter(within));
         }
         let mut groups = groups(&kept, changes);
-        // what the base patches and nobody changed stays a patch; the budget is for the rest
+        // Patches of the base in segments that nobody changed stay patches; `patches_max` limits the others.
         let untouched = |group: &Group| group.changed == 0;
         let mut patches: Vec<Patch> = Vec::new();
         let mut tables = Vec::new();
@@ -82,7 +82,7 @@ struct Group {
     changed: usize,
 }
 
-/// Old patches and changes by segment; where both have a chunk, the change counts.
+/// Groups old patches and changes by segment; for a chunk in both, the change counts.
 fn groups(kept: &[Patch], changes: &[(u32, Hash)]) -> Vec<Group> {
     let mut merged = std::collections::BTreeMap::new();
     merged.extend(kept.iter().map(|patch| (patch.chunk, (patch.hash, false))));
@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    /// What each chunk is, read as a mount reads it.
+    /// Returns the hash of each chunk, found as a mount finds it.
     fn resolve(region: &Region, tables: &HashMap<Hash, Arc<Segment>>) -> Vec<Hash> {
         let mut all = Vec::new();
         for (number, hash) in region.segments.iter().enumerate() {

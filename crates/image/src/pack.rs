@@ -1,4 +1,4 @@
-//! Packs: files of frames that servers, S3, peers and CDNs hold and that are read by byte range.
+//! Packs: files of frames that servers, S3, peers and CDNs hold, and from which byte ranges are read.
 
 use std::io::{self, Write};
 
@@ -11,33 +11,33 @@ const FOOTER_MAGIC: &[u8; 8] = b"FLOEPEND";
 const VERSION: u32 = 1;
 /// Bytes before the first frame.
 pub const PACK_HEADER_BYTES: u64 = 16;
-/// Bytes after the index: read these last bytes of a file to learn its [`PackRef`].
+/// Bytes after the index: the last bytes of a file, which contain its [`PackRef`].
 pub const PACK_FOOTER_BYTES: u64 = 56;
 const INDEX_HEAD_BYTES: usize = 24;
 const FRAME_ENTRY_BYTES: usize = 16;
-/// Most items of a pack: 4 GiB of chunks.
+/// Most items in a pack: 4 GiB of chunks.
 pub const PACK_ITEMS_MAX: u32 = 1 << 20;
-/// Most bytes of an index: every item in a frame of its own.
+/// Most bytes of an index, if every item has its own frame.
 pub const PACK_INDEX_BYTES_MAX: u32 =
     (INDEX_HEAD_BYTES + PACK_ITEMS_MAX as usize * (32 + FRAME_ENTRY_BYTES)) as u32;
 
-/// Where a pack's index lies; enough to fetch it by range and to check it.
+/// A pack and the place of its index: enough to fetch the index with a range read, and to check it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 pub struct PackRef {
-    /// BLAKE3 of the index: the pack's name. The index names every item, so it stands for the whole content.
+    /// The pack's id: the BLAKE3 hash of the index. The index has every item's hash, so the id covers the whole content.
     pub id: Hash,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
-    /// Offset of the index.
+    /// Offset of the index in bytes.
     pub index_offset: u64,
-    /// Bytes of the index.
+    /// Length of the index in bytes.
     pub index_bytes: u32,
 }
 
 impl PackRef {
-    /// Reads the last [`PACK_FOOTER_BYTES`] of a file of `file_bytes`.
+    /// Decodes the last [`PACK_FOOTER_BYTES`] of a file of `file_bytes`.
     pub fn from_footer(footer: &[u8], file_bytes: u64) -> Result<PackRef, FormatError> {
         const WHAT: &str = "pack footer";
         let mut c = Cursor::new(WHAT, footer);
@@ -73,7 +73,7 @@ impl PackRef {
         out
     }
 
-    /// Whether the three lengths fit together and lie within the limits.
+    /// Checks that the three lengths fit together and are within the limits.
     pub fn check(&self) -> Result<(), FormatError> {
         limit(
             "size of a pack's index",
@@ -110,42 +110,42 @@ fn pack_header() -> [u8; PACK_HEADER_BYTES as usize] {
     out
 }
 
-/// One frame of a pack: which bytes of the file to read.
+/// A frame of a pack, and which bytes of the file to read for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameInfo {
-    /// What its items are.
+    /// Whether its items are chunks or segments.
     pub kind: Kind,
     /// Offset in the file.
     pub offset: u64,
-    /// Compressed bytes.
+    /// Its compressed length in bytes.
     pub len: u32,
     /// Number of items, 1 to 16.
     pub items: u16,
 }
 
-/// Where an item lies: in which frame, and the how manieth of it.
+/// The place of an item in a pack: its frame, and its position in the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
-    /// Number of the frame in the pack.
+    /// The frame's number in the pack.
     pub frame: u32,
-    /// Number of the item in the frame.
+    /// The item's number in the frame.
     pub slot: u16,
 }
 
-/// A pack's index in memory: about 36 bytes an item and 24 a frame. Look-ups are a binary search; a hash table would be
-/// twice as large, and a forged index could fill it with collisions.
+/// A pack's index in memory: about 36 bytes for each item and 24 for each frame. A look-up is a binary search; a hash table
+/// would be twice as large, and a forged index could fill it with collisions.
 #[derive(Clone, Debug)]
 pub struct PackIndex {
     frames: Vec<FrameInfo>,
-    /// Number of the first item of each frame, and the number of all items at the end.
+    /// The number of each frame's first item, and the number of all items at the end.
     first_items: Vec<u32>,
     hashes: Vec<Hash>,
-    /// Item numbers sorted by hash.
+    /// The items' numbers, sorted by hash.
     sorted: Vec<u32>,
 }
 
 impl PackIndex {
-    /// Reads the index of pack `pack`, checking its hash and that frames cover the file without gap or overlap.
+    /// Decodes the index of pack `pack`; checks its hash, and that the frames cover the file without gap or overlap.
     pub fn decode(bytes: &[u8], pack: &PackRef) -> Result<PackIndex, FormatError> {
         const WHAT: &str = "pack index";
         pack.check()?;
@@ -229,7 +229,7 @@ impl PackIndex {
         }
     }
 
-    /// Where the item lies (the first place, if the pack holds it twice).
+    /// Returns the place of an item (the first one, if the pack holds it twice).
     pub fn lookup(&self, hash: &Hash) -> Option<Location> {
         let at = self
             .sorted
@@ -245,12 +245,12 @@ impl PackIndex {
         })
     }
 
-    /// Frame number `i`, if there is one.
+    /// Returns frame number `i`, if there is one.
     pub fn frame(&self, i: u32) -> Option<FrameInfo> {
         self.frames.get(i as usize).copied()
     }
 
-    /// Hashes of the items of frame `i`, in order; empty if there is no such frame.
+    /// Returns the hashes of frame `i`'s items, in order; nothing if there is no such frame.
     pub fn frame_hashes(&self, i: u32) -> &[Hash] {
         let i = i as usize;
         match (self.first_items.get(i), self.first_items.get(i + 1)) {
@@ -259,17 +259,17 @@ impl PackIndex {
         }
     }
 
-    /// Number of frames.
+    /// Returns the number of frames.
     pub fn frame_count(&self) -> u32 {
         self.frames.len() as u32
     }
 
-    /// All items in file order.
+    /// Returns the hashes of all items, in the order of the file.
     pub fn hashes(&self) -> &[Hash] {
         &self.hashes
     }
 
-    /// All frames in file order.
+    /// Returns all frames, in the order of the file.
     pub fn frames(&self) -> &[FrameInfo] {
         &self.frames
     }
@@ -303,7 +303,7 @@ fn decode_frame(c: &mut Cursor<'_>) -> Result<FrameInfo, FormatError> {
     })
 }
 
-/// Writes a pack: frames in the order of the pushes, then index and footer. Buffers nothing but the index.
+/// Writes a pack: frames in the order in which they are pushed, then index and footer. Buffers only the index.
 #[derive(Debug)]
 pub struct PackWriter<W: Write> {
     out: W,
@@ -324,8 +324,8 @@ impl<W: Write> PackWriter<W> {
         })
     }
 
-    /// Appends a frame made by [`crate::compress_frame`] of the items with these hashes. A frame that no reader would accept
-    /// (item count, length, zero hash, full pack) is an `InvalidInput` error and nothing is written.
+    /// Appends a frame that [`crate::compress_frame`] made of the items with these hashes. A frame that no reader would accept
+    /// (number of items, length, zero hash, full pack) is an `InvalidInput` error, and nothing is written.
     pub fn push_frame(&mut self, kind: Kind, hashes: &[Hash], compressed: &[u8]) -> io::Result<()> {
         let refuse = |e: FormatError| io::Error::new(io::ErrorKind::InvalidInput, e);
         kind.check_items("frame", hashes.len()).map_err(refuse)?;
@@ -359,17 +359,17 @@ impl<W: Write> PackWriter<W> {
         Ok(())
     }
 
-    /// Bytes written so far, without index and footer.
+    /// Returns the bytes written so far, without index and footer.
     pub fn bytes_written(&self) -> u64 {
         self.at
     }
 
-    /// Items pushed so far.
+    /// Returns how many items were pushed so far.
     pub fn items(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Writes index and footer; returns the writer (not flushed) and the pack's name and lengths.
+    /// Writes index and footer; returns the writer (not flushed) and the pack's id and lengths.
     pub fn finish(mut self) -> io::Result<(W, PackRef)> {
         let index = self.encode_index();
         let pack = PackRef {

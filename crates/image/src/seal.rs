@@ -1,19 +1,19 @@
-//! Authenticated encryption of what hosts send each other over UDP: ChaCha20-Poly1305 under a key of the sender's own.
+//! Authenticated encryption of what hosts send each other over UDP: ChaCha20-Poly1305, with a separate key for each sender.
 //!
-//! A nonce must never be used twice under one key, or both datagrams can be read and others forged. So no two senders have the
-//! same key, and each counts its own datagrams:
-//! - a sender draws 64 random bits when it starts, beside the number that it has in its group, and derives its key from the
-//!   shared secret and these 128 bits. A program that was restarted, or whose clock was set back, is another sender;
-//! - within a sender the nonce is a counter, and [`Sealer`] refuses one that does not grow.
+//! A nonce must never be used twice with one key; otherwise both datagrams could be read, and others forged. So no two senders
+//! have the same key, and each numbers its own datagrams:
+//! - a sender draws 64 random bits when it starts, in addition to its number in the group, and derives its key from the shared
+//!   secret and these 128 bits. A program that was restarted, or whose clock was set back, is another sender;
+//! - each sender's nonce is a counter, and [`Sealer`] refuses a counter that doesn't grow.
 //!
-//! The header of a datagram, with the sender and the counter, is authenticated and not encrypted.
+//! The header of a datagram, which has the sender and the counter, is authenticated but not encrypted.
 
 use crate::FormatError;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
-/// Bytes that sealing adds behind the content.
+/// Bytes that sealing adds after the content.
 pub(crate) const TAG_BYTES: usize = 16;
-/// Bytes that tell senders of one secret apart.
+/// Bytes that distinguish the senders that share a secret.
 pub(crate) const SENDER_BYTES: usize = 16;
 
 /// A secret that several hosts share.
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The secret for one purpose that follows from some text; of another purpose it is another one.
+    /// Derives the secret for one purpose from some text; each purpose gives another secret.
     pub fn derive(purpose: &str, text: &str) -> Secret {
         Secret(blake3::derive_key(purpose, text.as_bytes()))
     }
@@ -38,7 +38,8 @@ impl Secret {
         LessSafeKey::new(unbound.expect("a BLAKE3 hash has the length of this cipher's keys"))
     }
 
-    /// Decrypts `sealed`, which stands behind `header`, if the sender had this secret and nothing was changed.
+    /// Decrypts `sealed`, which follows `header`. Returns `None` if the sender didn't have this secret, or anything was
+    /// changed.
     pub fn open(
         &self,
         sender: &[u8; SENDER_BYTES],
@@ -56,7 +57,7 @@ impl Secret {
     }
 }
 
-/// One sender.
+/// A sender, which numbers and encrypts its datagrams.
 #[derive(Debug)]
 pub(crate) struct Sealer {
     key: LessSafeKey,
@@ -64,7 +65,7 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// `sender` must be one that nobody has had with this secret: at least half of it is random.
+    /// Makes a sender. `sender` must never have been used with this secret; at least half of it must be random.
     pub fn new(secret: &Secret, sender: &[u8; SENDER_BYTES]) -> Sealer {
         Sealer {
             key: secret.key_of(sender),
@@ -72,7 +73,7 @@ impl Sealer {
         }
     }
 
-    /// Appends the encrypted content and its tag to `header`. `None` if the counter is not greater than that of the datagram before.
+    /// Returns `header` with the encrypted content and its tag; `None` if the counter isn't greater than the last one.
     pub fn seal(&mut self, counter: u64, header: &[u8], content: &[u8]) -> Option<Vec<u8>> {
         if counter <= self.last {
             return None;
@@ -97,7 +98,7 @@ fn nonce(counter: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// Why something could not be opened.
+/// Returns the error for something that could not be opened.
 pub(crate) fn not_a_member(what: &'static str) -> FormatError {
     FormatError::invalid(
         what,
@@ -122,7 +123,7 @@ mod tests {
             secret.open(&[1; 16], 1, b"head", &first[4..]).unwrap(),
             b"content"
         );
-        // another sender, another counter, another header, another purpose
+        // Another sender, another counter, another header, another purpose.
         assert!(secret.open(&[2; 16], 1, b"head", &first[4..]).is_none());
         assert!(secret.open(&[1; 16], 2, b"head", &first[4..]).is_none());
         assert!(secret.open(&[1; 16], 1, b"hEad", &first[4..]).is_none());

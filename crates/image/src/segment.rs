@@ -1,9 +1,9 @@
-//! The second level of the Merkle tree.
+//! Segments: the second level of the Merkle tree.
 
 use crate::{CHUNKS_PER_SEGMENT, FormatError, Hash, SEGMENT_BYTES};
 
-/// The hashes of 1024 consecutive chunks (4 MiB of a region). Entries beyond the region's end are [`Hash::ZERO`].
-/// 32 KiB on the heap; a hash in the manifest names it, so it is fetched, checked and shared like a chunk.
+/// The hashes of 1024 consecutive chunks (4 MiB of a region). Entries beyond the region's end are [`Hash::ZERO`]. It takes 32
+/// KiB on the heap. The manifest has its hash, so it is fetched, checked and shared like a chunk.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Segment {
     hashes: Box<[Hash; CHUNKS_PER_SEGMENT]>,
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Segment {
 }
 
 impl Segment {
-    /// All chunks zero.
+    /// Makes a segment whose chunks are all zero.
     pub fn new() -> Segment {
         let hashes = vec![Hash::ZERO; CHUNKS_PER_SEGMENT].into_boxed_slice();
         Segment {
@@ -37,12 +37,12 @@ impl Segment {
         }
     }
 
-    /// The 32768 bytes that are hashed, stored and sent.
+    /// Returns the 32768 bytes that are hashed, stored and sent.
     pub fn encode(&self) -> Vec<u8> {
         self.hashes.iter().flat_map(|h| h.0).collect()
     }
 
-    /// Reads an encoded segment. That it is the right one is for [`crate::Kind::verify`] to say.
+    /// Decodes a segment. Whether it is the wanted one must be checked with [`crate::Kind::verify`].
     pub fn decode(bytes: &[u8]) -> Result<Segment, FormatError> {
         if bytes.len() != SEGMENT_BYTES {
             let why = format!("it has {} bytes, {SEGMENT_BYTES} are needed", bytes.len());
@@ -55,7 +55,7 @@ impl Segment {
         Ok(out)
     }
 
-    /// Its name: [`Hash::ZERO`] when all chunks are zero, else the BLAKE3 hash of [`Segment::encode`].
+    /// Returns its hash: [`Hash::ZERO`] if all chunks are zero, else the BLAKE3 hash of [`Segment::encode`].
     pub fn id(&self) -> Hash {
         if self.is_zero() {
             return Hash::ZERO;
@@ -67,7 +67,7 @@ impl Segment {
         Hash(*hasher.finalize().as_bytes())
     }
 
-    /// The hash of chunk `i` (below 1024) of this segment.
+    /// Returns the hash of chunk `i` (below 1024) of this segment.
     pub fn get(&self, i: usize) -> Hash {
         self.hashes[i]
     }
@@ -77,12 +77,12 @@ impl Segment {
         self.hashes[i] = hash;
     }
 
-    /// All hashes, in the order of the region.
+    /// Returns all hashes, in the order of the region.
     pub fn hashes(&self) -> &[Hash] {
         &self.hashes[..]
     }
 
-    /// Whether all chunks are zero.
+    /// Returns whether all chunks are zero.
     pub fn is_zero(&self) -> bool {
         self.hashes.iter().all(Hash::is_zero)
     }

@@ -1,5 +1,5 @@
-//! Traces: which chunk a machine touched first, when, and how long it waited. Some five bytes an access, appended while the
-//! machine runs; a tail that was cut off by a crash is dropped, everything before it counts.
+//! Traces: which chunk a machine touched first, when, and how long it waited. An access takes some five bytes and is appended
+//! while the machine runs. If a crash cut the end off, that is dropped; everything before it counts.
 
 use std::io::{self, Write};
 
@@ -11,17 +11,17 @@ const VERSION: u32 = 1;
 const WHAT: &str = "trace";
 /// Most bytes of a machine's name in a trace.
 pub const MACHINE_ID_MAX: usize = 64;
-/// Longest encoded access: region, and three varints of 5, 10 and 10 bytes.
+/// Most bytes of an encoded access: the region, and three varints of 5, 10 and 10 bytes.
 pub const ACCESS_BYTES_MAX: usize = 26;
 
-/// What a trace is about.
+/// The header of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceHeader {
-    /// The image that the machine was started from; its manifest gives the regions their numbers.
+    /// The image that the machine was started from; its manifest numbers the regions.
     pub image: Hash,
     /// The machine's name or id, at most 64 bytes.
     pub machine: String,
-    /// Microseconds since 1970 at time zero of the trace.
+    /// Time zero of the trace, in microseconds since 1970.
     pub start_unix_us: u64,
 }
 
@@ -43,20 +43,20 @@ impl TraceHeader {
     }
 }
 
-/// One first access to a chunk.
+/// The first access to a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Number of the region in the manifest, below 64.
+    /// The region's number in the manifest, below 64.
     pub region: u8,
-    /// Chunk in the region.
+    /// The chunk's number in the region.
     pub chunk: u32,
-    /// Microseconds since the start; never less than that of the access before.
+    /// Microseconds since the start; never less than for the access before.
     pub t_us: u64,
     /// Microseconds that the machine waited for the chunk.
     pub wait_us: u64,
 }
 
-/// Appends accesses. Buffers nothing: give it a `Vec` or a `BufWriter`.
+/// Writes accesses. It doesn't buffer: give it a `Vec` or a `BufWriter`.
 #[derive(Debug)]
 pub struct TraceWriter<W: Write> {
     out: W,
@@ -64,7 +64,7 @@ pub struct TraceWriter<W: Write> {
     scratch: Vec<u8>,
 }
 
-/// What the deltas are relative to.
+/// The values that the next access is encoded relative to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Last {
     chunk: u32,
@@ -85,7 +85,7 @@ impl<W: Write> TraceWriter<W> {
         })
     }
 
-    /// Goes on with a trace that `reader` has read to its end; truncate the file to [`TraceReader::valid_bytes`] first.
+    /// Continues a trace that `reader` has read to its end. Truncate the file to [`TraceReader::valid_bytes`] before.
     pub fn resume(out: W, reader: &TraceReader<'_>) -> TraceWriter<W> {
         TraceWriter {
             out,
@@ -94,7 +94,7 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// Appends one access. A time before the last one is raised to it (two threads may report out of order).
+    /// Appends an access. A time before the last one is raised to it (two threads may report out of order).
     pub fn push(&mut self, access: Access) -> io::Result<()> {
         if usize::from(access.region) >= REGIONS_MAX {
             return Err(io::Error::new(
@@ -119,12 +119,12 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// The writer.
+    /// Returns the writer.
     pub fn get_mut(&mut self) -> &mut W {
         &mut self.out
     }
 
-    /// Returns the writer, not flushed.
+    /// Returns the writer, without flushing it.
     pub fn into_inner(self) -> W {
         self.out
     }
@@ -133,15 +133,15 @@ impl<W: Write> TraceWriter<W> {
 /// How a trace ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceEnd {
-    /// After a whole record.
+    /// After a whole access.
     Clean,
-    /// Inside a record: the machine or its host was stopped hard. The records before are good.
+    /// Inside an access: the machine or its host was stopped hard. The accesses before are good.
     CutOff,
-    /// With bytes that no writer makes: the rest is lost, the records before are good.
+    /// At bytes that no writer makes: the rest is lost, the accesses before are good.
     Damaged,
 }
 
-/// Reads a trace: an iterator over its accesses that ends at the first byte that makes no sense.
+/// Reads a trace: an iterator over its accesses, which ends at the first byte that can't be decoded.
 #[derive(Clone, Debug)]
 pub struct TraceReader<'a> {
     header: TraceHeader,
@@ -152,7 +152,7 @@ pub struct TraceReader<'a> {
 }
 
 impl<'a> TraceReader<'a> {
-    /// Reads the header; that must be whole.
+    /// Decodes the header, which must be whole.
     pub fn new(bytes: &'a [u8]) -> Result<TraceReader<'a>, FormatError> {
         let mut c = Cursor::new(WHAT, bytes);
         c.magic(MAGIC)?;
@@ -182,17 +182,17 @@ impl<'a> TraceReader<'a> {
         })
     }
 
-    /// What the trace is about.
+    /// Returns the header.
     pub fn header(&self) -> &TraceHeader {
         &self.header
     }
 
-    /// How it ended; `None` while there are accesses left.
+    /// Returns how it ended; `None` while there may be accesses left.
     pub fn end(&self) -> Option<TraceEnd> {
         self.end
     }
 
-    /// Bytes up to the end of the last whole record read so far.
+    /// Returns how many bytes there are up to the end of the last whole access read so far.
     pub fn valid_bytes(&self) -> usize {
         self.at
     }

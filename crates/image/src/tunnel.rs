@@ -1,7 +1,7 @@
-//! Frames of a family's network on their way between two hosts: each in a datagram, encrypted.
+//! Frames of a family's network between two hosts: each frame is sent in a datagram, encrypted.
 //!
-//! All hosts of the family have its key, which they get over an authenticated connection. A receiver knows each sender's datagrams
-//! by their numbers and takes none twice ([`Window`]).
+//! All hosts of the family have its key, which they get over an authenticated connection. A receiver knows each sender's
+//! datagrams by their numbers and accepts none twice ([`Window`]).
 
 use crate::FormatError;
 use crate::seal::{SENDER_BYTES, Sealer, Secret, TAG_BYTES, not_a_member};
@@ -10,18 +10,18 @@ use crate::wire::{Cursor, limit};
 const MAGIC: &[u8; 3] = b"FLF";
 const VERSION: u8 = 1;
 const WHAT: &str = "frame of a family network";
-/// What the key is derived for.
+/// The purpose that the key is derived for.
 const PURPOSE: &str = "floe family network 1";
 const HEADER_BYTES: usize = 32;
 
-/// Bytes that a frame grows by in its datagram.
+/// Bytes that a datagram adds to its frame.
 pub const TUNNEL_OVERHEAD: usize = HEADER_BYTES + TAG_BYTES;
-/// Longest frame: what an Ethernet of 1500 bytes carries, with its header and a VLAN's.
+/// Bytes of the longest frame: what an Ethernet of 1500 bytes carries, with its header and a VLAN's.
 pub const TUNNEL_FRAME_MAX: usize = 1518;
-/// Shortest frame: an Ethernet header.
+/// Bytes of the shortest frame: an Ethernet header.
 pub const TUNNEL_FRAME_MIN: usize = 14;
 
-/// Who sent a datagram: 128 bits, random for each start of a node.
+/// Identifies who sent a datagram: 128 bits, random for each start of a node.
 pub type TunnelSender = [u8; SENDER_BYTES];
 
 /// The key of a family's network.
@@ -29,12 +29,12 @@ pub type TunnelSender = [u8; SENDER_BYTES];
 pub struct TunnelKey(Secret);
 
 impl TunnelKey {
-    /// The key that belongs to a secret text.
+    /// Derives the key from a secret text.
     pub fn of(secret: &str) -> TunnelKey {
         TunnelKey(Secret::derive(PURPOSE, secret))
     }
 
-    /// Opens a datagram that is for a network with this key.
+    /// Decrypts a datagram and returns its frame; fails if it wasn't sealed with this key.
     pub fn open(&self, header: &TunnelHeader, datagram: &[u8]) -> Result<Vec<u8>, FormatError> {
         let (head, sealed) = datagram
             .split_at_checked(HEADER_BYTES)
@@ -51,10 +51,10 @@ impl TunnelKey {
     }
 }
 
-/// What can be read of a datagram without its key.
+/// What can be read from a datagram without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelHeader {
-    /// The family's network.
+    /// The number of the family's network.
     pub network: u32,
     /// Who sent it.
     pub sender: TunnelSender,
@@ -63,7 +63,7 @@ pub struct TunnelHeader {
 }
 
 impl TunnelHeader {
-    /// Reads the header of a datagram. Nothing of it is to be believed before [`TunnelKey::open`].
+    /// Decodes the header of a datagram. None of it may be trusted before [`TunnelKey::open`] succeeds.
     pub fn decode(datagram: &[u8]) -> Result<TunnelHeader, FormatError> {
         limit(
             "length of a frame's datagram",
@@ -111,7 +111,7 @@ pub struct TunnelSealer {
 }
 
 impl TunnelSealer {
-    /// `sender` must be drawn at random, anew for each `TunnelSealer`.
+    /// Makes a sender. `sender` must be drawn at random, anew for each `TunnelSealer`.
     pub fn new(key: &TunnelKey, network: u32, sender: TunnelSender) -> TunnelSealer {
         TunnelSealer {
             sealer: Sealer::new(&key.0, &sender),
@@ -123,7 +123,7 @@ impl TunnelSealer {
         }
     }
 
-    /// The datagram for a frame. `None` if it is no frame, or the numbers are used up.
+    /// Returns the datagram for a frame; `None` if the frame is too short or too long, or the numbers are used up.
     pub fn seal(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
         if !(TUNNEL_FRAME_MIN..=TUNNEL_FRAME_MAX).contains(&frame.len()) {
             return None;
@@ -134,16 +134,16 @@ impl TunnelSealer {
     }
 }
 
-/// Which of a sender's numbers have come: each is taken once, those that are far behind the newest never.
+/// Which of a sender's numbers were received: each is accepted once, and those far behind the newest never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     highest: u64,
-    /// Bit n: the number `highest - n` has come.
+    /// Bit n is set if the number `highest - n` was received.
     seen: u128,
 }
 
 impl Window {
-    /// Takes note of a number of an opened datagram; whether it is its first.
+    /// Notes the number of an opened datagram; returns whether the datagram may be accepted.
     pub fn takes(&mut self, number: u64) -> bool {
         if number > self.highest {
             let ahead = number - self.highest;

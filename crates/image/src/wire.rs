@@ -1,8 +1,8 @@
-//! A bounded cursor over foreign bytes, and varints: what decoders here and in `floe-planner` are made of.
+//! A cursor that reads untrusted bytes within their bounds, and varints: what decoders here and in `floe-planner` are made of.
 
 use crate::{FormatError, Hash};
 
-/// Reads fields one after the other and never past the end.
+/// Reads fields one after the other, and never beyond the end.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {
     what: &'static str,
@@ -11,22 +11,22 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts at the first byte; `what` names the format in errors.
+    /// Makes a cursor at the first byte; `what` names the format in errors.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Cursor<'a> {
         Cursor { what, bytes, at: 0 }
     }
 
-    /// Bytes not read yet.
+    /// Returns how many bytes weren't read yet.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// Offset of the next byte.
+    /// Returns the offset of the next byte.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// The next `n` bytes.
+    /// Reads the next `n` bytes.
     pub fn take(&mut self, n: usize) -> Result<&'a [u8], FormatError> {
         if n > self.left() {
             return Err(self.truncated(n as u64));
@@ -36,7 +36,7 @@ impl<'a> Cursor<'a> {
         Ok(out)
     }
 
-    /// Refuses a count before anything is allocated for it.
+    /// Refuses a count if the rest is too short for it. Call this before anything is allocated for the items.
     pub fn expect_items(&self, count: u64, item_bytes: u64) -> Result<(), FormatError> {
         let need = count.saturating_mul(item_bytes);
         if need > self.left() as u64 {
@@ -61,27 +61,27 @@ impl<'a> Cursor<'a> {
         Ok(out)
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub fn u8(&mut self) -> Result<u8, FormatError> {
         Ok(self.array::<1>()?[0])
     }
 
-    /// Two bytes, little-endian.
+    /// Reads two bytes, little-endian.
     pub fn u16(&mut self) -> Result<u16, FormatError> {
         self.array().map(u16::from_le_bytes)
     }
 
-    /// Four bytes, little-endian.
+    /// Reads four bytes, little-endian.
     pub fn u32(&mut self) -> Result<u32, FormatError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// Eight bytes, little-endian.
+    /// Reads eight bytes, little-endian.
     pub fn u64(&mut self) -> Result<u64, FormatError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A varint in its shortest form.
+    /// Reads a varint, which must be in its shortest form.
     pub fn varint(&mut self) -> Result<u64, FormatError> {
         match get_varint(&self.bytes[self.at..]) {
             Varint::Value(n, len) => {
@@ -96,7 +96,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// 32 bytes.
+    /// Reads a hash of 32 bytes.
     pub fn hash(&mut self) -> Result<Hash, FormatError> {
         self.array().map(Hash)
     }
@@ -119,7 +119,7 @@ impl<'a> Cursor<'a> {
         self.version_of(&[known]).map(drop)
     }
 
-    /// A version that is one of these, the newest last.
+    /// Reads a version, which must be one of these; the newest known one is last.
     pub fn version_of(&mut self, known: &[u32]) -> Result<u32, FormatError> {
         let found = self.u32()?;
         if known.contains(&found) {
@@ -164,7 +164,7 @@ pub fn limit(what: &'static str, found: u64, max: u64) -> Result<(), FormatError
     }
 }
 
-/// LEB128, least significant group first.
+/// Appends a number as LEB128, least significant group first.
 pub fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -173,18 +173,18 @@ pub fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// What a varint turned out to be.
+/// The result of reading a varint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Varint {
     /// Its value and its length in bytes.
     Value(u64, usize),
     /// The input ends inside it.
     Short,
-    /// Longer than needed or above 64 bits: no writer of ours makes it.
+    /// It is longer than needed or above 64 bits, which floe never writes.
     Bad,
 }
 
-/// Reads a varint at the start of `bytes`; only the shortest form is one.
+/// Reads a varint at the start of `bytes`; only the shortest form is valid.
 pub fn get_varint(bytes: &[u8]) -> Varint {
     let mut n = 0u64;
     for (i, &b) in bytes.iter().take(10).enumerate() {
@@ -212,7 +212,7 @@ pub fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
 
-/// Undoes [`zigzag`].
+/// Inverts [`zigzag`].
 pub fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }

@@ -1,7 +1,7 @@
-//! Files written by version 1 open for ever, and today's encoders still write the same bytes.
+//! Tests that files written by version 1 can be read for ever, and that today's encoders still write the same bytes.
 //!
-//! `FLOE_WRITE_GOLDEN=1 cargo test -p floe-image --test golden` makes a file that is missing (never one that exists: a
-//! format that changes gets a new version and a new file).
+//! `FLOE_WRITE_GOLDEN=1 cargo test -p floe-image --test golden` makes files that are missing (it never replaces one: a format
+//! that changes gets a new version and a new file).
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ fn path(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Content that compresses, differs from chunk to chunk and needs no random numbers.
+/// Returns content that compresses, differs from chunk to chunk and needs no random numbers.
 fn item(kind: Kind, n: u8) -> Vec<u8> {
     (0..kind.raw_size())
         .map(|i| ((i / 64) as u8).wrapping_mul(n) ^ n)
@@ -149,7 +149,7 @@ fn segment_of_version_1() {
     assert_eq!(segment().encode(), bytes);
 }
 
-/// The frames of the golden pack, uncompressed.
+/// Returns the frames of the golden pack, uncompressed.
 fn frames() -> Vec<(Kind, Vec<Vec<u8>>)> {
     let chunks = |from: u8, n: u8| {
         (from..from + n)
@@ -220,7 +220,7 @@ fn pack_of_version_1() {
         }
         compressed.push(bytes.to_vec());
     }
-    // The same frames again: another zstd may compress otherwise, which is no change of the format.
+    // Uses the same frames: another zstd may compress differently, which doesn't change the format.
     assert_eq!(write_pack(&compressed), file);
 }
 

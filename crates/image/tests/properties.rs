@@ -1,5 +1,5 @@
-//! Properties of every decoder: what was encoded comes back, arbitrary and damaged bytes are refused or read, never a panic,
-//! and whatever is accepted has exactly one encoding.
+//! Tests properties of every decoder: what was encoded comes back; arbitrary and damaged bytes are refused or decoded, but
+//! never cause a panic; and whatever is accepted has exactly one encoding.
 
 use floe_image::*;
 use proptest::collection::{btree_map, vec};
@@ -92,7 +92,7 @@ prop_compose! {
     }
 }
 
-/// Frames of small content: per frame its kind and one byte to make each item from.
+/// Returns frames of small content: for each its kind, and a byte for each item.
 fn frames() -> impl Strategy<Value = Vec<(Kind, Vec<u8>)>> {
     let frame = prop_oneof![
         4 => vec(1u8.., 1..=FRAME_MAX_CHUNKS).prop_map(|v| (Kind::Chunk, v)),
@@ -119,7 +119,7 @@ fn build(frames: &[(Kind, Vec<u8>)]) -> (Vec<u8>, PackRef) {
     w.finish().unwrap()
 }
 
-/// Damages `bytes`: overwrites a few, and may cut the end off or add to it.
+/// Damages `bytes`: overwrites some, and may cut the end off or add to it.
 fn damage(
     mut bytes: Vec<u8>,
     edits: &[(prop::sample::Index, u8)],
@@ -159,7 +159,7 @@ fn damages() -> impl Strategy<Value = Damage> {
     )
 }
 
-/// Everything that takes foreign bytes. Accepted bytes must be exactly those that the encoder writes.
+/// Calls everything that takes untrusted bytes. Accepted bytes must be exactly those that the encoder writes.
 fn decode_all(bytes: &[u8]) {
     if let Ok(m) = Manifest::decode(bytes) {
         assert_eq!(m.encode(), bytes);
@@ -201,7 +201,7 @@ fn decode_all(bytes: &[u8]) {
 }
 
 fn decode_index(bytes: &[u8]) {
-    // A forged index comes with a reference that fits it, or the hash alone would refuse it.
+    // A forged index gets a reference that fits it; otherwise the hash alone would refuse it.
     let Some(last) = bytes.len().checked_sub(40).map(|n| n as u64) else {
         return;
     };
@@ -225,7 +225,7 @@ fn decode_index(bytes: &[u8]) {
     }
 }
 
-/// The end of the frames that the (perhaps damaged) index claims.
+/// Returns the end of the frames according to the (perhaps damaged) index.
 fn index_end(bytes: &[u8]) -> u64 {
     let u32_at = |at: usize| {
         bytes

@@ -1,4 +1,4 @@
-//! Bad input is refused, and the message says what is wrong.
+//! Tests that bad input is refused, with a message that says what is wrong.
 
 use floe_image::*;
 
@@ -34,7 +34,7 @@ fn patches_out_of_order_or_place_are_refused() {
     for wrong in [&[5, 5][..], &[5, 4], &[1025]] {
         assert!(error(patched(wrong)).contains("ascending order within its 1025 chunks"));
     }
-    // The version of patched manifests without a patch would be a second encoding of the same image.
+    // The version of patched manifests without any patch would be a second encoding of the same image.
     let mut bytes = manifest("ram", 0, 0).encode();
     bytes[8] = 2;
     bytes.extend_from_slice(&[0; 4]);
@@ -50,7 +50,7 @@ fn how_a_machine_can_grow_is_told_in_one_way() {
     };
     let good = with(&|c| c.profile = Some(2));
     assert_eq!(Manifest::decode(&good.encode()).unwrap(), good);
-    // A later profile is a later floe's to run; to store and serve the image, nobody has to know it.
+    // Only a later version of floe can run a later profile; storing and serving the image doesn't need to know it.
     let later = with(&|c| c.profile = Some(77));
     assert_eq!(Manifest::decode(&later.encode()).unwrap(), later);
     let one = with(&|c| c.profile = Some(1));
@@ -59,7 +59,7 @@ fn how_a_machine_can_grow_is_told_in_one_way() {
     );
     let unnamed = with(&|c| c.cpus_max = Some(8));
     assert!(error(Manifest::decode(&unnamed.encode())).contains("names no hardware profile"));
-    // The version tells whether there is a profile, and the other way round.
+    // The version must fit whether there is a profile.
     let mut bytes = good.encode();
     bytes[8] = 2;
     assert!(error(Manifest::decode(&bytes)).contains("needs version 3"));
@@ -309,7 +309,7 @@ fn pack() -> (Vec<u8>, PackRef) {
     w.finish().unwrap()
 }
 
-/// Decodes the pack's index after `edit`, under the name that the edited index has.
+/// Decodes the pack's index after `edit`, with the id of the edited index.
 fn forged(edit: impl FnOnce(&mut Vec<u8>)) -> Result<PackIndex, FormatError> {
     let (file, mut pack) = pack();
     let mut index = file[pack.index_offset as usize..][..pack.index_bytes as usize].to_vec();

@@ -1,5 +1,5 @@
-//! Prints what a first touch costs, cold, pushed and shared, and the disk's throughput: a quick look without the lab.
-//! Needs root. `cargo run --release -p floe-mount --example touch`
+//! Measures without the lab what the first touch of a page costs (cold, pushed, and touched by another before) and how fast the
+//! disk is, and prints it. Needs root: `cargo run --release -p floe-mount --example touch`
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -13,7 +13,7 @@ fn median(mut times: Vec<f64>) -> (f64, f64) {
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
-/// Touches pages in a random order; median and p99 in microseconds.
+/// Touches pages in a random order; returns the median and the 99th percentile in microseconds.
 fn touch(memory: &[u8], pages: std::ops::Range<usize>) -> (f64, f64) {
     let mut order: Vec<usize> = pages.collect();
     let mut random = Random(11);
@@ -31,7 +31,7 @@ fn touch(memory: &[u8], pages: std::ops::Range<usize>) -> (f64, f64) {
 fn main() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let place = Place::make(dir.path());
-    // All threads on one core: the placement in which a fault is fastest.
+    // Keeps all threads on one core: a fault is fastest there.
     let mut core = rustix::thread::CpuSet::new();
     core.set(0);
     rustix::thread::sched_setaffinity(None, &core).expect("core 0 is there");
@@ -39,7 +39,7 @@ fn main() {
     let machine = place.machine(&node, "a");
     let ram = machine.ram_path().expect("the image has memory");
     let all = (RAM_BYTES / 4096) as u64;
-    // Everything into the store and into the page cache, then out of the latter.
+    // Reads everything once, so that it is in the store and in the page cache, then drops it from the page cache.
     let file = std::fs::File::open(&ram).expect("it can be opened");
     std::fs::read(&ram).expect("it can be read");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)

@@ -1,14 +1,14 @@
-//! The kernel's FUSE protocol (`include/uapi/linux/fuse.h`, 7.31 to 7.45): requests decoded from bytes, answers encoded to
-//! bytes, host byte order, no pointer casts. Only what this mount speaks is here.
+//! The kernel's FUSE protocol (`include/uapi/linux/fuse.h`, 7.31 to 7.45): decodes requests from bytes and encodes answers to
+//! bytes, in host byte order, without pointer casts. It has only the part of the protocol that this mount uses.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// The version that we speak; the kernel adapts to a lower minor one.
+/// The major version of the protocol that this mount speaks. (The kernel adapts to a lower minor version.)
 pub(crate) const KERNEL_MAJOR: u32 = 7;
-/// Minor version: 7.40 brought RESEND.
+/// The minor version that this mount speaks: 7.40 brought RESEND.
 pub(crate) const KERNEL_MINOR: u32 = 40;
-/// The lowest minor version with all that can't be done without (7.31, Linux 5.4).
+/// The lowest minor version of the kernel that has everything this mount needs (7.31, Linux 5.4).
 pub(crate) const KERNEL_MINOR_MIN: u32 = 31;
 
 /// Bytes of `fuse_in_header`.
@@ -19,7 +19,7 @@ pub(crate) const OUT_HEADER_BYTES: usize = 16;
 pub(crate) const WRITE_IN_BYTES: usize = 40;
 
 pub(crate) mod op {
-    //! Requests.
+    //! Opcodes of requests.
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
     pub(crate) const GETATTR: u32 = 3;
@@ -41,7 +41,7 @@ pub(crate) mod op {
 }
 
 pub(crate) mod notify {
-    //! Messages to the kernel that answer nothing.
+    //! Codes of messages that this process sends to the kernel unasked.
     pub(crate) const INVAL_INODE: i32 = 2;
     pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const STORE: i32 = 4;
@@ -49,7 +49,7 @@ pub(crate) mod notify {
 }
 
 pub(crate) mod init {
-    //! What is negotiated.
+    //! Flags that INIT negotiates.
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const ASYNC_DIO: u64 = 1 << 15;
@@ -68,9 +68,9 @@ pub(crate) mod open {
     pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// SETATTR changes the size.
+/// SETATTR: the size is to be changed.
 pub(crate) const FATTR_SIZE: u32 = 1 << 3;
-/// A WRITE that comes from the page cache: a shared mapping was written.
+/// WRITE: the data comes from the page cache, because somebody wrote to a shared mapping.
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 
 /// `fuse_in_header`.
@@ -80,9 +80,9 @@ pub(crate) struct Header {
     pub opcode: u32,
     pub unique: u64,
     pub node: u64,
-    /// The user of who asks.
+    /// The user of the thread that made the request.
     pub uid: u32,
-    /// The thread that asks; 0 when the kernel asks on its own.
+    /// The thread that made the request; 0 when the kernel made it on its own.
     pub pid: u32,
 }
 
@@ -94,7 +94,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Splits a request into header and body; `None` when it is shorter than it says.
+/// Splits a request into header and body; `None` when it is shorter than its header says.
 pub(crate) fn parse(request: &[u8]) -> Option<(Header, &[u8])> {
     let header = Header {
         len: u32_at(request, 0)?,
@@ -108,7 +108,7 @@ pub(crate) fn parse(request: &[u8]) -> Option<(Header, &[u8])> {
     Some((header, body))
 }
 
-/// `fuse_init_in`: major, minor, max_readahead and flags.
+/// Decodes `fuse_init_in`: returns the major version, the minor version and the flags.
 pub(crate) fn parse_init(body: &[u8]) -> Option<(u32, u32, u64)> {
     let flags = u64::from(u32_at(body, 12)?);
     let more = if flags & init::INIT_EXT != 0 {
@@ -119,46 +119,46 @@ pub(crate) fn parse_init(body: &[u8]) -> Option<(u32, u32, u64)> {
     Some((u32_at(body, 0)?, u32_at(body, 4)?, flags | more << 32))
 }
 
-/// A name that ends with a NUL.
+/// Decodes a name that ends with a NUL; `None` if it doesn't, or isn't UTF-8.
 pub(crate) fn parse_name(body: &[u8]) -> Option<&str> {
     let end = body.iter().position(|b| *b == 0)?;
     OsStr::from_bytes(&body[..end]).to_str()
 }
 
-/// `fuse_read_in`: offset and size.
+/// Decodes `fuse_read_in`: returns offset and size in bytes.
 pub(crate) fn parse_read(body: &[u8]) -> Option<(u64, u32)> {
     Some((u64_at(body, 8)?, u32_at(body, 16)?))
 }
 
-/// `fuse_open_in`: whether the file is to be opened for writing.
+/// Decodes `fuse_open_in`: returns whether the file is to be opened for writing.
 pub(crate) fn parse_open(body: &[u8]) -> Option<bool> {
     let flags = u32_at(body, 0)? as i32;
     Some(flags & libc::O_ACCMODE != libc::O_RDONLY)
 }
 
-/// `fuse_write_in`: offset, flags, data.
+/// Decodes `fuse_write_in`: returns offset, flags and data.
 pub(crate) fn parse_write(body: &[u8]) -> Option<(u64, u32, &[u8])> {
     let size = u32_at(body, 16)? as usize;
     let data = body.get(WRITE_IN_BYTES..)?.get(..size)?;
     Some((u64_at(body, 8)?, u32_at(body, 20)?, data))
 }
 
-/// `fuse_setattr_in`: what is changed, and the size.
+/// Decodes `fuse_setattr_in`: returns the mask of attributes to change, and the size.
 pub(crate) fn parse_setattr(body: &[u8]) -> Option<(u32, u64)> {
     Some((u32_at(body, 0)?, u64_at(body, 16)?))
 }
 
-/// `fuse_fallocate_in`: offset, length, mode.
+/// Decodes `fuse_fallocate_in`: returns offset, length and mode.
 pub(crate) fn parse_fallocate(body: &[u8]) -> Option<(u64, u64, u32)> {
     Some((u64_at(body, 8)?, u64_at(body, 16)?, u32_at(body, 24)?))
 }
 
-/// `fuse_interrupt_in`: the request.
+/// Decodes `fuse_interrupt_in`: returns the id (`unique`) of the request that is interrupted.
 pub(crate) fn parse_interrupt(body: &[u8]) -> Option<u64> {
     u64_at(body, 0)
 }
 
-/// What a file is, for the kernel.
+/// The attributes of a file that the kernel gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attr {
     pub ino: u64,
@@ -169,7 +169,7 @@ pub(crate) struct Attr {
     pub gid: u32,
 }
 
-/// Appends values in the kernel's order.
+/// A message to the kernel that is being encoded: appends values in host byte order.
 #[derive(Default)]
 pub(crate) struct Out(pub Vec<u8>);
 
@@ -209,10 +209,10 @@ impl Out {
     }
 }
 
-/// How long the kernel may believe names and attributes, in seconds: for ever, changes are announced.
+/// How long the kernel may keep names and attributes, in seconds. In effect for ever: changes are announced to it.
 const VALID_S: u64 = 1 << 30;
 
-/// `fuse_out_header`.
+/// Encodes `fuse_out_header`: `len` is the body's length; `error` is a negative errno, or a notification's code.
 pub(crate) fn out_header(len: usize, error: i32, unique: u64) -> [u8; OUT_HEADER_BYTES] {
     let mut header = [0; OUT_HEADER_BYTES];
     let total = (OUT_HEADER_BYTES + len) as u32;
@@ -222,7 +222,7 @@ pub(crate) fn out_header(len: usize, error: i32, unique: u64) -> [u8; OUT_HEADER
     header
 }
 
-/// `fuse_entry_out`.
+/// Encodes `fuse_entry_out`.
 pub(crate) fn entry(attr: &Attr) -> Vec<u8> {
     Out::default()
         .u64(attr.ino)
@@ -235,17 +235,17 @@ pub(crate) fn entry(attr: &Attr) -> Vec<u8> {
         .0
 }
 
-/// `fuse_attr_out`.
+/// Encodes `fuse_attr_out`.
 pub(crate) fn attr_out(attr: &Attr) -> Vec<u8> {
     Out::default().u64(VALID_S).u32(0).u32(0).attr(attr).0
 }
 
-/// `fuse_open_out` without a handle: everything goes by inode, so that a takeover needs no table of open files.
+/// Encodes `fuse_open_out` without a file handle: requests name the inode, so that a takeover needs no table of open files.
 pub(crate) fn open_out(flags: u32) -> Vec<u8> {
     Out::default().u64(0).u32(flags).u32(0).0
 }
 
-/// `fuse_init_out`.
+/// Encodes `fuse_init_out`.
 pub(crate) fn init_out(
     flags: u64,
     max_readahead: u32,
@@ -270,7 +270,7 @@ pub(crate) fn init_out(
         .0
 }
 
-/// `fuse_statfs_out`: a file system without a size.
+/// Encodes `fuse_statfs_out`, with zeros for all sizes and free space.
 pub(crate) fn statfs_out() -> Vec<u8> {
     Out::default()
         .zeros(5 * 8)
@@ -281,7 +281,7 @@ pub(crate) fn statfs_out() -> Vec<u8> {
         .0
 }
 
-/// Appends a `fuse_dirent` unless it would make `out` longer than `most`; whether it fitted.
+/// Appends a `fuse_dirent` unless that would make `out` longer than `most` bytes; returns whether it fitted.
 pub(crate) fn push_dirent(
     out: &mut Vec<u8>,
     most: usize,
@@ -310,12 +310,12 @@ pub(crate) fn push_dirent(
     true
 }
 
-/// `fuse_notify_store_out`.
+/// Encodes `fuse_notify_store_out`.
 pub(crate) fn notify_store(node: u64, offset: u64, size: u32) -> Vec<u8> {
     Out::default().u64(node).u64(offset).u32(size).u32(0).0
 }
 
-/// `fuse_notify_inval_entry_out` with its name.
+/// Encodes `fuse_notify_inval_entry_out`, followed by its name.
 pub(crate) fn notify_inval_entry(parent: u64, name: &str) -> Vec<u8> {
     Out::default()
         .u64(parent)
@@ -326,7 +326,7 @@ pub(crate) fn notify_inval_entry(parent: u64, name: &str) -> Vec<u8> {
         .0
 }
 
-/// `fuse_notify_inval_inode_out`: the data from `offset` on.
+/// Encodes `fuse_notify_inval_inode_out`: the kernel is to drop `len` bytes of cached data from `offset` on.
 pub(crate) fn notify_inval_inode(node: u64, offset: u64, len: u64) -> Vec<u8> {
     Out::default().u64(node).u64(offset).u64(len).0
 }

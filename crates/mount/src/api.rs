@@ -1,4 +1,4 @@
-//! The mount.
+//! [`Mount`]: starting and ending a mount, and adding and removing images and machines.
 
 use crate::backend::{Backend, Stored};
 use crate::core::{Core, Raw};
@@ -26,44 +26,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
-/// Blocks that wait to be pushed; more aren't worth it, they will have been touched by then.
+/// How many orders to push a block may wait. More aren't worth it: the guest will have touched those pages by then.
 const PUSHES_QUEUED_MAX: usize = 256;
-/// Bytes of disk requests that wait for a worker; what comes on top is done by the thread that brings it.
+/// How many bytes of disk requests may wait for a worker. Beyond that the thread that reads a request does work itself.
 const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
-/// What statfs calls tmpfs (`linux/magic.h`).
+/// The type that statfs reports for a tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
-/// Name of the table of inodes among a mount's descriptors.
+/// Name of the table of inodes among the descriptors that the supervisor holds for a mount.
 const TREE: &str = "tree";
-/// Longest name of a machine.
+/// Longest name of a machine in bytes.
 const MACHINE_NAME_MAX: usize = 63;
 
-/// The mount of a node.
+/// The mount of a node. Dropping it unmounts.
 pub struct Mount {
     core: Arc<Core>,
     mountpoint: PathBuf,
     device_number: u64,
     took_over: bool,
-    /// The next region's number for the planner.
+    /// The number that the planner will know the next region by.
     next_region: AtomicU32,
     threads: Vec<JoinHandle<()>>,
     live_dir: PathBuf,
     open: bool,
 }
 
-/// A connection, new or taken over.
+/// A connection to the kernel, new or taken over.
 struct Connection {
     devices: Vec<Device>,
     table: Option<crate::tree::Table>,
     max_write: usize,
 }
 
-/// The names under which the supervisor holds a mount's descriptors.
+/// Returns the beginning of the names under which the supervisor holds the descriptors of a mount.
 fn held_prefix(mountpoint: &Path) -> String {
     let hash = Hash::of(mountpoint.as_os_str().as_encoded_bytes()).to_string();
     format!("mount-{}-", &hash[..16])
 }
 
-/// Where the table of a mount's inodes is kept.
+/// Returns where the table of a mount's inodes is kept.
 fn kept_tree(keeper: &Keeper, mountpoint: &Path) -> Kept {
     Kept {
         keeper: keeper.clone(),
@@ -130,18 +130,19 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
     })
 }
 
-/// Where live maps are: what outlives the process. For root that is memory, which a full disk does not concern. A logout
-/// takes other users' files out of `/dev/shm`, while their node and machines may go on: they have the runtime directory.
+/// Returns the directory for live maps, which must outlive the process. For root it is in memory (`/dev/shm`), where a full
+/// disk does no harm. Other users get the runtime directory: a logout removes their files from `/dev/shm`, while their node and
+/// machines may go on.
 fn live_dir(runtime_dir: &Path, shm: &Path, root: bool) -> Result<PathBuf, MountError> {
     let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|s| s.f_type == TMPFS_MAGIC);
     let on_disk = runtime_dir.join("live");
-    // maps that are there already are looked for there
+    // Maps that exist already stay in use.
     let used = std::fs::read_dir(&on_disk).is_ok_and(|mut maps| maps.next().is_some());
     if root && is_tmpfs && !used {
         let dir = shm.join("floe-0");
         match make_private(&dir) {
             Ok(()) => return Ok(dir),
-            // anybody may be first there
+            // Anybody may have made that directory first.
             Err(error) => tracing::warn!(%error, "live maps are kept on the disk"),
         }
     }
@@ -156,7 +157,7 @@ fn make_private(dir: &Path) -> Result<(), MountError> {
         .mode(0o700)
         .create(dir);
     made.map_err(MountError::io("make", dir))?;
-    // In /dev/shm somebody else may have been first.
+    // In /dev/shm somebody else may have made the directory first.
     let meta = std::fs::symlink_metadata(dir).map_err(MountError::io("look at", dir))?;
     let closed = meta.mode() & 0o022 == 0;
     if !meta.is_dir() || !closed || meta.uid() != rustix::process::geteuid().as_raw() {
@@ -177,8 +178,8 @@ fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle
 }
 
 impl Mount {
-    /// Mounts on `mountpoint`, or takes over the connection that the supervisor still holds for it. After a takeover
-    /// requests for images and machines that weren't added yet wait: add them all, then call [`Mount::takeover_done`].
+    /// Mounts on `mountpoint`, or takes over the connection that the supervisor still holds for it. After a takeover, requests
+    /// for images and machines that weren't added yet wait: add them all, then call [`Mount::takeover_done`].
     pub fn start(mountpoint: &Path, options: MountOptions) -> Result<Self, MountError> {
         make_private(&options.runtime_dir)?;
         let root = rustix::process::geteuid().is_root();
@@ -250,12 +251,12 @@ impl Mount {
         })
     }
 
-    /// Whether a live connection was taken over.
+    /// Returns whether [`Mount::start`] took over a live connection.
     pub fn took_over(&self) -> bool {
         self.took_over
     }
 
-    /// The images and the machines that the connection taken over knows and that weren't added yet.
+    /// Returns the images and the machines that the kernel knows from before the takeover and that weren't added yet.
     pub fn expected(&self) -> (Vec<Hash>, Vec<String>) {
         let images = self.core.tree.expected("images");
         (
@@ -264,7 +265,7 @@ impl Mount {
         )
     }
 
-    /// Everything was added again: what is still missing is gone (ESTALE).
+    /// Ends a takeover, once everything was added again: what is still missing is removed (requests for it fail with ESTALE).
     pub fn takeover_done(&self) {
         let early = self.core.early.lock().take();
         self.replay(early.unwrap_or_default());
@@ -277,7 +278,7 @@ impl Mount {
         }
     }
 
-    /// Tries requests that came before what they are for.
+    /// Handles requests again that came before what they are for was added.
     fn replay(&self, early: Vec<Raw>) {
         if early.is_empty() {
             return;
@@ -293,7 +294,7 @@ impl Mount {
         self.replay(early.unwrap_or_default());
     }
 
-    /// Shows an image. Adding one that is there gives the same handle.
+    /// Adds an image, so that its regions are files. Adding one that is there already returns the same image's handle.
     pub fn add_image(&self, spec: ImageSpec) -> Result<ImageHandle, MountError> {
         let pin = spec.cache.pin();
         let backend = Stored {
@@ -357,7 +358,7 @@ impl Mount {
             };
             let _ = self.core.owner.send(Message::Event(event));
         }
-        // A machine that starts at once is buffered by what is known of the link already.
+        // A machine that starts at once is buffered by what is already known about the link.
         if let Some(event) = owner::measured(&image) {
             let _ = self.core.owner.send(Message::Event(event));
         }
@@ -373,8 +374,8 @@ impl Mount {
         }
     }
 
-    /// Shows a machine; its layers go on from what is in its directory. The images in [`Mount::recorded_bases`] of that
-    /// directory must have been added.
+    /// Adds a machine; its disks and its trace continue what is in its directory. The images that [`Mount::recorded_bases`]
+    /// returns for that directory must have been added before.
     pub fn add_machine(&self, spec: MachineSpec) -> Result<MachineHandle, MountError> {
         check_machine_name(&spec.name)?;
         if self.core.machines.read().contains_key(&spec.name) {
@@ -472,14 +473,14 @@ impl Mount {
         })
     }
 
-    /// Machines were added or removed: whose each user is may have changed.
+    /// Updates which user belongs to which machine, after machines were added or removed.
     fn note_users(&self) {
         let own = rustix::process::geteuid().as_raw();
         let machines = self.core.machines.read();
         self.core.askers.set_machines(machines.values(), own);
     }
 
-    /// The images that the disks in a machine's directory are relative to.
+    /// Returns the images that the disks in a machine's directory are based on.
     pub fn recorded_bases(dir: &Path) -> Result<Vec<Hash>, MountError> {
         let disks = dir.join("disks");
         let mut bases = Vec::new();
@@ -492,7 +493,7 @@ impl Mount {
         Ok(bases)
     }
 
-    /// Takes an image's directory away. Machines that use it keep it.
+    /// Removes an image's directory. Machines that use the image keep it.
     pub fn remove_image(&self, id: &Hash) -> Result<(), MountError> {
         let known = self.core.images.write().remove(id).is_some();
         if !known {
@@ -504,7 +505,7 @@ impl Mount {
         self.remove(&format!("images/{id}"))
     }
 
-    /// Makes a machine's disks durable and takes it away. Its files stay in its directory.
+    /// Makes a machine's disks durable and removes it from the mount. The files in its own directory stay.
     pub fn remove_machine(&self, name: &str) -> Result<(), MountError> {
         let machine = self.core.machines.write().remove(name);
         let Some(machine) = machine else {
@@ -524,18 +525,18 @@ impl Mount {
         Ok(())
     }
 
-    /// Takes paths away and makes the kernel forget their names.
+    /// Removes paths from the mount and makes the kernel forget their names.
     fn remove(&self, path: &str) -> Result<(), MountError> {
         for (parent, name) in self.core.tree.remove(path)? {
             let head = abi::notify_inval_entry(parent, &name);
-            // ENOENT: the kernel never knew the name.
+            // ENOENT: the kernel never looked the name up.
             let _ = self.core.devices[0].notify(abi::notify::INVAL_ENTRY, &head, &[]);
         }
         Ok(())
     }
 
-    /// Puts chunks `chunks` of a region, as far as they are here, into the page cache (NOTIFY_STORE). Blocks, also for pages
-    /// that are being read; not to be called from a fetcher's thread.
+    /// Puts those of a region's chunks that are in the local cache into the kernel's page cache (NOTIFY_STORE). Blocks while
+    /// the kernel reads one of these pages, so a fetcher's thread must not call this.
     pub fn push(
         &self,
         image: &ImageHandle,
@@ -548,13 +549,13 @@ impl Mount {
         };
         let number = image.image.region(region).ok_or_else(unknown)?;
         let path = image.region_path(region).ok_or_else(unknown)?;
-        // The kernel takes pages only for an inode that it has looked up.
+        // The kernel accepts pages only for an inode that it has looked up.
         let meta = std::fs::metadata(&path).map_err(MountError::io("look up", &path))?;
         push::push(&self.core, &image.image, number, chunks, false, meta.ino())
             .map_err(MountError::io("push into", &path))
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> Stats {
         let c = &self.core.counters;
         let read = machine::read;
@@ -575,12 +576,12 @@ impl Mount {
         }
     }
 
-    /// Where it is mounted.
+    /// Returns the directory that this is mounted on.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
-    /// Unmounts; the supervisor forgets the connection. Open files fail from now on. (Dropping a mount does the same.)
+    /// Unmounts and has the supervisor release the connection. Open files fail from now on. (Dropping a mount does the same.)
     pub fn unmount(mut self) -> Result<(), MountError> {
         self.close()
     }
@@ -607,7 +608,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Leaves the connection with the supervisor for the next node: to be called just before the process ends.
+    /// Leaves the connection with the supervisor for the next node. Call this just before the process ends.
     pub fn detach(mut self) -> Result<(), MountError> {
         self.open = false;
         let machines: Vec<_> = self.core.machines.read().values().cloned().collect();
@@ -616,7 +617,7 @@ impl Mount {
             .try_for_each(|m| m.trace.write_out().map(|_| ()))
     }
 
-    /// Waits until the mount is gone, unmounted by whomever.
+    /// Blocks until the mount is gone, whoever unmounted it.
     pub fn wait(&mut self) {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -634,7 +635,7 @@ impl Drop for Mount {
     }
 }
 
-/// Whether a region of a machine's image is in the machine's own directory, besides its disks: its memory.
+/// Returns whether a machine's directory shows this region of its image (its memory, not its disks).
 fn is_shown(region: &str) -> bool {
     region == "vram" || floe_image::memory_block(region).is_some()
 }
@@ -664,7 +665,7 @@ mod tests {
     fn a_logout_takes_no_live_map_along_and_nobody_can_be_first_in_its_place() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let (run, shm) = (dir.path().join("run"), dir.path());
-        // of a user, the system removes all of /dev/shm when the last session ends
+        // For users other than root: the system removes their files in /dev/shm when their last session ends.
         assert_eq!(live_dir(&run, shm, false).unwrap(), run.join("live"));
         assert_eq!(live_dir(&run, shm, true).unwrap(), shm.join("floe-0"));
         std::fs::remove_dir(shm.join("floe-0")).unwrap();

@@ -1,49 +1,50 @@
-//! Whose process asks: from what a request's header says to a machine, without I/O.
+//! Finds the machine whose process made a request, from the request's header, without I/O.
 //!
-//! Where each machine's VMM runs as a user of its own, the user says it. Where several have the same (a node that is not root), the
-//! thread does: those of a VMM are noted when it is started or adopted ([`Askers::set_process`]). A thread that came later is nobody's
-//! until the owner's thread has looked it up ([`Askers::look_up`]); what it touched until then is accounted for after that.
+//! Where each machine's VMM runs as its own user, the user identifies the machine. Where several share a user (the node is not
+//! root), the thread does: a VMM's threads are noted when it is started or adopted ([`Askers::set_process`]). A thread that was
+//! created later is unknown until the owner's thread has looked it up ([`Askers::look_up`]); what it touched is accounted for
+//! after that.
 
 use crate::machine::Machine;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Threads whose machine is remembered; more are forgotten all at once.
+/// How many threads are remembered. When there are more, all are forgotten at once.
 const THREADS_REMEMBERED: usize = 4096;
 
-/// Who asks, as a request's header says it.
+/// Who made a request, as its header says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asking {
     /// The user of the thread.
     pub uid: u32,
-    /// The thread; 0 when the kernel asks on its own.
+    /// The thread; 0 when the kernel made the request on its own.
     pub thread: u32,
 }
 
-/// What is known of who asks.
+/// What is known about who made a request.
 pub(crate) enum Asker {
-    /// A machine's process.
+    /// A process of this machine.
     Machine(Arc<Machine>),
-    /// No machine's, or nobody's in particular.
+    /// No machine's process, or the kernel on its own.
     Nobody,
     /// Not known yet: [`Askers::look_up`] finds out.
     Unknown,
 }
 
-/// The tables.
+/// The tables that are searched.
 #[derive(Default)]
 pub(crate) struct Askers {
-    /// Users that are one machine's alone.
+    /// Users that belong to one machine only.
     users: RwLock<HashMap<u32, Weak<Machine>>>,
     /// Processes of machines.
     processes: RwLock<HashMap<u32, Weak<Machine>>>,
-    /// Threads that were looked up; an empty reference is nobody's.
+    /// Threads that were looked up; an empty reference means that no machine owns the thread.
     threads: RwLock<HashMap<u32, Weak<Machine>>>,
 }
 
 impl Askers {
-    /// Takes note of the machines that there are now. `own` is the node's user, which is no machine's alone.
+    /// Sets the machines that exist now. `own` is the node's user, which never identifies a machine.
     pub(crate) fn set_machines<'a>(
         &self,
         machines: impl Iterator<Item = &'a Arc<Machine>>,
@@ -60,7 +61,7 @@ impl Askers {
         *self.users.write() = users;
     }
 
-    /// A machine's process from now on, with the threads that it has. Reads `/proc`: for who starts or adopts a VMM.
+    /// Sets a machine's process, and notes its present threads. Reads `/proc`; called by whoever starts or adopts a VMM.
     pub(crate) fn set_process(&self, machine: &Arc<Machine>, process: u32) {
         {
             let mut processes = self.processes.write();
@@ -74,14 +75,14 @@ impl Askers {
             .flatten()
             .map(|task| task.file_name());
         let mut threads = self.threads.write();
-        // Numbers are used again: what was known of them is of earlier processes.
+        // The kernel reuses thread numbers: what was noted before may be about earlier processes.
         threads.clear();
         for thread in names.filter_map(|name| name.to_str()?.parse().ok()) {
             threads.insert(thread, Arc::downgrade(machine));
         }
     }
 
-    /// Whose process asks, as far as that is known. No I/O.
+    /// Returns whose process made a request, as far as that is known. No I/O.
     pub(crate) fn find(&self, asking: Asking) -> Asker {
         let user = self.users.read().get(&asking.uid).and_then(Weak::upgrade);
         if let Some(machine) = user {
@@ -93,18 +94,19 @@ impl Askers {
         match self.threads.read().get(&asking.thread).map(Weak::upgrade) {
             Some(Some(machine)) => Asker::Machine(machine),
             Some(None) => Asker::Nobody,
-            // Without any process that could be meant there is nothing to look up.
+            // Without any known process there is nothing to look up.
             None if self.processes.read().is_empty() => Asker::Nobody,
             None => Asker::Unknown,
         }
     }
 
-    /// Finds out whose a thread is, and remembers it. Reads `/proc`: not for a thread that serves the kernel.
+    /// Finds out which machine a thread belongs to, and remembers it. Reads `/proc`, so no thread that serves the kernel may
+    /// call it.
     pub(crate) fn look_up(&self, thread: u32) {
         if self.threads.read().contains_key(&thread) {
             return;
         }
-        // One that has ended says nothing any more, and its number may come to be another's.
+        // A thread that has ended can't be looked up any more, and its number may be given to another.
         let Some(process) = process_of(thread) else {
             return;
         };
@@ -117,7 +119,7 @@ impl Askers {
     }
 }
 
-/// The process of a thread.
+/// Returns the process that a thread belongs to.
 fn process_of(thread: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     status

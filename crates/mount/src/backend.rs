@@ -1,4 +1,4 @@
-//! Where an image's chunks come from, as the engine sees it.
+//! Where an image's chunks come from, as the mount sees it.
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use floe_planner::{Link, LinkId};
@@ -7,42 +7,42 @@ use floe_source::Fetcher;
 use floe_store::{Cache, Pin};
 use std::sync::Arc;
 
-/// Told once what became of a demand: the verified bytes, or why there are none.
+/// Called once when a demand has ended: with the verified bytes, or with the reason why there are none.
 pub(crate) type Done = Box<dyn FnOnce(Result<&[u8], String>) + Send>;
-/// Told for each prefetched item: it is in the store now, or it was given up.
+/// Called for each prefetched item when it is in the store, or was given up.
 pub(crate) type Each = Arc<dyn Fn(&Hash, Result<(), String>) + Send + Sync>;
 
-/// The store and the source of one image.
+/// The local store and the source of one image.
 pub(crate) trait Backend: Send + Sync {
-    /// Copies a chunk that is here; false when it isn't.
+    /// Copies a chunk to `out` if it is here; returns whether it was. `keep` pins it in the cache.
     fn get(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> bool;
-    /// Whether a chunk is here.
+    /// Returns whether a chunk is here.
     fn has(&self, hash: &Hash) -> bool;
-    /// A segment table that is here.
+    /// Returns a segment table if it is here.
     fn segment(&self, hash: &Hash) -> Option<Arc<Segment>>;
-    /// Brings an item that is waited for, for whoever asks. With `here` the calling thread may do it if that is quick.
+    /// Brings an item that a request waits for. With `here` the calling thread may fetch it itself if that is quick.
     fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done);
-    /// Brings items ahead of need.
+    /// Brings items that no request waits for yet.
     fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each);
-    /// The link that what isn't here comes over: images with the same number share it.
+    /// Returns the number of the link over which missing items come: images with the same number share the link.
     fn link_id(&self) -> LinkId;
-    /// As that link is measured; `None` before anything came over it.
+    /// Returns what was measured of that link; `None` before anything came over it.
     fn link(&self) -> Option<Link>;
 }
 
-/// The node's cache and fetcher.
+/// The node's cache and fetcher as a [`Backend`].
 pub(crate) struct Stored {
     pub image: Hash,
     pub cache: Arc<Cache>,
     pub fetcher: Arc<Fetcher>,
-    /// What was touched stays in the cache as long as the image is on the mount.
+    /// Keeps in the cache what was touched, as long as the image is on the mount.
     pub pin: Pin,
 }
 
 impl Backend for Stored {
     fn get(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> bool {
         let pin = keep.then_some(&self.pin);
-        // A chunk that can't be read here (a damaged disk) is fetched again.
+        // A chunk that can't be read from the cache (a damaged disk) is fetched again.
         self.cache.get(hash, out, pin).unwrap_or_else(|error| {
             tracing::warn!(%error, chunk = %hash.short(), "the cache failed, fetching the chunk again");
             false

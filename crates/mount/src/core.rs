@@ -1,8 +1,8 @@
-//! What all threads share, and the requests that wait.
+//! What all threads of the mount share, and the requests that wait.
 //!
 //! A request that needs chunks that aren't here is *parked*: its needs go to the fetcher, and the thread that brings the last
-//! one tries the request again from its beginning. Trying again is the whole mechanism: a request that waited sees layers
-//! that were frozen, tables that were loaded and writes that were completed in the meantime like one that comes later.
+//! one tries the request again from its beginning. Trying again is the whole mechanism: a request that waited sees layers that
+//! were frozen, tables that were loaded and writes that were completed in the meantime, as a later request would.
 
 use crate::MountOptions;
 use crate::abi;
@@ -24,11 +24,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// First pause before a failed request is tried again; it doubles up to [`RETRY_MAX`].
+/// First pause before a request whose fetch failed is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// Longest pause: a source that comes back is noticed within this time.
+/// Longest such pause: a source that comes back is noticed within this time.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// Serving threads that may be fetching themselves (the fetcher's default `here_max`); with no more than these none may.
+/// How many serving threads may fetch at a time (the fetcher's default `here_max`); a mount with no more threads lets none.
 const FETCHERS_HERE_MAX: usize = 2;
 
 #[derive(Default)]
@@ -47,9 +47,9 @@ pub(crate) struct Counters {
     pub ahead_chunks: AtomicU64,
 }
 
-/// A request as it came.
+/// A request as it was read from the kernel.
 pub(crate) struct Raw {
-    /// The descriptor's number.
+    /// The index of the descriptor that it was read from.
     pub device: usize,
     pub bytes: Vec<u8>,
 }
@@ -65,14 +65,14 @@ impl Queued for Raw {
     }
 }
 
-/// What a request is about.
+/// What a request reads or writes.
 #[derive(Clone)]
 pub(crate) enum Target {
     Region(Arc<Image>, usize),
     Disk(Arc<Machine>, usize),
 }
 
-/// A request that may have to wait.
+/// A request that may have to wait for chunks.
 pub(crate) enum Op {
     Read {
         target: Target,
@@ -93,7 +93,7 @@ pub(crate) enum Op {
     },
 }
 
-/// Where an answer goes.
+/// Where an answer goes, and who made the request.
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
     pub device: usize,
@@ -101,16 +101,16 @@ pub(crate) struct Asker {
     pub asking: Asking,
 }
 
-/// What an answered request touched, to be accounted for.
+/// What an answered request touched; goes into counters and traces.
 pub(crate) struct Touches {
     pub target: Target,
     pub asking: Asking,
     pub firsts: Vec<First>,
-    /// How long it had to wait, if it had to.
+    /// How long the request had to wait; `None` if it was answered at once.
     pub waited_us: Option<u64>,
 }
 
-/// A request that waits.
+/// A request that waits for chunks.
 pub(crate) struct Parked {
     pub op: Op,
     pub asker: Asker,
@@ -130,19 +130,19 @@ pub(crate) struct Core {
     pub max_write: usize,
     pub counters: Counters,
     pub owner: Sender<Message>,
-    /// What the disk workers are to do.
+    /// What the disk workers have to do.
     pub work: Arc<Queue<Raw>>,
-    /// What is to go into the page cache.
+    /// What is to be pushed into the page cache.
     pub pusher: Arc<Queue<PushBlock>>,
     pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
-    /// Requests for what the connection knows and nobody has added yet; `None` once the takeover is done.
+    /// Requests that came before the image or machine that they are for was added; `None` once the takeover is done.
     pub early: Mutex<Option<Vec<Raw>>>,
     pub images: RwLock<HashMap<floe_image::Hash, Arc<Image>>>,
     pub machines: RwLock<HashMap<String, Arc<Machine>>>,
     pub regions: RwLock<HashMap<RegionId, (Weak<Image>, usize)>>,
     pub askers: Askers,
     machines_made: AtomicU32,
-    /// FUSE threads that are in a disk's file at present.
+    /// Serving threads that are reading or writing a disk's file now.
     pub in_disks: AtomicUsize,
 }
 
@@ -157,7 +157,7 @@ impl Op {
     }
 }
 
-/// The image whose chunks a target's reading needs.
+/// Returns the image whose chunks are needed to read a target.
 fn image_of(target: &Target) -> Option<Arc<Image>> {
     match target {
         Target::Region(image, _) => Some(image.clone()),
@@ -197,12 +197,12 @@ impl Core {
         }
     }
 
-    /// A number for a new machine; they begin with 1.
+    /// Returns a number for a new machine; the first is 1.
     pub(crate) fn next_machine(&self) -> MachineId {
         MachineId(self.machines_made.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Tries a read into `out`; what it lacks is in `reading`.
+    /// Tries a read into `out`; the chunks that it lacks are added to `reading`.
     pub(crate) fn read(
         &self,
         target: &Target,
@@ -223,7 +223,7 @@ impl Core {
         }
     }
 
-    /// Lets a request wait for its needs.
+    /// Lets a request wait for what it needs.
     pub(crate) fn park(self: &Arc<Self>, op: Op, asker: Asker, reading: Reading<'_>) {
         let parked = Arc::new(Parked {
             op,
@@ -238,8 +238,8 @@ impl Core {
         });
         machine::add(&self.counters.waits, 1);
         self.waiting.lock().insert(asker.unique, parked.clone());
-        // One chunk on an otherwise idle link: the thread may fetch it itself, which saves two switches. The fetcher lets
-        // two do so at a time and for 50 ms at most; the others go on serving.
+        // One missing chunk: the thread may fetch it itself if the link is fast, which saves two thread switches. The fetcher
+        // lets two threads do so at a time, for 50 ms at most; the others go on serving.
         let here = reading.needs.len() == 1 && self.devices.len() > FETCHERS_HERE_MAX;
         self.wait_for(&parked, reading, here);
     }
@@ -249,10 +249,10 @@ impl Core {
         self.tell_misses(&target, &reading.firsts);
         parked.firsts.lock().extend(reading.firsts);
         let Some(image) = reading.image.or_else(|| image_of(&target)) else {
-            // The base was replaced by nothing: can't happen, a dropped base has a successor.
+            // Can't happen: when a base is dropped, another one takes its place.
             return self.answer_errno(parked, libc::EIO);
         };
-        // One more than there are, so that none of them is the last before all are under way.
+        // One more than the needs, so that the count can't reach zero before all of them were demanded.
         parked
             .left
             .store(reading.needs.len() + 1, Ordering::Release);
@@ -375,7 +375,7 @@ impl Core {
         self.devices[parked.asker.device].reply_errno(parked.asker.unique, errno);
     }
 
-    /// Accounts for an answered request: at once if it is known who asked, else on the owner's thread, which finds that out.
+    /// Accounts for an answered request: at once if it is known who made it, else on the owner's thread, which finds that out.
     pub(crate) fn account(&self, touches: Touches) {
         if touches.firsts.is_empty() && touches.waited_us.is_none() {
             return;
@@ -388,7 +388,7 @@ impl Core {
         }
     }
 
-    /// Records first touches in the machine's trace, and tells the planner which of its guesses were right.
+    /// Records first touches in the machine's trace, and reports to the planner which of its guesses were right.
     pub(crate) fn account_now(&self, touches: &Touches) {
         let Touches { target, firsts, .. } = touches;
         let wait_us = touches.waited_us.unwrap_or(0);
@@ -438,13 +438,13 @@ impl Core {
         }
     }
 
-    /// Whose request it is, as far as that is known without looking it up: that takes longer than a fault may.
+    /// Returns for whom a request is fetched, as far as that is known without I/O, which would take longer than a fault may.
     pub(crate) fn who(&self, target: &Target, asking: Asking, purpose: Purpose) -> Who {
         let machine = self.machine_of(target, asking);
         machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
     }
 
-    /// For whom something of an image is fetched or pushed ahead: its machine, if it has one alone.
+    /// Returns for whom something of an image is fetched or pushed ahead: its machine, if exactly one uses the image.
     pub(crate) fn ahead_of(&self, image: &Arc<Image>, purpose: Purpose) -> Who {
         let machine = self.only_machine_of(image);
         machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
@@ -454,9 +454,9 @@ impl Core {
         Some(image_of(target)?.regions.get(region)?.id)
     }
 
-    /// The machine that a request is for. Memory is shared by clones, so there it is the one whose process asks, or the only one
-    /// of the image: its QEMU reads memory before anybody could tell its number. Nobody's when the kernel asks on its own for several.
-    /// No I/O.
+    /// Returns the machine that a request is for. Clones share their memory's file, so for memory it is the machine whose
+    /// process asked; if that isn't known, the only machine of the image (its QEMU reads memory before its process is noted).
+    /// `None` if several machines use the image and the asking process isn't known. No I/O.
     fn machine_of(&self, target: &Target, asking: Asking) -> Option<Arc<Machine>> {
         let image = match target {
             Target::Disk(machine, _) => return Some(machine.clone()),
@@ -483,7 +483,7 @@ impl Drop for Core {
     }
 }
 
-/// Whether a thread has been killed (SIGKILL is pending) or is gone.
+/// Returns whether a thread has been killed (SIGKILL is pending) or is gone.
 pub(crate) fn is_killed(thread: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
         return true;

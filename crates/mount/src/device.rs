@@ -1,4 +1,4 @@
-//! `/dev/fuse`: opening, cloning and mounting it, reading requests and writing answers.
+//! `/dev/fuse`: opens, clones and mounts it, reads requests and writes answers.
 
 use crate::pinned::Pinned;
 use crate::{MountError, abi};
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// `_IOR(229, 0, uint32_t)`: another descriptor with a queue of its own for the same connection.
+/// `_IOR(229, 0, uint32_t)`: makes a descriptor a further one, with a queue of its own, of an existing connection.
 const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_E500u32 as libc::Ioctl;
 
-/// Dead mounts that are looked for on one mountpoint.
+/// How many dead mounts are removed from one mountpoint at most.
 const DEAD_MAX: usize = 1000;
-/// How long a mount may take to answer before it counts as alive and busy.
+/// How long a mount may take to answer before it counts as alive but busy.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 /// One descriptor of a connection. A request must be answered on the descriptor that it was read from.
@@ -40,7 +40,7 @@ impl Device {
         Self(fd)
     }
 
-    /// Another descriptor for the same connection.
+    /// Returns another descriptor for the same connection.
     pub(crate) fn another(&self) -> io::Result<Self> {
         let fd = open_device()?;
         let from = self.0.as_raw_fd() as u32;
@@ -53,14 +53,14 @@ impl Device {
         }
     }
 
-    /// The next request, or `None` when the file system is unmounted. Only into pinned memory: a reader that is killed while a page
-    /// of its buffer is missing would end the request with EIO.
+    /// Returns the length of the next request, or `None` when the file system is unmounted. Reads only into pinned memory: if a
+    /// reader were killed while a page of its buffer is missing, the request would end with EIO.
     pub(crate) fn read(&self, buf: &mut Pinned) -> io::Result<Option<usize>> {
         use rustix::io::Errno;
         loop {
             match rustix::io::read(&self.0, &mut **buf) {
                 Ok(n) => return Ok(Some(n)),
-                // ENOENT: the request was taken back while we read it.
+                // ENOENT: the request was withdrawn while it was being read.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
                 Err(e) => return Err(e.into()),
@@ -68,7 +68,7 @@ impl Device {
         }
     }
 
-    /// Whether the connection is still alive.
+    /// Returns whether the connection is still alive.
     pub(crate) fn alive(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
@@ -79,7 +79,7 @@ impl Device {
         poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().contains(PollFlags::ERR)
     }
 
-    /// An answer with a body.
+    /// Answers a request with a body.
     pub(crate) fn reply(&self, unique: u64, body: &[u8]) {
         self.send(&[
             IoSlice::new(&abi::out_header(body.len(), 0, unique)),
@@ -87,19 +87,19 @@ impl Device {
         ]);
     }
 
-    /// An answer without one: success (0) or an errno.
+    /// Answers a request without a body: success (0) or an errno.
     pub(crate) fn reply_errno(&self, unique: u64, errno: i32) {
         self.send(&[IoSlice::new(&abi::out_header(0, -errno, unique))]);
     }
 
-    /// An answer whose buffer begins with room for the header.
+    /// Answers a request from a buffer that begins with room for the header.
     pub(crate) fn reply_in_place(&self, unique: u64, buf: &mut [u8]) {
         let header = abi::out_header(buf.len() - abi::OUT_HEADER_BYTES, 0, unique);
         buf[..abi::OUT_HEADER_BYTES].copy_from_slice(&header);
         self.send(&[IoSlice::new(buf)]);
     }
 
-    /// A message that answers nothing.
+    /// Sends a message that doesn't answer any request.
     pub(crate) fn notify(&self, code: i32, head: &[u8], data: &[u8]) -> io::Result<()> {
         let header = abi::out_header(head.len() + data.len(), code, 0);
         let parts = [
@@ -117,7 +117,8 @@ impl Device {
     }
 
     fn send(&self, parts: &[IoSlice<'_>]) {
-        // ENOENT: the request was interrupted and nobody waits any more. ENODEV: unmounted. Nothing is left to do in either case.
+        // ENOENT: the request was interrupted and nobody waits any more. ENODEV: unmounted. Nothing is left to do in either
+        // case.
         if let Err(error) = rustix::io::writev(&self.0, parts)
             && error != rustix::io::Errno::NOENT
             && error != rustix::io::Errno::NODEV
@@ -127,7 +128,7 @@ impl Device {
     }
 }
 
-/// Mounts a new connection on `mountpoint`: directly as root, by fusermount3 otherwise.
+/// Mounts a new connection on `mountpoint`: directly as root, with fusermount3 otherwise.
 pub(crate) fn mount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError> {
     let cannot = |reason: String, fix| MountError::Cannot {
         path: mountpoint.to_owned(),
@@ -178,7 +179,7 @@ fn fusermount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError
         None,
     )
     .map_err(|e| io(e.into()))?;
-    // The child gets a duplicate without CLOEXEC that is closed here right after the start.
+    // The child inherits a duplicate without CLOEXEC, which is closed here once fusermount3 has ended.
     let inherited = rustix::io::fcntl_dupfd_cloexec(&theirs, 3)
         .map_err(|e| cannot(e.to_string(), "raise the limit of open files"))?;
     rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty())
@@ -216,7 +217,7 @@ fn fusermount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError
     }
 }
 
-/// Unmounts, now or as soon as nobody uses it.
+/// Unmounts, now or as soon as nobody uses the mount.
 pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(rustix::mount::unmount(mountpoint, UnmountFlags::DETACH)?);
@@ -232,7 +233,7 @@ pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
     }
 }
 
-/// Unmounts what dead nodes have left on a mountpoint ("Transport endpoint is not connected"), one mount below the other; how many.
+/// Unmounts all that dead nodes left on a mountpoint ("Transport endpoint is not connected"), one by one; returns how many.
 pub(crate) fn unmount_dead(mountpoint: &Path) -> Result<usize, MountError> {
     for count in 0..DEAD_MAX {
         if !is_dead(mountpoint) {
@@ -246,8 +247,8 @@ pub(crate) fn unmount_dead(mountpoint: &Path) -> Result<usize, MountError> {
     Ok(DEAD_MAX)
 }
 
-/// Whether nobody will ever answer what is asked of a mount. Its attributes may still be known to the kernel, so it is asked for
-/// what never is. One that just does not answer is not dead; the thread waits for it.
+/// Returns whether the process behind a mount is gone. Asks with statvfs, which the kernel never answers from its cache. A
+/// mount that just doesn't answer isn't dead: the asking thread goes on waiting for it.
 fn is_dead(mountpoint: &Path) -> bool {
     let (tell, told) = crossbeam_channel::bounded(1);
     let path = mountpoint.to_owned();
@@ -258,7 +259,7 @@ fn is_dead(mountpoint: &Path) -> bool {
     asked.is_ok() && told.recv_timeout(ANSWER_WAIT) == Ok(Err(rustix::io::Errno::NOTCONN))
 }
 
-/// Ends a connection at once, so that whoever waits for an answer gets an error; as far as fusectl is mounted.
+/// Ends a connection at once, so that everybody who waits for an answer gets an error. Needs fusectl to be mounted.
 pub(crate) fn abort(device_number: u64) {
     let path = format!(
         "/sys/fs/fuse/connections/{}/abort",
@@ -269,7 +270,7 @@ pub(crate) fn abort(device_number: u64) {
     }
 }
 
-/// Tells the kernel to send all requests again that were read and not answered.
+/// Makes the kernel send all requests again that were read and not answered.
 pub(crate) fn resend(device: &Device) -> io::Result<()> {
     device.notify(abi::notify::RESEND, &[], &[])
 }

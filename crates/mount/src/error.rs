@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors of the mount.
 
 use floe_image::Hash;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Why the mount can't do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// This host can't mount FUSE file systems as we are.
+    /// This process can't mount FUSE file systems on this host.
     #[error("cannot mount on {}: {reason}; {fix}", path.display())]
     Cannot {
         /// The mountpoint.
@@ -17,17 +17,17 @@ pub enum MountError {
         /// What to do about it.
         fix: &'static str,
     },
-    /// A file or system call failed.
+    /// A file operation or system call failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
         /// What was tried.
         what: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// How it failed.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The supervisor that holds the connections doesn't do its part.
+    /// The supervisor that holds the connections can't be reached, or doesn't answer as it should.
     #[error("the supervisor at {} failed: {reason}; is `floe supervisor` running?", path.display())]
     Supervisor {
         /// Its socket.
@@ -35,7 +35,7 @@ pub enum MountError {
         /// What is wrong.
         reason: String,
     },
-    /// The supervisor is there and does not hold what it was given.
+    /// The supervisor is running, but refused to hold a descriptor.
     #[error("the supervisor at {} does not hold it: {reason}", path.display())]
     Refused {
         /// Its socket.
@@ -43,10 +43,10 @@ pub enum MountError {
         /// What it said.
         reason: String,
     },
-    /// A name that is already taken or that can't be a file's name.
+    /// A name is already taken, or isn't allowed.
     #[error("{what} {name:?}: {reason}")]
     Name {
-        /// What was to get it.
+        /// What was to get the name: `machine` or `disk`.
         what: &'static str,
         /// The name.
         name: String,
@@ -56,12 +56,12 @@ pub enum MountError {
     /// There is no such image, machine, region or disk on this mount.
     #[error("there is no {what} {name:?} here; add it first")]
     Unknown {
-        /// What was looked for.
+        /// The kind of thing that was looked for.
         what: &'static str,
-        /// By which name.
+        /// The name that was looked for.
         name: String,
     },
-    /// A machine's disk stands on an image that isn't on this mount.
+    /// A machine's disk is based on an image that isn't on this mount.
     #[error("disk {disk} of machine {machine} stands on image {image}; add that image first")]
     BaseMissing {
         /// The machine.
@@ -71,20 +71,20 @@ pub enum MountError {
         /// The image that its layers are relative to.
         image: Hash,
     },
-    /// The overlay's files don't fit together or aren't ours.
+    /// A file that the mount keeps (a disk's layer or map, the table of inodes) doesn't fit or belongs to somebody else.
     #[error("{}: {reason}", path.display())]
     Overlay {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and the way out.
+        /// What is wrong with it, and how to put it right.
         reason: String,
     },
-    /// A chunk that is needed could not be had.
+    /// A chunk that is needed could not be fetched or read.
     #[error("{what} is not to be had: {reason}")]
     Chunk {
-        /// Which.
+        /// Which chunk of which disk.
         what: String,
-        /// What the source or the cache said.
+        /// What the source, the cache or the layer reported.
         reason: String,
     },
 }

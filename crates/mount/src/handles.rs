@@ -1,4 +1,4 @@
-//! What a caller holds of an image or a machine on the mount.
+//! The handles by which a caller refers to an image or a machine on the mount.
 
 use crate::core::Core;
 use crate::image::Image;
@@ -22,12 +22,12 @@ pub struct ImageHandle {
 }
 
 impl ImageHandle {
-    /// Its name.
+    /// Returns its name: the hash of its manifest.
     pub fn id(&self) -> Hash {
         self.image.id
     }
 
-    /// A region's file in the image's directory.
+    /// Returns the path of a region's file in the image's directory; `None` if there is no such region.
     pub fn region_path(&self, region: &str) -> Option<PathBuf> {
         self.image.region(region)?;
         Some(
@@ -36,7 +36,7 @@ impl ImageHandle {
         )
     }
 
-    /// Tells the planner that these chunks of a region will be wanted, first one first.
+    /// Tells the planner which chunks of a region will be wanted, in the order in which they will be.
     pub fn expect(&self, region: &str, chunks: Vec<u64>) -> Result<(), MountError> {
         let unknown = || MountError::Unknown {
             what: "region",
@@ -50,8 +50,8 @@ impl ImageHandle {
         Ok(())
     }
 
-    /// Streams by a model from now on; for the start to be buffered too, before the first machine runs. A model of another
-    /// image is refused (and logged), one that is not for the planner's policy changes nothing.
+    /// Streams by a model from now on. Call this before the first machine runs if the start is to be buffered too. A model of
+    /// another image is refused (and logged); one that the planner's policy doesn't use changes nothing.
     pub fn model(&self, model: Arc<Model>) {
         if model.image() != self.image.id {
             tracing::warn!(image = %self.image.id.short(), of = %model.image().short(), "a model of another image is not used");
@@ -65,24 +65,24 @@ impl ImageHandle {
             .send(Message::Event(Event::Model { regions, model }));
     }
 
-    /// What the model has planned and what came of it; zero without a model. Not older than a quarter of a second.
+    /// Returns what the model has planned and what came of it; zero without a model. At most a quarter of a second old.
     pub fn progress(&self) -> Progress {
         self.image.streaming.progress()
     }
 
-    /// Calls `listen` when the image's machines had better be paused for buffering and when they can go on, one call after
-    /// the other on a thread of its own. If they are to be paused already, that is told at once. One listener at a time.
+    /// Calls `listen` when the image's machines should be paused for buffering and when they may go on, one call after the
+    /// other, on a thread of its own. If they should be paused now, it is called at once. There is one listener at a time.
     pub fn on_buffering(&self, listen: impl Fn(Buffering) + Send + Sync + 'static) {
         self.image.streaming.listen(listen);
     }
 
-    /// Nobody wants to know any more which chunks of this image are touched: what is around touched ones and here goes into the page
-    /// cache with them, so that a guest waits for fewer pages. Traces and the planner miss the touches of what was pushed.
+    /// Ends watching which chunks of this image are touched: chunks around touched ones that are here go into the page cache
+    /// too, so that a guest waits for fewer pages. Traces and the planner don't see touches of pages that were pushed.
     pub fn unwatch(&self) {
         self.image.unwatched.store(true, Ordering::Relaxed);
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> ImageStats {
         let tables = self.image.regions.iter().map(|r| r.tables());
         let (tables_loaded, tables) =
@@ -106,12 +106,12 @@ pub struct MachineHandle {
 }
 
 impl MachineHandle {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.machine.name
     }
 
-    /// The memory's file, if the image has memory.
+    /// Returns the path of the memory's file, if the image has memory.
     pub fn ram_path(&self) -> Option<PathBuf> {
         self.machine
             .image
@@ -119,8 +119,8 @@ impl MachineHandle {
             .map(|_| self.dir.join("ram"))
     }
 
-    /// The files of all of the machine's memory: `ram`, and then each block that was added to the captured machine. Empty if
-    /// the image has no memory.
+    /// Returns the paths of all files of the machine's memory: `ram`, then one for each block that was added to the captured
+    /// machine. Empty if the image has no memory.
     pub fn memory_paths(&self) -> Vec<PathBuf> {
         let names = (0..).map(floe_image::memory_region);
         names
@@ -129,7 +129,7 @@ impl MachineHandle {
             .collect()
     }
 
-    /// The video memory's file, if the image has one.
+    /// Returns the path of the video memory's file, if the image has one.
     pub fn vram_path(&self) -> Option<PathBuf> {
         self.machine
             .image
@@ -137,7 +137,7 @@ impl MachineHandle {
             .map(|_| self.dir.join("vram"))
     }
 
-    /// A disk's file.
+    /// Returns the path of a disk's file; `None` if the machine has no such disk.
     pub fn disk_path(&self, disk: &str) -> Option<PathBuf> {
         self.machine
             .disks
@@ -146,7 +146,7 @@ impl MachineHandle {
             .map(|d| self.dir.join(&d.name))
     }
 
-    /// The disks' files, in the order in which they were given.
+    /// Returns the paths of the disks' files, in the order of [`crate::MachineSpec::disks`].
     pub fn disk_paths(&self) -> Vec<PathBuf> {
         self.machine
             .disks
@@ -155,19 +155,20 @@ impl MachineHandle {
             .collect()
     }
 
-    /// The process whose memory faults are this machine's, where its user does not say that ([`crate::MachineSpec::uid`]): clones share the memory's file, so a fault is recorded in the
-    /// trace of the machine whose process took it, and only the first one on this host is seen at all.
+    /// Sets the VMM's process, by which its memory faults are recognised where its user ([`crate::MachineSpec::uid`]) doesn't
+    /// tell. Clones share the memory's file: a fault goes into the trace of the machine whose process took it, and only the
+    /// first fault of a page on this host is seen at all.
     pub fn set_pid(&self, pid: u32) {
         self.core.askers.set_process(&self.machine, pid);
     }
 
-    /// How urgent what this machine asks for is, beside what others ask for the same purpose.
+    /// Sets how urgent this machine's requests are compared with others for the same purpose.
     pub fn set_class(&self, class: Class) {
         *self.machine.class.lock() = class;
     }
 
-    /// Puts a new layer on every disk; what was written before is in the frozen ones. Takes the time to make two small
-    /// files a disk. The machine should be paused, so that all disks are frozen at one moment.
+    /// Puts a new, empty layer on every disk; what was written before is in the frozen ones. Creates two small files a disk.
+    /// The machine should be paused, so that all disks are frozen at one moment.
     pub fn freeze(&self) -> Result<FrozenLayers, MountError> {
         let disks = self
             .machine
@@ -178,7 +179,7 @@ impl MachineHandle {
         Ok(FrozenLayers { disks })
     }
 
-    /// Whether layers that were frozen then are still the disks' own: no later freeze was published and dropped since.
+    /// Returns whether any disk still has layers of this freeze: false once it, or a later freeze, was published and dropped.
     pub fn has_frozen(&self, frozen: &FrozenLayers) -> bool {
         let pairs = self.machine.disks.iter().zip(&frozen.disks);
         pairs
@@ -186,8 +187,8 @@ impl MachineHandle {
             .any(|(disk, frozen)| disk.has_frozen(frozen))
     }
 
-    /// What a freeze under an earlier node left, by the highest layers of the disks in their order; `None` if there is nothing of
-    /// it any more.
+    /// Returns what a freeze under an earlier node left, given the number of each disk's highest frozen layer, in the disks'
+    /// order; `None` if a disk has nothing of it any more.
     pub fn frozen(&self, last_layers: &[u32]) -> Option<FrozenLayers> {
         let disks = &self.machine.disks;
         if disks.len() != last_layers.len() {
@@ -200,14 +201,14 @@ impl MachineHandle {
         })
     }
 
-    /// Layers of the disk that has most of them: each read looks through so many.
+    /// Returns the number of layers of the disk that has most: each read searches that many.
     pub fn height(&self) -> usize {
         let heights = self.machine.disks.iter().map(Disk::height);
         heights.max().unwrap_or(0)
     }
 
-    /// The frozen content is now in `image`, in regions of the disks' names: they become the disks' bases and the frozen
-    /// layers' files are removed. Layers frozen later stay as they are.
+    /// Drops frozen layers, whose content `image` has now in regions of the disks' names: these become the disks' bases, and
+    /// the frozen layers' files are removed. Layers frozen later stay.
     pub fn drop_frozen(
         &self,
         frozen: &FrozenLayers,
@@ -240,8 +241,8 @@ impl MachineHandle {
         })
     }
 
-    /// The disks whose flushes fail, because the host's disk under them failed. Each further flush tries to make good what may
-    /// be lost, and succeeds when it did.
+    /// Returns the disks whose flushes fail because the host's disk under them failed. Each further flush tries to write again
+    /// what may be lost, and succeeds when all of it was there.
     pub fn failed_disks(&self) -> Vec<FailedDisk> {
         let failed = |d: &Disk| {
             let failure = d.failure()?;
@@ -255,30 +256,30 @@ impl MachineHandle {
         self.machine.disks.iter().filter_map(failed).collect()
     }
 
-    /// Takes the disks as they are from now on, whatever was lost of what the guest wrote after its last flush: for a guest that
-    /// starts anew, to which this is a power cut. Never for one that goes on.
+    /// Accepts the disks as they are now, whatever was lost of what the guest wrote after its last flush. Only for a guest that
+    /// starts anew, to which this is a power cut; never for one that goes on running.
     pub fn accept_losses(&self) {
         self.machine.disks.iter().for_each(Disk::accept_losses);
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> MachineStats {
         self.machine.stats()
     }
 
-    /// The trace file (`floe_image::trace`), written out up to now.
+    /// Writes the trace (`floe_image::trace`) out up to now and returns its file's path.
     pub fn trace_path(&self) -> Result<PathBuf, MountError> {
         self.machine.trace.write_out().map(Path::to_owned)
     }
 }
 
-/// What was frozen at one moment.
+/// The frozen layers of a machine's disks, all of one moment.
 pub struct FrozenLayers {
     pub(crate) disks: Vec<FrozenDisk>,
 }
 
 impl FrozenLayers {
-    /// The disks, in the order in which they were given.
+    /// The disks, in the order of [`crate::MachineSpec::disks`].
     pub fn disks(&self) -> &[FrozenDisk] {
         &self.disks
     }

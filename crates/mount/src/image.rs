@@ -1,5 +1,5 @@
-//! An image's regions as byte ranges: the hot path of a fault. No kernel here, no thread, and no allocation while the chunk
-//! is in the store.
+//! Reads an image's regions as byte ranges: the hot path of a fault. It talks to no kernel, starts no thread, and allocates
+//! nothing while the chunk is in the store.
 
 use crate::backend::Backend;
 use crate::streaming::Streaming;
@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
 
-/// A set of chunks.
+/// A set of chunks, by their numbers.
 pub(crate) struct Bits(Box<[AtomicU64]>);
 
 impl Bits {
@@ -25,14 +25,14 @@ impl Bits {
         self.0[(i / 64) as usize].load(Ordering::Relaxed) >> (i % 64) & 1 == 1
     }
 
-    /// Sets a bit; whether it was clear.
+    /// Sets a bit; returns whether it was clear.
     pub(crate) fn set(&self, i: u64) -> bool {
         !self.get(i)
             && self.0[(i / 64) as usize].fetch_or(1 << (i % 64), Ordering::Relaxed) >> (i % 64) & 1
                 == 0
     }
 
-    /// Clears a bit; whether it was set.
+    /// Clears a bit; returns whether it was set.
     pub(crate) fn clear(&self, i: u64) -> bool {
         self.get(i)
             && self.0[(i / 64) as usize].fetch_and(!(1 << (i % 64)), Ordering::Relaxed) >> (i % 64)
@@ -40,7 +40,7 @@ impl Bits {
                 == 1
     }
 
-    /// 64 of them at once.
+    /// Returns 64 bits at once.
     fn word(&self, word: u64) -> u64 {
         self.0[word as usize].load(Ordering::Relaxed)
     }
@@ -54,30 +54,30 @@ impl Bits {
 pub(crate) struct Region {
     pub name: String,
     pub size: u64,
-    /// Its number for the planner.
+    /// The number that the planner knows it by.
     pub id: RegionId,
     segments: Vec<Hash>,
-    /// Chunks that are otherwise than their table says, ascending.
+    /// Chunks whose hash replaces the one in their table, ascending.
     patches: Vec<Patch>,
     tables: Box<[OnceLock<Arc<Segment>>]>,
     touched: Bits,
-    /// Named by [`Image::around`].
+    /// Chunks that [`Image::around`] has returned.
     pushed: Bits,
-    /// Fetched by a guess of the planner, not touched yet.
+    /// Chunks that were fetched ahead because the planner said so, and not touched since.
     pub ahead: Bits,
 }
 
-/// An item that must come before a request can go on.
+/// An item that must be fetched before a request can be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Need {
     pub kind: Kind,
     pub hash: Hash,
     pub region: usize,
-    /// The chunk, or the segment's number.
+    /// The chunk's or the segment's number.
     pub index: u64,
 }
 
-/// Items that came for a waiting request and that the cache had no room for.
+/// Items that were fetched for a waiting request and that the cache had no room for.
 pub(crate) type Extra = Mutex<HashMap<Hash, Box<[u8]>>>;
 
 /// What happened to a chunk that was touched for the first time.
@@ -89,14 +89,14 @@ pub(crate) struct First {
     pub guessed: bool,
 }
 
-/// What one reading of a region collects. Both lists stay empty, and unallocated, on the hot path of a page that was
-/// touched before; `firsts` gets one entry for a first touch.
+/// What one read of a region collects. On the hot path of a page that was touched before both lists stay empty and unallocated;
+/// a first touch adds one entry to `firsts`.
 #[derive(Default)]
 pub(crate) struct Reading<'a> {
     pub extra: Option<&'a Extra>,
     pub needs: Vec<Need>,
     pub firsts: Vec<First>,
-    /// The image that the needs are of, where it isn't the one that was asked.
+    /// The image that the needs belong to, if the request was for a disk based on it.
     pub image: Option<Arc<Image>>,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct Image {
     pub missed: AtomicU64,
     pub touched: AtomicU64,
     pub zero: AtomicU64,
-    /// Whether nobody wants to know which chunks are touched.
+    /// Set when nobody wants to know which chunks are touched.
     pub unwatched: AtomicBool,
     pub streaming: Streaming,
 }
@@ -118,7 +118,7 @@ impl Region {
         self.size.div_ceil(CHUNK)
     }
 
-    /// Numbers of the tables that aren't all zero and not loaded.
+    /// Returns the numbers of the tables that are not loaded, without those that are all zero.
     pub(crate) fn missing_tables(&self) -> Vec<u32> {
         let missing = |i: &usize| !self.segments[*i].is_zero() && self.tables[*i].get().is_none();
         (0..self.segments.len())
@@ -143,7 +143,7 @@ impl Region {
         }
     }
 
-    /// The hash of a chunk, or the table that must be loaded to know it.
+    /// Returns the hash of a chunk, or the number and hash of the table that must be loaded to know it.
     fn hash(&self, chunk: u64, backend: &dyn Backend) -> Result<Hash, (usize, Hash)> {
         if let Ok(at) = self
             .patches
@@ -200,8 +200,8 @@ impl Image {
         self.regions.iter().position(|r| r.name == name)
     }
 
-    /// Copies `out.len()` bytes at `offset` of a region, zeros behind its end. What isn't here is added to `reading.needs`;
-    /// the bytes are only good when that stayed empty.
+    /// Copies `out.len()` bytes from `offset` of a region on, zeros beyond its end. What isn't here is added to
+    /// `reading.needs`; `out` is only valid if that stays empty.
     pub(crate) fn read(
         &self,
         region: usize,
@@ -285,7 +285,8 @@ impl Image {
         }
     }
 
-    /// The chunks of a block of 64 that are worth fetching: neither zero nor here. None while its table isn't here.
+    /// Returns a mask of the chunks in a block of 64 that are worth fetching: neither zero nor here. 0 while the block's table
+    /// isn't here.
     pub(crate) fn candidates(&self, region: usize, block: u64) -> u64 {
         let state = &self.regions[region];
         let worth = |chunk: u64| match state.hash(chunk, &*self.backend) {
@@ -298,7 +299,7 @@ impl Image {
             .fold(0, |mask, i| mask | 1 << i)
     }
 
-    /// The hashes of some chunks of a block, without zero ones.
+    /// Returns the hashes of the chunks in a block whose bits are set in `chunks`, without zero ones.
     pub(crate) fn hashes(&self, region: usize, block: u64, chunks: u64) -> Vec<Hash> {
         let state = &self.regions[region];
         let set = (0..64).filter(|i| chunks >> i & 1 == 1 && block * 64 + i < state.chunks());
@@ -307,8 +308,8 @@ impl Image {
             .collect()
     }
 
-    /// The chunks of a touched one's block that are likely to be touched too: the sixteen around it once two of them were,
-    /// the whole block once four were. Each is named once.
+    /// Returns a mask of the chunks in a touched chunk's block that will probably be touched too: the 16 around it once two of
+    /// them were touched, the whole block once four were. Each chunk is returned once only.
     pub(crate) fn around(&self, region: usize, chunk: u64) -> u64 {
         let state = &self.regions[region];
         let (block, bit) = (chunk / 64, chunk % 64);
@@ -325,7 +326,8 @@ impl Image {
         new
     }
 
-    /// A chunk for the page cache: whether it is here, and zero if it has to be. Not a touch.
+    /// Copies a chunk for the page cache; returns false if it isn't here, or isn't zero and `only_zero` is set. Counts as no
+    /// touch.
     pub(crate) fn peek(
         &self,
         region: usize,
@@ -343,7 +345,7 @@ impl Image {
         }
     }
 
-    /// Takes an item that was brought: a table goes where it belongs, a chunk that the cache didn't keep to `extra`.
+    /// Takes an item that was fetched: a table goes into its region, a chunk that the cache didn't keep into `extra`.
     pub(crate) fn accept(&self, need: &Need, bytes: &[u8], extra: &Extra) -> Result<(), String> {
         match need.kind {
             Kind::Segment => {
@@ -358,7 +360,7 @@ impl Image {
         Ok(())
     }
 
-    /// Reads and waits for what isn't here: for threads that may.
+    /// Reads, and blocks until what isn't here was fetched. Not for threads that serve the kernel.
     pub(crate) fn read_waiting(
         &self,
         region: usize,

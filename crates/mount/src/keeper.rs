@@ -1,8 +1,8 @@
-//! What a node has its supervisor hold, handed over anew whenever the supervisor was replaced.
+//! Keeps a node's descriptors with its supervisor, and hands them over again whenever the supervisor was replaced.
 //!
-//! Either of the two may be killed alone and nothing is lost: the node holds every descriptor as well. A thread waits for the
-//! end of a connection that is never used for anything else; when the supervisor ends, that connection does, so nobody has to
-//! look now and then. The thread has a new supervisor started and gives it everything again.
+//! Either process may be killed alone and nothing is lost: the node holds every descriptor as well. A thread blocks on a
+//! connection to the supervisor that is used for nothing else; it ends when the supervisor does, so nobody has to poll. The
+//! thread then has a new supervisor started and gives it everything again.
 
 use crate::MountError;
 use crate::supervisor::Client;
@@ -15,18 +15,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long until a supervisor that could not be started is started again; twice as long each time. The first time is soon: what
-/// answered was perhaps the one that is just ending.
+/// How long to wait before a supervisor that could not be started is started again; it doubles each time. It is short at first:
+/// the supervisor that answered may have been one that was just ending.
 const START_AGAIN_MIN: Duration = Duration::from_millis(10);
-/// How often a node that starts tries, when each connection is lost at once.
+/// How often a node that starts tries to connect before it gives up.
 const FIRST_TRIES: u32 = 8;
-/// The longest of these times.
+/// The longest wait between two tries.
 const START_AGAIN_MAX: Duration = Duration::from_secs(1);
 
-/// Makes sure that a supervisor serves the socket.
+/// Starts a supervisor unless one serves the socket already.
 type Ensure = Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
 
-/// Descriptors that outlive this process. Cheap to clone.
+/// Descriptors that outlive this process, because the supervisor holds copies of them. Cheap to clone.
 #[derive(Clone)]
 pub struct Keeper(Arc<Inner>);
 
@@ -34,7 +34,7 @@ struct Inner {
     socket: PathBuf,
     ensure: Ensure,
     held: Mutex<Held>,
-    /// The connection whose end tells the supervisor's.
+    /// A connection that ends when the supervisor does.
     watched: Mutex<Option<Client>>,
     ending: AtomicBool,
 }
@@ -53,7 +53,7 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Connects to the supervisor of `socket`. `ensure` starts one where none serves the socket; it is called now, and from a
+    /// Connects to the supervisor at `socket`. `ensure` starts one if none serves the socket; it is called now, and on another
     /// thread whenever the supervisor has ended.
     pub fn start(
         socket: &Path,
@@ -83,12 +83,13 @@ impl Keeper {
         Ok(Keeper(inner))
     }
 
-    /// The names of all that the supervisor holds, also of what an earlier node gave it.
+    /// Returns the names of all descriptors that the supervisor holds, including those of an earlier node.
     pub fn list(&self) -> Result<Vec<String>, MountError> {
         self.0.ask(Client::list)
     }
 
-    /// A copy of a descriptor that an earlier node gave, which counts as this one's from now on.
+    /// Returns a copy of a descriptor that an earlier node gave the supervisor, and holds it from now on; `None` if there is
+    /// none.
     pub fn take(&self, name: &str) -> Result<Option<OwnedFd>, MountError> {
         let Some(fd) = self.0.ask(|client| client.get(name))? else {
             return Ok(None);
@@ -98,8 +99,8 @@ impl Keeper {
         Ok(Some(fd))
     }
 
-    /// Has a descriptor held under a name, instead of the one that is there. Without a supervisor the next one gets it; an error
-    /// is a supervisor that does not take it.
+    /// Has the supervisor hold a descriptor under a name, replacing the one that is there. While no supervisor runs, the next
+    /// one gets it. Returns an error only if the supervisor refuses it.
     pub fn hold(&self, name: &str, fd: impl AsFd) -> Result<(), MountError> {
         let ours = duplicate(&fd, name)?;
         let mut held = self.0.held.lock();
@@ -119,7 +120,7 @@ impl Keeper {
         }
     }
 
-    /// Lets go of what is held under a name.
+    /// Releases what is held under a name.
     pub fn release(&self, name: &str) {
         let mut held = self.0.held.lock();
         held.descriptors.remove(name);
@@ -129,7 +130,7 @@ impl Keeper {
         }
     }
 
-    /// Ends the supervisor: nothing is to outlive this process.
+    /// Ends the supervisor, for a node that wants nothing to outlive it.
     pub fn end(&self) {
         self.leave();
         let mut held = self.0.held.lock();
@@ -139,13 +140,13 @@ impl Keeper {
         }
     }
 
-    /// Leaves everything with the supervisor and looks after it no more: this process is about to end.
+    /// Leaves everything with the supervisor and no longer replaces it: this process is about to end.
     pub fn leave(&self) {
         self.0.ending.store(true, Ordering::Release);
     }
 }
 
-/// Connects for the first time. The supervisor that answers may be an earlier node's that is just ending: then another one is
+/// Connects for the first time. The supervisor that answers may be an earlier node's that is just ending: then another is
 /// started in its place.
 fn first_connection(inner: &Inner) -> Result<Client, MountError> {
     let mut pause = START_AGAIN_MIN;
@@ -161,7 +162,7 @@ fn first_connection(inner: &Inner) -> Result<Client, MountError> {
 }
 
 impl Inner {
-    /// Connects and hands everything over; the connection to wait on.
+    /// Connects and hands everything over; returns the connection to wait on.
     fn connect(&self) -> Result<Client, MountError> {
         (self.ensure)(&self.socket).map_err(|reason| MountError::Supervisor {
             path: self.socket.clone(),
@@ -198,7 +199,8 @@ impl Inner {
         question(client).inspect_err(|_| self.lost(&mut held))
     }
 
-    /// A supervisor did not answer: whatever it says later is an answer to something else. The thread connects anew.
+    /// Gives up a supervisor that failed to answer: a later answer of it would be mistaken for another's. The thread
+    /// reconnects.
     fn lost(&self, held: &mut Held) {
         held.client = None;
         if let Some(watched) = &*self.watched.lock() {
@@ -209,14 +211,14 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // wakes the thread, which finds nobody
+        // Wakes the thread, which then finds that nobody uses the keeper any more.
         if let Some(watched) = self.watched.lock().take() {
             watched.hang_up();
         }
     }
 }
 
-/// A supervisor has ended: has another one take its place. `None` if nobody needs one any more.
+/// Has another supervisor take the place of one that has ended. Returns `None` if nobody needs one any more.
 fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
     let mut pause = START_AGAIN_MIN;
     loop {

@@ -1,4 +1,4 @@
-//! How a VMM sees a state: memory and disks as files of one FUSE mount.
+//! Shows a machine's state to its VMM: memory and disks as files of one FUSE mount.
 //!
 //! ```text
 //! <mountpoint>/images/<image id>/<region>       the content of an image; writes are refused
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! [`Mount`] is the one mount of a node. [`Mount::add_image`] makes an image's regions readable long before their bytes are
-//! here: a read of a chunk that isn't in the cache asks the fetcher and is answered by whoever brings it, while the threads
-//! that serve the kernel go on. [`Mount::add_machine`] gives a machine its disks: layers over the image
-//! ([`MachineHandle::freeze`] puts a new one on top in no time). A node that is killed leaves its `/dev/fuse` descriptors with
-//! the [`supervisor`]; the next one takes the connection over and no VMM notices. A [`Keeper`] sees to it that there is one.
+//! here: a read of a chunk that isn't in the cache asks the fetcher and is answered by the thread that brings it, while the
+//! threads that serve the kernel go on. [`Mount::add_machine`] gives a machine its disks: layers over the image
+//! ([`MachineHandle::freeze`] adds a layer at once). A node that is killed leaves its `/dev/fuse` descriptors with the
+//! [`supervisor`]; the next node takes the connection over and no VMM notices. A [`Keeper`] ensures that a supervisor runs.
 //!
-//! Not here: where chunks come from (floe-source), what is fetched ahead (floe-planner), what a machine is (floe-machine).
-//! The kernel's protocol is spoken directly, without a FUSE library: none can take a connection over.
+//! Not here: where chunks come from (floe-source), what is fetched ahead (floe-planner), what a machine is (floe-machine). The
+//! crate speaks the kernel's protocol itself: no FUSE library can take a connection over.
 
 mod abi;
 mod api;

@@ -10,20 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Machine {
-    /// Its number in what is asked for it.
+    /// The number that identifies it in requests to the fetcher and the queues.
     pub id: MachineId,
-    /// How urgent what is asked for it is.
+    /// How urgent its requests are.
     pub class: Mutex<Class>,
     pub name: String,
     pub uid: u32,
     pub gid: u32,
     pub image: Arc<Image>,
     pub disks: Vec<Disk>,
-    /// For each disk its region's number in the trace.
+    /// For each disk the number of its region in the trace; `None` if it has no base.
     pub traced: Vec<Option<u8>>,
     pub trace: Trace,
     pub counters: Counters,
-    /// A flush that nobody asked for is under way.
+    /// Whether [`relieve`] is flushing a disk now.
     pub relieving: AtomicBool,
 }
 
@@ -48,8 +48,7 @@ pub(crate) fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// Flushes a disk of which so much was written without a flush that there is no room for more checksums, on a thread of its
-/// own.
+/// Flushes a disk on a thread of its own, if so much was written to it without a flush that the room for checksums gets short.
 pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
     if !machine.disks[disk].wants_flush() || machine.relieving.swap(true, Ordering::AcqRel) {
         return;
@@ -68,7 +67,7 @@ pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
 }
 
 impl Machine {
-    /// Whoever asks something for it.
+    /// Returns who asks when something is fetched or queued for this machine.
     pub(crate) fn who(&self, purpose: Purpose) -> Who {
         Who {
             machine: self.id,

@@ -1,4 +1,4 @@
-//! What the mount is told.
+//! What a caller gives to the mount: its options, its images and its machines.
 
 use crate::{ImageHandle, Keeper};
 use floe_image::{Hash, Manifest};
@@ -8,30 +8,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to mount.
+/// How to mount, and how to serve the mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// Threads that serve the kernel. They never wait for the network, so few do.
+    /// Threads that serve the kernel. They never wait for the network, so a few are enough.
     pub threads: usize,
-    /// What has the supervisor hold the connection; without it a killed node takes its machines along.
+    /// Has the supervisor hold the connection. Without it, machines don't survive the end of their node.
     pub keeper: Option<Keeper>,
-    /// Where the mount keeps the disks' live maps, unless root has them in `/dev/shm`. Survives the node, needn't survive the
-    /// host.
+    /// Where the mount keeps the disks' live maps, unless root has them in `/dev/shm`. Must outlive the node, but not the
+    /// host's boot.
     pub runtime_dir: PathBuf,
     /// Whether other users (a machine's own) may use the mount. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// How long a request waits for a chunk that no source gives before it fails with EIO; `None` is for ever, which keeps
-    /// the guest intact (a virtual CPU that gets no memory waits, one that gets an error is gone).
+    /// How long a request waits for a chunk that no source gives before it fails with EIO; `None` is for ever, which keeps the
+    /// guest intact (a virtual CPU that waits for memory goes on later, one that gets an error is lost).
     pub io_timeout: Option<Duration>,
-    /// Disk requests that wait for one of the threads that may be slow. What comes on top is done by a thread that serves the
-    /// kernel, so that the guest feels how slow the disk is; a flush is not, as long as something quicker waits.
+    /// How many disk requests may wait for one of the threads that may be slow. Beyond that, threads that serve the kernel do
+    /// them, so that the guest is slowed to the disk's speed. They do a flush only if nothing quicker waits.
     pub disk_requests_queued_max: usize,
-    /// The read-ahead's limits.
+    /// Limits of what is fetched ahead.
     pub planner: floe_planner::Config,
 }
 
 impl MountOptions {
-    /// The defaults: four threads, no supervisor, other users when we are root.
+    /// Returns the defaults: four threads, no supervisor, other users allowed when this is root.
     pub fn new(runtime_dir: impl Into<PathBuf>) -> Self {
         Self {
             threads: 4,
@@ -45,7 +45,7 @@ impl MountOptions {
     }
 }
 
-/// An image to show.
+/// An image to add to the mount.
 pub struct ImageSpec {
     /// Its name: the hash of the manifest.
     pub id: Hash,
@@ -53,21 +53,21 @@ pub struct ImageSpec {
     pub manifest: Manifest,
     /// Brings missing chunks into the cache.
     pub fetcher: Arc<Fetcher>,
-    /// Where the chunks are.
+    /// The local cache of chunks.
     pub cache: Arc<Cache>,
 }
 
-/// A machine to show.
+/// A machine to add to the mount.
 pub struct MachineSpec {
-    /// Its name, also its directory's on the mount: `[a-z0-9][a-z0-9._-]{0,62}`.
+    /// Its name, which is also its directory's name on the mount: `[a-z0-9][a-z0-9._-]{0,62}`.
     pub name: String,
-    /// The user that its VMM runs as; only it (and root) can open the files.
+    /// The user that its VMM runs as; only this user (and root) can open the files.
     pub uid: u32,
-    /// Its group.
+    /// The group that owns the files.
     pub gid: u32,
-    /// The image that it started from: its `ram` and `vram` are shown, its disks are the bases of new ones.
+    /// The image that it starts from: it gets the image's `ram` and `vram`, and its disks are based on the image's regions.
     pub image: ImageHandle,
-    /// Where the disks' layers and the trace are kept. A machine that is added again goes on from what is there.
+    /// The directory of its disks' layers and its trace. A machine that is added again continues what is there.
     pub dir: PathBuf,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
@@ -76,16 +76,16 @@ pub struct MachineSpec {
 /// A machine's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// The file's name, in the way of regions' names (`disk0`).
+    /// The file's name. The rules for names of regions apply (`disk0`).
     pub name: String,
-    /// The region of the image that it starts from; `None` is an empty disk.
+    /// The region of the image that it starts from; `None` for an empty disk.
     pub base: Option<String>,
-    /// Its size in bytes, a multiple of 512, not less than the region's. What is beyond the region reads as zeros.
+    /// Its size in bytes: a multiple of 512, at least the region's size. What is beyond the region reads as zeros.
     pub size: u64,
 }
 
 impl DiskSpec {
-    /// The disk that continues region `name` of an image, in its size.
+    /// Returns the disk that continues region `name` of an image. `size` is the region's size in bytes.
     pub fn of_region(name: &str, size: u64) -> Self {
         Self {
             name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! The thread that owns the planner and the time: it takes an event, applies it and carries out the answers.
+//! The thread that owns the planner and the clock: it gives events to the planner and carries out the actions that it returns.
 
 use crate::Buffering;
 use crate::core::{Core, Parked, Touches};
@@ -14,22 +14,22 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often links are looked at, traces written out and deadlines checked. A run over a slow link is decided in its first
-/// seconds, so that a second would be late.
+/// How often links are measured, traces written out and deadlines checked. A run over a slow link is decided in its first
+/// seconds, so once a second would be too late.
 const TICK: Duration = Duration::from_millis(250);
 
-/// How often the planner is told the time while there is a model.
+/// How often the planner is given the time while there is a model.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// What the owner is told.
+/// A message to the owner.
 pub(crate) enum Message {
     /// An event for the planner.
     Event(Event),
-    /// A chunk was touched and isn't here; its neighbours are looked up on this thread.
+    /// A chunk was touched and isn't here. The owner looks its neighbours up for the planner.
     Miss { region: RegionId, chunk: u64 },
-    /// An answered request of a thread that nobody knows yet.
+    /// An answered request whose thread isn't known yet.
     Account(Touches),
-    /// A parked request is to be tried again at a time.
+    /// A parked request is to be tried again at this time.
     Retry(Instant, Arc<Parked>),
 }
 
@@ -97,7 +97,7 @@ fn image(core: &Core, region: RegionId) -> Option<(Arc<Image>, usize)> {
     Some((image.upgrade()?, *number))
 }
 
-/// Applies an event and what follows from it.
+/// Gives an event to the planner and carries out its actions.
 fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
     let mut actions = VecDeque::from(planner.on_event(now_us, event));
     while let Some(action) = actions.pop_front() {
@@ -158,7 +158,7 @@ fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
     }
 }
 
-/// Tells the node; in the machines' traces no time passes until it goes on.
+/// Reports to the node that an image's machines should pause or go on. While they are paused, no time passes in their traces.
 fn buffer(core: &Core, image: &Arc<Image>, told: Buffering) {
     let machines = core.machines.read();
     for machine in machines.values().filter(|m| Arc::ptr_eq(&m.image, image)) {
@@ -167,7 +167,7 @@ fn buffer(core: &Core, image: &Arc<Image>, told: Buffering) {
     image.streaming.say(told);
 }
 
-/// Lets time pass for the models; whether there are any.
+/// Gives the planner the time if any image has a model; returns whether any has.
 fn stream(core: &Arc<Core>, planner: &mut Planner, now_us: u64) -> bool {
     let images: Vec<_> = core.images.read().values().cloned().collect();
     let streaming: Vec<_> = images.iter().filter(|i| i.streaming.is_active()).collect();
@@ -204,7 +204,7 @@ fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {
         let _ = core.owner.send(done(true));
         return;
     }
-    // (items left, all came)
+    // How many items are left, and whether all so far have come.
     let left = Mutex::new((hashes.len(), true));
     let owner = core.owner.clone();
     let each = move |_: &Hash, result: Result<(), String>| {
@@ -255,7 +255,7 @@ fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
     image.backend.prefetch(who, items, Arc::new(each));
 }
 
-/// Traces, deadlines, links, and regions that nobody has any more.
+/// Writes traces out, fails requests past their deadline, and returns events about links and about regions whose image is gone.
 fn housekeeping(core: &Arc<Core>) -> Vec<Event> {
     let machines: Vec<_> = core.machines.read().values().cloned().collect();
     for machine in machines {
@@ -288,7 +288,7 @@ fn housekeeping(core: &Arc<Core>) -> Vec<Event> {
     events
 }
 
-/// What an image's link is measured to be.
+/// Returns what is measured of an image's link, as an event; `None` before anything came over it.
 pub(crate) fn measured(image: &Image) -> Option<Event> {
     Some(Event::LinkEstimate {
         link: image.backend.link_id(),

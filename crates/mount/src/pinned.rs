@@ -1,29 +1,30 @@
-//! Buffers between this process and the kernel's FUSE queue: all of their pages are there before the first use, and stay.
+//! Buffers between this process and the kernel's FUSE queue, whose pages are all in memory before the first use, and stay
+//! there.
 //!
-//! Why: `read` of `/dev/fuse` takes a request off the kernel's queue and then copies it into the reader's buffer. If the reader is
-//! killed while a page of that buffer must still be made (never touched, swapped out, or shared with a child after a fork),
-//! the kernel can't make it any more, and ends the *request* with EIO: QEMU sees a disk error because a node died.
-//! Answers are copied the other way with the same risk. With the pages present the copy can't fail: a killed reader
-//! finishes it, and the request waits for the next node.
+//! Why: `read` of `/dev/fuse` takes a request off the kernel's queue and then copies it into the reader's buffer. If the reader
+//! is killed while a page of that buffer is missing (never touched, swapped out, or shared with a child after a fork), the
+//! kernel can't provide the page any more, and ends the *request* with EIO: QEMU sees a disk error because a node died. Answers
+//! are copied the other way with the same risk. With the pages present the copy can't fail: a killed reader finishes it, and
+//! the request waits for the next node.
 //!
-//! What makes a page go away, and what is done against it:
+//! Why a page may be missing, and what is done about it:
 //! - it was never touched: each page is written once when the buffer is made;
-//! - swap: `mlock`. Where `RLIMIT_MEMLOCK` forbids it (an account without privileges may lock 8 MiB by systemd's default, all
-//!   request buffers together need half of that) the page is touched only;
-//! - `fork` makes pages copy-on-write: `MADV_DONTFORK`, a child doesn't get them;
-//! - making huge pages of small ones takes them away for a moment: `MADV_NOHUGEPAGE`.
+//! - it was swapped out: `mlock`. Where `RLIMIT_MEMLOCK` forbids that (systemd lets an account without privileges lock 8 MiB,
+//!   twice what all request buffers need) the page is only touched;
+//! - `fork` made it copy-on-write: `MADV_DONTFORK`, so that a child doesn't get it;
+//! - the kernel was making a huge page of small ones, which are missing for a moment: `MADV_NOHUGEPAGE`.
 //!
-//! What is left is the kernel moving just this page (compaction, NUMA balancing) in just the moment of a kill. The next node
+//! One case is left: the kernel moves this very page (compaction, NUMA balancing) at the moment of a kill. The next node
 //! continues a machine that was stopped by that.
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::io;
 use std::ops::{Deref, DerefMut};
 
-/// Smallest page of any Linux: touching in these steps touches all pages.
+/// Smallest page of any Linux: touching memory in these steps touches all pages.
 const PAGE_BYTES: usize = 4096;
 
-/// A buffer whose pages are present. The only kind that [`crate::device::Device::read`] takes.
+/// A buffer whose pages are present. [`crate::device::Device::read`] takes no other kind.
 pub(crate) struct Pinned {
     map: MmapMut,
     locked: bool,
@@ -33,7 +34,7 @@ impl Pinned {
     /// Makes a buffer of `bytes` zeros. Fails only if there is no memory.
     pub(crate) fn new(bytes: usize) -> io::Result<Self> {
         let mut map = MmapOptions::new().len(bytes).map_anon()?;
-        // Each of these is a precaution of its own: without one the others still help.
+        // Each of these is a separate precaution: if one is refused, the other still helps.
         for advice in [Advice::DontFork, Advice::NoHugePage] {
             if let Err(error) = map.advise(advice) {
                 tracing::debug!(?advice, %error, "the kernel takes no such advice");
@@ -41,13 +42,13 @@ impl Pinned {
         }
         let locked = map.lock().is_ok();
         for page in map.chunks_mut(PAGE_BYTES) {
-            // Hidden from the optimiser, which may know that the memory is zero already.
+            // `black_box` keeps the optimiser from dropping the write because the memory is zero already.
             page[0] = std::hint::black_box(0);
         }
         Ok(Self { map, locked })
     }
 
-    /// Whether the pages are locked in memory (otherwise they were touched, and may be swapped out).
+    /// Returns whether the pages are locked in memory (otherwise they were touched, and may be swapped out).
     pub(crate) fn is_locked(&self) -> bool {
         self.locked
     }
@@ -71,7 +72,7 @@ impl DerefMut for Pinned {
 mod tests {
     use super::*;
 
-    /// What the line `field` of `smaps` says of the mapping that holds `address`.
+    /// Returns the field `field` in `smaps` of the mapping that holds `address`.
     fn smaps(address: usize, field: &str) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
@@ -101,7 +102,7 @@ mod tests {
         if buffer.is_locked() {
             assert!(kib(address, "Locked") >= bytes as u64 / 1024);
         }
-        // "dc": a child of a fork doesn't get them, so that they are never copied on write.
+        // "dc" (don't copy): a child of a fork doesn't get the pages, so they are never copied on write.
         assert!(
             smaps(address, "VmFlags")
                 .split(' ')

@@ -1,5 +1,5 @@
-//! Pages into the page cache before anybody asks for them: NOTIFY_STORE, in messages of 1 MiB (4 KiB ones cost five times as
-//! much a byte). The kernel waits for pages that are being read, so this must not run on a thread that answers requests.
+//! Puts pages into the page cache before anybody asks for them: NOTIFY_STORE, in messages of 1 MiB (messages of 4 KiB cost five
+//! times as much a byte). The kernel blocks on pages that are being read, so no thread that answers requests may do this.
 
 use crate::core::Core;
 use crate::image::Image;
@@ -12,10 +12,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// Chunks in a message.
+/// Most chunks in a message.
 const MESSAGE_CHUNKS: usize = 256;
 
-/// Pushes the chunks of a range that are here, or only the zero ones.
+/// Pushes those chunks of a range that are here; with `only_zero`, only the zero ones.
 pub(crate) fn push(
     core: &Core,
     image: &Image,
@@ -57,13 +57,13 @@ pub(crate) fn push(
     Ok(report)
 }
 
-/// Chunks of one block that are to be pushed.
+/// An order to push some chunks of one block of 64, given as a mask.
 pub(crate) struct PushBlock {
     pub image: Weak<Image>,
     pub region: usize,
     pub block: u64,
     pub chunks: u64,
-    /// Leave out those that aren't zero.
+    /// Leaves out chunks that aren't zero.
     pub only_zero: bool,
 }
 
@@ -77,8 +77,8 @@ impl Queued for PushBlock {
     }
 }
 
-/// After a touch: what is around it goes into the page cache, if others were touched there before. A touch of a pushed page is not
-/// seen, so this is for zero chunks, which no trace names and no planner counts, and for images that nobody watches.
+/// Pushes the chunks around a touched one, if others nearby were touched before. A touch of a pushed page isn't seen, so this
+/// is done only for zero chunks, which no trace records and no planner counts, and for images that nobody watches.
 pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64, bytes: &[u8]) {
     let only_zero = !image.unwatched.load(Ordering::Relaxed);
     if only_zero && !is_zero(bytes) {
@@ -100,14 +100,15 @@ pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64,
     }
 }
 
-/// Hands an order to the thread that pushes.
+/// Gives an order to the thread that pushes.
 pub(crate) fn submit(core: &Core, image: &Arc<Image>, order: PushBlock) {
     let who = core.ahead_of(image, Purpose::Push);
-    // A full queue: pushing is only ever a help.
+    // If the queue is full the order is dropped: pushing is only a help.
     let _ = core.pusher.submit(who, order);
 }
 
-/// The thread that pushes: those that answer requests must not, as they may have to answer the very page that is waited for.
+/// Runs the thread that pushes. Threads that answer requests can't push: they may have to answer the very page that is waited
+/// for.
 pub(crate) fn run(core: &Weak<Core>, orders: &Queue<PushBlock>) {
     while let Some((who, order)) = orders.next() {
         orders.served(who, order.bytes());
@@ -117,7 +118,7 @@ pub(crate) fn run(core: &Weak<Core>, orders: &Queue<PushBlock>) {
     }
 }
 
-/// Pushes some chunks of a block, run by run. An inode that the kernel doesn't know yet needs no pages.
+/// Pushes some chunks of a block, run by run. Skips an inode that the kernel doesn't know yet.
 fn push_block(core: &Core, image: &Image, order: &PushBlock) {
     let region = order.region;
     let Some(ino) = core.tree.ino(&format!(

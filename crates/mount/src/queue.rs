@@ -1,18 +1,18 @@
-//! A bounded queue between threads that must not wait and threads that may be slow. The order is a [`Policy`]'s to say.
+//! A bounded queue between threads that must not wait and threads that may be slow. A [`Policy`] decides the order.
 
 use floe_sched::{Full, Policy, Who};
 use parking_lot::{Condvar, Mutex};
 use std::time::Instant;
 
-/// A request and what the queue has to know of it.
+/// A request that can be queued, and what the queue has to know about it.
 pub(crate) trait Queued: Send {
-    /// Bytes of memory that it takes while it waits.
+    /// Returns how many bytes of memory it takes while it waits.
     fn bytes(&self) -> u64;
-    /// Whether it is over quickly, so that a thread that must not be slow may do it.
+    /// Returns whether it is done quickly, so that a thread that must not be slow may do it.
     fn is_quick(&self) -> bool;
 }
 
-/// Requests that wait for a thread. Bounded in number by its policy, in memory by itself.
+/// Requests that wait for a thread. The policy bounds their number, the queue itself their memory.
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     added: Condvar,
@@ -27,7 +27,7 @@ struct State<T> {
 }
 
 impl<T: Queued> Queue<T> {
-    /// A queue of at most `bytes_max` bytes, ordered and bounded in number by `policy`.
+    /// Makes a queue of at most `bytes_max` bytes, which `policy` orders and bounds in number.
     pub(crate) fn new(policy: Box<dyn Policy<T>>, bytes_max: u64) -> Queue<T> {
         Queue {
             state: Mutex::new(State {
@@ -45,7 +45,7 @@ impl<T: Queued> Queue<T> {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Queues a request; never waits. [`Full`] gives it back where there is no room.
+    /// Queues a request; never blocks. Gives it back in [`Full`] if there is no room.
     pub(crate) fn submit(&self, who: Who, request: T) -> Result<(), Full<T>> {
         let mut state = self.state.lock();
         self.enter(&mut state, who, request)
@@ -63,9 +63,9 @@ impl<T: Queued> Queue<T> {
         Ok(())
     }
 
-    /// Queues a request; never waits, and loses none. Where there is no room the caller gets what it has to do itself: a quick
-    /// request it can do at once; a slow one takes the place of the first quick one that waits, and the caller does that. Only where
-    /// nothing but slow ones wait it gets the slow one.
+    /// Queues a request without blocking, and returns what the caller has to do itself, as no request is ever dropped. Without
+    /// room, a quick request is returned at once; a slow one takes the place of the first quick one that waits, which is
+    /// returned instead. A slow one is returned only if nothing quick waits.
     pub(crate) fn submit_or_swap(&self, who: Who, request: T) -> Vec<(Who, T)> {
         let mut state = self.state.lock();
         let Err(Full(request)) = self.enter(&mut state, who, request) else {
@@ -87,7 +87,7 @@ impl<T: Queued> Queue<T> {
         todo
     }
 
-    /// Waits for a request; `None` once the queue is closed.
+    /// Blocks until there is a request; returns `None` once the queue is closed.
     pub(crate) fn next(&self) -> Option<(Who, T)> {
         let mut state = self.state.lock();
         loop {
@@ -108,12 +108,12 @@ impl<T: Queued> Queue<T> {
         }
     }
 
-    /// A request that [`Queue::next`] gave out has been done.
+    /// Reports that a request that [`Queue::next`] returned has been done.
     pub(crate) fn served(&self, who: Who, bytes: u64) {
         self.state.lock().policy.served(self.now_us(), who, bytes);
     }
 
-    /// Ends the threads that wait in [`Queue::next`].
+    /// Ends the threads that block in [`Queue::next`].
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.added.notify_all();
@@ -169,14 +169,15 @@ mod tests {
             let todo = queue.submit_or_swap(who(number), request(number, quick));
             assert!(todo.is_empty());
         }
-        // Full: a quick one is done by who brings it, a flush takes the place of one that is.
+        // Full: the submitter does a quick request itself; a flush takes the place of a quick request, which the submitter does
+        // instead.
         let brought = queue.submit_or_swap(who(4), request(4, true));
         assert_eq!(brought, [(who(4), request(4, true))]);
         for (number, quick) in [(5, 2), (6, 3)] {
             let todo = queue.submit_or_swap(who(number), request(number, false));
             assert_eq!(todo, [(who(quick), request(quick, true))]);
         }
-        // Nothing but flushes: now it has to.
+        // Nothing but flushes wait: now the submitter has to do its own.
         let todo = queue.submit_or_swap(who(7), request(7, false));
         assert_eq!(todo, [(who(7), request(7, false))]);
         for number in [1, 5, 6] {
@@ -216,7 +217,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each request is done exactly once, by a worker or by who brought another, whatever its size and the bounds.
+        /// Each request is done exactly once, by a worker or by a submitter, whatever its size and the bounds.
         #[test]
         fn no_request_is_lost_or_done_twice(
             most in 0usize..6,

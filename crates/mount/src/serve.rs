@@ -1,5 +1,5 @@
-//! The threads that answer the kernel. This file only translates: what a read gives is decided in `image` and `overlay`,
-//! what waits in `core`.
+//! The threads that answer the kernel. This file only translates: `image` and `overlay` decide what a read returns, `core`
+//! keeps what has to wait.
 
 use crate::MountError;
 use crate::abi::{self, Header, init, op, open};
@@ -20,18 +20,18 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// Longest READ and WRITE: what the kernel sends at most unless `fs.fuse.max_pages_limit` was raised.
+/// Bytes of the longest READ and WRITE: what the kernel sends at most, unless `fs.fuse.max_pages_limit` was raised.
 pub(crate) const IO_BYTES_MAX: usize = 1 << 20;
-/// Pages of that.
+/// The same in pages.
 const IO_PAGES_MAX: u16 = (IO_BYTES_MAX / 4096) as u16;
-/// Bytes of readahead: one page. Zero would mean the kernel's default (128 KiB, which makes a fault five times dearer).
+/// Bytes of readahead: one page. Zero would mean the kernel's default (128 KiB, which makes a fault five times as slow).
 const READAHEAD_BYTES: u32 = 4096;
-/// Background requests (asynchronous direct I/O of disks) that the kernel sends at a time.
+/// How many background requests (asynchronous direct I/O of disks) the kernel sends at a time.
 const BACKGROUND_MAX: u16 = 256;
-/// Threads for what may take long: flushes, and disk requests beyond half of the serving threads.
+/// Number of threads for what may take long: flushes, and disk requests beyond half of the serving threads.
 pub(crate) const WORKERS: usize = 4;
 
-/// Bytes that a request's buffer must have.
+/// Returns how many bytes a request's buffer must have.
 fn request_bytes(max_write: usize) -> usize {
     max_write + abi::IN_HEADER_BYTES + abi::WRITE_IN_BYTES + 4096
 }
@@ -69,7 +69,7 @@ pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, Mou
             "use Linux 5.4 or newer; a takeover needs Linux 6.9",
         ));
     }
-    // Not asked for: the writeback cache (a completed write must have reached us) and automatic invalidation.
+    // Not asked for: the writeback cache (a completed write must have reached this process), and automatic invalidation.
     let wanted = init::ASYNC_READ
         | init::BIG_WRITES
         | init::ASYNC_DIO
@@ -95,8 +95,7 @@ pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, Mou
     Ok(IO_BYTES_MAX)
 }
 
-/// What the threads of a mount read requests into and answer from: made, with all of their pages, before the first request
-/// is read.
+/// The buffers that the threads of a mount read requests into and answer from, made before the first request is read.
 pub(crate) struct Buffers {
     /// One for each descriptor.
     pub requests: Vec<Pinned>,
@@ -112,7 +111,7 @@ impl Buffers {
                 .map(|_| Pinned::new(bytes))
                 .collect::<io::Result<_>>()
         };
-        // Requests first: where little may be locked it should be these.
+        // Requests first: if only some may be locked, it should be these.
         let requests: Vec<Pinned> = many(devices, request_bytes(max_write))?;
         let replies: Vec<Pinned> = many(devices + WORKERS, abi::OUT_HEADER_BYTES + IO_BYTES_MAX)?;
         let all = || requests.iter().chain(&replies);
@@ -145,7 +144,7 @@ pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut repl
     }
 }
 
-/// Does what was handed over, on a thread that may be slow.
+/// Runs a worker: does disk requests that were handed over, and may be slow.
 pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, mut reply: Pinned) {
     while let Some((who, request)) = queue.next() {
         let Some(core) = core.upgrade() else {
@@ -156,7 +155,7 @@ pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, mut reply: Pinned) {
     }
 }
 
-/// Answers one request, now or later.
+/// Handles one request: answers it now, or lets it wait. `serving` is set on a thread that reads the kernel's queue.
 pub(crate) fn handle(
     core: &Arc<Core>,
     device: usize,
@@ -207,7 +206,7 @@ struct Call<'a> {
     header: Header,
     body: &'a [u8],
     request: &'a [u8],
-    /// On a thread that reads the kernel's queue, and so must not be slow.
+    /// Whether this thread reads the kernel's queue, and so must not be slow.
     serving: bool,
 }
 
@@ -240,20 +239,20 @@ impl Call<'_> {
         }
     }
 
-    /// Goes on with the node that the request is for.
+    /// Calls `go_on` with the node that the request is for; answers ESTALE if there is none.
     fn node(&self, go_on: impl FnOnce(Node)) {
         if let Some((_, node)) = self.find(libc::ESTALE, |tree| tree.node(self.header.node)) {
             go_on(node);
         }
     }
 
-    /// What `look` finds. Otherwise the request is kept until the takeover has added it, or answered: with `nothing` where
-    /// there is none.
+    /// Returns what `look` finds. Otherwise keeps the request until the takeover has added it, or answers it: with the errno
+    /// `nothing` if there is no such node.
     fn find(&self, nothing: i32, look: impl Fn(&Tree) -> Found) -> Option<(u64, Node)> {
         let mut found = look(&self.core.tree);
         if matches!(found, Found::Expected) {
             let mut early = self.core.early.lock();
-            // It may have been added, and the takeover have ended, since the first look.
+            // It may have been added, and the takeover may have ended, since the first look.
             found = look(&self.core.tree);
             if let (Found::Expected, Some(early)) = (&found, &mut *early) {
                 early.push(self.raw());
@@ -275,8 +274,8 @@ impl Call<'_> {
         }
     }
 
-    /// Hands the request to a thread that may be slow. Where too many wait already, this thread does one of them, a quick one if
-    /// there is any: it is held up for as long as the disk takes for that, and the guests that write so much wait for it.
+    /// Hands the request to a worker. If too many wait already, this thread does one of them, a quick one if there is any; that
+    /// holds the thread up for as long as the disk takes, which slows down the guests that write so much.
     fn hand_over(&self, machine: &Machine, purpose: Purpose, reply: &mut [u8]) {
         let who = machine.who(purpose);
         for (_, request) in self.core.work.submit_or_swap(who, self.raw()) {
@@ -294,7 +293,7 @@ impl Call<'_> {
         }
     }
 
-    /// Sizes are fixed: setting the one that is there succeeds, all else is refused. Times and modes are ignored.
+    /// Answers SETATTR. Sizes are fixed: setting the present size succeeds, another is refused. Times and modes are ignored.
     fn setattr(&self, node: &Node) {
         let attr = self.core.tree.attr(self.header.node, node);
         match abi::parse_setattr(self.body) {
@@ -309,10 +308,10 @@ impl Call<'_> {
     fn open(&self, node: &Node) {
         match node {
             Node::Dir { .. } => self.errno(libc::EISDIR),
-            // One inode for all machines, so that they share its pages in the page cache: nobody may write these, not even until
-            // the write is refused. The kernel refuses to map a file of direct I/O shared (as DIRECT_IO_ALLOW_MMAP isn't asked
-            // for in INIT), now and by a later mprotect. A private mapping of it is still one of the page cache, which is dropped first:
-            // who opens for reading, as machines' QEMUs do, spares the others that.
+            // All machines share this inode and its pages in the page cache: nobody may write these, not even until the write
+            // is refused. Opened for writing, the file gets direct I/O: the kernel refuses to map it shared (as INIT doesn't
+            // ask for DIRECT_IO_ALLOW_MMAP), now and by a later mprotect. A private mapping still uses the page cache, which
+            // the kernel drops first; opening for reading, as machines' QEMUs do, spares the others that.
             Node::Region { .. } => {
                 let direct = match abi::parse_open(self.body) {
                     Some(false) => 0,
@@ -320,7 +319,7 @@ impl Call<'_> {
                 };
                 self.reply(&abi::open_out(direct | open::KEEP_CACHE | open::NOFLUSH))
             }
-            // Never through the page cache: the guest has one, and layers change under it.
+            // Never through the page cache: the guest has its own, and layers change below it.
             Node::Disk { .. } => self.reply(&abi::open_out(
                 open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES | open::NOFLUSH,
             )),
@@ -382,7 +381,7 @@ impl Call<'_> {
             &mut reading,
         ) {
             Ok(()) => {
-                // Whoever has an answer finds it counted.
+                // Counted before the answer, so that whoever has the answer finds it counted.
                 self.count_read(&target, len as u64);
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
                 if let Target::Region(image, region) = &target {
@@ -428,8 +427,8 @@ impl Call<'_> {
         }
     }
 
-    /// A place among those that may be in a disk's file on a serving thread. A disk that is busy (the kernel throttles who
-    /// writes much) must leave threads for memory faults, so half of them at most; the rest goes to the workers.
+    /// Takes one of the places for serving threads in disks' files; `None` if all are taken. A busy disk (the kernel throttles
+    /// heavy writers) must leave threads for memory faults, so at most half of them may be there; the rest goes to the workers.
     fn slot(&self, target: &Target) -> Option<Slot<'_>> {
         if !self.serving || matches!(target, Target::Region(..)) {
             return Some(Slot(None));
@@ -484,8 +483,8 @@ impl Call<'_> {
         }
     }
 
-    /// An image is never written. A write that comes from the page cache would mean that somebody mapped it shared all the same,
-    /// through a descriptor of a node before this rule: the pages are thrown away, so that others get the image's content again.
+    /// Refuses a write to an image. One from the page cache means that somebody has a shared mapping, through a descriptor
+    /// opened before such mappings were refused: the pages are dropped, so that others get the image's content again.
     fn refuse_write(&self, offset: u64, flags: u32, len: usize) {
         self.errno(libc::EPERM);
         if flags & abi::WRITE_CACHE != 0 {
@@ -495,7 +494,7 @@ impl Call<'_> {
             );
             let core = Arc::downgrade(self.core);
             let (device, node) = (self.device, self.header.node);
-            // Not on this thread: the kernel waits for pages that are being read.
+            // Not on this thread: the kernel blocks on pages that are being read.
             std::thread::spawn(move || {
                 let head = abi::notify_inval_inode(node, offset, len as u64);
                 core.upgrade()
@@ -529,7 +528,7 @@ impl Call<'_> {
             return self.errno(libc::EINVAL);
         };
         let (machine, disk) = match node {
-            // A balloon that gives memory back: QEMU then drops its private copy, the page is the image's again.
+            // A balloon gives memory back: QEMU then drops its private copy, and the page is the image's again.
             Node::Region { .. } => return self.errno(0),
             Node::Dir { .. } => return self.errno(libc::EISDIR),
             Node::Disk { machine, disk } => (machine, *disk),
@@ -543,7 +542,7 @@ impl Call<'_> {
             return self.errno(libc::EFBIG);
         }
         if mode as i32 & zeroing == 0 {
-            // Space for later: promised by nobody here, and a full disk pauses the machine.
+            // A request to reserve space: nothing is reserved here, and a full disk pauses the machine.
             return self.errno(0);
         }
         if self.serving {
@@ -565,7 +564,7 @@ impl Call<'_> {
         }
     }
 
-    /// A signal reached somebody who waits. Only one that kills ends the waiting: an error in a page fault is a SIGBUS, and
+    /// A signal reached a thread that waits. Only one that kills ends the request: an error in a page fault is a SIGBUS, and
     /// QEMU's threads get signals all the time.
     fn interrupt(&self) {
         let waits =
@@ -583,7 +582,7 @@ fn count_write(core: &Core, machine: &Machine, bytes: u64) {
     machine::add(&machine.counters.write_bytes, bytes);
 }
 
-/// Gives its place back when dropped.
+/// A place that [`Call::slot`] gave; dropping it gives the place back.
 struct Slot<'a>(Option<&'a Arc<Core>>);
 
 impl Drop for Slot<'_> {

@@ -1,57 +1,57 @@
-//! What the mount has done, in numbers that the lab and `/metrics` show.
+//! Counters of the mount, its images and its machines, for the lab and `/metrics`.
 
-/// The whole mount's counters since it was started (a takeover starts them anew).
+/// Counters of the whole mount since this process started it (they start at zero after a takeover).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// READ requests for regions of images: one for each cold fault.
+    /// READ requests for images' regions: one for each fault on a page that isn't in the page cache.
     pub region_reads: u64,
-    /// Bytes that they asked for; divided by `region_reads` it is the size of a fault.
+    /// Bytes that these asked for; divided by `region_reads` it is the average size of a fault.
     pub region_read_bytes: u64,
     /// READ requests for machines' disks.
     pub disk_reads: u64,
-    /// Bytes that they asked for.
+    /// Bytes that these asked for.
     pub disk_read_bytes: u64,
     /// WRITE requests for machines' disks.
     pub disk_writes: u64,
-    /// Bytes that they wrote.
+    /// Bytes that these wrote.
     pub disk_write_bytes: u64,
     /// Requests that had to wait for a chunk.
     pub waits: u64,
-    /// Microseconds waited in all of them.
+    /// Microseconds that these requests waited in total.
     pub wait_us: u64,
-    /// Requests that wait now.
+    /// Requests that are waiting now.
     pub waiting: u64,
-    /// Requests answered with an I/O error.
+    /// Requests that were answered with an error because they failed.
     pub errors: u64,
     /// NOTIFY_STORE messages sent.
     pub pushes: u64,
-    /// Bytes that they put into the page cache.
+    /// Bytes that these put into the page cache.
     pub pushed_bytes: u64,
-    /// Chunks that the planner had fetched ahead.
+    /// Chunks whose fetching ahead the planner has ordered.
     pub ahead_chunks: u64,
 }
 
-/// One image's counters on this mount.
+/// Counters of one image on this mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageStats {
-    /// Chunks touched at least once, by whatever machine on this host (zero ones not counted).
+    /// Chunks touched at least once, by any machine on this host (without zero chunks).
     pub touched_chunks: u64,
-    /// Those of them that weren't here when they were touched.
+    /// How many of these weren't here when they were touched.
     pub missed_chunks: u64,
     /// Zero chunks touched at least once.
     pub zero_chunks: u64,
-    /// Segment tables that are loaded.
+    /// Segment tables that are loaded, without those that are all zero.
     pub tables_loaded: u64,
-    /// Segment tables that aren't all zero.
+    /// Segment tables in total, without those that are all zero.
     pub tables: u64,
 }
 
-/// One machine's counters since it was added.
+/// Counters of one machine since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MachineStats {
     /// First touches of memory chunks on this host that came from this machine's processes ([`crate::MachineHandle::set_pid`]).
     pub faults: u64,
-    /// First touches of chunks of its disks' base.
+    /// First touches of chunks of its disks' bases.
     pub disk_touches: u64,
     /// Disk reads.
     pub reads: u64,
@@ -61,50 +61,50 @@ pub struct MachineStats {
     pub writes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Flushes that reached stable storage.
+    /// Flushes that had something to make durable.
     pub flushes: u64,
     /// Requests of this machine that had to wait for a chunk.
     pub waits: u64,
-    /// Microseconds waited in all of them.
+    /// Microseconds that these requests waited in total.
     pub wait_us: u64,
-    /// Bytes on the local disk in the machine's layers.
+    /// Bytes that its disks' layers take on the local disk.
     pub overlay_bytes: u64,
-    /// Layers of the disk that has most.
+    /// Layers of the disk that has most of them.
     pub layers: u64,
 }
 
-/// Pause the machines of an image, or let them go on.
+/// Tells the node to pause the machines of an image, or to let them go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffering {
-    /// Pause, or go on.
+    /// True to pause them, false to let them go on.
     pub pause: bool,
-    /// Bytes on the wire that have to come first.
+    /// Bytes that have to come over the link before the machines may go on.
     pub missing_bytes: u64,
     /// How long that takes at the link's present speed, in microseconds.
     pub eta_us: u64,
 }
 
-/// What a push did.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PushReport {
     /// Bytes put into the page cache.
     pub bytes: u64,
     /// Chunks left out because they aren't here.
     pub missing: u64,
-    /// Messages sent.
+    /// NOTIFY_STORE messages sent.
     pub messages: u64,
 }
 
-/// A disk whose flushes fail, because the host's disk under it failed and that has not been made good.
+/// A disk whose flushes fail, because the host's disk under it failed and what may be lost isn't written again yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedDisk {
     /// The disk's name.
     pub disk: String,
     /// The errno that the host gave.
     pub errno: i32,
-    /// Bytes that the guest wrote since its last flush and that read back as something else. They come back only if the guest
-    /// writes them again.
+    /// Bytes that the guest wrote since its last successful flush and that read back as something else. They come back only if
+    /// the guest writes them again.
     pub lost_bytes: u64,
-    /// There is more that can't be checked, because an earlier node wrote it.
+    /// Whether more was written that can't be checked: by an earlier node, or too much without a flush.
     pub unknown: bool,
 }

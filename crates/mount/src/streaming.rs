@@ -1,4 +1,5 @@
-//! An image's streaming by a model, as the threads of the mount share it: the owner says, the node's callback hears.
+//! What the mount's threads share about an image that streams by a model: its progress, and whether its machines should be
+//! paused.
 
 use crate::Buffering;
 use crossbeam_channel::{Sender, unbounded};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Default)]
 pub(crate) struct Streaming {
-    /// Whether there is a model: then every first touch is told to the planner.
+    /// Whether there is a model: then every first touch is reported to the planner.
     active: AtomicBool,
     state: Mutex<State>,
 }
@@ -16,7 +17,7 @@ pub(crate) struct Streaming {
 #[derive(Default)]
 struct State {
     progress: Progress,
-    /// What was said last.
+    /// What was reported last.
     said: Option<Buffering>,
     listener: Option<Sender<Buffering>>,
 }
@@ -46,9 +47,9 @@ impl Streaming {
         }
     }
 
-    /// Calls `listen` on a thread of its own for what is said from now on, and at once if the machines are paused now: it may
-    /// take its time (QEMU does, when it is stopped), and the planner must not wait for it. The thread ends when the image is
-    /// gone or somebody else listens.
+    /// Calls `listen` with every report from now on, and at once if the machines should be paused now. It runs on a thread of
+    /// its own, because it may block (QEMU takes time to stop) and the planner must not wait for it. The thread ends when the
+    /// image is gone or another listener takes its place.
     pub(crate) fn listen(&self, listen: impl Fn(Buffering) + Send + Sync + 'static) {
         let (tell, told) = unbounded();
         let thread = std::thread::Builder::new().name("floe-buffering".into());

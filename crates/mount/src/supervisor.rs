@@ -1,12 +1,14 @@
-//! The process that holds a mount's descriptors, so that the connection outlives the node; and whatever else is to.
+//! The process that holds copies of a mount's descriptors, so that the connection outlives the node, and any others given to
+//! it.
 //!
-//! While anybody holds a `/dev/fuse` descriptor the kernel keeps the requests of its queue; when the last copy is closed they
-//! fail and a VMM that waits for memory dies of SIGBUS. So a small process does nothing but hold copies of all of them. It
-//! must not share the node's fate: start it in a session and a cgroup of its own. Whoever can connect can take the
+//! While any process holds a `/dev/fuse` descriptor, the kernel keeps the requests in its queue; when the last copy is closed
+//! they fail, and a VMM that waits for memory dies of SIGBUS. So a small process does nothing but hold copies of all of them.
+//! Nothing that ends the node may end it: start it in a session and a cgroup of its own. Whoever can connect can take the
 //! descriptors, so the socket is made with mode 0600.
 //!
-//! Protocol (SOCK_SEQPACKET, one packet each way, at most [`PACKET_BYTES_MAX`]): `put NAME` with a descriptor, `get NAME`,
-//! `list`, `drop NAME`, `quit`; answered by `ok`, `ok` with a descriptor, `none`, or the names one a line.
+//! Protocol (SOCK_SEQPACKET, one packet each way, at most [`PACKET_BYTES_MAX`]). Requests: `put NAME` with a descriptor, `get
+//! NAME`, `list`, `drop NAME`, `quit`. Answers: `ok`, `ok` with a descriptor, `ok` and the names one a line, `none`, or
+//! `refused: ` with a reason.
 
 use crate::MountError;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -23,17 +25,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest packet: all names at a time.
+/// Bytes of the longest packet: a list of all names.
 pub const PACKET_BYTES_MAX: usize = 64 << 10;
-/// Longest name.
+/// Bytes of the longest name.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Most descriptors held: a mount's few, and one for each fork that is not stored yet. Below the usual limit of open files.
+/// Most descriptors held: a few of the mount, and one for each fork that isn't stored yet. Below the usual limit of open files.
 pub const HELD_MAX: usize = 800;
-/// Most clients at a time; one node needs one.
+/// Length of the queue of clients to be accepted; one node needs one.
 const CLIENTS_MAX: usize = 16;
-/// How long a supervisor may take to answer before it counts as gone: it does nothing that takes time.
+/// How long a supervisor may take to answer before it counts as gone: it does nothing that takes long.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long until clients are accepted again, when there was no room for one.
+/// How long to wait before clients are accepted again after a failure.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
 
 /// Sends one packet, with a descriptor if there is one.
@@ -53,7 +55,7 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8], fd: Option<BorrowedFd<'_>>) 
     Ok(())
 }
 
-/// Receives one packet, and the descriptor that came along.
+/// Receives one packet; returns its length (0 when the other side hung up) and the descriptor that came with it.
 pub(crate) fn receive(socket: impl AsFd, buf: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -84,8 +86,8 @@ fn seqpacket(socket: &Path) -> io::Result<(OwnedFd, SocketAddrUnix)> {
 
 type Held = parking_lot::Mutex<BTreeMap<String, OwnedFd>>;
 
-/// Serves `socket` until a client says quit; a socket file that nobody serves is replaced. To be run in a process of its
-/// own.
+/// Serves `socket` until a client sends `quit`. Replaces a socket file that nobody serves; fails if another supervisor does.
+/// Run this in a process of its own.
 pub fn run(socket: &Path) -> Result<(), MountError> {
     let failed = |reason: String| MountError::Supervisor {
         path: socket.to_owned(),
@@ -100,7 +102,7 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io(e)),
         _ => {}
     }
-    // The mode is set before anybody can connect: nobody can until listen().
+    // Nobody can connect before listen(), so the mode is set in time.
     bind(&listener, &address).map_err(|e| io(e.into()))?;
     rustix::fs::chmod(socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
         .map_err(|e| io(e.into()))?;
@@ -111,7 +113,8 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
         loop {
             let client = match accept_with(&listener, SocketFlags::CLOEXEC) {
                 Ok(client) => client,
-                // For want of memory or descriptors, or a client that is gone already: machines hang on what is held here.
+                // Memory or descriptors are short, or the client is gone already. Never give up: machines depend on what is
+                // held here.
                 Err(_) => {
                     std::thread::sleep(ACCEPT_AGAIN);
                     continue;
@@ -131,13 +134,13 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
         .name("floe-accept".into())
         .spawn(accept)
         .map_err(io)?;
-    // Ends when a client said quit.
+    // Returns when a client has sent `quit`.
     let _ = quits.recv();
     let _ = std::fs::remove_file(socket);
     Ok(())
 }
 
-/// Serves one client; whether it said quit.
+/// Serves one client, if it is of this user or root; returns whether it sent `quit`.
 fn serve(client: &OwnedFd, held: &Held) -> bool {
     let ours = socket_peercred(client)
         .is_ok_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root());
@@ -216,7 +219,7 @@ impl Client {
         })
     }
 
-    /// The same connection once more.
+    /// Returns another handle of the same connection.
     pub(crate) fn another(&self) -> Result<Self, MountError> {
         let socket = self.socket.try_clone();
         Ok(Self {
@@ -225,14 +228,14 @@ impl Client {
         })
     }
 
-    /// Waits until the supervisor or somebody who shares this connection ends it.
+    /// Blocks until the supervisor, or anybody who shares this connection, ends it.
     pub(crate) fn wait_end(&self) -> io::Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, None)?;
         while receive(&self.socket, &mut [0; 1])?.0 > 0 {}
         Ok(())
     }
 
-    /// Ends the connection for all who share it.
+    /// Ends the connection for everybody who shares it.
     pub(crate) fn hang_up(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
@@ -260,7 +263,7 @@ impl Client {
         Ok((answer, fd))
     }
 
-    /// Gives a copy of a descriptor to be held under `name`, instead of the one that is there.
+    /// Has the supervisor hold a copy of a descriptor under `name`, replacing the one that is there.
     pub fn put(&mut self, name: &str, fd: impl AsFd) -> Result<(), MountError> {
         match self.ask(&format!("put {name}"), Some(fd.as_fd()))? {
             (answer, _) if answer == "ok" => Ok(()),
@@ -271,12 +274,12 @@ impl Client {
         }
     }
 
-    /// A copy of the descriptor held under `name`.
+    /// Returns a copy of the descriptor held under `name`; `None` if there is none.
     pub fn get(&mut self, name: &str) -> Result<Option<OwnedFd>, MountError> {
         Ok(self.ask(&format!("get {name}"), None)?.1)
     }
 
-    /// The names of what is held.
+    /// Returns the names of all descriptors held.
     pub fn list(&mut self) -> Result<Vec<String>, MountError> {
         let (answer, _) = self.ask("list", None)?;
         Ok(answer
@@ -287,12 +290,12 @@ impl Client {
             .collect())
     }
 
-    /// Closes the descriptor held under `name`; whether there was one.
+    /// Closes the descriptor held under `name`; returns whether there was one.
     pub fn drop_fd(&mut self, name: &str) -> Result<bool, MountError> {
         Ok(self.ask(&format!("drop {name}"), None)?.0 == "ok")
     }
 
-    /// Ends the supervisor. What it held is closed.
+    /// Ends the supervisor, which closes what it held.
     pub fn quit(mut self) -> Result<(), MountError> {
         self.ask("quit", None).map(|_| ())
     }

@@ -1,5 +1,5 @@
-//! A machine's trace: which chunk it touched first, when, and how long it waited. Always on: an access costs a lock and some
-//! bytes of memory, the file is appended to once a second.
+//! A machine's trace: which chunk it touched first, when, and how long it waited. Always on: recording an access costs a lock
+//! and some bytes of memory; the file is appended to at every tick of the owner (`owner`), four times a second or more.
 
 use crate::MountError;
 use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The file's name in the machine's directory.
 const FILE: &str = "trace";
-/// Most bytes of a trace: 8 M accesses at their longest, 32 GiB of chunks. What comes later isn't recorded.
+/// Most bytes of a trace: 8 M accesses at their longest, 32 GiB of chunks. Later accesses aren't recorded.
 const TRACE_BYTES_MAX: u64 = 208 << 20;
 
 pub(crate) struct Trace {
@@ -21,13 +21,13 @@ pub(crate) struct Trace {
     state: Mutex<State>,
 }
 
-/// Pauses that an access may still be found to have waited through.
+/// How many pauses are remembered, to subtract them from the waiting time of accesses.
 const PAUSES_REMEMBERED: usize = 16;
 
 struct State {
-    /// Microseconds in pauses that are over.
+    /// Microseconds of all pauses that are over.
     paused_us: u64,
-    /// The last pauses; the end of one that goes on is in the future.
+    /// Start and end of the last pauses, in Unix microseconds; a pause that goes on ends at `u64::MAX`.
     pauses: VecDeque<(u64, u64)>,
     writer: TraceWriter<Vec<u8>>,
     file: File,
@@ -41,7 +41,7 @@ fn now_unix_us() -> u64 {
 }
 
 impl Trace {
-    /// Goes on with the trace in `dir` if it is of this machine and image, else starts a new one.
+    /// Continues the trace in `dir` if it is of this machine and image, else starts a new one.
     pub(crate) fn open(dir: &Path, image: Hash, machine: &str) -> Result<Self, MountError> {
         let path = dir.join(FILE);
         let io = |e| MountError::io("open the trace", &path)(e);
@@ -94,7 +94,7 @@ impl Trace {
         })
     }
 
-    /// Records the first access to a chunk that was answered now, after `wait_us`.
+    /// Records the first access to a chunk, which was answered now after `wait_us` microseconds.
     pub(crate) fn push(&self, region: u8, chunk: u64, wait_us: u64) {
         let Ok(chunk) = u32::try_from(chunk) else {
             return;
@@ -107,7 +107,7 @@ impl Trace {
             .saturating_sub(state.paused_until(now))
             .saturating_sub(wait_us);
         if state.bytes < TRACE_BYTES_MAX {
-            // Writing to memory fails only for a region's number that no manifest allows.
+            // Writing to memory fails only for a region number that no manifest allows.
             let _ = state.writer.push(Access {
                 region,
                 chunk,
@@ -117,12 +117,12 @@ impl Trace {
         }
     }
 
-    /// The machine is paused for buffering, or goes on. In a trace no time passes in between.
+    /// Notes that the machine is paused for buffering, or goes on. No time passes in a trace in between.
     pub(crate) fn pause(&self, pause: bool) {
         self.state.lock().pause(pause, now_unix_us());
     }
 
-    /// Appends what was recorded to the file.
+    /// Appends what was recorded to the file, and returns its path.
     pub(crate) fn write_out(&self) -> Result<&Path, MountError> {
         let mut state = self.state.lock();
         let bytes = std::mem::take(state.writer.get_mut());
@@ -152,13 +152,13 @@ impl State {
         }
     }
 
-    /// Microseconds of pauses in an interval.
+    /// Returns the microseconds of pauses between two times.
     fn paused_between(&self, from: u64, to: u64) -> u64 {
         let within = |p: &(u64, u64)| p.1.min(to).saturating_sub(p.0.max(from));
         self.pauses.iter().map(within).sum::<u64>().min(to - from)
     }
 
-    /// Microseconds of all pauses.
+    /// Returns the microseconds of all pauses up to `now`.
     fn paused_until(&self, now: u64) -> u64 {
         let open = self.pauses.back().filter(|p| p.1 == u64::MAX);
         self.paused_us + open.map_or(0, |p| now.saturating_sub(p.0))

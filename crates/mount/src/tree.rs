@@ -1,6 +1,6 @@
-//! Names and inode numbers. The kernel keeps numbers for as long as the connection lives, longer than a node, so their table
-//! lies where the connection's descriptors do, with the supervisor, before a number is told to anybody. It is a new memory file
-//! each time, so that it is never half of one, needs no room on a disk and goes with the connection.
+//! Names and inode numbers. The kernel keeps numbers for as long as the connection lives, which is longer than a node, so the
+//! supervisor holds their table beside the connection's descriptors; it gets the table before anybody gets a number. Each
+//! change makes a new memory file: it is never half written, needs no room on a disk and goes with the connection.
 
 use crate::abi::Attr;
 use crate::image::Image;
@@ -21,12 +21,12 @@ const IMAGES: u64 = 2;
 const MACHINES: u64 = 3;
 const FIRST_FREE: u64 = 4;
 const VERSION: u32 = 1;
-/// Where an earlier version kept the table, in the runtime directory.
+/// The table's file in the runtime directory, where earlier versions kept it.
 const OLD_FILE: &str = "inodes.json";
-/// Longest table that is read: a million paths.
+/// Most bytes of a table that is read: a million paths.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 
-/// What is behind an inode.
+/// What an inode number stands for.
 #[derive(Clone)]
 pub(crate) enum Node {
     Dir {
@@ -45,14 +45,14 @@ pub(crate) enum Node {
     },
 }
 
-/// The part that outlives the process.
+/// The table of inodes, which outlives the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     version: u32,
     next: u64,
-    /// What INIT agreed on: the longest WRITE.
+    /// The longest WRITE in bytes, as agreed in INIT.
     pub max_write: u32,
-    /// Path from the mountpoint to inode number; two paths may have one.
+    /// Inode numbers by path from the mountpoint; two paths may share one.
     paths: BTreeMap<String, u64>,
 }
 
@@ -75,7 +75,7 @@ struct State {
     nodes: HashMap<u64, Node>,
 }
 
-/// Where a mount's table is kept: with whom, and under which name.
+/// Where a mount's table is kept: the keeper, and the name that it has there.
 pub(crate) struct Kept {
     pub keeper: Keeper,
     pub name: String,
@@ -88,10 +88,10 @@ pub(crate) struct Tree {
     gid: u32,
 }
 
-/// What a look-up finds.
+/// The result of a look-up.
 pub(crate) enum Found {
     Node(u64, Node),
-    /// The connection that was taken over knows it; it hasn't been added again.
+    /// It existed before the takeover, and hasn't been added again yet.
     Expected,
     Nothing,
 }
@@ -105,7 +105,7 @@ fn child(parent: &str, name: &str) -> String {
 }
 
 impl Tree {
-    /// The table of a connection that is taken over; an error if there is none that can be read.
+    /// Reads the table of a connection that is taken over; fails if there is none or it can't be read.
     pub(crate) fn load(kept: &Kept, runtime_dir: &Path) -> Result<Table, MountError> {
         let old = runtime_dir.join(OLD_FILE);
         let (path, file) = match kept.keeper.take(&kept.name)? {
@@ -154,8 +154,8 @@ impl Tree {
             gid,
             mode,
         };
-        // Who knows an image's name may not read its memory for that: machines' directories are what their users get. Nobody
-        // but the owner may see which there are.
+        // Knowing an image's name must not be enough to read its memory, so users get machines' directories only. Nobody but
+        // the owner can list them.
         let nodes = [
             (ROOT, dir("", 0o711)),
             (IMAGES, dir("images", 0o700)),
@@ -188,7 +188,7 @@ impl Tree {
         keeper.hold(name, write().map_err(MountError::io("write", name))?)
     }
 
-    /// Adds nodes by their paths. A path that has a number keeps it. `None` stands for a directory of `owner`.
+    /// Adds nodes by their paths; `None` makes a directory that belongs to `owner`. A path that has a number already keeps it.
     pub(crate) fn add(
         &self,
         entries: Vec<(String, Option<Node>)>,
@@ -234,7 +234,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes a directory and what is in it, except for nodes that another path still has; returns the removed names.
+    /// Removes a directory and what is in it, except nodes that another path still has; returns the removed names with their
+    /// parents.
     pub(crate) fn remove(&self, path: &str) -> Result<Vec<(u64, String)>, MountError> {
         let mut state = self.state.write();
         let mut table = state.table.clone();
@@ -263,7 +264,7 @@ impl Tree {
         Ok(names)
     }
 
-    /// The node of an inode number that the kernel has.
+    /// Returns the node of an inode number that the kernel sent.
     pub(crate) fn node(&self, ino: u64) -> Found {
         let state = self.state.read();
         match state.nodes.get(&ino) {
@@ -273,7 +274,7 @@ impl Tree {
         }
     }
 
-    /// A name in a directory.
+    /// Looks a name up in a directory.
     pub(crate) fn lookup(&self, parent: u64, name: &str) -> Found {
         let state = self.state.read();
         let Some(Node::Dir { path, .. }) = state.nodes.get(&parent) else {
@@ -297,7 +298,7 @@ impl Tree {
         self.state.read().table.paths.get(path).copied()
     }
 
-    /// Names in a directory, with inode numbers and whether they are directories.
+    /// Returns what is in a directory: inode number, whether it is a directory, and name.
     pub(crate) fn list(&self, dir: &str) -> Vec<(u64, bool, String)> {
         let state = self.state.read();
         let prefix = if dir.is_empty() {
@@ -323,7 +324,7 @@ impl Tree {
         known.collect()
     }
 
-    /// Paths right below `dir` that the connection knows and nobody has added.
+    /// Returns the names right below `dir` that existed before the takeover and haven't been added again.
     pub(crate) fn expected(&self, dir: &str) -> Vec<String> {
         let state = self.state.read();
         let missing = state
@@ -341,8 +342,8 @@ impl Tree {
     pub(crate) fn attr(&self, ino: u64, node: &Node) -> Attr {
         let (size, mode, uid, gid) = match node {
             Node::Dir { uid, gid, mode, .. } => (0, libc::S_IFDIR | mode, *uid, *gid),
-            // QEMU may want to open it for writing, which is then refused by WRITE, and no shared mapping is given (`serve`); who
-            // may open it at all is decided by the directories above.
+            // QEMU may open it for writing; WRITE is then refused, and so is a shared mapping (`serve`). The directories above
+            // decide who may open it at all.
             Node::Region { image, region } => (
                 image.regions[*region].size,
                 libc::S_IFREG | 0o666,
@@ -372,7 +373,7 @@ impl Tree {
     }
 }
 
-/// The number of a region whose image's directory is gone but which a machine still shows.
+/// Returns the number of a region that a machine still shows after its image's directory was removed.
 fn region_ino(nodes: &HashMap<u64, Node>, wanted: &Arc<Image>, region: usize) -> Option<u64> {
     let same = |node: &Node| matches!(node, Node::Region { image, region: r } if Arc::ptr_eq(image, wanted) && *r == region);
     nodes
@@ -423,7 +424,7 @@ mod tests {
         assert!(tree.ino("machines/c").unwrap() > b);
         assert!(matches!(tree.lookup(MACHINES, "a"), Found::Nothing));
         assert_eq!(tree.list("machines").len(), 2);
-        // an earlier version's file counts where the supervisor has none, and a damaged one is told of
+        // An earlier version's file is read if the supervisor has none; a damaged file is reported.
         keeper.release("tree");
         let old = dir.path().join(OLD_FILE);
         std::fs::write(&old, "").unwrap();

@@ -1,5 +1,5 @@
-//! A real kernel, a real file system, and a disk under it that stops taking writes: ext4 on a loop device whose file lies on a
-//! tmpfs without room for the blocks in question.
+//! Tests with a real kernel, a real file system, and a disk under it that stops taking writes: ext4 on a loop device, whose
+//! file lies on a tmpfs without room for some of the blocks.
 
 mod common;
 
@@ -55,7 +55,7 @@ impl Frail {
         self.tmpfs.join("image")
     }
 
-    /// From now on blocks that are full of `byte` can't be written; returns how many those are.
+    /// Makes it impossible to write blocks that are full of `byte`; returns how many those are.
     fn break_blocks_of(&self, byte: u8) -> usize {
         let mut options = OpenOptions::new();
         let image = options.read(true).write(true).open(self.image()).unwrap();
@@ -117,7 +117,7 @@ fn no_flush_succeeds_after_a_failed_one_before_the_data_is_on_the_disk() {
     frail.mend();
     disk.sync_data().unwrap();
     assert!(machine.failed_disks().is_empty());
-    // What the disk has, and not the page cache.
+    // Reads what is on the disk, not what is in the page cache.
     let layer = frail.ext4.join("a/disks/disk0/layer-1.data");
     let mut options = OpenOptions::new();
     let layer = options.read(true).custom_flags(libc::O_DIRECT).open(layer);

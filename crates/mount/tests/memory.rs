@@ -1,4 +1,4 @@
-//! Memory that was added to a captured machine, as its restored QEMU maps it.
+//! Tests memory that was added to a captured machine, as QEMU maps it when the machine is restored.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn a_machine_has_a_file_for_each_block_of_its_memory() {
     let blocks: Vec<Vec<u8>> = (1..4).map(|seed| content(10 + seed, 256 << 10)).collect();
     let repository = Repository::open(&dir.path().join("repo")).unwrap();
     let mut ingest = Ingest::new(&repository, IngestOptions::default()).unwrap();
-    // neither their order in the image nor what is between them counts
+    // Neither the blocks' order in the image nor what lies between them matters.
     for block in [2, 0, 1] {
         ingest
             .region_bytes(&memory_region(block), &blocks[block])

@@ -1,4 +1,4 @@
-//! The mount through a real kernel.
+//! Tests the mount through a real kernel.
 
 mod common;
 
@@ -65,15 +65,15 @@ fn regions_are_the_images_bytes_however_they_are_read() {
         std::fs::read(machine.disk_path("disk0").unwrap()).unwrap(),
         place.disk
     );
-    // The same inode: what one has touched another doesn't ask for.
+    // The same inode: what one machine has touched, another needn't ask for.
     let other = place.machine(&node, "b");
     let before = node.mount.stats().region_reads;
     assert!(map(&other.ram_path().unwrap())[..] == place.ram[..]);
     assert!(node.mount.stats().region_reads - before <= few(all));
 }
 
-/// How many of `pages` pages that lie in the page cache a test lets the kernel read again: it may drop a clean page at any
-/// time, and some hosts do. One that was never there is read for certain, so that all of them would be.
+/// Returns how many of `pages` cached pages the kernel may read again in a test: it may drop a clean page at any time, and on
+/// some hosts it does. Pages that were never cached would all be read again.
 fn few(pages: u64) -> u64 {
     pages / 4
 }
@@ -111,7 +111,7 @@ fn an_image_can_be_opened_for_writing_and_not_written() {
     assert!(File::create(machine.ram_path().unwrap().with_file_name("new")).is_err());
 }
 
-/// One random operation on the disk and on the model.
+/// Does one random operation on the disk and on the model.
 fn step(random: &mut Random, file: &File, model: &mut [u8]) {
     let size = model.len() as u64;
     let unit = [1, 512, 4096][random.below(3) as usize];
@@ -205,7 +205,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
     let path = machine.disk_path("disk0").unwrap();
     let (stop, begun) = (AtomicBool::new(false), AtomicU64::new(0));
     let (mut model, frozen) = std::thread::scope(|scope| {
-        // Writes generation after generation over all sectors of some chunks, in one order.
+        // Writes generation after generation over all sectors of some chunks, always in the same order.
         let writer = scope.spawn(|| {
             let file = open(&path);
             let mut model = place.disk.clone();
@@ -226,7 +226,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        // All sectors were written once, and some are written while it is frozen.
+        // Every sector was written once before the freeze, and some are written during it.
         until(3);
         let frozen = machine.freeze().unwrap();
         until(begun.load(Ordering::Relaxed) + 1);
@@ -239,7 +239,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
         let (chunk, bytes) = chunk.unwrap();
         snapshot[chunk as usize * 4096..][..4096].copy_from_slice(&bytes);
     }
-    // A moment of one writer in one order: generations fall by one at most, once.
+    // One moment of one writer that writes in order: generations fall by at most one, and only once.
     let generations: Vec<u64> = (0..256 << 10)
         .step_by(1536)
         .map(|at| u64::from_le_bytes(snapshot[at..at + 8].try_into().unwrap()))
@@ -253,7 +253,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
     assert!(generations[0] - generations[generations.len() - 1] <= 1);
     assert_eq!(disk.base(), Some((place.id, "disk0")));
 
-    // Published, it becomes the base; what was written since stays on top.
+    // Once published, the frozen content becomes the base; what was written since stays on top.
     let repository = Repository::open(&place.root.join("repo")).unwrap();
     let mut ingest = Ingest::new(&repository, IngestOptions::default()).unwrap();
     ingest.region_bytes("disk0", &snapshot).unwrap();
@@ -328,9 +328,9 @@ fn what_is_around_touched_pages_needs_no_request() {
         node.mount.stats().region_reads
     };
 
-    // where touches are watched: zero pages around zero ones, none around others
+    // While touches are watched: zero pages are pushed around zero ones, and nothing around others.
     let (zeros, others): (Vec<usize>, Vec<usize>) = (0..PAGES).partition(|page| zero(*page));
-    // one in each quarter
+    // One page in each quarter of the block.
     [3, 18, 33, 48].into_iter().for_each(touch);
     let requests = pushed(zeros.len() - 4);
     zeros.iter().for_each(|page| touch(*page));
@@ -341,7 +341,7 @@ fn what_is_around_touched_pages_needs_no_request() {
     let seen = image.stats().touched_chunks - touched;
     assert_eq!(seen, others.len() as u64);
 
-    // where they are not: whatever is here
+    // While they are not watched: everything that is here is pushed.
     image.unwatch();
     [0, 17, 34, 51]
         .into_iter()
@@ -368,7 +368,7 @@ fn a_source_that_comes_back_lets_the_guest_go_on() {
         }
         std::thread::sleep(Duration::from_millis(400));
         assert!(!reader.is_finished());
-        // Others aren't held up: what needs no source is served.
+        // Other requests aren't held up: what needs no source is served.
         let file = open(&machine.disk_path("disk0").unwrap());
         file.write_all_at(&[3; 4096], 0).unwrap();
         node.source.down.store(false, Ordering::Relaxed);
@@ -573,7 +573,7 @@ fn a_model_brings_chunks_before_they_are_touched_and_a_pause_ends() {
     let nonzero = |p: &&usize| place.ram[**p * 4096..][..4096].iter().any(|b| *b != 0);
     let known = pages.iter().filter(nonzero).count() as u64;
     let deadline = Instant::now() + Duration::from_secs(60);
-    // What the model knows comes, and nothing else: no zero chunk, no neighbour.
+    // What the model knows is fetched, and nothing else: no zero chunk, no neighbour.
     while image.progress().buffered_chunks < known && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }

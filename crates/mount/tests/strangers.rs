@@ -1,4 +1,4 @@
-//! Other users on the host, an escaped QEMU among them: what they can't do to a machine through the mount.
+//! Tests what other users on the host, an escaped QEMU among them, can't do to a machine through the mount.
 
 mod common;
 
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const VICTIM: u32 = 90_011;
 const STRANGER: u32 = 90_012;
-/// The page that is attacked, and how.
+/// Offset of the page that is attacked.
 const AT: usize = 5 << 20;
 
-/// Maps a file shared and for writing, in every way there is; the mapping and how it was got, if the kernel gave one.
+/// Tries every way to map a file shared and writable; returns the mapping and how it was made, if the kernel allowed one.
 fn shared_and_writable(path: &Path) -> Option<(*mut u8, &'static str)> {
     let map = |file: &File, prot| {
-        // SAFETY: a new mapping is made where the kernel likes; it takes no memory from anybody.
+        // SAFETY: the kernel chooses where the new mapping goes, so it replaces no memory.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -58,7 +58,7 @@ fn shared_and_writable(path: &Path) -> Option<(*mut u8, &'static str)> {
     None
 }
 
-/// Runs as another user, when the variable tells whose file to attack.
+/// Runs in another process, as another user, if the environment variable names the file to attack.
 #[test]
 fn attack() {
     let Ok(path) = std::env::var("FLOE_TEST_ATTACK") else {
@@ -101,14 +101,14 @@ fn machine(place: &Place, node: &common::Node, name: &str, user: u32) -> Machine
 #[ignore = "needs root and /dev/fuse: make system"]
 fn nobody_changes_a_siblings_memory_not_for_one_read() {
     let dir = tempfile::tempdir().unwrap();
-    // Others may come as far as the mount.
+    // Lets other users get as far as the mount.
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
     let victim = machine(&place, &node, "victim", VICTIM);
     let escaped = machine(&place, &node, "escaped", STRANGER);
     let (its, own): (PathBuf, PathBuf) = (victim.ram_path().unwrap(), escaped.ram_path().unwrap());
-    // A copy of this binary where they may run it.
+    // A copy of this binary that they may run.
     let program = dir.path().join("attack");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
@@ -116,8 +116,8 @@ fn nobody_changes_a_siblings_memory_not_for_one_read() {
     let memory = map(&its);
     let right = &place.ram[AT..AT + 4096];
     let attacks = [
-        (STRANGER, &own), // an escaped QEMU: its own file is the sibling's as well
-        (STRANGER, &its), // another user, by the sibling's name
+        (STRANGER, &own), // an escaped QEMU: its own memory file is its sibling's too
+        (STRANGER, &its), // another user, by the sibling's path
         (0, &its),        // even root
     ];
     let changed = AtomicBool::new(false);

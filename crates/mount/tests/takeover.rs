@@ -1,4 +1,4 @@
-//! A node that is killed under a running machine, and the next one.
+//! Tests a node that is killed under a running machine, and the node that takes over.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Runs as another process when the variable tells which: this binary starts itself.
+/// Runs the part of another process if an environment variable says which: this binary starts itself.
 #[test]
 fn role() {
     let Ok(role) = std::env::var("FLOE_TEST_ROLE") else {
@@ -38,7 +38,7 @@ fn role() {
     node.mount.wait();
 }
 
-/// The supervisor is another process of the test's.
+/// Returns a keeper that starts no supervisor, because the test runs one in another process.
 fn keeper(socket: &Path) -> Keeper {
     let wait = |socket: &Path| {
         while Client::connect(socket).is_err() {
@@ -73,7 +73,7 @@ impl Process {
         node
     }
 
-    /// Waits until a node has come to a stage, which it tells by a file.
+    /// Waits until a node has reached a stage, which it reports by creating a file.
     fn reaches(&mut self, stage: &str, place: &Place) {
         let file = place.root.join(format!("{stage}-{}", self.0.id()));
         while !file.exists() {
@@ -153,7 +153,7 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
                 let page = random.below(RAM_BYTES as u64 / 4096) as usize * 4096;
                 assert!(memory[page..page + 4096] == place.ram[page..page + 4096]);
                 touches.fetch_add(1, Ordering::Relaxed);
-                // Goes on being cold: pages that were read are given back.
+                // Drops pages that were read, so that memory stays cold.
                 if random.below(1000) == 0 {
                     memory.advise(memmap2::Advice::Normal).unwrap();
                     let file = std::fs::File::open(machine.join("ram")).unwrap();
@@ -190,8 +190,8 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
     drop(supervisor);
 }
 
-/// The kernel copies a request into a buffer of the one who reads it. A reader that is killed in that moment must not cost the
-/// request: each first read of a thread is such a moment, and there are as many threads as requests that wait.
+/// The kernel copies a request into the buffer of the thread that reads it. If that thread is killed at that moment, the
+/// request must not be lost. Each thread's first read is such a moment, and there are as many threads as waiting requests.
 #[test]
 #[ignore = "needs root and /dev/fuse: make system"]
 fn a_node_killed_in_its_first_moments_fails_no_write() {
@@ -234,7 +234,7 @@ fn a_node_killed_in_its_first_moments_fails_no_write() {
         let mut node = first;
         let mut random = Random(5);
         for _ in 0..KILLS {
-            // From before the first read of the queue until some time after it.
+            // The kill comes at any time from before the first read of the queue until some time after it.
             let delay = Duration::from_micros(random.below(30_000));
             let since = Instant::now();
             while since.elapsed() < delay {
@@ -246,7 +246,7 @@ fn a_node_killed_in_its_first_moments_fails_no_write() {
         }
         node.reaches("ready", &place);
         stop.store(true, Ordering::Relaxed);
-        // The scope ends when the writers have; until then the last node answers them.
+        // The scope ends when the writers do; until then the last node answers them.
         node
     });
     let failed = failed.into_inner().unwrap();
@@ -308,7 +308,7 @@ fn a_supervisor_that_is_just_ending_is_replaced_by_the_node_that_starts() {
     let second = std::sync::Arc::new(second);
     let started = second.clone();
     let ensure = move |socket: &Path| {
-        // it answers, and ends before the node has connected
+        // The supervisor answers, and ends before the node has connected.
         if let Some(first) = first.lock().unwrap().take() {
             Client::connect(socket).unwrap().quit().unwrap();
             first.join().unwrap().unwrap();

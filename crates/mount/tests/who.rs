@@ -1,4 +1,4 @@
-//! Who asks, through a real kernel: requests find their machine, and a busy disk's queue loses none.
+//! Tests through a real kernel that requests find their machine, and that a busy disk's queue loses none.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Users of nobody else on any host.
+/// Users that exist on no host.
 const USERS: [u32; 2] = [89_001, 89_002];
 
 fn machine_of(place: &Place, node: &Node, name: &str, uid: u32) -> MachineHandle {
@@ -26,14 +26,14 @@ fn machine_of(place: &Place, node: &Node, name: &str, uid: u32) -> MachineHandle
     node.mount.add_machine(spec).unwrap()
 }
 
-/// Pages of the memory that aren't zero.
+/// Returns the numbers of the memory's pages that aren't zero.
 fn pages(place: &Place) -> Vec<u64> {
     let all = place.ram.chunks(4096).enumerate();
     let filled = all.filter(|(_, page)| page.iter().any(|b| *b != 0));
     filled.map(|(number, _)| number as u64).collect()
 }
 
-/// Another process, of this user, reads a page.
+/// Reads a page in another process that runs as this user.
 fn read_as(uid: u32, file: &Path, page: u64) {
     let status = Command::new("dd")
         .args(["of=/dev/null", "bs=4096", "count=1", "status=none"])
@@ -63,7 +63,7 @@ fn a_machine_is_known_by_its_user_whatever_process_asks() {
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
-    // Nobody says which processes are whose.
+    // No process is set for either machine.
     let machines = [0, 1].map(|i| machine_of(&place, &node, &format!("m{i}"), USERS[i]));
     let pages = pages(&place);
     for (number, page) in pages[..9].iter().enumerate() {
@@ -72,7 +72,7 @@ fn a_machine_is_known_by_its_user_whatever_process_asks() {
     }
     until_faults(&machines[0], 6);
     until_faults(&machines[1], 3);
-    // A user of two machines is neither's: now the process must be known.
+    // The user of two machines identifies neither: now the process must be known.
     let third = machine_of(&place, &node, "m2", USERS[0]);
     read_as(USERS[0], &machines[0].ram_path().unwrap(), pages[10]);
     read_as(USERS[1], &machines[1].ram_path().unwrap(), pages[11]);
@@ -90,12 +90,12 @@ fn what_an_unknown_thread_touches_is_accounted_for_all_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
     let node = place.start(place.options());
-    // Both run as the node's own user, as where the node is not root.
+    // Both run as the node's own user, as they do where the node is not root.
     let (a, b) = (place.machine(&node, "a"), place.machine(&node, "b"));
     a.set_pid(std::process::id());
     let (memory, pages) = (map(&a.ram_path().unwrap()), pages(&place));
     for (number, page) in pages[..8].iter().enumerate() {
-        // Each thread is a new one, which nobody has noted; as a VMM's does, it lives on.
+        // Each thread is a new one that nobody has noted; like a VMM's thread, it lives on.
         let (memory, at) = (&memory, *page as usize * 4096);
         let (go_on, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
-//! What one image has had fetched ahead, and how much more it may guess.
+//! What was fetched ahead for one image, and how much more may be guessed for it.
 
-/// Counts of one image, all in chunks.
+/// Counts for one image, all in chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     touched: u64,
@@ -9,7 +9,8 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Guesses that its waste still allows: it may have `free` chunks unused, and `ratio` of what was touched.
+    /// Returns how many chunks may still be guessed: guesses not (yet) used may number `free`, plus `ratio` times the touched
+    /// chunks.
     pub(crate) fn guesses(&self, free: u64, ratio: f64) -> u64 {
         let waste = free + (self.touched as f64 * ratio) as u64;
         waste.saturating_sub(self.unused)
@@ -30,7 +31,7 @@ impl Budget {
         self.in_flight = self.in_flight.saturating_sub(chunks);
     }
 
-    /// Guessed chunks that were used, or that never came: they aren't waste.
+    /// Takes guessed chunks off the waste, because they were used or never arrived.
     pub(crate) fn settled(&mut self, chunks: u64) {
         self.unused = self.unused.saturating_sub(chunks);
     }

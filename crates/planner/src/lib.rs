@@ -1,35 +1,36 @@
-//! What to fetch next, decided without I/O and without a clock.
+//! Decides what to fetch next, without I/O and without a clock.
 //!
-//! A machine that runs lazily waits for every chunk that isn't there yet. The planner hears what it touched ([`Event`])
-//! and answers with what should travel before it is touched ([`Action`]). It holds no chunk, opens no socket and reads no
-//! clock: `now` comes in with each event, so recorded traces replay to the same decisions, and the tests are tables.
+//! A machine that runs while its memory is still being fetched waits for every chunk that isn't there yet. The planner is told
+//! what it touched ([`Event`]) and answers with what to fetch before it is touched ([`Action`]). It holds no chunk, opens no
+//! socket and reads no clock: each event comes with the time `now`, so recorded traces replay to the same decisions, and the
+//! tests are tables of events.
 //!
-//! What is known of earlier runs is a [`Model`]: [`train`] makes one of [`ZeroTrace`]s, traces with the waiting taken out
-//! (`model`). With one ([`Event::Model`]) an image is streamed (`stream`): the model tells what comes next and when, the link
-//! how much of it can come in time, and the machine is paused ([`Action::Buffer`]) where it would have to wait anyway. Which
-//! model and which choice is [`Config::policy`]: VMTorrent's and vTube's as published, and our own, which is the default.
+//! A [`Model`] holds what is known of earlier runs: [`train`] makes it from [`ZeroTrace`]s, which are traces with the waiting
+//! taken out (`model`). With a model ([`Event::Model`]) an image is streamed (`stream`): the model says what will be needed and
+//! when, the link how much of it can come in time, and the machine is paused ([`Action::Buffer`]) when it would have to wait
+//! anyway. [`Config::policy`] chooses the model and the rule: VMTorrent's or vTube's as published, or this project's own, which
+//! is the default.
 //!
-//! Without a model neighbours are all that can be guessed:
+//! Without a model only neighbours can be guessed:
 //!
-//! * Around a miss the aligned window of 1 to 64 chunks is fetched (`window`). A region's window grows while what was
-//!   fetched ahead gets used and shrinks when it doesn't.
-//! * What may be fetched in vain of an image is bounded by [`Config::waste_ratio_slow`] of what was touched of it, plus what the
-//!   link would have carried anyway while the first answers were on their way (`budget`, `links`). On a slow link this keeps the bytes that
-//!   cross it close to the bytes that are needed; on a fast one waste is cheap and time isn't.
-//! * When a window is nearly used up, the next one is fetched before it is asked for.
-//! * Segment tables (a chunk can't be fetched before its hash is known) are loaded in the background, memory first
-//!   (`tables`).
-//! * A list of chunks that are known to be wanted, [`Event::Expect`], is fetched in its order as the link allows, their tables
-//!   before all others.
+//! * Around a miss the aligned window of 1 to 64 chunks is fetched (`window`). A region's window grows while what was fetched
+//!   ahead gets used, and shrinks while it doesn't.
+//! * How many chunks of an image may be fetched in vain is bounded by [`Config::waste_ratio_slow`] times the touched chunks,
+//!   plus what the link could have carried anyway while the first answers were on their way (`budget`, `links`). On a slow link
+//!   this keeps the bytes fetched close to the bytes needed; on a fast link bytes are cheap and time isn't.
+//! * When a window is nearly used up, the next one is fetched before a miss in it.
+//! * Segment tables are loaded in the background, memory's first (`tables`): a chunk can't be fetched before its hash is known.
+//! * Chunks that are known to be wanted, [`Event::Expect`], are fetched in their order as the link allows, their tables before
+//!   all others.
 //!
-//! Images come over different links, each with its own bandwidth, round trip and room ([`LinkId`]). What is in flight on a link is
-//! bounded by that link; the images on it share its room evenly, and what one does not use the others get (`links`).
+//! Images come over different links, each with its own bandwidth and round trip ([`LinkId`]). A link bounds what is in flight
+//! on it; the images on it share that evenly, and what one image doesn't use the others get (`links`).
 //!
-//! Promises, whatever the model says: a chunk is asked for once while it is in flight; chunks that are zero or here are never
-//! asked for; what is in flight on a link is bounded by the link's content; no image on a link starves; what a hostile trace adds to what our own policy fetches is
-//! bounded by [`Config::speculation_ratio`]; a pause always ends.
+//! Promises, whatever the model says: no chunk is asked for twice while it is in flight; chunks that are zero or here are never
+//! asked for; what is in flight on a link is bounded by what the link can hold; no image on a link starves; what a hostile
+//! trace can make the default policy fetch is bounded by [`Config::speculation_ratio`]; a pause always ends.
 //!
-//! Not here: where traces and models are kept, how a machine is paused, who fetches.
+//! Not here: where traces and models are kept, how a machine is paused, and who fetches.
 
 mod budget;
 mod links;
@@ -51,37 +52,37 @@ pub use stream::{Progress, Waiting};
 /// A region's number, chosen by the caller.
 pub type RegionId = u32;
 
-/// An image's number, chosen by the caller: regions of the same image have the same.
+/// An image's number, chosen by the caller: regions of the same image have the same number.
 pub type ImageId = u32;
 
-/// A link's number, chosen by the caller: images that come over the same link have the same.
+/// A link's number, chosen by the caller: images that come over the same link have the same number.
 pub type LinkId = u64;
 
-/// Chunks in a block: the unit in which chunks are named to and by the planner, as the bits of a `u64`.
+/// Chunks in a block. Chunks are passed to and from the planner as a block's number and the bits of a `u64`.
 pub const BLOCK_CHUNKS: u32 = 64;
 
-/// The table that names a chunk.
+/// Returns the number of the table that has a chunk's hash.
 pub(crate) fn segment_of(chunk: u64) -> u32 {
     u32::try_from(chunk / floe_image::CHUNKS_PER_SEGMENT as u64).unwrap_or(u32::MAX)
 }
 
-/// What is fetched ahead. All policies run through the same code, so that the lab compares nothing but them.
+/// What is fetched ahead. All policies run through the same code, so that the lab compares the policies and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Nothing.
     DemandOnly,
-    /// Neighbours of what is missed.
+    /// The neighbours of missed chunks.
     Neighbours,
     /// A static plan in the order of mean first access; needs a model of [`Method::VmTorrent`].
     VmTorrent,
-    /// vTube as published; needs a model of [`Method::VTube`].
+    /// vTube's rule as published; needs a model of [`Method::VTube`].
     VTube,
-    /// Our own; with a model of [`Method::Floe`], else neighbours.
+    /// This project's own rule; needs a model of [`Method::Floe`], and fetches neighbours without one.
     Floe,
 }
 
 impl Policy {
-    /// The model that it needs.
+    /// Returns which kind of model it needs; `None` if it needs none.
     pub fn method(self) -> Option<Method> {
         match self {
             Policy::DemandOnly | Policy::Neighbours => None,
@@ -97,14 +98,14 @@ impl Policy {
 pub enum Urgency {
     /// Memory: its faults stop a virtual CPU.
     Memory,
-    /// Anything else; on a slow link its tables wait for the first access.
+    /// Anything else. On a slow link its tables are loaded when their chunks are first accessed.
     Storage,
 }
 
-/// What the planner is told.
+/// What the caller reports to the planner.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A region will be used. `segments` are the numbers of its tables that aren't all-zero and not loaded yet.
+    /// A region will be used. `segments` are the numbers of those of its tables that are neither all zero nor loaded yet.
     RegionAdded {
         /// The region's number from now on.
         region: RegionId,
@@ -116,10 +117,10 @@ pub enum Event {
         chunks: u64,
         /// Tables to load, in the order in which they are wanted.
         segments: Vec<u32>,
-        /// How soon.
+        /// How soon its tables are needed.
         urgency: Urgency,
     },
-    /// A region is gone.
+    /// A region was removed.
     RegionRemoved {
         /// Its number.
         region: RegionId,
@@ -149,7 +150,7 @@ pub enum Event {
         /// Its chunks that are neither zero nor in the store.
         candidates: u64,
     },
-    /// A fetch ended.
+    /// A fetch that the planner asked for ended.
     Fetched {
         /// The region.
         region: RegionId,
@@ -160,47 +161,47 @@ pub enum Event {
         /// Whether they arrived.
         ok: bool,
     },
-    /// A table that the planner asked for was loaded, or could not be.
+    /// A table that the planner asked for was loaded, or could not be loaded.
     SegmentLoaded {
         /// The region.
         region: RegionId,
         /// The table.
         segment: u32,
-        /// Whether it arrived; one that didn't is asked for again, some times, after the next [`Event::LinkEstimate`].
+        /// Whether it arrived. If not, it is asked for again after the next [`Event::LinkEstimate`], a few times at most.
         ok: bool,
     },
-    /// What a link is measured to be; said some times a second.
+    /// A measurement of a link; reported several times a second.
     LinkEstimate {
         /// The link.
         link: LinkId,
-        /// As it was measured.
+        /// What was measured.
         measured: Link,
     },
-    /// Chunks that are known to be wanted, first one first (a profile, a preload). They don't count as guesses.
+    /// Chunks that are known to be wanted (a profile, a preload). They don't count as guesses.
     Expect {
         /// The region.
         region: RegionId,
         /// Chunks in the order in which they will be wanted; at most [`Config::expect_max`] of an image are kept waiting.
         chunks: Vec<u64>,
     },
-    /// A model of the image that these regions are of, said after [`Event::RegionAdded`] of each and, for the start to be
-    /// buffered, before the machine runs. From now on every first touch is told ([`Event::Hit`], [`Event::Miss`]), and
-    /// [`Event::Tick`]. A model that isn't for [`Config::policy`] is ignored. It is the caller's to see that the model is of
-    /// this image ([`Model::image`]); its chunks beyond a region's end are left out here.
+    /// A model of the image that these regions belong to. Report it after [`Event::RegionAdded`] of each region, and before the
+    /// machine runs if its start is to be buffered. From now on report every first touch ([`Event::Hit`], [`Event::Miss`]) and
+    /// [`Event::Tick`]. A model that isn't for [`Config::policy`] is ignored. The caller must ensure that the model is of this
+    /// image ([`Model::image`]); chunks beyond a region's end are left out here.
     Model {
         /// The regions in the manifest's order, all of one image.
         regions: Vec<RegionId>,
         /// The model.
         model: std::sync::Arc<Model>,
     },
-    /// Time went on; said about every 100 ms while there is a model, also while the machine is paused.
+    /// Time has passed; reported about every 100 ms while there is a model, also while the machine is paused.
     Tick,
 }
 
-/// What the planner wants done.
+/// What the planner asks the caller to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Fetch these chunks behind all demand reads, then say [`Event::Fetched`].
+    /// Fetch these chunks, after all demand reads, then report [`Event::Fetched`].
     Fetch {
         /// The region.
         region: RegionId,
@@ -209,23 +210,23 @@ pub enum Action {
         /// Its chunks.
         chunks: u64,
     },
-    /// Say which chunks of this block are worth fetching ([`Event::Candidates`]).
+    /// Report which chunks of this block are worth fetching ([`Event::Candidates`]).
     Look {
         /// The region.
         region: RegionId,
         /// The block.
         block: u64,
     },
-    /// Load these tables, then say [`Event::SegmentLoaded`] for each.
+    /// Load these tables, then report [`Event::SegmentLoaded`] for each.
     FetchSegments {
         /// The region.
         region: RegionId,
         /// The tables.
         segments: Vec<u32>,
     },
-    /// The region is being read from end to end: give these chunks to the page cache, they will all be used. The block's
-    /// last quarter is never among them, because touches of pushed chunks aren't seen: when all of it was touched, they count as
-    /// touched too.
+    /// The region is being read from end to end: put these chunks into the page cache, since they will all be used. The last
+    /// quarter of the block is never among them, because touches of pushed chunks aren't seen: once all of that quarter was
+    /// touched, the pushed chunks count as touched too.
     Push {
         /// The region.
         region: RegionId,
@@ -234,21 +235,21 @@ pub enum Action {
         /// Its chunks.
         chunks: u64,
     },
-    /// Pause the machines of an image, or let them go on. Said when it changes; a machine that is paused is always let go on
-    /// in the end, as long as [`Event::Tick`] comes.
+    /// Pause the machines of an image, or let them go on. Returned when this changes; a machine that is paused is always let go
+    /// on in the end, as long as [`Event::Tick`] is reported.
     Buffer {
         /// The first region of the image's model.
         region: RegionId,
-        /// Pause, or go on.
+        /// True to pause them, false to let them go on.
         pause: bool,
-        /// Bytes on the wire that have to come first.
+        /// Bytes that have to come over the link before the machines may go on.
         missing_bytes: u64,
         /// How long that takes at the link's present speed, in microseconds.
         eta_us: u64,
     },
 }
 
-/// The planner's policy and limits. The defaults are argued beside each field.
+/// The planner's policy and limits. The reason for each default is given at its field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
     /// What is fetched ahead.
@@ -257,55 +258,58 @@ pub struct Config {
     pub window_log2_start: u32,
     /// Log2 of the largest window: 64 chunks, one block.
     pub window_log2_max: u32,
-    /// On a slow link, chunks fetched ahead and not (yet) used for each touched one. zstd makes about 0.36 of a memory
-    /// chunk, so 1.3 times the touched chunks stay below half of their uncompressed bytes, tables included.
+    /// How many chunks fetched ahead and not (yet) used are allowed for each touched one on a slow link. zstd makes a memory
+    /// chunk about 0.36 of its size, so 1.3 times the touched chunks stay below half of their uncompressed bytes, tables
+    /// included.
     pub waste_ratio_slow: f64,
-    /// The same on a fast link, where time is dearer than bytes.
+    /// The same on a fast link, where time costs more than bytes.
     pub waste_ratio_fast: f64,
     /// A link is slow below this many bytes a second.
     pub slow_bytes_per_s: f64,
     /// A link is fast from this many bytes a second on.
     pub fast_bytes_per_s: f64,
-    /// How much smaller a chunk is on the wire (zstd on guests' memory: 2.8 in the mean).
+    /// How many times smaller a chunk is on the wire (zstd on guests' memory: 2.8 on average).
     pub compression: f64,
-    /// The least number of chunks that may be in flight, so that a bad estimate can't stop the read-ahead.
+    /// The window of chunks in flight is never smaller than this, so that a bad estimate can't stop the read-ahead.
     pub in_flight_chunks_min: u32,
     /// The most chunks in flight, whatever the link (32 MiB).
     pub in_flight_chunks_max: u32,
-    /// Segment tables in flight at a time.
+    /// Most segment tables in flight at a time.
     pub tables_in_flight_max: u32,
-    /// Chunks of [`Event::Expect`] that are kept waiting.
+    /// Most chunks of [`Event::Expect`] that wait to be sent, for each image.
     pub expect_max: usize,
-    /// The part of the touched chunks that neighbours may waste where a model is loaded, which knows most of what comes.
+    /// Neighbours that may be fetched in vain for each touched chunk if there is a model, which knows most of what comes.
     pub waste_ratio_beside_model: f64,
     /// How far ahead vTube selects clusters (its 5.1: 16 minutes), in microseconds.
     pub lookout_us: u64,
     /// How often vTube selects without a miss (its 5.1: 2 minutes), in microseconds.
     pub hint_us: u64,
-    /// How far ahead our own policy looks, in microseconds.
+    /// How far ahead the default policy looks, in microseconds.
     pub floe_lookout_us: u64,
-    /// From this probability on a cluster that two traces vouch for isn't speculation.
+    /// A cluster that is at least this probable, and that two traces have, isn't speculation.
     pub backed_probability: f64,
-    /// Speculative chunks that may lie unused for each chunk that was touched or is backed.
+    /// How many speculative chunks may lie unused for each chunk that was touched, or was sent because it is backed.
     pub speculation_ratio: f64,
-    /// A wasted microsecond of the link costs so many saved ones.
+    /// How many saved microseconds of the link are needed to justify a wasted one.
     pub waste_price: f64,
-    /// A pause for a group has to save so many times its own length.
+    /// A pause for a group must save at least this many times its own length.
     pub patience: f64,
     /// A pause shorter than this isn't worth the interruption, in microseconds.
     pub pause_us_min: u64,
-    /// What our own policy buffers beyond the point at which the link can keep up, in microseconds of the machine's time.
+    /// How much the default policy buffers beyond the point from which the link can keep up, in microseconds of the machine's
+    /// time.
     pub reserve_us: u64,
-    /// A pause in which nothing arrives for so long ends: the link is down, and the guest may run on what it has.
+    /// A pause in which nothing arrives for this many microseconds ends: the link is down, and the guest may run on what it
+    /// has.
     pub pause_idle_us_max: u64,
     /// The longest pause, in microseconds.
     pub pause_us_max: u64,
-    /// The machine runs at least so long between two pauses, in microseconds.
+    /// The shortest time that the machine runs between two pauses, in microseconds.
     pub run_us_min: u64,
 }
 
 impl Config {
-    /// Bytes of a chunk on the wire.
+    /// Returns the bytes of a chunk on the wire.
     pub(crate) fn wire_bytes(&self) -> f64 {
         floe_image::CHUNK_SIZE as f64 / self.compression
     }

@@ -1,9 +1,9 @@
 //! The links that images come over, and how the images on one link share it.
 //!
-//! Each image's chunks come over one link: one fetcher, one origin. What is under way on a link is bounded by what the link
-//! carries during a round trip (`pace`), whatever other links do. Within that bound the image that has least under way goes
-//! first ([`LinkState::next`]): all who want something get equally much, what one of them does not use goes to the others, and
-//! nobody waits for somebody else's plan to end.
+//! Each image's chunks come over one link: one fetcher, one origin. What is in flight on a link is bounded by what the link can
+//! carry during a round trip (`pace`), independently of other links. Within that bound the image that has least in flight goes
+//! first ([`LinkState::next`]): all images that want something get equally much, what one doesn't use goes to the others, and
+//! no image waits until another's plan is done.
 
 use crate::budget::Budget;
 use crate::pace::Pace;
@@ -11,16 +11,16 @@ use crate::tables::Tables;
 use crate::{Config, ImageId, LinkId, RegionId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// A model leaves this part of a round trip's free chunks to neighbours.
+/// Beside a model, guessed neighbours may use the chunks that a round trip carries for free, divided by this.
 const FREE_BESIDE_MODEL: u64 = 8;
-/// How fast it is forgotten what an image had carried, in microseconds: long enough to bridge the gaps between requests, short
-/// enough to see within seconds that an image has become quiet.
+/// Time constant with which it is forgotten how much an image fetched, in microseconds: long enough to bridge the gaps between
+/// requests, short enough to notice within seconds that an image has become quiet.
 const CARRIED_KEPT_US: f64 = 1e6;
 
-/// A link as it is measured.
+/// The measured state of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Bytes a second on the wire.
+    /// Bandwidth in bytes a second, as they are on the wire.
     pub bytes_per_s: f64,
     /// Round trip in microseconds.
     pub rtt_us: u64,
@@ -30,13 +30,13 @@ pub struct Link {
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     pub budget: Budget,
-    /// Chunks that are known to be wanted, first one first.
+    /// Chunks that are known to be wanted, in the order in which they are wanted.
     pub expected: VecDeque<(RegionId, u64)>,
     regions: u32,
-    /// Chunks that it asked for lately, the older the less they count.
+    /// How many chunks it asked for lately; older ones count less.
     carried: f64,
     carried_at_us: u64,
-    /// When it last had its turn, counted in turns of the link.
+    /// The number of its last turn, in turns of the link.
     turn: u64,
 }
 
@@ -75,7 +75,7 @@ impl LinkState {
         }
     }
 
-    /// As it was measured last.
+    /// Returns the last measurement.
     pub(crate) fn measured(&self) -> Option<Link> {
         self.measured
     }
@@ -92,13 +92,13 @@ impl LinkState {
         self.flows.get_mut(&image)
     }
 
-    /// Images of which something is expected.
+    /// Returns the images for which chunks are expected.
     pub(crate) fn expecting(&self) -> impl Iterator<Item = ImageId> + '_ {
         let waiting = self.flows.iter().filter(|(_, f)| !f.expected.is_empty());
         waiting.map(|(image, _)| *image)
     }
 
-    /// Chunks that the link carries during one round trip: while the demanded one is on its way they cost no time.
+    /// Returns how many chunks the link carries during one round trip: while a demanded chunk is on its way, they cost no time.
     fn free_chunks(&self, config: &Config) -> u64 {
         let Some(link) = self.measured else {
             return u64::from(config.in_flight_chunks_min);
@@ -111,7 +111,8 @@ impl LinkState {
         )
     }
 
-    /// Between the slow and the fast ratio by the logarithm of the speed; slow while nothing is known.
+    /// Returns the allowed ratio of waste: between the slow and the fast one by the logarithm of the bandwidth; slow if it is
+    /// unknown.
     fn waste_ratio(&self, config: &Config) -> f64 {
         let Some(link) = self.measured else {
             return config.waste_ratio_slow;
@@ -121,30 +122,30 @@ impl LinkState {
         config.waste_ratio_slow + at * (config.waste_ratio_fast - config.waste_ratio_slow)
     }
 
-    /// Chunks that may be in flight while nothing is streamed over the link by a model.
+    /// Returns how many chunks may be in flight while no model streams over the link.
     pub(crate) fn most(&self, config: &Config) -> u64 {
         (2 * self.free_chunks(config)).min(u64::from(config.in_flight_chunks_max))
     }
 
-    /// Chunks that may be in flight while something is. `paused`: all machines that stream over it are.
+    /// Returns how many chunks may be in flight while a model does. `paused`: all machines that stream over it are paused.
     pub(crate) fn window(&self, paused: bool, config: &Config) -> u64 {
         self.pace.window_chunks(self.measured, paused, config)
     }
 
-    /// The most that is ever in flight, as the link is measured now.
+    /// Returns the most chunks that may ever be in flight, by the last measurement.
     pub(crate) fn room(&self, config: &Config) -> u64 {
         self.most(config).max(self.window(true, config))
     }
 
-    /// Images that use the link now, an image counted that is about to.
+    /// Returns how many images use the link now, including `image`, which is about to.
     fn users(&self, image: ImageId, now_us: u64) -> u64 {
         let uses = |flow: &Flow| flow.budget.in_flight() > 0 || flow.carried(now_us) >= 1.0;
         let users = self.flows.iter().filter(|(i, f)| **i == image || uses(f));
         (users.count() as u64).max(1)
     }
 
-    /// The part of the link that an image can count on: what the others leave of it, and never less than an even part. What the others
-    /// use is what they asked for lately or have in flight, whichever is more.
+    /// Returns the share of the link that an image can count on: what the others leave of it, but never less than an even
+    /// share. What another image uses is what it asked for lately or has in flight, whichever is more.
     pub(crate) fn share(&self, image: ImageId, now_us: u64, config: &Config) -> f64 {
         let users = self.users(image, now_us);
         let Some(link) = self.measured.filter(|_| users > 1) else {
@@ -161,7 +162,7 @@ impl LinkState {
         (1.0 - used).max(1.0 / users as f64)
     }
 
-    /// The link as an image finds it: with its part of the bandwidth.
+    /// Returns the link with the bandwidth that an image can count on.
     pub(crate) fn as_seen_by(&self, image: ImageId, now_us: u64, config: &Config) -> Option<Link> {
         self.measured.map(|link| Link {
             bytes_per_s: link.bytes_per_s * self.share(image, now_us, config),
@@ -169,9 +170,9 @@ impl LinkState {
         })
     }
 
-    /// Guesses that may be sent now for an image: bounded by the waste that is allowed, by what may be in flight, and where others
-    /// use the link too by an even part of it. `beside_model`: a model knows most of what will be touched, so little is left to
-    /// neighbours, and what they waste is added to what the model does.
+    /// Returns how many guesses may be sent now for an image. The allowed waste bounds them, and what may be in flight, and an
+    /// even share of that if other images use the link too. `beside_model`: a model knows most of what will be touched, so few
+    /// guesses are left for neighbours, whose waste is added to the model's.
     pub(crate) fn guesses(
         &self,
         image: ImageId,
@@ -198,8 +199,8 @@ impl LinkState {
         flow.budget.guesses(free, ratio).min(room).min(part)
     }
 
-    /// Whose turn it is among `able` (the image, and what it holds reserved), and how many chunks it may send of the `room` that
-    /// there is: it catches up with the next one and goes `step` further.
+    /// Returns whose turn it is among `able` (images, and what each has reserved), and how many chunks of `room` it may send:
+    /// it catches up with the image that has next least, and goes `step` chunks further.
     pub(crate) fn next(
         &mut self,
         able: &[(ImageId, u64)],
@@ -229,7 +230,7 @@ struct Place {
     link: LinkId,
     image: ImageId,
     in_flight: u64,
-    /// The region was removed; what was in flight then still takes its room.
+    /// Whether the region was removed; what was in flight then still takes room.
     gone: bool,
 }
 
@@ -257,13 +258,13 @@ impl Links {
         self.links.values()
     }
 
-    /// The budgets of all images.
+    /// Returns the budgets of all images.
     pub(crate) fn budgets(&self) -> impl Iterator<Item = &Budget> {
         let flows = self.links.values().flat_map(|link| link.flows.values());
         flows.map(|flow| &flow.budget)
     }
 
-    /// A link was measured; what of its tables failed may be asked for again.
+    /// Notes a measurement of a link; tables that failed there may be asked for again.
     pub(crate) fn measured(&mut self, link: LinkId, measured: Link) {
         let state = self.links.entry(link).or_default();
         state.measure(measured);
@@ -271,7 +272,7 @@ impl Links {
     }
 
     pub(crate) fn add(&mut self, region: RegionId, link: LinkId, image: ImageId) {
-        // A number that is used again: what was under way for the region before isn't waited for any more.
+        // The number was used before: what was in flight for that region isn't waited for any more.
         if let Some(before) = self.places.get(&region) {
             self.ended(region, before.in_flight);
         }
@@ -286,13 +287,13 @@ impl Links {
         self.places.insert(region, place);
     }
 
-    /// The link and the image of a region that is there.
+    /// Returns the link and the image of a region, unless it was removed.
     pub(crate) fn place(&self, region: RegionId) -> Option<(LinkId, ImageId)> {
         let place = self.places.get(&region).filter(|place| !place.gone)?;
         Some((place.link, place.image))
     }
 
-    /// The state of a region's link, and its image.
+    /// Returns the state of a region's link, and its image.
     pub(crate) fn of(&mut self, region: RegionId) -> Option<(&mut LinkState, ImageId)> {
         let (link, image) = self.place(region)?;
         Some((self.links.get_mut(&link)?, image))
@@ -303,7 +304,7 @@ impl Links {
         Some(&mut link.flow_mut(image)?.budget)
     }
 
-    /// A region is gone, and with it `unused` guesses.
+    /// Removes a region, and its `unused` guesses with it.
     pub(crate) fn remove(&mut self, region: RegionId, unused: u64) {
         let Some((state, image)) = self.of(region) else {
             return;
@@ -320,7 +321,7 @@ impl Links {
         self.clear(region);
     }
 
-    /// Forgets a region that is gone once nothing of it is in flight, and what was there only for it.
+    /// Forgets a removed region once nothing of it is in flight, with the image and the link if they were there only for it.
     fn clear(&mut self, region: RegionId) {
         let Some(place) = self.places.get(&region).copied() else {
             return;
@@ -340,7 +341,7 @@ impl Links {
         }
     }
 
-    /// A machine touched a chunk for the first time; one that is missed crosses the link.
+    /// Notes that a machine touched a chunk for the first time; a missed chunk crosses the link.
     pub(crate) fn touch(&mut self, region: RegionId, missed: bool, now_us: u64) {
         let Some((link, image)) = self.of(region) else {
             return;
@@ -366,7 +367,7 @@ impl Links {
         }
     }
 
-    /// A fetch ended, however.
+    /// Notes that a fetch ended, successfully or not.
     pub(crate) fn ended(&mut self, region: RegionId, chunks: u64) {
         let Some(place) = self.places.get_mut(&region) else {
             return;

@@ -1,23 +1,24 @@
-//! How much may be under way on a link, so that the link is full and its queue is not.
+//! How much may be in flight on a link, so that the link is full and its queue is not.
 
 use crate::{Config, Link};
 
-/// Of the link's own content; more than one, or a link that became faster would never be seen to be.
+/// The window in units of what the link holds. It is more than 1, or it would never be seen that a link has become faster.
 const RUNNING: f64 = 1.25;
-/// The same while all machines that stream over it are paused: no demand can be behind it.
+/// The same while all machines that stream over the link are paused, so that no demand can queue behind it.
 const PAUSED: f64 = 2.0;
-/// The round trip may rise to this part of its minimum before we give way.
+/// The round trip may grow to this many times its minimum before the window is reduced.
 const RTT_RISE: f64 = 1.5;
-/// Rises below this are the clock's and the scheduler's, in microseconds.
+/// Shorter growth comes from the clock and the scheduler, in microseconds.
 const RTT_SLACK_US: u64 = 10_000;
-/// What is left of the window after each estimate with a long queue, and what comes back after one without.
+/// The window's share: multiplied by the first at each measurement with a long queue, raised by the second at each without one,
+/// and never below the third.
 const GIVE_WAY: f64 = 0.7;
 const COME_BACK: f64 = 0.15;
 const SHARE_MIN: f64 = 0.25;
-/// Estimates after which a minimum that wasn't seen again is forgotten: routes change.
+/// After this many measurements a minimum that wasn't reached again is forgotten, since routes change.
 const RTT_MIN_ESTIMATES: u32 = 120;
 
-/// The window of chunks in flight.
+/// Bounds the number of chunks in flight.
 #[derive(Debug)]
 pub(crate) struct Pace {
     share: f64,
@@ -36,7 +37,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// The link was measured.
+    /// Notes a measurement of the link.
     pub(crate) fn estimate(&mut self, link: Link) {
         self.estimates_since_min += 1;
         if link.rtt_us <= self.rtt_min_us || self.estimates_since_min > RTT_MIN_ESTIMATES {
@@ -51,7 +52,7 @@ impl Pace {
         };
     }
 
-    /// Chunks that may be in flight. The round trip counted is the shortest one: what is above it is a queue.
+    /// Returns how many chunks may be in flight. Counts with the shortest round trip: what is above it is a queue.
     pub(crate) fn window_chunks(&self, link: Option<Link>, paused: bool, config: &Config) -> u64 {
         let (least, most) = (config.in_flight_chunks_min, config.in_flight_chunks_max);
         let Some(link) = link else {

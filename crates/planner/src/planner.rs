@@ -1,4 +1,4 @@
-//! The state machine: events in, actions out.
+//! The planner's state machine: takes events, returns actions.
 
 use crate::budget::Budget;
 use crate::links::Links;
@@ -11,9 +11,9 @@ use crate::{
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Expected chunks that are looked at in vain for one that can be asked for: bounds the work of an event.
+/// How many expected chunks without a table are passed over at most: bounds the work of an event.
 const EXPECTED_NAMELESS_MAX: usize = 1024;
-/// Nothing of a plan is sent before this part of the link's window is free, so that requests don't become tiny.
+/// Nothing of a plan is sent until the link's window divided by this is free, so that requests don't become tiny.
 const ROOM_SHARE: u64 = 8;
 
 /// The planner of one mount.
@@ -30,23 +30,23 @@ pub struct Planner {
 pub struct Counters {
     /// First touches.
     pub touched: u64,
-    /// Guesses that nobody has used.
+    /// Guesses that were not used (yet).
     pub unused: u64,
-    /// Asked for and not here yet.
+    /// Chunks that the planner asked for and that haven't arrived.
     pub in_flight: u64,
 }
 
 /// How full a link is, in chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkUse {
-    /// Asked for by whatever reason of the planner's and not here yet.
+    /// Chunks that the planner asked for, for any reason, and that haven't arrived.
     pub in_flight: u64,
-    /// The most that may be in flight, as the link is measured now.
+    /// The most chunks that may be in flight, by the last measurement of the link.
     pub room: u64,
 }
 
 impl Planner {
-    /// A planner without regions.
+    /// Makes a planner without regions.
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -56,7 +56,7 @@ impl Planner {
         }
     }
 
-    /// Takes an event that happened at `now_us` (microseconds of any monotonic clock) and says what to do.
+    /// Handles an event that happened at `now_us` (microseconds of any monotonic clock) and returns what to do.
     pub fn on_event(&mut self, now_us: u64, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
@@ -134,7 +134,7 @@ impl Planner {
         actions
     }
 
-    /// What happened so far, over all links.
+    /// Returns what happened so far, over all links.
     pub fn counters(&self) -> Counters {
         let sum = |of: fn(&Budget) -> u64| self.links.budgets().map(of).sum();
         Counters {
@@ -144,7 +144,7 @@ impl Planner {
         }
     }
 
-    /// How full a link is; `None` if no region comes over it.
+    /// Returns how full a link is; `None` if no region comes over it.
     pub fn link_use(&self, link: LinkId) -> Option<LinkUse> {
         self.links.get(link).map(|state| LinkUse {
             in_flight: state.in_flight(),
@@ -152,7 +152,7 @@ impl Planner {
         })
     }
 
-    /// What the models have planned and what came of it, of all images together; zero without a model.
+    /// Returns what the models have planned and what came of it, for all images together; zero without a model.
     pub fn progress(&self) -> Progress {
         self.streams
             .iter()
@@ -160,18 +160,18 @@ impl Planner {
             .fold(Progress::default(), Progress::plus)
     }
 
-    /// The same of the image that a region belongs to; `None` without a model.
+    /// Returns the same for the image that a region belongs to; `None` without a model.
     pub fn progress_of(&self, region: RegionId) -> Option<Progress> {
         let stream = self.streams.iter().find(|s| s.region(region).is_some());
         stream.map(Stream::progress)
     }
 
-    /// Chunks in a region's window at present.
+    /// Returns the size of a region's window now, in chunks; `None` if there is no such region.
     pub fn window_chunks(&self, region: RegionId) -> Option<u32> {
         self.regions.get(&region).map(Region::window_chunks)
     }
 
-    /// What a stream of an image needs beside itself; `None` if nothing of the image is left.
+    /// Returns the streams, and what a stream of this image needs beside itself; `None` if nothing of the image is left.
     fn lend(
         &mut self,
         now_us: u64,
@@ -192,7 +192,7 @@ impl Planner {
         Some((&mut self.streams, lent))
     }
 
-    /// A model takes the place of an earlier one of the same image. One that is not for this policy changes nothing.
+    /// Takes a model, in place of an earlier one of the same image. A model that isn't for this policy changes nothing.
     fn model(
         &mut self,
         now_us: u64,
@@ -252,7 +252,7 @@ impl Planner {
         let Some(state) = self.regions.get_mut(&region) else {
             return;
         };
-        // A guess that is still on its way was right all the same.
+        // A guess that is still on its way was right too.
         let right = state.touch(chunk).0;
         self.settled(region, right);
         let most = match (self.config.policy, known) {
@@ -268,7 +268,7 @@ impl Planner {
         self.guess(now_us, region, block, chunks, actions);
     }
 
-    /// Guesses that may be sent now for a region's image.
+    /// Returns how many guesses may be sent now for a region's image.
     fn guesses(&mut self, now_us: u64, region: RegionId, beside_model: bool) -> u64 {
         let config = self.config;
         let found = self.links.of(region);
@@ -277,7 +277,7 @@ impl Planner {
         })
     }
 
-    /// Guesses of a region that were right, or that never came.
+    /// Takes guesses of a region off the waste, because they were right or never arrived.
     fn settled(&mut self, region: RegionId, chunks: u64) {
         if let Some(budget) = self.links.budget(region) {
             budget.settled(chunks);
@@ -298,7 +298,7 @@ impl Planner {
         self.settled(region, right);
     }
 
-    /// Counts a first touch; whether there is such a chunk.
+    /// Notes a first touch; returns whether the region has such a chunk.
     fn touch(&mut self, now_us: u64, region: RegionId, chunk: u64, missed: bool) -> bool {
         if !self.regions.get(&region).is_some_and(|r| r.contains(chunk)) {
             return false;
@@ -313,7 +313,7 @@ impl Planner {
         true
     }
 
-    /// Whether the image's model knows a chunk; `None` without a model.
+    /// Returns whether the image's model knows a chunk; `None` without a model.
     fn stream_knows(&self, region: RegionId, chunk: u64) -> Option<bool> {
         let mut of = self
             .streams
@@ -405,8 +405,8 @@ impl Planner {
         }
     }
 
-    /// Sends over a link what is expected and what is planned, as far as it has room: one image after the other, whoever has least in
-    /// flight first.
+    /// Sends over a link what is expected and what is planned, as far as there is room: one image after the other, first the
+    /// one that has least in flight.
     fn send(&mut self, now_us: u64, link: LinkId, actions: &mut Vec<Action>) {
         let Some(state) = self.links.get(link) else {
             return;
@@ -437,15 +437,15 @@ impl Planner {
         {
             let (used, looks) = self.turn(now_us, (link, image), give, actions);
             reserved += looks;
-            // It has no more, or it waits for the answer to a look.
+            // The image has nothing more to send, or waits for the answer to a look.
             if used < give || looks > 0 {
                 able.retain(|(other, _)| *other != image);
             }
         }
     }
 
-    /// An image sends up to `room` chunks: what is expected, then what its model plans. Returns the room that it used, and
-    /// how much of that is kept for blocks that it looks at first.
+    /// Lets an image send up to `room` chunks: what is expected, then what its model plans. Returns how much room it used, and
+    /// how much of that is reserved for blocks that it looks at first.
     fn turn(
         &mut self,
         now_us: u64,
@@ -473,8 +473,8 @@ impl Planner {
         (expected + turn.used, turn.looks)
     }
 
-    /// Sends what is expected of an image, a block's chunks together. A chunk whose table isn't here has no name yet: it keeps
-    /// its place until then, and those behind it may go first. Returns the number of chunks.
+    /// Sends what is expected of an image, chunks of a block together; returns the number of chunks. The hash of a chunk whose
+    /// table isn't here isn't known: the chunk keeps its place until then, and those behind it may go first.
     fn send_expected(
         &mut self,
         now_us: u64,
@@ -529,12 +529,12 @@ impl Planner {
     }
 }
 
-/// The block of a chunk.
+/// Returns the number of a chunk's block.
 fn chunk_block(chunk: u64) -> u64 {
     chunk / u64::from(BLOCK_CHUNKS)
 }
 
-/// Ends the streams of which `over` is true.
+/// Ends the streams for which `over` returns true.
 fn end_streams(
     streams: &mut Vec<Stream>,
     over: impl Fn(&Stream) -> bool,
@@ -544,7 +544,7 @@ fn end_streams(
     ended.for_each(|stream| stream.end(actions));
 }
 
-/// The stream of the image that a region belongs to, and the region's number in the manifest.
+/// Returns the stream of the image that a region belongs to, and the region's number in the manifest.
 fn of_stream(streams: &mut [Stream], region: RegionId) -> Option<(&mut Stream, usize)> {
     streams.iter_mut().find_map(|s| {
         let number = s.region(region)?;

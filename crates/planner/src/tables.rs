@@ -1,9 +1,9 @@
-//! The background loading of segment tables over one link: memory's first, few at a time, the images in turn.
+//! Loads segment tables over one link in the background: memory's first, few at a time, images in turn.
 
 use crate::{Config, ImageId, Link, RegionId, Urgency};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// A table that failed this often is left to whoever touches its chunks.
+/// A table that failed this often isn't loaded here any more; a touch of its chunks will load it.
 const FAILURES_MAX: u32 = 5;
 
 /// A table of a region, and how soon it is needed.
@@ -34,7 +34,8 @@ impl Lanes {
         self.0.is_empty()
     }
 
-    /// The next tables, `most` or fewer, of one region of the image whose turn it is; it is the others' turn then.
+    /// Takes the next tables, `most` at most, all of one region of the image whose turn it is; then it is the next image's
+    /// turn.
     fn take(&mut self, most: usize) -> Vec<Table> {
         let mut taken: Vec<Table> = Vec::new();
         if most == 0 {
@@ -56,20 +57,20 @@ impl Lanes {
     }
 }
 
-/// Tables that wait and tables that are under way.
+/// Tables that wait, and tables that are being loaded.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     images: HashMap<RegionId, ImageId>,
-    /// Known to be needed soon, before all others.
+    /// Tables that are known to be needed soon, before all others.
     hurried: Lanes,
     memory: Lanes,
     storage: Lanes,
     in_flight: Vec<Table>,
-    /// Didn't come; asked for again when the link is next looked at.
+    /// Tables that failed; they are tried again at the link's next measurement.
     failed: Vec<Table>,
-    /// How often a table failed.
+    /// How often each table failed.
     failures: HashMap<(RegionId, u32), u32>,
-    /// All that aren't here and aren't given up.
+    /// All tables that aren't here and aren't given up.
     missing: HashSet<(RegionId, u32)>,
 }
 
@@ -94,12 +95,12 @@ impl Tables {
         }
     }
 
-    /// Whether a chunk of this table has to wait for it.
+    /// Returns whether a chunk of this table has to wait for it.
     pub(crate) fn is_missing(&self, region: RegionId, segment: u32) -> bool {
         self.missing.contains(&(region, segment))
     }
 
-    /// These tables are needed before all others, in this order.
+    /// Moves tables before all others, in this order.
     pub(crate) fn hurry(&mut self, region: RegionId, segments: &[u32]) {
         let Some(image) = self.images.get(&region).copied() else {
             return;
@@ -131,7 +132,7 @@ impl Tables {
         self.failures.retain(|(r, _), _| *r != region);
     }
 
-    /// A table came or failed. A failed one waits, or a dead link would be asked without end.
+    /// Notes that a table was loaded or failed. A failed one has to wait, or a dead link would be asked without end.
     pub(crate) fn loaded(&mut self, region: RegionId, segment: u32, ok: bool) {
         let found = self
             .in_flight
@@ -150,7 +151,7 @@ impl Tables {
         }
     }
 
-    /// The link was looked at: what failed may be tried again, behind the others.
+    /// Queues failed tables again, after the others. Called when the link was measured.
     pub(crate) fn retry(&mut self) {
         for (region, segment, urgency) in std::mem::take(&mut self.failed) {
             if let Some(image) = self.images.get(&region).copied() {
@@ -159,8 +160,8 @@ impl Tables {
         }
     }
 
-    /// The next tables to ask for, of one region. Storage's tables (3.5 MB for a small Debian disk, 4 s of a 7.2 Mbit/s
-    /// link) stay where they are while the link is slow; the few that are touched are fetched on demand.
+    /// Returns the next tables to ask for, all of one region. Tables of storage (3.5 MB for a small Debian disk, 4 s of a 7.2
+    /// Mbit/s link) aren't loaded while the link is slow; the few that are touched are fetched on demand.
     pub(crate) fn next(
         &mut self,
         link: Option<Link>,
@@ -169,7 +170,7 @@ impl Tables {
         let most = config.tables_in_flight_max as usize;
         let slow = link.is_some_and(|l| l.bytes_per_s < config.slow_bytes_per_s);
         let room = |most: usize| most.saturating_sub(self.in_flight.len());
-        // On a slow link one at a time: a table (up to 32 KiB) delays the demand reads that are behind it on the wire.
+        // On a slow link one at a time: a table (up to 32 KiB) delays the demand reads behind it on the wire.
         let background = room(if slow { 1 } else { most });
         let taken = if !self.hurried.is_empty() {
             let room = room(most);

@@ -1,28 +1,28 @@
-//! One region's read-ahead: aligned windows that grow with success and shrink with waste.
+//! Read-ahead of one region: aligned windows that grow with success and shrink with waste.
 
 use crate::{BLOCK_CHUNKS, Config};
 use std::collections::{HashMap, VecDeque};
 
-/// Windows that are judged late: one more window pushes the oldest out, and what it didn't use by then was waste.
+/// How many windows wait to be judged: the next one pushes the oldest out, and what that one didn't use by then was waste.
 const WINDOWS_JUDGED_LATER: usize = 16;
-/// Recent misses that are looked at to find neighbours when the window has shrunk to nothing.
+/// How many recent misses are searched for neighbours when the window has shrunk to one chunk.
 const MISSES_REMEMBERED: usize = 16;
-/// The part of a block that may be pushed; once all of the rest was touched, the pushing was right.
+/// The part of a block that may be pushed. Once all of the rest was touched, the pushed part counts as used.
 const PUSHABLE: u64 = u64::MAX >> (BLOCK_CHUNKS / 4);
-/// Above this share of used chunks the window doubles.
+/// If the share of used chunks is above this, the window doubles.
 const SCORE_GROW: f64 = 0.6;
-/// Above this share, at the largest window, the region is being read end to end.
+/// If it is above this at the largest window, the region is being read from end to end.
 const SCORE_STREAMING: f64 = 0.9;
-/// Below this share it halves: what is wasted costs as much as what is won.
+/// If it is below this, the window halves: what is wasted costs as much as what is gained.
 const SCORE_SHRINK: f64 = 0.35;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// Asked for, by whatever way.
+    /// Chunks that were asked for, for any reason.
     asked: u64,
-    /// Fetched ahead by a guess and not touched yet.
+    /// Chunks that were fetched because of a guess and not touched yet.
     ahead: u64,
-    /// Given to the page cache, so that touches aren't seen any more.
+    /// Chunks that were pushed into the page cache, so that touches of them aren't seen.
     pushed: u64,
 }
 
@@ -42,18 +42,19 @@ pub(crate) struct Region {
     blocks: HashMap<u64, Block>,
     recent: VecDeque<Window>,
     misses: VecDeque<u64>,
-    /// The window that is fetched next if it has candidates: block, chunks.
+    /// The window that is fetched next if it has candidates: block and chunks.
     looking: Option<(u64, u64)>,
 }
 
-/// The chunks of the aligned window of `1 << log2` chunks around bit `at`.
+/// Returns the aligned window of `1 << log2` chunks around bit `at`.
 fn aligned(at: u32, log2: u32) -> u64 {
     let width = 1u32 << log2.min(6);
     let first = at & !(width - 1);
     (u64::MAX >> (BLOCK_CHUNKS - width)) << first
 }
 
-/// At most `most` bits of `chunks`: those behind `at` first, nearest first, as reading goes upwards.
+/// Returns at most `most` bits of `chunks`: those from `at` upwards first, as most reading goes upwards, then those below,
+/// nearest first.
 fn nearest(chunks: u64, at: u32, most: u64) -> u64 {
     let upwards = at..BLOCK_CHUNKS;
     let downwards = (0..at).rev();
@@ -82,7 +83,7 @@ impl Region {
         }
     }
 
-    /// Its size in chunks.
+    /// Returns the region's size in chunks.
     pub(crate) fn chunks(&self) -> u64 {
         self.chunks
     }
@@ -91,12 +92,12 @@ impl Region {
         chunk < self.chunks
     }
 
-    /// Chunks in the window at present.
+    /// Returns the size of the window now, in chunks.
     pub(crate) fn window_chunks(&self) -> u32 {
         1 << self.log2
     }
 
-    /// Guesses that nobody has used.
+    /// Returns how many guesses were not used.
     pub(crate) fn unused(&self) -> u64 {
         self.blocks
             .values()
@@ -104,7 +105,7 @@ impl Region {
             .sum()
     }
 
-    /// The chunks to give to the page cache now that a block's guesses have arrived.
+    /// Returns the chunks to push into the page cache, now that a block's guesses have arrived.
     pub(crate) fn push(&mut self, block: u64, arrived: u64, config: &Config) -> u64 {
         let streaming = self.log2 >= config.window_log2_max && self.score > SCORE_STREAMING;
         let Some(state) = self.blocks.get_mut(&block).filter(|_| streaming) else {
@@ -120,7 +121,7 @@ impl Region {
         chunks
     }
 
-    /// A chunk was touched: how many guesses turned out to be right by it, and whether it was one itself.
+    /// Notes that a chunk was touched; returns how many guesses that proved right, and whether the chunk itself was a guess.
     pub(crate) fn touch(&mut self, chunk: u64) -> (u64, bool) {
         let (block, bit) = split(chunk);
         let Some(state) = self.blocks.get_mut(&block) else {
@@ -136,7 +137,7 @@ impl Region {
         (u64::from(right.count_ones()), guessed)
     }
 
-    /// The chunks to fetch around a miss, at most `most` of the candidates.
+    /// Returns the chunks to fetch around a miss, at most `most` of the candidates.
     pub(crate) fn miss(&mut self, chunk: u64, candidates: u64, most: u64, config: &Config) -> u64 {
         let (block, bit) = split(chunk);
         self.remember(chunk, config);
@@ -147,7 +148,7 @@ impl Region {
         self.take(block, nearest(wanted, bit, most), config)
     }
 
-    /// The block to look at when the window around a used guess is nearly used up.
+    /// Returns the block to look at next, if the window around a used guess is nearly used up.
     pub(crate) fn follow(&mut self, chunk: u64) -> Option<u64> {
         let (block, bit) = split(chunk);
         let window = aligned(bit, self.log2);
@@ -168,7 +169,7 @@ impl Region {
         Some(next_block)
     }
 
-    /// The chunks to fetch of a block that was looked at.
+    /// Returns the chunks to fetch of a block that was looked at.
     pub(crate) fn looked(
         &mut self,
         block: u64,
@@ -188,7 +189,7 @@ impl Region {
         )
     }
 
-    /// Chunks that are fetched for another reason: guesses keep away from them.
+    /// Notes that a chunk is fetched for another reason, so that no guess is; returns whether nobody had asked for it.
     pub(crate) fn expect(&mut self, chunk: u64) -> bool {
         let (block, bit) = split(chunk);
         let state = self.blocks.entry(block).or_default();
@@ -197,7 +198,7 @@ impl Region {
         new
     }
 
-    /// Chunks that didn't come may be asked for again; returns the guesses among them.
+    /// Notes that chunks didn't arrive and may be asked for again; returns how many of them were guesses.
     pub(crate) fn failed(&mut self, block: u64, chunks: u64) -> u64 {
         let Some(state) = self.blocks.get_mut(&block) else {
             return 0;
@@ -222,7 +223,7 @@ impl Region {
         chunks
     }
 
-    /// Looks at what became of the oldest window.
+    /// Judges the oldest window by what was used of it.
     fn judge(&mut self, config: &Config) {
         let Some(window) = self.recent.pop_front() else {
             return;
@@ -242,7 +243,8 @@ impl Region {
         }
     }
 
-    /// With a window of one chunk nothing is guessed and nothing learnt, so neighbourhood is seen in the misses.
+    /// Remembers a miss. With a window of one chunk there are no guesses to learn from, so misses that are near each other
+    /// widen it.
     fn remember(&mut self, chunk: u64, config: &Config) {
         let near = self.misses.iter().any(|m| m.abs_diff(chunk) <= 2);
         self.near = 0.9 * self.near + if near { 0.1 } else { 0.0 };

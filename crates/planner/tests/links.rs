@@ -1,4 +1,4 @@
-//! The promises of links: images that come over one link share it, and those over another don't notice.
+//! Tests the promises of links: images on one link share it, and those on another don't notice.
 
 mod common;
 
@@ -35,20 +35,20 @@ fn wire(link: Link) -> Wire {
     }
 }
 
-/// A machine with an image of one region, whose number is the machine's.
+/// A machine with an image of one region, which has the machine's number.
 struct Machine {
     link: usize,
-    /// When it is started.
+    /// When it starts.
     start_us: u64,
     model: Option<Arc<Model>>,
     accesses: VecDeque<Timed>,
-    /// By how much its own clock is behind, once it was started.
+    /// How far its own clock is behind, since it started.
     behind_us: Option<u64>,
     waiting: Option<At>,
     paused: bool,
     pauses: u64,
     waited_us: u64,
-    /// Chunks that were fetched ahead for it and have come.
+    /// Chunks that were fetched ahead for it and have arrived.
     came: u64,
 }
 
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// A machine starts, or touches its next chunk.
+    /// Starts a machine, or lets it touch its next chunk.
     fn go_on(&mut self, number: usize) {
         let region = number as u32;
         let machine = &mut self.machines[number];
@@ -242,7 +242,7 @@ impl World {
         });
     }
 
-    /// Until all machines are through, or `end_us`.
+    /// Runs until all machines have made all accesses, or until `end_us`.
     fn run(&mut self, end_us: u64) {
         let (mut tick, mut measure) = (self.now, self.now + SECOND);
         while self.now < end_us && self.machines.iter().any(|m| !m.accesses.is_empty()) {
@@ -296,7 +296,7 @@ impl World {
     }
 }
 
-/// What a machine waits that has a link for itself.
+/// Returns how long a machine waits that has a link for itself.
 fn waited_alone_us(policy: Policy, link: Link, model: &Arc<Model>, trace: &ZeroTrace) -> u64 {
     let machine = Machine::new(0, 0, model.clone(), trace);
     let mut world = World::new(config(policy), &[link], vec![machine]);
@@ -389,7 +389,7 @@ fn who_comes_later_gets_an_even_part_at_once() {
     let machines = starts.map(|at| Machine::new(0, at, model.clone(), &idle));
     let mut world = World::new(config(Policy::VmTorrent), &[MOBILE], machines.into());
     for (end, users) in [(5, 1), (10, 2), (15, 3)] {
-        // A round trip for what is under way.
+        // Skips a round trip for what is in flight.
         world.run((end - 5) * SECOND + 500_000);
         let before: Vec<u64> = world.machines.iter().map(|m| m.came).collect();
         world.run(end * SECOND);
@@ -410,8 +410,8 @@ fn who_comes_later_gets_an_even_part_at_once() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Whatever machines start when over which links: each gets to its end, no link carries more than it has room for (the
-    /// driver looks after every event), and nobody waits much longer than over an even part of its link.
+    /// Whatever machines start at whatever time over whatever links: each gets to its end, no link carries more than it has
+    /// room for (the driver checks after every event), and no machine waits much longer than over an even share of its link.
     #[test]
     fn no_stream_starves_and_no_link_is_overfull(
         policy in 0usize..3,
@@ -443,8 +443,8 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Events in any order, links that come, go and lie about themselves: never a panic, what is counted in flight is what was
-    /// asked for and hasn't ended, and what a removed region had under way takes no room for ever.
+    /// Events in any order, with links that come, go and report wrong figures: the planner never panics, what it counts as in
+    /// flight is what was asked for and hasn't ended, and what a removed region had in flight doesn't take room for ever.
     #[test]
     fn no_order_of_events_on_several_links_loses_count(
         events in proptest::collection::vec((0u8..9, 0u32..4, 0u64..700, any::<u64>(), 0u64..SECOND), 0..150),

@@ -1,5 +1,5 @@
-//! What training promises: the paper's clusters, the same bytes whatever the order of the traces, bounded work, and a decoder
-//! that takes nothing but whole models.
+//! Tests what training promises: the paper's clusters, the same bytes whatever the order of the traces, bounded work, and a
+//! decoder that accepts only complete, valid models.
 
 use floe_image::Hash;
 use floe_planner::{ACCESSES_MAX, ChunkAt, Method, Model, Timed, TrainOptions, ZeroTrace, train};
@@ -84,7 +84,7 @@ fn overlapping_clusters_become_their_intersection_and_complements() {
 
 #[test]
 fn what_is_left_of_a_cluster_is_checked_against_the_interval_again() {
-    // 1 and 3 are 3 s apart and were one cluster only because of 2, which the other trace takes away.
+    // 1 and 3 are 3 s apart and were in one cluster only because of 2, which the other trace takes away.
     let model = learn(
         Method::VTube,
         &[
@@ -127,7 +127,7 @@ fn a_film_is_cut_into_clusters_that_tell_the_time() {
     assert_eq!(film.clusters().len(), 1);
 }
 
-/// Runs of the same program: mostly the same chunks at nearly the same times.
+/// Returns runs of the same program: mostly the same chunks at nearly the same times.
 fn runs(n: u64, accesses: u32) -> Vec<ZeroTrace> {
     let run = |seed: u64| {
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

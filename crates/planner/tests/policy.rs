@@ -1,4 +1,4 @@
-//! The planner's promises, as tables of events and as properties over random ones.
+//! Tests the planner's promises, with tables of events and with properties of random ones.
 
 use floe_planner::{Action, Config, Event, Link, Planner, Urgency};
 use proptest::prelude::*;
@@ -291,7 +291,7 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
             segments: vec![0]
         }]
     );
-    // The failed one waits for the next look at the link.
+    // The failed one waits for the next measurement of the link.
     assert_eq!(planner.on_event(2, loaded(0, 0, true)), []);
     assert_eq!(
         planner.on_event(
@@ -376,7 +376,7 @@ fn what_is_expected_waits_for_its_table_and_its_table_comes_first() {
         segments: vec![0, 1, 2, 3, 4, 5],
         urgency: Urgency::Memory,
     };
-    // One table at a time as long as nobody knows which are needed; number 7 is here, or all zero.
+    // One table at a time while nobody knows which are needed; number 7 is here, or all zero.
     let tables = |segments| Action::FetchSegments {
         region: 0,
         segments,

@@ -1,4 +1,4 @@
-//! The promises of streaming: replayed runs over links that misbehave, with models that lie.
+//! Tests the promises of streaming: replayed runs over links that misbehave, with models that are wrong.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn run(policy: Policy, traces: &[ZeroTrace], tested: &ZeroTrace) -> Outcome {
     run.replay(learn(policy, traces), tested, u64::MAX)
 }
 
-/// Each run tested with the model of all others; sums.
+/// Tests each run with the model of all others; returns the sums.
 fn leave_one_out(policy: Policy, traces: &[ZeroTrace]) -> Outcome {
     let mut sum = Outcome::default();
     for i in 0..traces.len() {
@@ -78,7 +78,7 @@ fn our_own_policy_waits_less_than_vtube_and_wastes_no_more() {
         let [vmtorrent, vtube, floe] = all[..] else {
             panic!("three policies");
         };
-        // Made-up noise is all chance, which nobody foretells; the lab has the figures of real traces.
+        // Made-up noise is all chance, which nothing predicts; the lab has the figures for real traces.
         assert!(floe.wait_s() <= vtube.wait_s());
         assert!(floe.fetch_ratio() <= vtube.fetch_ratio().min(vmtorrent.fetch_ratio()) * 1.02);
     }
@@ -89,7 +89,7 @@ fn buffering_spares_the_machine_its_misses_and_ends() {
     let traces = COMPILE.runs(4);
     let floe = run(Policy::Floe, &traces[1..], &traces[0]);
     assert!(floe.pauses > 0 && floe.launch_us > 0, "{floe:?}");
-    // All chunks that any other run knew are here in time, but for the first of a burst that was too big for the link.
+    // All chunks that any other run knew are here in time, except the first of a burst that was too big for the link.
     let known = learn(Policy::Floe, &traces[1..]).unwrap();
     let known: HashSet<ChunkAt> = known.chunks().collect();
     let unknown = |a: &&Timed| {
@@ -176,7 +176,7 @@ fn a_link_that_falls_to_a_tenth_and_comes_back_keeps_the_bounds() {
         let run = Run::new(config(policy), MOBILE, Box::new(speed), &[SPACE]);
         let out = run.replay(learn(policy, &traces[1..]), &traces[0], 3600 * SECOND);
         assert_eq!(out.touched, traces[0].accesses.len() as u64);
-        // Twice what the link holds is the most that may be in flight, for the machine's pauses.
+        // While the machine is paused, twice what the link holds may be in flight.
         assert!(out.most_in_flight <= 2 * 75 + 64, "{out:?}");
     }
 }
@@ -239,7 +239,7 @@ fn what_is_zero_or_here_already_is_never_asked_for() {
     }
 }
 
-/// What a hostile trace can be: everything at once, everything slowly, a real run with everything behind each step.
+/// Returns a hostile trace: everything at once, everything slowly, or a real run with everything after each step.
 fn hostile(kind: u64, honest: &ZeroTrace) -> ZeroTrace {
     let all = (0..150_000u32).map(|i| (i * 2 + 1, u64::from(i) * [1, 500][(kind % 2) as usize]));
     let mut raw: Vec<(u32, u64)> = all.collect();
@@ -262,7 +262,7 @@ fn a_hostile_trace_costs_no_more_than_the_bound_on_speculation() {
         let mut traces = honest[1..].to_vec();
         traces.push(hostile(kind, &honest[1]));
         let out = run(Policy::Floe, &traces, tested);
-        // Stated bound: what honest runs saw, the speculation's share of all that, one window, and the neighbours' share.
+        // The stated bound: what honest runs saw, the share of that for speculation and for neighbours, and one window.
         let config = Config::default();
         let backed = seen.len() as u64 + out.touched;
         let share = config.speculation_ratio + config.waste_ratio_beside_model;
@@ -280,7 +280,7 @@ fn a_hostile_trace_costs_no_more_than_the_bound_on_speculation() {
     }
 }
 
-/// Bits of a block of a region of 700 chunks.
+/// Returns those bits of a block that lie in a region of 700 chunks.
 fn inside(block: u64, bits: u64) -> u64 {
     let most = 700u64.saturating_sub(block * 64).min(64);
     (0..most).fold(0, |all, i| all | bits & 1 << i)
@@ -365,7 +365,7 @@ proptest! {
                 prop_assert_eq!(planner.counters().in_flight, flight.len() as u64);
             }
         }
-        // Whatever happened: time alone ends a pause, also one that had to wait for the machine to run a little first.
+        // Whatever happened: time alone ends a pause, even one that had to wait until the machine had run a little.
         let Config { pause_idle_us_max, run_us_min, .. } = Config::default();
         for _ in 0..2 * (pause_idle_us_max + run_us_min) / 100_000 {
             now += 100_000;

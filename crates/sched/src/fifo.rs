@@ -3,7 +3,7 @@
 use crate::{Full, Policy, Who};
 use std::collections::VecDeque;
 
-/// Serves requests in the order in which they came, whoever asks.
+/// Serves requests in the order in which they came, whoever makes them.
 #[derive(Debug)]
 pub struct Fifo<T> {
     queue: VecDeque<(Who, T)>,
@@ -11,7 +11,7 @@ pub struct Fifo<T> {
 }
 
 impl<T> Fifo<T> {
-    /// A queue of at most `most` requests.
+    /// Makes a queue of at most `most` requests.
     pub fn new(most: usize) -> Fifo<T> {
         Fifo {
             queue: VecDeque::new(),

@@ -2,37 +2,38 @@
 
 use crate::Who;
 
-/// The queue has no room; holds what was to be queued.
+/// The queue has no room; contains the request that was to be queued.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
-/// A bounded queue of requests of many machines that decides which one is served next.
+/// A bounded queue of requests of many machines, which decides which one is served next.
 ///
-/// Times are microseconds of any clock that does not go backwards, the same one in all calls.
+/// Times are in microseconds of any clock that doesn't go backwards, the same clock in all calls.
 pub trait Policy<T>: Send {
-    /// Queues a request of `bytes` bytes. [`Full`] gives it back if the queue is at its bound.
+    /// Queues a request of `bytes` bytes. If the queue is full, [`Full`] gives it back.
     fn submit(&mut self, now_us: u64, who: Who, bytes: u64, request: T) -> Result<(), Full<T>>;
 
-    /// Takes out the first request, in this policy's order, that `ready` accepts. Those that it does not accept keep their
-    /// places. `None`: nothing may be served now.
+    /// Removes and returns the first request, in this policy's order, that `ready` accepts. Requests that it doesn't accept
+    /// keep their places. `None` if nothing may be served now.
     fn next(&mut self, now_us: u64, ready: &mut dyn FnMut(&Who, &T) -> bool) -> Option<(Who, T)>;
 
-    /// A request that [`Policy::next`] gave out has been served. Policies that limit rates or learn service times need it.
+    /// Reports that a request that [`Policy::next`] returned was served. Policies that limit rates or learn service times need
+    /// this.
     fn served(&mut self, _now_us: u64, _who: Who, _bytes: u64) {}
 
-    /// When [`Policy::next`] may give out something that it does not give out now, though nothing else happens: for policies
-    /// that hold requests back for a time.
+    /// Returns when [`Policy::next`] may return a request that it doesn't return now, even if nothing else happens: for
+    /// policies that hold requests back for a time.
     fn wake_us(&self) -> Option<u64> {
         None
     }
 
-    /// Removes requests that `keep` does not keep, because nobody wants them any more.
+    /// Removes requests for which `keep` returns false, because nobody wants them any more.
     fn retain(&mut self, keep: &mut dyn FnMut(&T) -> bool);
 
-    /// Number of queued requests.
+    /// Returns the number of queued requests.
     fn len(&self) -> usize;
 
-    /// Whether nothing is queued.
+    /// Returns whether nothing is queued.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

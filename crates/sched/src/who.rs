@@ -1,40 +1,40 @@
-//! Who asks: carried by every request from the mount down to the source.
+//! Who makes a request, and why: every request carries this from the mount down to the source.
 
-/// A machine on this host. Numbers are given by the mount, and not used again while it lives.
+/// A machine on this host. The mount assigns numbers, and uses none twice while it lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MachineId(pub u32);
 
 impl MachineId {
-    /// No machine: the node itself, or a reader that could not be told.
+    /// No machine: the node itself, or a reader that isn't known.
     pub const NONE: MachineId = MachineId(0);
 }
 
-/// Why something is wanted.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// A guest waits for it.
+    /// A guest waits for the data.
     #[default]
     Demand,
-    /// A guest will probably want it.
+    /// A guest will probably want the data.
     Prefetch,
-    /// It is here, and a guest will probably want it: it goes into the page cache.
+    /// The data is here, and a guest will probably want it: put it into the page cache.
     Push,
-    /// A guest's write or flush has to be kept.
+    /// A guest's write or flush has to be stored.
     Store,
-    /// To be able to give it to others.
+    /// The node fetches the data to give it to others.
     Seed,
-    /// To own an image completely, in no hurry.
+    /// The node fetches an image completely, in no hurry.
     Settle,
 }
 
 impl Purpose {
-    /// Whether a guest stands still until it is done.
+    /// Returns whether a guest stands still until the request is done.
     pub fn is_waited_for(self) -> bool {
         matches!(self, Purpose::Demand | Purpose::Store)
     }
 }
 
-/// How urgent a request is among those of the same purpose, the most urgent first.
+/// How urgent a request is among those with the same purpose, the most urgent first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
     /// A person waits for the answer.
@@ -46,19 +46,19 @@ pub enum Class {
     Bulk,
 }
 
-/// Who asks, what for, and how urgently.
+/// Who makes a request, for what purpose, and how urgent it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Who {
     /// The machine whose request this is.
     pub machine: MachineId,
-    /// Why.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// How urgently.
+    /// How urgent it is.
     pub class: Class,
 }
 
 impl Who {
-    /// A demand of a machine, of which nothing more is known.
+    /// Makes a demand of a machine, of normal urgency.
     pub fn demand(machine: MachineId) -> Who {
         Who {
             machine,
@@ -66,7 +66,7 @@ impl Who {
         }
     }
 
-    /// The node itself, for this purpose.
+    /// Makes a request of the node itself for this purpose, of normal urgency.
     pub fn node(purpose: Purpose) -> Who {
         Who {
             purpose,

@@ -1,10 +1,10 @@
-//! What every policy promises, checked over random requests. A new policy is added to `policies`.
+//! Tests what every policy promises, with random requests. Add a new policy to `policies`.
 
 use floe_sched::{Class, Fifo, Full, MachineId, Policy, Purpose, Who};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// Room of the queues in these tests.
+/// How many requests the queues in these tests hold.
 const ROOM: usize = 16;
 
 fn policies() -> Vec<(&'static str, Box<dyn Policy<u32>>)> {
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// What goes in comes out once, with the name it came with, unless somebody took it back; and never more than fit.
+    /// Each request comes out once, with the `Who` it came with, unless it was removed; and there are never more than fit.
     #[test]
     fn every_request_is_given_out_once_or_given_back(steps in proptest::collection::vec(step(), 0..200)) {
         for (name, mut policy) in policies() {
@@ -63,7 +63,7 @@ proptest! {
                         }
                     }
                     Step::Next => {
-                        // Work conserving: these policies hold nothing back.
+                        // These policies hold nothing back: whenever a request is queued, one is returned.
                         let next = policy.next(now, &mut |_, _| true);
                         prop_assert_eq!(next.is_some(), !queued.is_empty(), "{}", name);
                         if let Some((who, request)) = next {
@@ -101,7 +101,7 @@ fn the_first_to_come_is_the_first_to_be_served() {
         fifo.submit(0, Who::demand(MachineId(request % 2)), 4096, request)
             .unwrap();
     }
-    // One that is not ready keeps its place.
+    // A request that isn't ready keeps its place.
     let second = fifo.next(1, &mut |who, _| who.machine == MachineId(1));
     assert_eq!(second, Some((Who::demand(MachineId(1)), 1)));
     let order: Vec<u32> =

@@ -1,5 +1,5 @@
-//! How long a demand read of one chunk from a hub takes, over loopback: through a bare socket, through [`floe_source::Hub`],
-//! and through a [`floe_source::Fetcher`] with its cache, on the caller's thread and on a thread of its own.
+//! Measures how long a demand read of one chunk from a hub takes over loopback: through a bare socket, through
+//! [`floe_source::Hub`], and through a [`floe_source::Fetcher`] with its cache, on the caller's thread and on the fetcher's.
 //!
 //! `cargo run --release -p floe-source --example read_latency`
 
@@ -23,7 +23,7 @@ fn chunk(i: usize) -> Vec<u8> {
     bytes
 }
 
-/// A hub with everything in memory: it answers each read with raw bytes.
+/// Starts a hub that has everything in memory and answers each read with raw bytes; returns its address.
 fn hub(chunks: Vec<(Hash, Vec<u8>)>) -> SocketAddr {
     let chunks: Arc<std::collections::HashMap<_, _>> = Arc::new(chunks.into_iter().collect());
     let (tell, told) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! A repository on this host.
+//! A repository on this host as a source.
 
 use std::path::Path;
 
@@ -15,13 +15,13 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The images of `repository`.
+    /// Makes a source of `repository`.
     pub fn new(repository: Repository) -> Directory {
         let at = repository.dir().display().to_string();
         Directory { repository, at }
     }
 
-    /// The repository in directory `dir`.
+    /// Opens the repository in directory `dir` as a source.
     pub fn open(dir: &Path) -> Result<Directory, SourceError> {
         match Repository::open(dir) {
             Ok(repository) => Ok(Directory::new(repository)),

@@ -1,4 +1,4 @@
-//! What can go wrong with a source, by what the caller can do about it.
+//! Errors of sources, grouped by what the caller can do about them.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use thiserror::Error;
 
 /// Why a source did not give what it was asked for.
 ///
-/// It is `Clone` because one failed fetch answers everybody who waited for it.
+/// It is `Clone` because one failed fetch answers everybody who waited for the item.
 #[derive(Clone, Debug, Error)]
 pub enum SourceError {
-    /// The source answered, and does not have it.
+    /// The source answered that it doesn't have it.
     #[error("{at} does not have {what}; check the name, or add a source that has it")]
     Missing {
         /// The source or URL.
@@ -17,7 +17,7 @@ pub enum SourceError {
         /// What was asked for.
         what: String,
     },
-    /// The source sent bytes that are not what was asked for. They were dropped.
+    /// The source sent bytes that are not what was asked for; they were dropped.
     #[error(
         "{at} sent wrong data for {what}: {reason}; the data was dropped. Run `floe image verify` there, or use another source"
     )]
@@ -29,7 +29,7 @@ pub enum SourceError {
         /// What is wrong with the answer.
         reason: String,
     },
-    /// No usable answer: no connection, a broken one, or a server in trouble.
+    /// There was no usable answer: no connection, a broken one, or a server that failed.
     #[error(
         "cannot reach {at} for {what}: {reason}; check that it runs and that this host can connect to it"
     )]
@@ -38,10 +38,10 @@ pub enum SourceError {
         at: String,
         /// What was asked for.
         what: String,
-        /// What the connection or server said.
+        /// What the connection or the server reported.
         reason: String,
     },
-    /// No complete answer in the time allowed.
+    /// There was no complete answer in the time allowed.
     #[error(
         "{at} did not deliver {what} within {after:?}; the link may be slow or the server hung"
     )]
@@ -53,7 +53,7 @@ pub enum SourceError {
         /// The time that was allowed.
         after: Duration,
     },
-    /// The source refuses this token, or wants one.
+    /// The source refuses the token, or needs one.
     #[error(
         "{at} denies access to {what}; give a token that may read it (`floe login`, or `--token`)"
     )]
@@ -63,32 +63,32 @@ pub enum SourceError {
         /// What was asked for.
         what: String,
     },
-    /// The request or URL makes no sense to this source; trying again will not help.
+    /// The source can't serve this request or URL; trying again won't help.
     #[error("{at}: {reason}")]
     Unsupported {
         /// The source or URL.
         at: String,
-        /// What does not fit, and what would.
+        /// What is wrong with it, and what would be right.
         reason: String,
     },
-    /// This host could not store or read locally what was fetched.
+    /// This host could not store what was fetched, or could not read it from its store.
     #[error("local storage failed for {what}: {reason}")]
     Local {
         /// What was to be stored or read.
         what: String,
-        /// What the store said.
+        /// The error of the store.
         reason: String,
     },
     /// The fetcher was stopped before the item came.
     #[error("stopped before {what} was fetched")]
     Stopped {
-        /// What was waited for.
+        /// The item that the caller waited for.
         what: String,
     },
 }
 
 impl SourceError {
-    /// Whether the same request to the same source may succeed later.
+    /// Returns whether the same request to the same source may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
@@ -98,7 +98,7 @@ impl SourceError {
         )
     }
 
-    /// Whether another source may have what this one did not give.
+    /// Returns whether another source should be asked for what this one did not give.
     pub fn falls_through(&self) -> bool {
         self.is_retryable() || matches!(self, SourceError::Missing { .. })
     }

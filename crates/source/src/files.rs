@@ -7,13 +7,13 @@ use crate::http::{Ask, Http};
 use crate::packed::{Objects, Packed};
 use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
-/// A repository's files behind any web server.
+/// A repository's files behind a web server, as a source.
 ///
-/// Cost: one range request for each run of neighbouring frames, after one for the layout and one for each pack's index.
+/// Cost: one range request for each run of neighbouring frames, after one request for the layout and one for each pack's index.
 pub struct Files(Packed<Web>);
 
 impl Files {
-    /// The repository whose files are below `origin`, an http or https URL. Nothing is connected yet.
+    /// Makes a source of the repository whose files are below `origin`, an http or https URL. Doesn't connect yet.
     pub fn new(origin: &Origin, options: &Options) -> Result<Files, SourceError> {
         let web = Web(Http::new(origin, None)?);
         Ok(Files(Packed::new(

@@ -1,5 +1,5 @@
-//! A server that is asked for chunks by HTTP: one lane of connections for demand and one for everything else, its link
-//! measured, its wish to be left alone respected, its refusals told as [`SourceError`]s.
+//! A client of a server that is asked for chunks over HTTP. It keeps separate connections for demand and for everything else,
+//! measures the link, waits when the server asks it to, and turns refusals into [`SourceError`]s.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use parking_lot::Mutex;
 use crate::link::{Answer, LinkEstimate, LinkMeter};
 use crate::{Origin, Request, SourceError};
 
-/// Connections for demand: as many as guests' faults are worth having in flight to one server at once.
+/// Most connections for demand: as many of the guests' faults as are worth having in flight to one server at once.
 const DEMAND_CONNECTIONS_MAX: usize = 16;
 
-/// Connections for all other purposes. Two keep a pipe full while one answer ends; more only take a demand's share.
+/// Most connections for other purposes. Two keep the link busy while one answer ends; many more would only slow demand down.
 const BULK_CONNECTIONS_MAX: usize = 4;
 
-/// How long a TCP and TLS handshake may take: three lost SYNs.
+/// How long a TCP and TLS handshake may take: enough for three lost SYNs.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// A thread that sleeps until its answer comes is woken by a CPU that has to wake up first: some 40 us in a virtual machine. A
-/// demand to a server that is near looks for its answer for so long before it sleeps.
+/// How long a demand to a near server polls for its answer before its thread sleeps. A CPU that has to be woken for a sleeping
+/// thread costs some 40 us in a virtual machine.
 const LOOKS_FOR: Duration = Duration::from_micros(250);
 
-/// A server is near up to this round trip, microseconds.
+/// Longest round trip of a server that counts as near, in microseconds.
 const NEAR_RTT_US_MAX: u64 = 500;
 
-/// A server may ask to be left alone for so long at most.
+/// The longest wait that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(15);
 
-/// How much of an error answer is quoted.
+/// How many bytes of an error answer are quoted.
 const ERROR_TEXT_MAX: usize = 300;
 
 /// A server behind a base URL.
@@ -42,16 +42,16 @@ pub(crate) struct Http {
     demand: Pool,
     bulk: Pool,
     meter: LinkMeter,
-    /// The server asked to be left alone until then.
+    /// The server asked not to be sent requests before this time.
     not_before: Mutex<Option<Instant>>,
 }
 
-/// Takes an answer's head and a piece of its body; an error ends the call.
+/// Called with an answer's head and a piece of its body; an error ends the call.
 pub(crate) type OnData<'a> = dyn FnMut(&Parts, &[u8]) -> Result<(), SourceError> + 'a;
 
-/// What to send.
+/// A request to the server.
 pub(crate) struct Ask<'a> {
-    /// Verb.
+    /// Its method.
     pub method: Method,
     /// Path below the base URL, with its query; already escaped.
     pub path: &'a str,
@@ -61,14 +61,14 @@ pub(crate) struct Ask<'a> {
     pub body: Bytes,
     /// Longest body that is accepted.
     pub limit: u64,
-    /// What is asked for, for errors.
+    /// What is asked for, for error messages.
     pub what: &'a str,
-    /// Take any answer, not only one of 200 to 299.
+    /// Accept any answer, not only a status from 200 to 299.
     pub any_status: bool,
 }
 
 impl<'a> Ask<'a> {
-    /// A plain GET.
+    /// Makes a plain GET.
     pub fn get(path: &'a str, what: &'a str, limit: u64) -> Ask<'a> {
         Ask {
             method: Method::GET,
@@ -83,8 +83,8 @@ impl<'a> Ask<'a> {
 }
 
 impl Http {
-    /// A client for `origin`, whose URL is http, https or one of a hub. `tls`: how https is spoken with it, in place of what
-    /// follows from the origin's CA. Nothing is connected yet.
+    /// Makes a client for `origin`, whose URL is http, https or a hub's. `tls` replaces the TLS configuration that follows from
+    /// the origin's CA. Doesn't connect yet.
     pub fn new(
         origin: &Origin,
         tls: Option<Arc<rustls::ClientConfig>>,
@@ -121,19 +121,19 @@ impl Http {
         })
     }
 
-    /// The base URL, for messages.
+    /// Returns the base URL, for messages.
     pub fn shown(&self) -> &str {
         self.server.shown()
     }
 
-    /// What the link seems to be now.
+    /// Returns what is measured of the link.
     pub fn link(&self) -> LinkEstimate {
         self.meter.estimate(Instant::now())
     }
 
-    /// Send `ask` and hand the body of a 2xx answer to `on_data` as it arrives. Other answers become errors.
+    /// Sends `ask` and passes the body of a 2xx answer to `on_data` as it arrives. Other answers become errors.
     ///
-    /// Blocks the calling thread, which must not be one of an async runtime's.
+    /// Blocks the calling thread, which must not belong to an async runtime.
     pub fn call(
         &self,
         ask: &Ask<'_>,
@@ -214,7 +214,7 @@ impl Http {
         }
     }
 
-    /// Keeps what a `Retry-After` says (in seconds; a date is not worth a parser).
+    /// Remembers the wait that a `Retry-After` asks for (in seconds; dates are ignored).
     fn keep_retry_after(&self, parts: &Parts) {
         let busy = [
             StatusCode::TOO_MANY_REQUESTS,
@@ -228,7 +228,7 @@ impl Http {
         }
     }
 
-    /// [`Http::call`] for a small body that is wanted whole.
+    /// As [`Http::call`], for a small body: returns all of it.
     pub fn fetch(&self, ask: &Ask<'_>, request: &Request) -> Result<(Parts, Vec<u8>), SourceError> {
         let mut body = Vec::new();
         let parts = self.call(ask, request, &mut |_, data| {
@@ -298,7 +298,7 @@ impl Http {
     }
 }
 
-/// Bytes of an answer's head on the wire.
+/// Returns how many bytes an answer's head takes on the wire.
 fn head_bytes(parts: &Parts) -> usize {
     let headers = parts.headers.iter();
     17 + headers
@@ -306,7 +306,7 @@ fn head_bytes(parts: &Parts) -> usize {
         .sum::<usize>()
 }
 
-/// An answer's body as it arrives: handed on if the answer is good, quoted if it is a refusal.
+/// An answer's body as it arrives: passed on if the answer is good, quoted in the error if it is a refusal.
 struct Body<'a> {
     http: &'a Http,
     ask: &'a Ask<'a>,

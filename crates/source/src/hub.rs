@@ -1,4 +1,4 @@
-//! A hub: one request for many items, the answer verified item by item as it arrives.
+//! A hub as a source: one request for many items, whose answer is verified item by item as it arrives.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::http::{Ask, Http};
 use crate::packed::{check_count, item_name, missing_items};
 use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
-/// Above this, unpacking takes longer than sending raw bytes: 300 Mbit/s.
+/// Bandwidth in bytes per second above which unpacking takes longer than sending raw bytes: 300 Mbit/s.
 const RAW_BYTES_PER_S_MIN: u64 = 37_500_000;
 
-/// As long as the bandwidth is unknown, a shorter round trip than this (the same building) counts as a fast link.
+/// While the bandwidth is unknown, a link with a shorter round trip than this (in the same building) counts as fast.
 const RAW_RTT_US_MAX: u64 = 2_000;
 
-/// Longest JSON answer.
+/// Most bytes of a JSON answer.
 const JSON_BYTES_MAX: u64 = 64 << 10;
 
 /// Most bytes of a record beside its data: its head and 16 hashes, rounded up.
 const RECORD_OVERHEAD: u64 = 1024;
 
-/// A hub, over its batch interface.
+/// A hub, read over its batch interface.
 ///
-/// Cost of reading one chunk over loopback: some 60 us, of which 40 are HTTP.
+/// Cost: reading one chunk over loopback takes some 60 us, of which HTTP takes 40.
 pub struct Hub {
     http: Http,
     timeout: Duration,
@@ -42,7 +42,7 @@ struct Resolved {
 }
 
 impl Hub {
-    /// The hub at `origin`, whose URL is one of the web or `floe://`, `floe+http://`. Nothing is connected yet.
+    /// Makes a source of the hub at `origin`, an http, https, `floe://` or `floe+http://` URL. Doesn't connect yet.
     pub fn new(origin: &Origin, options: &Options) -> Result<Hub, SourceError> {
         Ok(Hub {
             http: Http::new(origin, None)?,
@@ -50,8 +50,8 @@ impl Hub {
         })
     }
 
-    /// The same, with TLS as it is spoken with this server in place of what follows from the origin's CA: for servers that ask
-    /// for a certificate.
+    /// As [`Hub::new`], with this TLS configuration instead of the one that follows from the origin's CA: for servers that ask
+    /// for a client certificate.
     pub fn over_tls(
         origin: &Origin,
         tls: Arc<rustls::ClientConfig>,
@@ -63,7 +63,7 @@ impl Hub {
         })
     }
 
-    /// Whether a hub answers here: it answers its interface in JSON, whatever it thinks of the question.
+    /// Returns whether the server is a hub: a hub answers requests to its interface in JSON, even refusals.
     pub(crate) fn answers(&self) -> Result<bool, SourceError> {
         let request = Request::demand(self.timeout);
         let ask = Ask {
@@ -215,7 +215,7 @@ impl Source for Hub {
     }
 }
 
-/// What suits the link: raw bytes where unpacking would be the slower part.
+/// Returns the encoding to ask for: raw bytes if unpacking would take longer than sending them.
 fn encoding_for(link: &LinkEstimate) -> Encoding {
     let fast = match (link.bytes_per_s, link.rtt_us) {
         (Some(rate), _) => rate >= RAW_BYTES_PER_S_MIN,

@@ -1,25 +1,24 @@
-//! A chunk by its hash from anywhere.
+//! Gets a chunk by its hash, from anywhere.
 //!
-//! A [`Source`] answers four questions about images: which image has this name, what is its manifest,
-//! which packs hold it, and what are the bytes of these chunks and segments. There is a source for a
-//! directory of images on this host ([`Directory`]), for the same directory behind any web server
-//! ([`Files`]) or in an S3 bucket ([`S3`]), and for a hub ([`Hub`]). A [`Registry`] makes the right one for an [`Origin`]: an
-//! address with a token and a certificate authority of its own.
+//! A [`Source`] answers four questions about images: which image has this name, what is its manifest, which packs hold it, and
+//! what are the bytes of these chunks and segments. There is a source for a repository on this host ([`Directory`]), for the
+//! same files behind any web server ([`Files`]) or in an S3 bucket ([`S3`]), and for a hub ([`Hub`]). A [`Registry`] makes the
+//! right one for an [`Origin`]: an address with its token and its certificate authority.
 //!
-//! What a caller wants on top is a wrapper with the same interface: [`Retry`] (backoff with jitter), [`Failover`]
-//! (several sources for one image, one after the other) and [`Striped`] (several at the same time).
+//! Wrappers with the same interface add to a source: [`Retry`] (tries again, with growing random pauses), [`Failover`] (several
+//! sources for one image, one after the other) and [`Striped`] (several at the same time).
 //!
-//! [`Fetcher`] is what a mount uses: it brings chunks into the node's cache on its own threads, demand before
-//! prefetch, each hash once, until they are there or their deadline has passed.
+//! A mount uses a [`Fetcher`]: it fetches chunks into the node's cache on its own threads, demand before prefetch, each hash
+//! once, until they are there or their deadline has passed.
 //!
-//! Promises of every source here:
+//! What every source here promises:
 //! - **Verified.** Bytes reach a sink only after their BLAKE3 hash matched the name that was asked for.
 //! - **Bounded.** Each answer has a size limit, each call a deadline; redirects are not followed, and a token
 //!   goes to the host that it was given for and nowhere else.
 //!
-//! Deliberately absent: deciding *what* to fetch (floe-planner), keeping it (floe-store), seeing it as files
-//! (floe-mount). The interface is synchronous since page faults are served by plain threads; the async
-//! libraries underneath run on the calling thread.
+//! Deliberately absent: deciding *what* to fetch (floe-planner), keeping it (floe-store), showing it as files (floe-mount). The
+//! interface is synchronous because plain threads serve page faults; the async HTTP library below runs on the calling thread
+//! (S3 connections have a thread of their own).
 
 mod directory;
 mod error;
@@ -54,21 +53,21 @@ pub use wrap::failover::Failover;
 pub use wrap::retry::{Retry, RetryOptions};
 pub use wrap::striped::Striped;
 
-/// Most chunks and segments in one [`Source::read`]. A longer list is refused: the caller's queue, not one
-/// request, is the place for it. 4096 chunks are 16 MiB, more than any link's bandwidth-delay product here.
+/// Most chunks and segments in one [`Source::read`]; a longer list is refused, because the caller's queue is the place for it.
+/// 4096 chunks are 16 MiB, more than the bandwidth-delay product of any link here.
 pub const READ_ITEMS_MAX: usize = 4096;
 
-/// How a read is to be done, and for whom. Sources keep demand apart from the rest, so that it never queues behind them.
+/// How a read is done, and for whom. Sources keep demand apart from other reads, so that it never queues behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Who asks, and why.
+    /// Who asks, and for what purpose.
     pub who: Who,
     /// Longest time that the whole call may take.
     pub deadline: Duration,
 }
 
 impl Request {
-    /// The node itself reads for this purpose, `deadline` at most.
+    /// Makes a request of the node itself for this purpose, which may take `deadline` at most.
     pub fn of(purpose: Purpose, deadline: Duration) -> Request {
         Request {
             who: Who::node(purpose),
@@ -76,48 +75,48 @@ impl Request {
         }
     }
 
-    /// Somebody waits, `deadline` at most.
+    /// Makes a request of the node itself for something that is waited for, which may take `deadline` at most.
     pub fn demand(deadline: Duration) -> Request {
         Request::of(Purpose::Demand, deadline)
     }
 
-    /// Ahead of need, `deadline` at most.
+    /// Makes a request of the node itself ahead of need, which may take `deadline` at most.
     pub fn prefetch(deadline: Duration) -> Request {
         Request::of(Purpose::Prefetch, deadline)
     }
 
-    /// Whether somebody waits for the answer.
+    /// Returns whether somebody waits for the answer.
     pub fn is_demand(&self) -> bool {
         self.who.purpose.is_waited_for()
     }
 }
 
-/// Takes what a read delivers: kind, hash and verified bytes. It runs on the calling thread, once per item.
+/// Called once for each item that a read delivers, with kind, hash and verified bytes. Runs on the calling thread.
 pub type Sink<'a> = dyn FnMut(Kind, Hash, &[u8]) + 'a;
 
-/// Where missing chunks come from.
+/// A place that missing chunks come from.
 ///
-/// Cost: a read is one request for a hub and one per run of neighbouring frames for a static source, so callers
-/// pass what they know to want together. An async trait was rejected: the measured cost of a hop to a runtime's
-/// thread and back is of the order of the whole request on a local network.
+/// Cost: a read is one request to a hub, and one for each run of neighbouring frames to a static source, so callers should pass
+/// everything that they want in one call. The trait isn't async: going to a runtime's thread and back was measured to take
+/// about as long as the whole request on a local network.
 pub trait Source: Send + Sync {
-    /// What and where it is, for messages and logs. Contains no secrets.
+    /// Returns what and where it is, for messages and logs. Contains no secrets.
     fn describe(&self) -> String;
 
-    /// The image that `name` (`name:tag`, or an id) points to now.
+    /// Returns the image that `name` (`name:tag`, or an id) points to now.
     fn resolve(&self, name: &str) -> Result<Hash, SourceError>;
 
-    /// The manifest of image `id`, verified against `id`.
+    /// Returns the manifest of image `id`, verified against `id`.
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError>;
 
-    /// Which packs hold image `id`; `None` where the source has no use for packs.
+    /// Returns which packs hold image `id`; `None` if the source doesn't use packs.
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError>;
 
-    /// Read `wants`, which belong to `image`.
+    /// Reads `wants`, which belong to `image`.
     ///
-    /// Every item that reaches `sink` is verified. Neighbours that came along in the same frame may reach it too;
-    /// each wanted item reaches it at most once. [`SourceError::Missing`] comes only after everything that is there
-    /// was delivered. After any other error some items may have been delivered.
+    /// Every item that reaches `sink` is verified. Neighbours from the same frame may reach it too; each wanted item reaches it
+    /// at most once. [`SourceError::Missing`] is returned only after everything that is there was delivered. After any other
+    /// error some items may have been delivered.
     fn read(
         &self,
         image: &Hash,
@@ -126,7 +125,7 @@ pub trait Source: Send + Sync {
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError>;
 
-    /// What the link to this source has carried and how good it seems. Sources without a link answer zeros.
+    /// Returns what the link to this source has carried and how fast it seems. Sources without a link return zeros and `None`.
     fn link(&self) -> LinkEstimate {
         LinkEstimate::default()
     }

@@ -1,9 +1,9 @@
-//! How good a link is, from what it has carried: round-trip time and bandwidth, as BBR estimates them.
+//! Estimates how good a link is from what it has carried: round-trip time and bandwidth, as BBR does.
 //!
-//! Bandwidth is the highest delivery rate of the last ten seconds, measured from the first to the last byte of an
-//! answer and only for answers long enough to say something: a 4 KiB answer measures the round trip, not the link.
-//! Concurrent answers count together, since they share the link. The round-trip time is the smallest time to a
-//! first byte in the same window, so that a queue of our own making does not inflate it.
+//! Bandwidth is the highest delivery rate of the last ten seconds, measured from the first to the last byte of an answer, and
+//! only if the answer is long enough: a 4 KiB answer measures the round trip, not the link. Concurrent answers count together,
+//! since they share the link. The round-trip time is the shortest time to a first byte in the same window, so that this host's
+//! own queue doesn't inflate it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,27 +14,27 @@ use parking_lot::Mutex;
 /// handover from Wi-Fi to mobile.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Smallest delivery that says something about bandwidth: some ten packets after the first.
+/// Fewest bytes that say something about bandwidth: some ten packets after the first.
 const SAMPLE_BYTES_MIN: u64 = 16 << 10;
 
-/// Samples kept at most; more often than this within the window the oldest goes.
+/// Most samples kept; if there are more within the window the oldest is dropped.
 const SAMPLES_MAX: usize = 64;
 
-/// What a link has carried and how good it seems.
+/// What a link has carried and how fast it seems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkEstimate {
-    /// Bytes received on the wire, headers included where they are known.
+    /// Bytes received on the wire, with headers where they are known.
     pub wire_bytes: u64,
     /// Requests made.
     pub requests: u64,
-    /// Bandwidth towards us, once something large enough was read.
+    /// Bandwidth towards this host; `None` until something large enough was read.
     pub bytes_per_s: Option<u64>,
-    /// Round-trip time, the server's time to a first byte included.
+    /// Round-trip time, including the server's time to a first byte.
     pub rtt_us: Option<u64>,
 }
 
 impl LinkEstimate {
-    /// Both links' traffic, and the better of the two estimates that exist.
+    /// Returns the traffic of both links, and this link's estimates; the other's where this one has none.
     pub(crate) fn with(self, other: LinkEstimate) -> LinkEstimate {
         LinkEstimate {
             wire_bytes: self.wire_bytes + other.wire_bytes,
@@ -45,7 +45,7 @@ impl LinkEstimate {
     }
 }
 
-/// Measures one link. All methods take the time, so that tests need no clock.
+/// Measures one link. All methods are given the time, so that tests need no clock.
 #[derive(Debug, Default)]
 pub struct LinkMeter(Mutex<Meter>);
 
@@ -57,16 +57,16 @@ struct Meter {
     rtts: VecDeque<(Instant, u64)>,
 }
 
-/// One answer being received.
+/// An answer that is being received.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     started: Instant,
-    /// Set at the first byte: when, and what the whole link had carried by then.
+    /// Set at the first byte: the time, and what the whole link had carried by then.
     first: Option<(Instant, u64)>,
 }
 
 impl LinkMeter {
-    /// A request leaves.
+    /// Notes that a request leaves.
     pub fn request(&self, now: Instant) -> Answer {
         self.0.lock().requests += 1;
         Answer {
@@ -75,7 +75,7 @@ impl LinkMeter {
         }
     }
 
-    /// `bytes` of the answer arrived.
+    /// Notes that `bytes` of the answer arrived.
     pub fn received(&self, answer: &mut Answer, bytes: usize, now: Instant) {
         let mut meter = self.0.lock();
         meter.wire_bytes += bytes as u64;
@@ -87,7 +87,7 @@ impl LinkMeter {
         }
     }
 
-    /// The answer is complete.
+    /// Notes that the answer is complete.
     pub fn ended(&self, answer: Answer, now: Instant) {
         let Some((first_at, before)) = answer.first else {
             return;
@@ -96,7 +96,7 @@ impl LinkMeter {
         let delivered = meter.wire_bytes - before;
         let took_us = now.saturating_duration_since(first_at).as_micros() as u64;
         if delivered >= SAMPLE_BYTES_MIN {
-            // What arrived faster than the clock ticks came out of a buffer: count the round trip instead.
+            // What arrived faster than this came out of a buffer: measure from the request instead.
             let whole_us = now.saturating_duration_since(answer.started).as_micros() as u64;
             let us = if took_us < 50 { whole_us } else { took_us }.max(1);
             keep(
@@ -107,7 +107,7 @@ impl LinkMeter {
         }
     }
 
-    /// What is known at `now`. An estimate stays the last one known when the window has emptied.
+    /// Returns what is known at `now`. If the window has emptied, the last sample still counts.
     pub fn estimate(&self, now: Instant) -> LinkEstimate {
         let mut meter = self.0.lock();
         let meter = &mut *meter;

@@ -1,14 +1,14 @@
-//! One place that has images: its address, and what it takes to be let in.
+//! A place that has images: its address, and what it takes to get access.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use floe_http::Url;
 
-/// One place that has images: which kind of source it is, its URL, its token and its certificate authority.
+/// A place that has images: which kind of source it is, its URL, its token and its certificate authority.
 ///
-/// Two origins are equal if a source for one may serve the other's readers: everything that decides who is asked, as whom,
-/// and who is believed. A [`Registry`](crate::Registry) makes one from an address.
+/// Two origins are equal if a source for one may serve the other's readers: if they agree in which server is asked, with which
+/// token, and which certificates are trusted. A [`Registry`](crate::Registry) makes an origin from an address.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Origin {
     kind: &'static str,
@@ -27,37 +27,37 @@ impl Origin {
         }
     }
 
-    /// The same with a bearer token, which is sent to this origin's server and to no other.
+    /// Returns the same origin with a bearer token, which is sent to this origin's server and to no other.
     pub fn with_token(self, token: Option<String>) -> Origin {
         Origin { token, ..self }
     }
 
-    /// The same with a PEM file of the certificate authorities to trust instead of the system's.
+    /// Returns the same origin with a PEM file of the certificate authorities to trust instead of the system's.
     pub fn with_ca(self, ca: Option<PathBuf>) -> Origin {
         Origin { ca, ..self }
     }
 
-    /// The kind of source that it is: a name in the [`Registry`](crate::Registry).
+    /// Returns which kind of source it is: a name in the [`Registry`](crate::Registry).
     pub fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// Its URL; that of a directory is a `file://` URL.
+    /// Returns its URL; that of a directory is a `file://` URL.
     pub fn url(&self) -> &Url {
         &self.url
     }
 
-    /// Its token.
+    /// Returns its token.
     pub fn token(&self) -> Option<&str> {
         self.token.as_deref()
     }
 
-    /// The file with its certificate authorities.
+    /// Returns the PEM file with its certificate authorities.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
 
-    /// Its address for messages and logs, without secrets.
+    /// Returns its address for messages and logs, without secrets.
     pub fn shown(&self) -> String {
         match self.url.scheme() {
             "file" => self.url.path().to_owned(),

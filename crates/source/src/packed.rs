@@ -1,8 +1,8 @@
-//! Reading an image out of packs that lie somewhere as plain objects: the part that a web server and S3 share.
+//! Reads an image from packs that are stored somewhere as plain objects: the part that a web server and S3 share.
 //!
-//! A layout tells which packs hold the image, a pack's index tells where in it each item lies. Both are fetched when they are
-//! first needed; an index is verified by the pack's id and can be kept on disk. The wanted items' frames are sorted and
-//! neighbours read with one range request; a whole frame is unpacked anyway, so all of its items go to the sink.
+//! A layout names the packs that hold the image; a pack's index says where in the pack each item is. Both are fetched when
+//! first needed; an index is verified by the pack's id and can be kept on disk. The frames of the wanted items are sorted, and
+//! neighbours are read with one range request. A frame is always unpacked as a whole, so all of its items go to the sink.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
@@ -20,20 +20,20 @@ use parking_lot::Mutex;
 
 use crate::{LinkEstimate, READ_ITEMS_MAX, Request, Sink, SourceError};
 
-/// Frames closer than this are read together: on any link, 16 KiB take less time than another request.
+/// Frames that are no further apart than this are read together: on any link, 16 KiB take less time than another request.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Largest range request. One holds a thread's buffer; larger wants become several.
+/// Largest range request in bytes, which a thread holds in memory; longer reads become several requests.
 const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Largest tag file: an id and a date.
+/// Most bytes of a tag file: an id and a date.
 const TAG_FILE_BYTES_MAX: u64 = 512;
 
-/// Objects under a prefix: what a pack reader needs of a web server or a bucket.
+/// Objects under a prefix: what reading packs needs of a web server or a bucket.
 pub(crate) trait Objects: Send + Sync {
-    /// Where it is, for messages.
+    /// Returns where it is, for messages.
     fn at(&self) -> &str;
-    /// The whole object, of at most `limit` bytes.
+    /// Returns the whole object, of at most `limit` bytes.
     fn get(
         &self,
         path: &str,
@@ -41,7 +41,7 @@ pub(crate) trait Objects: Send + Sync {
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError>;
-    /// Exactly `len` bytes from offset `start`.
+    /// Returns exactly `len` bytes from offset `start` on.
     fn get_range(
         &self,
         path: &str,
@@ -50,11 +50,11 @@ pub(crate) trait Objects: Send + Sync {
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError>;
-    /// The link's state.
+    /// Returns what is measured of the link.
     fn link(&self) -> LinkEstimate;
 }
 
-/// Images in packs over some [`Objects`].
+/// Images in packs, on some [`Objects`].
 pub(crate) struct Packed<O> {
     objects: O,
     timeout: Duration,
@@ -63,10 +63,10 @@ pub(crate) struct Packed<O> {
     indices: Mutex<HashMap<Hash, Arc<IndexSlot>>>,
 }
 
-/// The lock is held while the index is fetched, so that it is fetched once.
+/// A pack's index, once it is here. The lock is held while the index is fetched, so that it is fetched once.
 type IndexSlot = Mutex<Option<Arc<PackIndex>>>;
 
-/// The frames to read, and the items that are in no pack.
+/// The frames to read, and the wanted items that are in no pack.
 type Located = (Vec<Piece>, Vec<(Kind, Hash)>);
 
 /// A frame that is wanted.
@@ -169,7 +169,7 @@ impl<O: Objects> Packed<O> {
         }
     }
 
-    /// Forget a layout that was not fetched just now.
+    /// Forgets a layout; returns whether there was one.
     fn forget_layout(&self, image: &Hash) -> bool {
         self.layouts.lock().remove(image).is_some()
     }
@@ -222,8 +222,8 @@ impl<O: Objects> Packed<O> {
         }
     }
 
-    /// The frames that hold the wanted items, in the order of their packs and places, and what is in no pack. Indices are
-    /// loaded only as long as something is not found in those that are here.
+    /// Returns the frames that hold the wanted items, ordered by pack and place, and the items that are in no pack. Fetches
+    /// indices only while some items aren't found in those that are here.
     fn locate(
         &self,
         layout: &Layout,
@@ -330,13 +330,13 @@ impl<O: Objects> Packed<O> {
     }
 }
 
-/// Is a frame read along with those before it? They begin at `start` and end at `end`; it is the bytes `frame`.
+/// Returns whether the frame at bytes `frame` is read with those before it, which lie between `start` and `end`.
 fn reads_along(start: u64, end: u64, frame: Range<u64>) -> bool {
     frame.start.saturating_sub(end) <= GAP_BYTES_MAX
         && frame.end.saturating_sub(start) <= RANGE_BYTES_MAX
 }
 
-/// Pieces of one pack that lie close together.
+/// Splits pieces into runs that are read together: in one pack, and close to each other.
 fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     let mut start = pieces.first().map_or(0, |piece| piece.frame.offset);
     pieces.chunk_by(move |a, b| {
@@ -350,17 +350,17 @@ fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     })
 }
 
-/// What a read costs of a server of plain files, indices aside.
+/// What a read costs on a server of plain files, without indices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RangeReads {
-    /// Range requests.
+    /// Number of range requests.
     pub requests: u64,
-    /// Bytes asked for, what lies between the frames included.
+    /// Bytes asked for, with those between the frames.
     pub bytes: u64,
 }
 
-/// What reading these frames costs of a server of plain files. They are in the order of packs and places, as
-/// [`floe_store::Scope::frames_of`] gives them.
+/// Returns what reading these frames costs on a server of plain files. They must be ordered by pack and place, as
+/// [`floe_store::Scope::frames_of`] returns them.
 pub fn range_reads(frames: &[FramePlace]) -> RangeReads {
     let mut reads = RangeReads::default();
     let mut open: Option<(u32, Range<u64>)> = None;
@@ -436,7 +436,7 @@ pub(crate) fn check_count(at: &str, wants: &[(Kind, Hash)]) -> Result<(), Source
     })
 }
 
-/// The error for `count` items that are not there, `first` among them.
+/// Makes the error for `count` items that are missing, of which `first` is one.
 pub(crate) fn missing_items(at: &str, count: usize, first: &(Kind, Hash)) -> SourceError {
     let more = if count > 1 {
         format!(" and {} more items", count - 1)
@@ -449,12 +449,12 @@ pub(crate) fn missing_items(at: &str, count: usize, first: &(Kind, Hash)) -> Sou
     }
 }
 
-/// An item, for messages.
+/// Returns an item's name for messages.
 pub(crate) fn item_name((kind, hash): &(Kind, Hash)) -> String {
     format!("{} {}", kind.name(), hash.short())
 }
 
-/// The time that is left of a request.
+/// A request, and the time by which it has to end.
 pub(crate) struct Deadline {
     request: Request,
     until: Instant,
@@ -468,12 +468,12 @@ impl Deadline {
         }
     }
 
-    /// When it ends.
+    /// Returns when it ends.
     pub fn until(&self) -> Instant {
         self.until
     }
 
-    /// The same request with what is left of its time.
+    /// Returns the same request with what is left of its time.
     pub fn request(&self) -> Request {
         Request {
             deadline: self.until.saturating_duration_since(Instant::now()),

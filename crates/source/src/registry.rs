@@ -1,4 +1,4 @@
-//! From an address to a source: one entry for each kind of source.
+//! Makes a source from an address: one entry for each kind of source.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use floe_image::{Hash, Kind, Layout, Manifest};
 
 use crate::{Directory, Files, Hub, LinkEstimate, Origin, Request, S3, Sink, Source, SourceError};
 
-/// What all sources of a registry have in common.
+/// Options for all sources of a registry.
 #[derive(Clone)]
 pub struct Options {
     /// Longest time for `resolve`, `manifest` and `layout`. Reads have their own deadlines.
     pub timeout: Duration,
-    /// Where static sources keep the pack indices that they have fetched, verified, for the next start.
+    /// Where static sources keep verified pack indices that they have fetched, so that they needn't fetch them again.
     pub index_dir: Option<PathBuf>,
-    /// S3: the server's URL, where it is not Amazon's (also `AWS_ENDPOINT_URL`).
+    /// S3: the server's URL, if it isn't Amazon's (also `AWS_ENDPOINT_URL`).
     pub s3_endpoint: Option<String>,
     /// S3: the region (also `AWS_REGION`).
     pub s3_region: Option<String>,
@@ -28,7 +28,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            // a 1 TiB image's manifest over a slow link
+            // Enough for the manifest of a 1 TiB image over a slow link.
             timeout: Duration::from_secs(30),
             index_dir: None,
             s3_endpoint: None,
@@ -50,34 +50,34 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Makes a source for an origin. Connects to nothing yet, so that a server that is down now is no error.
+/// Makes a source for an origin. It doesn't connect yet, so a server that is down now is no error.
 pub type Opens = dyn Fn(&Origin, &Options) -> Result<Arc<dyn Source>, SourceError> + Send + Sync;
 
-/// A kind of source: the addresses that lead to it, and how one is made.
+/// A kind of source: the addresses that belong to it, and how one is made.
 #[derive(Clone)]
 pub struct Scheme {
     /// Its name, such as `hub`.
     pub kind: &'static str,
-    /// The schemes of its URLs, as they stand before the `://`.
+    /// The schemes of its URLs: what is before the `://`.
     pub names: &'static [&'static str],
-    /// Which URLs with such a scheme are its own.
+    /// Returns whether a URL with such a scheme belongs to this kind.
     pub claims: fn(&Url) -> bool,
-    /// Makes one.
+    /// Makes a source of this kind.
     pub open: Arc<Opens>,
 }
 
-/// The kinds of sources that there are, and how one is made of an address.
+/// The known kinds of sources; makes a source from an address.
 ///
-/// A new kind of source is one more [`Scheme`]; whoever names addresses (commands, records of machines) need not know of it.
+/// A new kind of source is one more [`Scheme`]; code that handles addresses (commands, records of machines) needn't know it.
 #[derive(Clone)]
 pub struct Registry {
-    /// Asked from the last to the first.
+    /// Searched from the last to the first.
     schemes: Vec<Scheme>,
     options: Options,
 }
 
 impl Registry {
-    /// The kinds that every node knows:
+    /// Makes a registry of the kinds that every node knows:
     ///
     /// | address | kind | source |
     /// | --- | --- | --- |
@@ -125,19 +125,19 @@ impl Registry {
         });
     }
 
-    /// The same with one more kind, which is asked before the others whether an address is its own.
+    /// Adds one more kind, which is searched before the others.
     pub fn with(mut self, scheme: Scheme) -> Registry {
         self.schemes.push(scheme);
         self
     }
 
-    /// The same, whose sources take `timeout` at most for names, manifests and layouts.
+    /// Sets the longest time for names, manifests and layouts.
     pub fn within(mut self, timeout: Duration) -> Registry {
         self.options.timeout = timeout;
         self
     }
 
-    /// The origin at `address`: a URL, or a path on this host.
+    /// Returns the origin at `address`: a URL, or a path on this host.
     pub fn origin(&self, address: &str) -> Result<Origin, SourceError> {
         let bad = |reason: String| SourceError::Unsupported {
             at: floe_http::shown(address),
@@ -161,7 +161,7 @@ impl Registry {
         }
     }
 
-    /// The source at `origin`. Nothing is connected yet.
+    /// Makes a source for `origin`. It doesn't connect yet.
     pub fn open(&self, origin: &Origin) -> Result<Arc<dyn Source>, SourceError> {
         let known = |scheme: &&Scheme| scheme.kind == origin.kind();
         match self.schemes.iter().rev().find(known) {
@@ -173,7 +173,7 @@ impl Registry {
         }
     }
 
-    /// The source at `address`, asked with this token, trusting the authorities of this file.
+    /// Makes a source for `address` with this token and this file of certificate authorities.
     pub fn open_at(
         &self,
         address: &str,
@@ -185,7 +185,7 @@ impl Registry {
         self.open(&origin.with_ca(ca.map(Path::to_owned)))
     }
 
-    /// The schemes of URLs that are known, for a message.
+    /// Returns the known schemes of URLs, for a message.
     fn names(&self) -> String {
         let mut names: Vec<String> = Vec::new();
         for name in self.schemes.iter().flat_map(|scheme| scheme.names) {
@@ -200,7 +200,7 @@ impl Registry {
 }
 
 impl Default for Registry {
-    /// The standard kinds with the usual options.
+    /// Returns the standard kinds with the default options.
     fn default() -> Registry {
         Registry::standard(Options::default())
     }
@@ -213,7 +213,7 @@ fn unsupported(origin: &Origin, reason: &str) -> SourceError {
     }
 }
 
-/// A hub or a plain web server: asked when it is first needed, since it may be down when a node starts.
+/// A hub or a plain web server. Which one it is is found out when it is first needed, since it may be down when a node starts.
 struct Web {
     hub: Hub,
     files: Files,

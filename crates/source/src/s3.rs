@@ -15,13 +15,13 @@ use crate::link::LinkMeter;
 use crate::packed::{Objects, Packed};
 use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
-/// A repository's files in an S3 bucket, or in anything that speaks S3's protocol.
+/// A repository's files in an S3 bucket, or on any server that speaks S3's protocol, as a source.
 ///
-/// Credentials, region and server come from the options, and where those are silent from the usual `AWS_*` variables.
+/// Credentials, region and server come from the options, or else from the usual `AWS_*` variables.
 pub struct S3(Packed<Bucket>);
 
 impl S3 {
-    /// The repository below `origin`, `s3://bucket` or `s3://bucket/prefix`. Nothing is connected yet.
+    /// Makes a source of the repository at `origin`, `s3://bucket` or `s3://bucket/prefix`. It doesn't connect yet.
     pub fn new(origin: &Origin, options: &Options) -> Result<S3, SourceError> {
         let bad = |reason: String| SourceError::Unsupported {
             at: origin.shown(),
@@ -46,7 +46,7 @@ impl S3 {
                 client = client.with_root_certificate(certificate);
             }
         }
-        // Retrying is this crate's own business: two layers of it multiply.
+        // This crate retries by itself: retrying on two levels would multiply the attempts.
         let retry = RetryConfig {
             max_retries: 0,
             ..RetryConfig::default()
@@ -72,7 +72,7 @@ impl S3 {
             .with_client_options(client)
             .build()
             .map_err(|e| bad(e.to_string()))?;
-        // Connections are shared between the callers' threads, so they are driven by a thread of their own.
+        // Callers' threads share the connections, so a separate thread drives them.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("floe-s3")
@@ -130,7 +130,7 @@ struct Bucket {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     at: String,
-    /// `None` only while it is dropped.
+    /// `None` only while this is dropped.
     runtime: Option<Runtime>,
     meter: LinkMeter,
 }

@@ -1,4 +1,4 @@
-//! What the fetcher promises: demand first, each hash once, an answer to everybody, wrong data to nobody.
+//! Tests what the fetcher promises: demand first, each hash once, an answer for everybody, wrong data for nobody.
 
 mod common;
 
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 
 const IMAGE: Hash = Hash([9; 32]);
-/// Whose prefetch it is.
+/// Who prefetches.
 const AHEAD: Who = Who {
     machine: MachineId(7),
     purpose: Purpose::Prefetch,
@@ -57,7 +57,7 @@ fn bench(items: &[(Hash, Vec<u8>)], options: FetchOptions) -> Bench {
     }
 }
 
-/// One thread of each kind, and batches of 16 chunks: then the order of requests is the order of decisions.
+/// One thread of each kind, and batches of 16 chunks, so that the order of requests is the order of decisions.
 fn single() -> FetchOptions {
     FetchOptions {
         demand_threads: 1,
@@ -74,7 +74,7 @@ fn demand(bench: &Bench, hash: Hash, tell: &mpsc::Sender<Outcome>) {
     bench
         .fetcher
         .demand(Who::default(), &IMAGE, Kind::Chunk, &hash, move |outcome| {
-            // Nobody listens any more when a test has failed before.
+            // If a test has failed already, nobody listens.
             let _ = tell.send((hash, outcome.map(<[u8]>::to_vec)));
         });
 }
@@ -105,7 +105,7 @@ fn a_demand_brings_the_bytes_into_the_cache() {
             .unwrap(),
         all[1].1
     );
-    // Now without the source; and zeros need none.
+    // Now without the source. Zeros need none.
     let reads = bench.script.reads();
     assert_eq!(
         bench
@@ -139,7 +139,7 @@ fn a_demand_overtakes_all_prefetch() {
     bench.script.close(&[Purpose::Prefetch]);
     bench.fetcher.prefetch(AHEAD, &IMAGE, wants(&all[..150]));
     bench.script.await_waiting(1);
-    // One that nobody asked for yet and one from the end of the prefetch queue.
+    // One that nobody asked for yet, and one from the end of the prefetch queue.
     let (tell, told) = mpsc::channel();
     for hash in [all[199].0, all[149].0] {
         demand(&bench, hash, &tell);
@@ -189,7 +189,8 @@ fn a_whole_image_in_the_queue_does_not_hold_up_another_ones_prefetch() {
     }
     let log = bench.script.log.lock().clone();
     let turn = log.iter().position(|(_, read)| read.contains(&all[900].0));
-    // The request that was under way, one of the image whose turn it was, then the other's; and nothing in between was lost.
+    // First come the request under way and one of the image whose turn it was, then the other image's; nothing in between was
+    // lost.
     assert!(turn.is_some_and(|turn| turn <= 2), "turn {turn:?}");
     let others: Vec<Hash> = all[900..910].iter().map(|(hash, _)| *hash).collect();
     assert_eq!(
@@ -246,20 +247,20 @@ fn no_prefetch_starts_while_a_demand_has_no_thread() {
     for (hash, _) in &all[1..5] {
         demand(&bench, *hash, &tell);
     }
-    // The prefetch ends while four demands wait for the one thread: they go first, together.
+    // The prefetch ends while four demands wait for the only thread: they go first, together.
     bench.script.close(&[Purpose::Demand]);
     let first_prefetch_done = || bench.fetcher.stats().prefetch_in_flight_bytes == 0;
     while !first_prefetch_done() {
         std::thread::yield_now();
     }
-    // Time for a prefetch that should not start; the demand's thread still stands at its gate.
+    // Leaves time for a prefetch that should not start; the demand's thread still waits at its gate.
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(bench.script.log.lock().len(), 2, "a prefetch started");
     bench.script.close(&[]);
     for _ in 0..5 {
         next(&told).1.unwrap();
     }
-    // Once a thread has taken them prefetch goes on beside it, and either may be the first to reach the source.
+    // Once a thread has taken the demands, prefetch goes on beside it, and either may reach the source first.
     let log = bench.script.log.lock().clone();
     let second = log[2..].iter().find(|(p, _)| *p == Purpose::Demand);
     assert_eq!(second.map(|(_, wants)| wants.len()), Some(4), "{log:?}");
@@ -398,7 +399,7 @@ fn one_refusal_on_the_way_is_survived() {
         .demand_wait(&IMAGE, Kind::Chunk, &all[0].0)
         .unwrap();
     assert_eq!(got, all[0].1);
-    // and one who says that it has nothing, but gets it
+    // And a source that says at first that it has nothing.
     let late = items(7, 1);
     bench.script.items.lock().extend(late.iter().cloned());
     bench.script.play(&[Act::Lack]);
@@ -478,7 +479,7 @@ fn dropping_it_answers_everybody() {
     bench
         .fetcher
         .prefetch_with(AHEAD, &IMAGE, wants(&all[10..]), each);
-    // Demands without a thread would keep it from starting.
+    // Demands that no thread has taken would keep it from starting.
     bench.script.await_waiting(1);
     for (hash, _) in &all[..10] {
         demand(&bench, *hash, &tell);
@@ -570,8 +571,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is asked for and whatever goes wrong: each demand is answered once and with the right bytes (items 36 to 39
-    /// are missing), each prefetch is told of once, and nothing is read twice at the same time.
+    /// Whatever is asked for and whatever goes wrong: each demand is answered once, with the right bytes (items 36 to 39 are
+    /// missing); each prefetch is reported once; and nothing is read twice at the same time.
     #[test]
     fn everybody_gets_one_right_answer(steps in prop::collection::vec(step(), 1..40)) {
         let all = items(0, 40);
@@ -612,7 +613,7 @@ proptest! {
                 Err(error) => prop_assert!(i >= 36 && matches!(error, SourceError::Missing { .. }), "{}: {}", i, error),
             }
         }
-        // What is still queued is told at the end.
+        // What is still queued is reported when the fetcher is dropped.
         let stats = bench.fetcher.stats();
         prop_assert_eq!(stats.waiting, 0);
         drop(bench.fetcher);

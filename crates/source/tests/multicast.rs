@@ -1,4 +1,4 @@
-//! Real sockets: a server and receivers of a group over the loopback device.
+//! Tests with real sockets: a server and receivers of a group over the loopback device.
 
 mod common;
 
@@ -22,7 +22,7 @@ struct Host {
 }
 
 impl Host {
-    /// A host in the group, which reads by unicast what does not come.
+    /// Lets a host join the group; it reads by unicast what doesn't arrive.
     fn join(invitation: &Invitation, inner: Arc<dyn Source>) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let cache = Arc::new(Cache::open(dir.path(), 64 << 20).unwrap());
@@ -36,7 +36,7 @@ impl Host {
         }
     }
 
-    /// Reads these and checks every byte.
+    /// Reads items and checks every byte.
     fn read(&self, fixture: &Fixture, wants: &[(Kind, Hash)], request: &Request) {
         let mut got = 0;
         let mut sink = |kind: Kind, hash: Hash, bytes: &[u8]| {
@@ -91,13 +91,13 @@ fn what_one_host_asks_for_all_hosts_get_whatever_a_stranger_sends() {
     let stats = server.stats();
     assert!(stats.asked > 0 && before.asked == 0, "{stats:?}");
     assert_eq!(stats.replayed, 0, "{stats:?}");
-    // the two others have overheard nearly everything; what a full buffer dropped they ask for
+    // The two other hosts have received nearly everything already; they ask for what a full buffer dropped.
     for host in &hosts[1..] {
         host.read(&fixture, &wants, &Request::prefetch(LIMIT));
         assert!(host.group.stats().overheard > 0);
         assert_eq!(host.group.stats().invalid, 0);
         assert!(host.group.forged() > 0);
-        // what the stranger made up is nowhere
+        // Nobody has what the stranger made up.
         assert!(
             !host
                 .cache
@@ -109,7 +109,7 @@ fn what_one_host_asks_for_all_hosts_get_whatever_a_stranger_sends() {
     assert!(sent < 2 * once as u64, "{sent} bytes for 3 times {once}");
 }
 
-/// What somebody who is not in the group may try.
+/// Datagrams that somebody outside the group may try.
 fn forgeries(fixture: &Fixture) -> Vec<Vec<u8>> {
     let seal = |datagram: &[u8]| {
         let mut wrong = GroupSealer::new(GroupKey::of("another token"), [1; 8]);
@@ -159,7 +159,7 @@ fn forgeries(fixture: &Fixture) -> Vec<Vec<u8>> {
 fn where_nobody_answers_it_goes_on_by_unicast_and_soon_without_waiting() {
     let fixture = Fixture::new();
     let mut invitation = serve(&fixture).invitation().clone();
-    // the server of this key is gone; another one has its place
+    // The server with this key is gone, and another has its port.
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     invitation
         .server
@@ -176,19 +176,19 @@ fn where_nobody_answers_it_goes_on_by_unicast_and_soon_without_waiting() {
     assert!(host.group.stats().asked >= 3);
 }
 
-/// Of so many datagrams of the server's, one does not arrive.
+/// One of this many datagrams of the server is lost.
 const LOST_ONE_IN: u64 = 10;
-/// Of so many requests, one does not arrive; the one before it arrives twice.
+/// One of this many requests is lost; the one before it arrives twice.
 const ASKS_LOST_ONE_IN: u64 = 4;
 
-/// A network between a server and its receivers that loses datagrams, and brings requests twice.
+/// A network between a server and its receivers that loses datagrams, and delivers some requests twice.
 struct LossyNetwork {
     ended: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl LossyNetwork {
-    /// The network, and the server as it is seen through it.
+    /// Makes the network; returns it, and an invitation to the server through it.
     fn to(server: &Invitation) -> (LossyNetwork, Invitation) {
         let beyond = ServerOptions::new(Ipv4Addr::LOCALHOST, server.key).group;
         let answers = UdpSocket::bind(server.group).unwrap();
@@ -226,7 +226,7 @@ impl Drop for LossyNetwork {
     }
 }
 
-/// Carries datagrams, the n-th as often as `copies` says.
+/// Relays datagrams; the n-th is sent `copies(n)` times.
 fn carry(
     from: UdpSocket,
     to: SocketAddrV4,
@@ -273,7 +273,7 @@ fn what_a_network_loses_is_asked_for_again_and_what_it_brings_twice_is_answered_
         let stats = host.group.stats();
         assert!(stats.items + stats.overheard > 0, "{stats:?}");
         assert_eq!(stats.invalid, 0, "{stats:?}");
-        // not all of it had to come by the dearer way
+        // Not all of it had to come by the more expensive way.
         let by_unicast = host.source.by_unicast();
         assert!(
             by_unicast < wants.len() as u64 / 2,
@@ -284,7 +284,7 @@ fn what_a_network_loses_is_asked_for_again_and_what_it_brings_twice_is_answered_
     assert!(again > 0);
     let stats = server.stats();
     assert!(stats.replayed > 0 && stats.lost > 0, "{stats:?}");
-    // pieces are sent again, and not for each of those who lack them
+    // Pieces are sent again, but not once for each receiver that lacks them.
     let once: usize = wants.iter().map(|(kind, _)| kind.raw_size()).sum();
     assert!(stats.bytes < 2 * once as u64, "{stats:?} for {once} bytes");
 }

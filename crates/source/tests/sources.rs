@@ -1,4 +1,4 @@
-//! What every source promises, over every source: a directory, a web server with ranges, a hub, an S3 server.
+//! Tests what every source promises on every source: a directory, a web server with ranges, a hub, an S3 server.
 
 mod common;
 
@@ -14,11 +14,11 @@ use floe_source::{
     range_reads,
 };
 
-/// Everything needed to talk to one image in one way; what is in `_keep` must outlive the source.
+/// What is needed to read one image in one way; `_keep` must outlive the source.
 struct Case {
     name: &'static str,
     source: Arc<dyn Source>,
-    /// In front of the server, where there is one.
+    /// The proxy in front of the server, if there is one.
     proxy: Option<Proxy>,
     _keep: Box<dyn std::any::Any>,
 }
@@ -93,7 +93,7 @@ fn every_source_answers_alike() {
             "{name}"
         );
 
-        // One chunk; all of a frame; across all packs and backwards; a segment among chunks; one twice.
+        // One chunk; all of a frame; across all packs and backwards; a segment among chunks; one chunk twice.
         let all: Vec<_> = (0..CHUNKS).rev().map(|i| fixture.want(i)).collect();
         let segment = (Kind::Segment, fixture.segment.0);
         let lists: [Vec<(Kind, Hash)>; 5] = [
@@ -137,7 +137,7 @@ fn what_is_missing_is_said_after_the_rest_was_delivered() {
             "{name}"
         );
 
-        // A chunk's name is no segment.
+        // A chunk's hash is not a segment's.
         let (outcome, _) = read_all(
             &**source,
             &fixture.image,
@@ -198,7 +198,7 @@ fn no_fault_delivers_wrong_data_and_all_are_survived_by_trying_again() {
         let Some(proxy) = proxy else { continue };
         let retry = Retry::new(source.clone(), quick);
         for fault in faults {
-            // The first read also meets the fault in layout and index; later ones in the frames.
+            // In the first read the fault also hits layout and index; in later ones only the frames.
             proxy.inject(fault, 2);
             let before = proxy.faults.load(SeqCst);
             let (outcome, got) = read_all(&retry, &fixture.image, &wants, LIMIT);
@@ -216,7 +216,8 @@ fn no_fault_delivers_wrong_data_and_all_are_survived_by_trying_again() {
             let (outcome, got) = read_all(&**source, &fixture.image, &wants, LIMIT);
             match outcome {
                 Err(error) => assert!(error.is_retryable(), "{name} {fault:?}: {error}"),
-                // A flip behind the answer's last needed byte, or a repaired one, is no fault; what came was verified.
+                // A flip after the last byte needed, or one that decoding repairs, does no harm; what was delivered was
+                // verified.
                 Ok(()) => assert!(
                     matches!(fault, Fault::Flip(_)) && got.len() >= wants.len(),
                     "{name} {fault:?}"
@@ -340,7 +341,7 @@ fn neighbours_are_read_with_one_request_and_indices_once() {
     let source = Files::new(&origin(&base), &with_dir).unwrap();
     let wants: Vec<_> = (0..96).map(|i| fixture.want(i)).collect();
     read_all(&source, &fixture.image, &wants, LIMIT).0.unwrap();
-    // One layout, one index (the first pack has all of them), one range for six frames.
+    // One layout, one index (the first pack has all chunks), one range for six frames.
     assert_eq!(
         (count(".layout"), count(".pack")),
         (1, 2),
@@ -372,7 +373,7 @@ fn neighbours_are_read_with_one_request_and_indices_once() {
     assert_eq!(count(".pack"), 6);
 }
 
-/// Ranges of packs that a server was asked for, and their bytes.
+/// Returns how many ranges of packs a server was asked for, and their bytes.
 fn ranges(server: &Server) -> (u64, u64) {
     let requests = std::mem::take(&mut *server.seen.requests.lock());
     let bytes = requests.iter().filter_map(|request| {
@@ -389,7 +390,7 @@ fn a_cluster_is_one_range_read_once_its_packs_are_laid_out_anew() {
     let base = format!("http://{}", server.addr);
     let everything: Vec<_> = (0..CHUNKS).map(|i| fixture.want(i)).collect();
     let cluster: Vec<_> = (5..CHUNKS).step_by(13).map(|i| fixture.want(i)).collect();
-    // with warm indices, so that only the cluster counts
+    // The indices are in memory already, so that only the cluster counts.
     let costs = |source: &Files| {
         read_all(source, &fixture.image, &everything, LIMIT)
             .0
@@ -412,7 +413,7 @@ fn a_cluster_is_one_range_read_once_its_packs_are_laid_out_anew() {
         .repository
         .rearrange(&fixture.image, &[hashes], &mut |_, _| true);
     ready.unwrap().publish().unwrap();
-    // one who knows the old layout finds the packs gone and looks again
+    // A reader that knows the old layout finds the packs gone, and fetches the layout again.
     let (done, got) = read_all(&old, &fixture.image, &everything, LIMIT);
     done.unwrap();
     assert_eq!(got.len(), CHUNKS);
@@ -495,7 +496,7 @@ fn an_unknown_link_is_spared_and_then_measured() {
         link.bytes_per_s.is_some() && link.rtt_us.is_some() && link.requests == 1,
         "{link:?}"
     );
-    // Half of each chunk compresses away.
+    // Half of each chunk compresses.
     let raw = (CHUNKS * 4096) as u64;
     assert!(
         link.wire_bytes > raw / 2 && link.wire_bytes < raw * 6 / 10,
@@ -549,7 +550,7 @@ fn two_origins_with_different_tokens_each_get_their_own_and_nobody_elses() {
     };
     let sources = servers.iter().zip(&tokens).map(open).collect();
     let all = floe_source::Failover::new(sources);
-    // nobody has it, so that all of them are asked
+    // No source has it, so all of them are asked.
     assert!(all.resolve("nothing:here").is_err());
     for (server, token) in servers.iter().zip(&tokens) {
         let carried = server.seen.tokens.lock().clone();

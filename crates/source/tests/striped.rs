@@ -1,4 +1,4 @@
-//! One image from two servers at the same time, over links that are slower than the disk.
+//! Tests one image read from two servers at the same time, over links that are slower than the disk.
 
 mod common;
 
@@ -12,13 +12,14 @@ use common::*;
 use floe_source::{Hub, Options, Source, Striped};
 use parking_lot::Mutex;
 
-/// A link to a server: what comes from it passes at a limited rate, all connections together.
+/// A link to a server, with a bandwidth that all its connections share.
 struct Link {
     addr: SocketAddr,
     carried: Arc<AtomicU64>,
 }
 
-/// `both` lets the first answers pass only once both links were used, so that no other load decides who begins.
+/// Makes a link. `both` holds the first answers back until both links were used, so that other load doesn't decide which
+/// begins.
 fn link(server: SocketAddr, bytes_per_s: u64, both: Arc<Barrier>) -> Link {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -87,7 +88,7 @@ fn two_servers_over_limited_links_both_carry_bytes_and_none_twice() {
     outcome.unwrap();
     assert_eq!(got.len(), CHUNKS);
     let carried = links.each_ref().map(|link| link.carried.load(SeqCst));
-    // half of each chunk compresses away: a part of 32 of them is 64 KiB
+    // Half of each chunk compresses: a part of 32 chunks is 64 KiB.
     assert!(carried.iter().all(|bytes| *bytes > 64 << 10), "{carried:?}");
     let asked = servers
         .each_ref()

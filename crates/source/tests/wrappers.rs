@@ -1,4 +1,4 @@
-//! What the wrappers add: another try, another source, several at once.
+//! Tests what the wrappers add: another try, another source, several sources at once.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn trying_again_asks_only_for_the_rest_and_knows_when_to_stop() {
     ));
     assert_eq!(script.reads(), 3);
 
-    // Refused or missing: once is enough. No time for a pause: likewise.
+    // What is denied or missing is asked for once only, and so is everything if there is no time for a pause.
     let script = Script::new(&all);
     let source = Retry::new(script.play(&[Act::Deny]), quick(9));
     assert!(matches!(
@@ -106,7 +106,7 @@ fn another_source_is_asked_for_what_one_lacks() {
         matches!(&error, SourceError::Missing { at, .. } if at == "script, script"),
         "{error}"
     );
-    // Who could not answer may have it: not missing then.
+    // A source that could not answer may have it, so it isn't missing.
     a.play(&[Act::GiveThenFail(0)]);
     let error = read_all(&source, &IMAGE, &wants(&nowhere), LIMIT)
         .0
@@ -123,7 +123,7 @@ fn a_source_that_failed_is_asked_last_for_a_while() {
         read_all(&source, &IMAGE, &wants(&all), LIMIT).0.unwrap();
     }
     assert_eq!((a.reads(), b.reads()), (1, 3));
-    // With the other one failing too, the sick one is asked after all.
+    // If the other one fails too, the failed one is asked after all.
     b.play(&[Act::GiveThenFail(0)]);
     read_all(&source, &IMAGE, &wants(&all), LIMIT).0.unwrap();
     assert_eq!((a.reads(), b.reads()), (2, 4));
@@ -148,7 +148,7 @@ fn names_fail_over_too() {
     assert_eq!(source.resolve("x").unwrap(), Hash::of(b"resolved"));
 }
 
-/// What each of the sources was asked for.
+/// Returns what each of the sources was asked for.
 fn asked(sources: &[&Script]) -> Vec<Vec<Hash>> {
     let of = |script: &&Script| {
         let log = script.log.lock();
@@ -161,7 +161,7 @@ fn asked(sources: &[&Script]) -> Vec<Vec<Hash>> {
 fn a_long_read_is_split_between_sources_and_each_chunk_asked_for_once() {
     let all = items(0, 500);
     let (a, b) = (Script::new(&all), Script::new(&all));
-    // neither may go ahead before the other has begun
+    // Neither may go ahead before the other has begun.
     a.close(&[Purpose::Demand]);
     b.close(&[Purpose::Demand]);
     let source = Arc::new(Striped::new(vec![a.clone(), b.clone()]));
@@ -197,13 +197,13 @@ fn no_chunk_is_lost_when_a_source_fails_hangs_up_or_lacks_it() {
             (Err(_), act) => assert_eq!(act, Act::Panic, "a panic is passed on, not waited for"),
         }
     }
-    // one that has half of them, and one that has the other half
+    // One source that has half of the items, and one that has the other half.
     let (a, b) = (Script::new(&all[..200]), Script::new(&all[200..]));
     let source = Striped::new(vec![a, b]);
     let (outcome, got) = read_all(&source, &IMAGE, &wants(&all), LIMIT);
     outcome.unwrap();
     assert_eq!(got.len(), 400);
-    // what nobody has is missing, and the rest comes
+    // What no source has is missing; the rest is delivered.
     let more = items(0, 401);
     let (outcome, got) = read_all(&source, &IMAGE, &wants(&more), LIMIT);
     assert!(
@@ -237,7 +237,7 @@ fn refused_access_to_one_of_several_is_seen() {
     let (a, b) = (Script::new(&all), Script::new(&all));
     let source = Striped::new(vec![a.play(&[Act::Deny]), b]);
     let mut denied = false;
-    // the other one may have read all of it before this one begins
+    // The other source may have read everything before this one begins.
     for _ in 0..1000 {
         a.play(&[Act::Deny]);
         let outcome = read_all(&source, &IMAGE, &wants(&all), LIMIT).0;

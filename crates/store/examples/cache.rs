@@ -1,4 +1,4 @@
-//! How much processor time the cache's operations take, in a directory of your choice:
+//! Measures how much processor time the cache's operations take, in a directory of your choice:
 //!
 //! ```text
 //! cargo run --release -p floe-store --example cache -- /var/tmp/floe-cache
@@ -10,9 +10,9 @@ use std::time::Duration;
 use floe_image::{CHUNK_SIZE, Hash};
 use floe_store::Cache;
 
-/// 128 MiB: in the page cache, not in the processor's.
+/// 128 MiB of chunks: they fit into the page cache, but not into the processor's.
 const CHUNKS: u64 = 32 * 1024;
-/// Chunks of one `get_many`: 1 MiB.
+/// Number of chunks in one `get_many`: 1 MiB.
 const BATCH: usize = 256;
 
 fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
@@ -21,7 +21,7 @@ fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
     data
 }
 
-/// This thread's time on a processor: other programs don't count.
+/// Returns this thread's time on a processor, so that other programs don't count.
 fn busy() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (what, pin) in [("get      ", None), ("get, pin ", Some(&pin))] {
         let start = busy();
         for n in 0..CHUNKS {
-            // A permutation: 40503 is odd and the count a power of two.
+            // Visits each chunk once: 40503 is odd, and the count is a power of two.
             assert!(cache.get(&hashes[(n * 40503 % CHUNKS) as usize], &mut out, pin)?);
         }
         println!("{what} {:.2} us a chunk, random", each(start));

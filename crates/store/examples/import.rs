@@ -1,4 +1,4 @@
-//! Import a raw disk into a repository and tell how fast that was:
+//! Imports a raw disk into a repository and prints how fast that was:
 //!
 //! ```text
 //! cargo run --release -p floe-store --example import -- disk.raw /tmp/repository [zstd level]

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all: temporary name, fsync, rename, fsync of the directory.
+//! Writes files that are there whole or not at all: temporary name, fsync, rename, fsync of the directory.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -9,16 +9,17 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::StoreError;
 
-/// What is left of a replaced file after a power cut. (A process that is killed leaves the old one or the new one in any case.)
+/// What may be left of a replaced file after a power cut. (If the process is killed, it is always the old or the new one.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// The old one or the new one; the call waits for the disk.
+    /// The old or the new one; the call waits for the disk.
     Durable,
-    /// The old one, the new one or a damaged one: for what is worth nothing then.
+    /// The old one, the new one or a damaged one: for files that aren't needed after a power cut.
     Soon,
 }
 
-/// Replaces a small file all at once, with this mode: a temporary name beside it, fsync, rename, fsync of the directory.
+/// Replaces a small file all at once, with this mode: writes a temporary file beside it and renames that;
+/// [`Durability::Durable`] also syncs the file and the directory.
 pub fn replace_file(
     path: &Path,
     bytes: &[u8],
@@ -45,7 +46,7 @@ pub fn replace_file(
         std::fs::rename(&temporary, path)
     };
     if let Err(error) = write() {
-        // on a full disk half a file would take the room that others need
+        // On a full disk, half a file would take room that others need.
         let _ = std::fs::remove_file(&temporary);
         return Err(error);
     }
@@ -55,8 +56,8 @@ pub fn replace_file(
     }
 }
 
-/// A temporary file in `tmp`, which the caller keeps closed to others; it has the mode with which it will be seen. Removed
-/// when dropped.
+/// Makes a temporary file in `tmp`, a directory that the caller keeps closed to others, with its final mode. The file is
+/// removed when this is dropped.
 pub(crate) fn temporary(tmp: &Path, mode: u32) -> Result<NamedTempFile, StoreError> {
     let make = || {
         let file = tempfile::Builder::new().prefix("new-").tempfile_in(tmp)?;
@@ -67,13 +68,13 @@ pub(crate) fn temporary(tmp: &Path, mode: u32) -> Result<NamedTempFile, StoreErr
     make().map_err(|e| StoreError::io("create a file in", tmp, e))
 }
 
-/// Give a synced temporary file its name, replacing what had it. The directory is not synced yet.
+/// Gives a synced temporary file its name, replacing the file that had it. Doesn't sync the directory.
 pub(crate) fn rename(file: TempPath, to: &Path) -> Result<(), StoreError> {
     file.persist(to)
         .map_err(|e| StoreError::io("rename a file to", to, e.error))
 }
 
-/// Write a whole file durably.
+/// Writes a whole file durably.
 pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
     let mut file = temporary(tmp, mode)?;
     file.write_all(bytes)
@@ -83,7 +84,7 @@ pub(crate) fn write_file(tmp: &Path, to: &Path, bytes: &[u8], mode: u32) -> Resu
     sync_parent(to)
 }
 
-/// Make names in a directory durable.
+/// Makes the names in a directory durable.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
     File::open(dir)
         .and_then(|d| d.sync_all())
@@ -94,7 +95,7 @@ pub(crate) fn sync_parent(path: &Path) -> Result<(), StoreError> {
     sync_dir(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Make a directory with this mode, and its name durable. One that is there keeps its mode.
+/// Makes a directory with this mode, and makes its name durable. A directory that exists keeps its mode.
 pub(crate) fn make_dir(dir: &Path, mode: u32) -> Result<(), StoreError> {
     match std::fs::create_dir(dir) {
         Ok(()) => std::fs::set_permissions(dir, Permissions::from_mode(mode))

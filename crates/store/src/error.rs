@@ -1,4 +1,4 @@
-//! What can go wrong on the local disk, in the terms of what the caller can do about it.
+//! Errors of the local store, by what the caller can do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use floe_image::{FormatError, Hash};
 /// An error of the cache, the repository or an ingest.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// An I/O error that has no better name.
+    /// An I/O error that none of the others describes.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
         /// What was tried: "read", "create" ...
@@ -23,61 +23,61 @@ pub enum StoreError {
     Full {
         /// The directory that is full.
         path: PathBuf,
-        /// What is full.
+        /// Why there is no room.
         why: String,
-        /// The way out, as an instruction.
+        /// What to do about it, as an instruction.
         fix: String,
     },
-    /// Another process holds the directory.
+    /// Another process uses the directory.
     #[error("{} is in use by {holder}; stop that process, or set another FLOE_HOME", path.display())]
     Busy {
         /// The directory.
         path: PathBuf,
-        /// Who holds it, as it wrote itself down: "process 4711 (floe)".
+        /// Who uses it, in that process's own words: "process 4711 (floe)".
         holder: String,
     },
-    /// Bytes that are not what their name says. They were not stored, or are treated as missing from now on.
+    /// Bytes don't have the hash that they should have. They were not stored, or count as missing from now on.
     #[error(
         "{what} is corrupt: it should hash to {expected} and hashes to {found}; fetch it again from another source"
     )]
     Corrupt {
-        /// What was read or offered.
+        /// What was read, or was to be stored.
         what: String,
-        /// Its name.
+        /// The hash that it should have.
         expected: Hash,
-        /// The hash of the bytes.
+        /// The hash of its bytes.
         found: Hash,
     },
-    /// A file that does not parse.
+    /// A file can't be decoded.
     #[error("{} is not valid: {source}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// What is wrong, and where.
         source: FormatError,
     },
-    /// No image, tag, region or pack of this name.
+    /// There is no image, tag, region or pack with this name.
     #[error("{what} not found in {}; {fix}", path.display())]
     NotFound {
         /// What was asked for, with its name.
         what: String,
         /// The repository.
         path: PathBuf,
-        /// The way out, as an instruction.
+        /// What to do about it, as an instruction.
         fix: String,
     },
-    /// A prefix that several images share.
+    /// Several images' ids begin with this prefix.
     #[error(
         "`{prefix}` is ambiguous, it begins {}; give more digits",
         list(matches)
     )]
     Ambiguous {
-        /// What was asked for.
+        /// The prefix.
         prefix: String,
-        /// The images that begin so.
+        /// The images whose ids begin with it.
         matches: Vec<Hash>,
     },
-    /// An image whose packs don't hold all that its manifest names. It is not published.
+    /// An image's packs don't hold everything that its manifest names. It is not published.
     #[error(
         "image {image} is incomplete: {missing} items are in none of its packs, the first is {first} ({place}); upload the packs that hold them"
     )]
@@ -88,13 +88,13 @@ pub enum StoreError {
         missing: u64,
         /// The first of them.
         first: Hash,
-        /// Where in the image it belongs.
+        /// Where in the image it is needed.
         place: String,
     },
-    /// A call that cannot be carried out as asked.
+    /// A call can't be carried out as asked.
     #[error("{what}")]
     Invalid {
-        /// What is wrong and what to do instead.
+        /// What is wrong, and what to do instead.
         what: String,
     },
     /// The caller's progress callback asked to stop.
@@ -117,7 +117,7 @@ fn list(hashes: &[Hash]) -> String {
 }
 
 impl StoreError {
-    /// Name an I/O error: a full disk or quota becomes [`StoreError::Full`], the rest keeps its path.
+    /// Makes an error of an I/O error: [`StoreError::Full`] for a full disk or quota, else [`StoreError::Io`].
     pub(crate) fn io(what: &'static str, path: impl AsRef<Path>, source: io::Error) -> StoreError {
         let path = path.as_ref().to_path_buf();
         if is_full(&source) {
@@ -131,7 +131,8 @@ impl StoreError {
         StoreError::Io { what, path, source }
     }
 
-    /// A file whose content cannot be used; for callers with other sources the same as one that cannot be read.
+    /// Makes an error for a file whose content can't be used. Callers with other sources treat it like a file that can't be
+    /// read.
     pub(crate) fn damaged(path: impl AsRef<Path>, why: String) -> StoreError {
         let source = io::Error::new(io::ErrorKind::InvalidData, why);
         StoreError::Io {
@@ -141,13 +142,14 @@ impl StoreError {
         }
     }
 
-    /// Is this a full disk or a full cache?
+    /// Returns whether this is a full disk or a full cache.
     pub fn is_full(&self) -> bool {
         matches!(self, StoreError::Full { .. })
     }
 }
 
-/// The three ways in which a file system says that it has no room. By kind: wrapped errors keep that, not their number.
+/// Returns whether a file system reports that it has no room, in any of three ways. It looks at the kind of error, because
+/// wrapped errors keep that, but not the errno.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)

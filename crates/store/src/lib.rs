@@ -1,16 +1,16 @@
-//! Verified state on the local disk.
+//! Verified images, chunks and segments on the local disk.
 //!
-//! Three things live here, and each is a directory that survives any kill:
+//! This crate has three parts; each keeps its data in a directory that survives any kill:
 //!
-//! * [`Cache`]: raw 4 KiB chunks and 32 KiB segments by hash, shared by every image and machine of a node, within a byte
-//!   budget. What a running machine touched through a [`Pin`] stays. A page fault ends here, so [`Cache::get`] takes
-//!   about a microsecond and holds no lock over I/O.
+//! * [`Cache`]: raw 4 KiB chunks and 32 KiB segments by hash, shared by all images and machines of a node, within a budget of
+//!   bytes. What a running machine touched through a [`Pin`] stays. Page faults are served from here, so [`Cache::get`] takes
+//!   about a microsecond and reads the disk without holding a lock.
 //! * [`Repository`]: images as immutable files (manifest, layout, packs, tags) that any web server can publish as they are.
-//! * [`Ingest`]: turns regions of bytes (a disk file, dirty pages, device state) into segments and packs of a repository
-//!   with all cores, and stores only what neither the image itself nor its parent has.
+//! * [`Ingest`]: turns regions of bytes (a disk file, dirty pages, device state) into segments and packs of a repository, using
+//!   all cores, and stores only what the image itself, its parent and other images that it may use don't have.
 //!
-//! Nothing here talks to a network, knows what a VM is or decides what to fetch: see `floe-source`, `floe-machine` and
-//! `floe-planner`. Every error is a [`StoreError`], and a full disk is one that says how to go on ([`StoreError::Full`]).
+//! Nothing here uses a network, knows what a VM is or decides what to fetch: see `floe-source`, `floe-machine` and
+//! `floe-planner`. Every error is a [`StoreError`]; the one for a full disk says how to go on ([`StoreError::Full`]).
 
 mod cache;
 mod durable;

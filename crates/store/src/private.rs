@@ -1,8 +1,8 @@
-//! Who may look: what floe keeps is its own user's alone, whatever the process's umask is.
+//! Keeps files private: what floe stores is accessible to its own user only, whatever the process's umask is.
 //!
 //! A node's directories hold the memory of every machine. So each directory and file is made with the modes below, and
-//! [`close_to_others`] puts a directory right that was made by an older version. Only what a user publishes by name, a
-//! [`Repository`](crate::Repository) for a web server, is open to everybody.
+//! [`close_to_others`] corrects a directory that an older version made. Only what a user publishes explicitly, a
+//! [`Repository`](crate::Repository) for a web server, can be read by everybody.
 
 use std::fs::{DirBuilder, OpenOptions, Permissions};
 use std::io;
@@ -12,22 +12,22 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
-/// Mode of a directory that is its owner's alone.
+/// Mode of a directory that only its owner may use.
 pub const DIR_MODE: u32 = 0o700;
-/// Mode of a file that is its owner's alone.
+/// Mode of a file that only its owner may use.
 pub const FILE_MODE: u32 = 0o600;
-/// Rights of a file's group and of all others.
+/// Permission bits of a file's group and of all others.
 const OTHERS: u32 = 0o077;
-/// Rights of those who are neither owner nor group.
+/// Permission bits of those who are neither owner nor group.
 const REST: u32 = 0o007;
-/// Says that all of a directory was closed once.
+/// Name of the file that records that everything in a directory was closed once.
 pub const MARKER: &str = ".private";
-/// Deepest level below a directory that [`close_to_others`] looks into: twice what floe makes.
+/// How many levels below a directory [`close_to_others`] goes down: twice what floe makes.
 const DEPTH_MAX: usize = 16;
 /// Most entries that it looks at: a hundred times those of a large node.
 const ENTRIES_MAX: u64 = 100_000_000;
 
-/// Makes a directory, and those above it that are missing, each with exactly `mode`. One that is there keeps its mode.
+/// Makes a directory and those above it that are missing, each with exactly `mode`. A directory that exists keeps its mode.
 pub fn make_dirs_with(dir: &Path, mode: u32) -> io::Result<()> {
     let make = || DirBuilder::new().mode(mode).create(dir);
     let made = match (make(), dir.parent()) {
@@ -38,54 +38,54 @@ pub fn make_dirs_with(dir: &Path, mode: u32) -> io::Result<()> {
         (made, _) => made,
     };
     match made {
-        // the umask may have taken away what a web server needs
+        // The umask may have removed what a web server needs.
         Ok(()) => std::fs::set_permissions(dir, Permissions::from_mode(mode)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Makes a directory for this user alone, and those above it that are missing.
+/// Makes a directory that only this user may use, and those above it that are missing.
 pub fn make_dirs(dir: &Path) -> io::Result<()> {
     make_dirs_with(dir, DIR_MODE)
 }
 
-/// How a file for this user alone is opened, made if it is missing; the caller says what for (`read`, `write`, `append`).
+/// Returns options that open a file, or make one that only this user may use. The caller adds `read`, `write` or `append`.
 pub fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.create(true).mode(FILE_MODE);
     options
 }
 
-/// Writes a file for this user alone, in place of what it held.
+/// Writes a file that only this user may use, replacing its content.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = options().write(true).truncate(true).open(path)?;
     io::Write::write_all(&mut file, bytes)
 }
 
-/// From now on, what this process and its children make without saying a mode is this user's alone. For daemons: a
-/// command's own files are for its user to share.
+/// Sets the umask, so that only this user may use what this process and its children make without an explicit mode. For daemons
+/// only: the user may want to share what a command makes.
 pub fn set_umask() {
     rustix::process::umask(Mode::from_raw_mode(0o077));
 }
 
-/// What [`close_to_others`] did.
+/// The result of [`close_to_others`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Closed {
     /// Files and directories that were open to others.
     pub changed: u64,
-    /// Those that were looked at.
+    /// Files and directories that were looked at.
     pub seen: u64,
 }
 
-/// Takes away what others may do with the files and directories below `dir`, and with `dir` itself.
+/// Removes others' permissions from `dir` and from the files and directories below it.
 ///
-/// Only what belongs to this user is changed, links are not followed, and other file systems are not entered, nor the
-/// directories in `skip` (mountpoints, which may not answer) even looked at. Others may pass the directories in `passable`,
-/// but not list them. Rights of a group that is not this process's own were given on purpose and stay.
+/// Only what belongs to this user is changed, links aren't followed, and other file systems aren't entered. Directories in
+/// `skip` (mountpoints, which may not answer) aren't even looked at. Others may pass through the directories in `passable`, but
+/// not list them. Permissions of a group other than this process's own were given on purpose, and stay.
 ///
-/// All of it is looked at once, which a file [`MARKER`] tells the next call; that one looks at what lies in `dir` itself, and
-/// at the rest only if anything there is open.
+/// Everything is looked at once only; then a file [`MARKER`] records that. The next call looks only at what is directly in
+/// `dir`, and at the rest only if anything there is open.
 pub fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &[PathBuf]) -> io::Result<Closed> {
     let mut walk = Walk {
         passable,
@@ -175,7 +175,7 @@ impl Walk<'_> {
         Ok(below)
     }
 
-    /// Nobody else can put a link in the place of `path`: the directories on the way are closed before what is in them.
+    /// Closes one file or directory. Nobody else can replace `path` by a link, as the directories above it are closed before.
     fn close(&mut self, path: &Path, meta: &rustix::fs::Stat) -> io::Result<()> {
         let mode = meta.st_mode & 0o7777;
         let take = if meta.st_gid == self.gid {
@@ -196,7 +196,7 @@ impl Walk<'_> {
     }
 }
 
-/// What was there a moment ago and isn't any more is nobody's to read.
+/// Returns whether a file that was there a moment ago is gone, so that nobody can read it.
 fn gone(error: rustix::io::Errno) -> bool {
     use rustix::io::Errno;
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
@@ -257,7 +257,7 @@ mod tests {
             (0, 4),
             "only the top is looked at"
         );
-        // one that an older version used meanwhile is closed as a whole again
+        // A directory that an older version used meanwhile is closed completely again.
         open_file(&root.join("cache/deep/chunks"), 0o644);
         open_file(&root.join("new"), 0o644);
         assert_eq!(close_to_others(&root, &passable, &skip).unwrap().changed, 2);

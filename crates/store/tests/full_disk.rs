@@ -1,4 +1,4 @@
-//! A disk that runs full, shown on a small tmpfs: clear errors, nothing half written, and work goes on afterwards.
+//! Tests a disk that is full, a small tmpfs: errors are clear, nothing is left half written, and work goes on afterwards.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,7 @@ fn a_cache_on_a_full_disk_lives_within_what_it_has() {
     }
     assert!((100..256).contains(&found), "{found} chunks in a megabyte");
     assert_eq!(cache.stats().corrupt, 0);
-    // A machine that needs all of it is told, and keeps what it has.
+    // A machine that needs more than there is gets an error, and keeps what it has.
     let pin = cache.pin();
     let mut pinned = Vec::new();
     let error = chunks
@@ -140,7 +140,7 @@ fn an_import_that_fills_the_disk_says_so_and_leaves_the_repository_as_it_was() {
     assert_full(repository.adopt_pack(&repository.pack_path(&pack.id)));
     assert_eq!(files(&repository.tmp_dir()), 0);
     std::fs::remove_file(&filler).unwrap();
-    // The way out works.
+    // What the error advises works.
     let second = import(&repository, &noise(3, 2 << 20)).unwrap();
     assert!(repository.verify(&second, &|_, _| true).unwrap().is_sound());
     assert!(repository.read_region(&first, "disk0", 1 << 30).unwrap() == small);

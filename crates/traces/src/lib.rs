@@ -1,11 +1,12 @@
-//! Machines' traces after the machine: checked, kept within bounds, and turned into models. Hub and node share it.
+//! Handles machines' traces after the machine: checks them, limits how many are kept, and trains models. Hub and node share
+//! this.
 //!
-//! A trace comes from a machine that ran an image, perhaps on a stranger's host. [`check`] believes nothing of it; a
-//! [`TraceStore`] keeps the newest ones of each image, each uploader within its share; a [`Trainer`] makes models of them in
-//! the background, which a planner then follows (vTube 3, step 5). [`prepare`] is what a node does before it lets a trace out:
-//! no names, no pauses, nothing twice.
+//! A trace comes from a machine that ran an image, perhaps on a stranger's host. [`check`] trusts nothing in it. A
+//! [`TraceStore`] keeps the newest traces of each image, with a limit for each uploader. A [`Trainer`] trains models from them
+//! in the background, which a planner then follows (vTube 3, step 5). [`prepare`] is what a node applies before it sends a
+//! trace: it removes names, pauses and repeated accesses.
 //!
-//! Not here: who may send or read a trace (that is the hub's), and what is learned from it (floe-planner).
+//! Not here: who may send or read a trace (the hub decides that), and how a model is trained (floe-planner).
 
 mod list;
 mod store;
@@ -24,32 +25,32 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use utoipa::ToSchema;
 
-/// Largest trace, in bytes: [`ACCESSES_MAX`] accesses at their longest (26 bytes), and a header.
+/// Most bytes of a trace: [`ACCESSES_MAX`] accesses of the greatest length (26 bytes), and a header.
 pub const TRACE_BYTES_MAX: usize = 5 << 20;
-/// Latest moment and longest wait in a trace, in microseconds: a year. What claims more is no machine's trace.
+/// Latest time and longest wait in a trace, in microseconds: a year. A trace that claims more is refused.
 pub const TRACE_US_MAX: u64 = 366 * 24 * 3600 * 1_000_000;
-/// Traces kept of one image: several times what the paper trains with.
+/// Most traces kept of one image: several times as many as the paper trains with.
 pub const TRACES_MAX: usize = 64;
-/// Traces kept of one uploader who is not the image's owner, so that a stranger can't displace the others.
+/// Most traces kept of one uploader who isn't the image's owner, so that a stranger can't displace the others.
 pub const STRANGER_TRACES_MAX: usize = 16;
 
-/// Newest traces of one named sender, other than the image's owner, that count in a model: a few tell what a machine needs, and
-/// many of one sender would steer what all others fetch.
+/// How many traces of one named sender, other than the image's owner, count in a model, the newest first: a few show what a
+/// machine needs, but many traces of one sender would decide what everybody fetches.
 pub const STRANGER_TRACES_COUNTED: usize = 4;
-/// The same for all who send without a name, together.
+/// The same limit for all senders without a name together.
 pub const NAMELESS_TRACES_COUNTED: usize = 2;
 
-/// The regions of an image, as far as a trace needs them.
+/// The sizes of an image's regions, which a trace is checked against.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The image.
     pub image: Hash,
-    /// Chunks of each region, in the manifest's order.
+    /// The number of chunks of each region, in the manifest's order.
     pub chunks: Vec<u64>,
 }
 
 impl Shape {
-    /// That of an image with this manifest.
+    /// Returns the shape of an image with this manifest.
     pub fn of(image: Hash, manifest: &Manifest) -> Shape {
         let chunks = |size: u64| size.div_ceil(CHUNK_SIZE as u64);
         Shape {
@@ -67,29 +68,29 @@ impl Shape {
 /// Why a trace is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It is no trace.
+    /// It is not a trace.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// It is another image's.
+    /// It is a trace of another image.
     #[error("the trace is of image {found} and not of {expected}")]
     WrongImage {
-        /// What the trace says.
+        /// The image that the trace names.
         found: Hash,
-        /// What was expected.
+        /// The image that was expected.
         expected: Hash,
     },
-    /// Too many bytes or accesses.
+    /// It has too many bytes or accesses.
     #[error("the trace has more than {limit} {what}")]
     TooLarge {
-        /// Bytes or accesses.
+        /// What there are too many of: bytes or accesses.
         what: &'static str,
         /// The limit.
         limit: usize,
     },
-    /// A chunk that the image does not have, or a time that no machine has.
+    /// It accesses a chunk that the image doesn't have, or has an impossible time.
     #[error("access {number} of the trace {why}")]
     Access {
-        /// Its number, from 0.
+        /// The access's number, from 0.
         number: usize,
         /// What is wrong with it.
         why: String,
@@ -100,29 +101,29 @@ pub enum TraceError {
         /// Where the last whole access ends.
         at: usize,
     },
-    /// Nothing was accessed.
+    /// It has no access.
     #[error("the trace has no access")]
     Empty,
 }
 
-/// A trace in figures.
+/// What a trace contains, in figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TraceSummary {
-    /// BLAKE3 of its bytes: its name.
+    /// Hash of the trace: BLAKE3 of its bytes.
     pub hash: String,
     /// Size in bytes.
     pub bytes: u64,
     /// First accesses in it.
     pub accesses: u64,
-    /// Microseconds from its beginning to its last access.
+    /// Microseconds from the beginning to the end of the last wait or access.
     pub end_us: u64,
     /// Microseconds in which the machine waited for chunks, overlapping waits counted once.
     pub wait_us: u64,
-    /// When it began, Unix time in microseconds.
+    /// When the trace began, in microseconds of Unix time.
     pub start_unix_us: u64,
 }
 
-/// Reads a whole trace and believes nothing of it.
+/// Checks a whole trace, without trusting anything in it; returns its summary.
 pub fn check(bytes: &[u8], shape: &Shape) -> Result<TraceSummary, TraceError> {
     if bytes.len() > TRACE_BYTES_MAX {
         return Err(TraceError::TooLarge {
@@ -178,9 +179,9 @@ pub fn check(bytes: &[u8], shape: &Shape) -> Result<TraceSummary, TraceError> {
     }
 }
 
-/// A machine's own trace as it may leave the host: at most [`ACCESSES_MAX`] accesses, each chunk once, without the
-/// machine's name and without the time in which it was paused (`pauses`: Unix time in microseconds, from and to, in order).
-/// `None` if nothing is left. A trace that went on gives a continuation of what it gave before.
+/// Returns a machine's own trace in the form in which it may leave the host: at most [`ACCESSES_MAX`] accesses, each chunk
+/// once, without the machine's name and without the time in which it was paused (`pauses`: start and end in microseconds of
+/// Unix time, in order). `None` if nothing is left. The result for a trace that has grown begins with the result from before.
 pub fn prepare(bytes: &[u8], shape: &Shape, pauses: &[(u64, u64)]) -> Option<Vec<u8>> {
     let reader = TraceReader::new(bytes).ok()?;
     let header = reader.header().clone();
@@ -203,7 +204,7 @@ pub fn prepare(bytes: &[u8], shape: &Shape, pauses: &[(u64, u64)]) -> Option<Vec
         }
         let from = began.saturating_add(access.t_us);
         let to = from.saturating_add(access.wait_us);
-        // time that passed while the machine stood still before the access, and while it waited for it
+        // Time in which the machine was paused before the access, and while it waited for it.
         let (mut before, mut within) = (0, 0);
         for (pause, end) in pauses.iter().filter(|(pause, _)| *pause < to) {
             let pause = (*pause).max(began);
@@ -232,7 +233,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A trace of these (region, chunk, t_us, wait_us).
+    /// Makes a trace of accesses given as (region, chunk, t_us, wait_us).
     pub(crate) fn trace(start_unix_us: u64, accesses: &[(u8, u32, u64, u64)]) -> Vec<u8> {
         let header = TraceHeader {
             image: Hash::of(b"image"),
@@ -310,7 +311,7 @@ pub(crate) mod tests {
                 (1, 3, 5000, 10),
             ],
         );
-        // paused from 1200 to 3200: the second half of the second access' wait, and on
+        // Paused from 1200 to 3200: the second half of the second access's wait, and longer.
         let pauses = [(began + 1200, began + 3200)];
         let sent = prepare(&bytes, &shape(), &pauses).unwrap();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What is kept of an image, as it is shown to its owner.
+//! What is stored for an image, as its owner sees it.
 
 use super::{Kept, Method, Shape, TraceStore, TraceSummary, check};
 use serde::{Deserialize, Serialize};
@@ -8,15 +8,15 @@ use utoipa::ToSchema;
 /// A trace in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TraceEntry {
-    /// What is in it.
+    /// What the trace contains.
     #[serde(flatten)]
     pub summary: TraceSummary,
-    /// Who sent it; absent for somebody without a token.
+    /// Who sent it; absent if the sender had no token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploader: Option<String>,
-    /// When it came, Unix time in milliseconds.
+    /// When it was received, in milliseconds of Unix time.
     pub received_unix_ms: u64,
-    /// Its part in the image's models, in percent: 0 if newer traces of the same sender count instead.
+    /// Its weight in the image's models, in percent; 0 if it doesn't count, because newer traces of the same sender do.
     #[serde(default)]
     pub weight_percent: u32,
 }
@@ -26,27 +26,27 @@ pub struct TraceEntry {
 pub struct ModelEntry {
     /// `floe`, `vtube` or `vmtorrent`.
     pub method: String,
-    /// Counts trainings, from 1.
+    /// Which training made it, counted from 1.
     pub version: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Whether it was made of the traces that are kept now.
+    /// Whether it was made from the traces that count now.
     pub current: bool,
 }
 
-/// All traces of an image, and what was made of them.
+/// All traces of an image, and the models that were made from them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TraceList {
     /// The image's id.
     pub image: String,
-    /// Oldest first.
+    /// The traces, oldest first.
     pub traces: Vec<TraceEntry>,
-    /// Models.
+    /// The models.
     pub models: Vec<ModelEntry>,
 }
 
 impl TraceList {
-    /// What a store has of an owner's image. A trace that can't be read is left out.
+    /// Returns what a store has for an owner's image. A trace that can't be read is left out.
     pub fn of(store: &TraceStore, shape: &Shape, owner: &str) -> io::Result<TraceList> {
         let kept = store.traces(&shape.image, owner)?;
         let counting = TraceStore::counting(&kept, owner);

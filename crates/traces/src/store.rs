@@ -1,16 +1,17 @@
-//! Traces and models on the disk, in folders of their own beside the images.
+//! Traces and models on disk, in their own folders beside the images.
 //!
 //! ```text
 //! <root>/<image id>/<owner>/<received, ms>~<uploader>~<BLAKE3>.trace
 //! <root>/<image id>/<owner>/<method>~<version>~<BLAKE3 of the traces' names>.model
 //! ```
 //!
-//! A file is there whole or not at all (temporary name, fsync, rename), and its name says all that isn't in it, so that there
-//! is no index that could disagree with the folder. Image ids, hashes and user names are the only parts of names that come from
-//! outside, and each was parsed before.
+//! A file is there whole or not at all (temporary name, fsync, rename). Everything about a file that isn't in it is in its
+//! name, so there is no index that could disagree with the folder. Only image ids, hashes and user names in file names come
+//! from outside, and each was parsed before.
 //!
-//! At most [`TRACES_MAX`] traces are kept: the newest, but whoever sent most loses one first, and nobody but the owner has
-//! more than [`STRANGER_TRACES_MAX`]. Of those, fewer count in a model ([`TraceStore::counting`]). A trace that continues one of the same uploader takes its place.
+//! At most [`TRACES_MAX`] traces of an image are kept, the newest ones; the sender with the most traces loses one first, and
+//! only the owner may have more than [`STRANGER_TRACES_MAX`]. Not all of them count in a model ([`TraceStore::counting`]). A
+//! trace that begins with another one of the same uploader replaces it.
 
 use super::{NAMELESS_TRACES_COUNTED, STRANGER_TRACES_COUNTED, STRANGER_TRACES_MAX, TRACES_MAX};
 use floe_image::Hash;
@@ -21,21 +22,22 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The newest versions of a model that are kept: one that is being read may go no sooner than the next training.
+/// How many versions of a model are kept, the newest ones: a model that is being read must stay until the training after the
+/// next.
 const MODEL_VERSIONS: usize = 2;
-/// Between the parts of a name: in no user's name and in no hash.
+/// Separates the parts of a file name; it is in no user's name and in no hash.
 const SEPARATOR: char = '~';
-/// Who sends without a name. No user's name begins so.
+/// The name for senders without a name. No user's name begins like this.
 const NOBODY: &str = "-";
-/// What an unfinished file begins with.
+/// How the name of an unfinished file begins.
 const UNFINISHED: &str = ".new-";
 
-/// A trace that is kept.
+/// A trace that is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// When it came, Unix time in milliseconds; later ones have later times.
+    /// When it was received, in milliseconds of Unix time; no two of an image have the same time.
     pub received_ms: u64,
-    /// Who sent it; `None` is somebody without a name.
+    /// Who sent it; `None` for a sender without a name.
     pub uploader: Option<String>,
     /// BLAKE3 of its bytes.
     pub hash: Hash,
@@ -43,41 +45,41 @@ pub struct Kept {
     pub bytes: u64,
 }
 
-/// What became of a trace that came.
+/// The result of adding a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Added {
-    /// The name under which it is kept: that of a longer one which it is the beginning of, or its own.
+    /// The hash of the trace that is stored now: its own, or that of a longer one that begins with it.
     pub hash: Hash,
-    /// Whether nothing changed: it, or a longer one, was there.
+    /// Whether nothing changed, because this trace or a longer one was there.
     pub known: bool,
-    /// Traces that went for it.
+    /// How many traces were removed for it.
     pub dropped: usize,
-    /// Traces kept now.
+    /// How many traces are stored now.
     pub kept: usize,
 }
 
 /// A model that was trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredModel {
-    /// Counts trainings, from 1.
+    /// Which training made it, counted from 1.
     pub version: u64,
-    /// Which traces it was made of: [`TraceStore::digest`].
+    /// The traces that it was made from, as [`TraceStore::digest`] identifies them.
     pub digest: Hash,
-    /// Its file.
+    /// The path of its file.
     pub path: PathBuf,
 }
 
-/// See the module.
+/// Stores traces and models in a folder; see the module's documentation.
 #[derive(Debug)]
 pub struct TraceStore {
     root: PathBuf,
-    /// Held while files come and go.
+    /// Held while files are added or removed.
     changing: Mutex<()>,
-    /// Traces that are kept of each named sender.
+    /// How many traces are stored of each named sender.
     authors: Mutex<HashMap<String, u64>>,
 }
 
-/// How many traces are kept of each named sender, below a store's folder.
+/// Returns how many traces of each named sender are stored in a store's folder.
 pub fn count_authors(root: &Path) -> io::Result<HashMap<String, u64>> {
     let mut counts = HashMap::new();
     for image in folders(root)? {
@@ -91,7 +93,7 @@ pub fn count_authors(root: &Path) -> io::Result<HashMap<String, u64>> {
 }
 
 impl TraceStore {
-    /// Opens the store in a folder, and clears away what an earlier process did not finish.
+    /// Opens the store in a folder, and removes what an earlier process did not finish.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<TraceStore> {
         let root = root.into();
         private::make_dirs(&root)?;
@@ -111,7 +113,7 @@ impl TraceStore {
         })
     }
 
-    /// Traces of this sender that are kept, of all images.
+    /// Returns how many traces of this sender are stored, for all images.
     pub fn count_of(&self, author: &str) -> u64 {
         self.authors.lock().get(author).copied().unwrap_or(0)
     }
@@ -124,7 +126,7 @@ impl TraceStore {
         }
     }
 
-    /// Those of an image's traces that count in its models: all of the owner's, and the newest few of each other sender.
+    /// Returns those traces of an image that count in its models: all of the owner's, and the newest few of each other sender.
     pub fn counting(kept: &[Kept], owner: &str) -> Vec<Kept> {
         let mut counts: HashMap<Option<&str>, usize> = HashMap::new();
         let mut counting: Vec<Kept> = Vec::new();
@@ -148,7 +150,7 @@ impl TraceStore {
         self.root.join(image.to_string()).join(owner)
     }
 
-    /// The images that something is kept of, each with its owner.
+    /// Returns the images for which something is stored, each with its owner.
     pub fn images(&self) -> io::Result<Vec<(Hash, String)>> {
         let mut all = Vec::new();
         for image in folders(&self.root)? {
@@ -163,7 +165,7 @@ impl TraceStore {
         Ok(all)
     }
 
-    /// Keeps a trace that [`check`](super::check) has taken.
+    /// Stores a trace that [`check`](super::check) has accepted.
     pub fn add(
         &self,
         image: &Hash,
@@ -226,12 +228,12 @@ impl TraceStore {
         })
     }
 
-    /// The traces of an image, oldest first.
+    /// Returns the traces of an image, oldest first.
     pub fn traces(&self, image: &Hash, owner: &str) -> io::Result<Vec<Kept>> {
         traces(&self.folder(image, owner))
     }
 
-    /// A trace's bytes, if it is kept.
+    /// Returns a trace's bytes, if it is stored.
     pub fn read(&self, image: &Hash, owner: &str, hash: &Hash) -> io::Result<Option<Vec<u8>>> {
         let folder = self.folder(image, owner);
         match traces(&folder)?.iter().find(|trace| trace.hash == *hash) {
@@ -240,7 +242,7 @@ impl TraceStore {
         }
     }
 
-    /// Removes one trace; tells whether it was there.
+    /// Removes one trace; returns whether it was there.
     pub fn remove_trace(&self, image: &Hash, owner: &str, hash: &Hash) -> io::Result<bool> {
         let _changing = self.changing.lock();
         let folder = self.folder(image, owner);
@@ -253,14 +255,14 @@ impl TraceStore {
         Ok(found.is_some())
     }
 
-    /// Names a set of traces, whatever their order.
+    /// Returns a hash that identifies a set of traces, whatever their order.
     pub fn digest(traces: &[Kept]) -> Hash {
         let mut hashes: Vec<Hash> = traces.iter().map(|trace| trace.hash).collect();
         hashes.sort_unstable();
         Hash::of(&hashes.iter().flat_map(|hash| hash.0).collect::<Vec<u8>>())
     }
 
-    /// The newest model of a method.
+    /// Returns the newest model of a method.
     pub fn model(
         &self,
         image: &Hash,
@@ -270,7 +272,7 @@ impl TraceStore {
         Ok(models(&self.folder(image, owner), method)?.pop())
     }
 
-    /// Keeps a model as the newest one; earlier versions go, but one.
+    /// Stores a model as the newest one and returns its version. Of the earlier versions only the last one stays.
     pub fn add_model(
         &self,
         image: &Hash,
@@ -281,7 +283,7 @@ impl TraceStore {
     ) -> io::Result<u64> {
         let _changing = self.changing.lock();
         let folder = self.folder(image, owner);
-        // the image was removed while it was trained
+        // The image was removed while the model was trained.
         if !folder.exists() {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -298,7 +300,7 @@ impl TraceStore {
         Ok(version)
     }
 
-    /// Removes all that is kept of an owner's image.
+    /// Removes everything that is stored for an owner's image.
     pub fn remove(&self, image: &Hash, owner: &str) -> io::Result<()> {
         let _changing = self.changing.lock();
         let kept = traces(&self.folder(image, owner))?;
@@ -306,13 +308,14 @@ impl TraceStore {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => kept.iter().for_each(|trace| self.has_gone(trace)),
         }
-        // the last owner's: a folder that is not empty stays
+        // Removes the image's folder if this was the last owner; it stays if it isn't empty.
         let _ = fs::remove_dir(self.root.join(image.to_string()));
         Ok(())
     }
 }
 
-/// Takes out what is too much: strangers beyond their share, then the oldest of whoever sent most.
+/// Removes from `kept` what is too much, and returns it: strangers' traces above their limit, then the oldest of the sender
+/// with the most traces.
 fn excess(kept: &mut Vec<Kept>, owner: &str) -> Vec<Kept> {
     let mut out = Vec::new();
     loop {
@@ -326,7 +329,7 @@ fn excess(kept: &mut Vec<Kept>, owner: &str) -> Vec<Kept> {
             .filter(|(uploader, count)| stranger(uploader) && **count > STRANGER_TRACES_MAX)
             .map(|(uploader, _)| *uploader)
             .min();
-        // of two who sent as much the owner is spared
+        // If two senders have the same number, the owner's traces are spared.
         let most = counts
             .iter()
             .max_by_key(|(uploader, count)| (**count, stranger(uploader), **uploader))
@@ -369,7 +372,7 @@ fn traces(folder: &Path) -> io::Result<Vec<Kept>> {
         let Some((received_ms, uploader, hash)) = parsed() else {
             continue;
         };
-        // one that has gone meanwhile is not there any more
+        // A file that was removed meanwhile is left out.
         if let Ok(found) = fs::metadata(&path) {
             all.push(Kept {
                 received_ms,
@@ -429,7 +432,7 @@ fn name_of(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()
 }
 
-/// What is in a folder, by name; nothing if there is none.
+/// Returns the files in a folder, with their names; nothing if there is no such folder.
 fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -520,7 +523,7 @@ mod tests {
             (of(Some("ann")).len(), of(Some("bob")).len(), of(None).len()),
             (10, STRANGER_TRACES_COUNTED, NAMELESS_TRACES_COUNTED)
         );
-        // the newest ones
+        // The newest ones.
         let last = trace(109, &[(0, 1, 0, 0)]);
         assert!(of(Some("bob")).iter().any(|t| t.hash == Hash::of(&last)));
         assert_eq!(world.store.count_of("bob"), 10);
@@ -547,7 +550,7 @@ mod tests {
         }
         let shares = [Some("ann"), Some("eve"), None].map(|from| world.count(from));
         assert_eq!(shares, [32, STRANGER_TRACES_MAX, STRANGER_TRACES_MAX]);
-        // and the owner's come in again
+        // And the owner's traces are accepted again.
         for start in 5000..5100 {
             world.add(Some("ann"), start);
         }
@@ -565,10 +568,10 @@ mod tests {
         assert!(add(None, &short).known);
         let grown = add(None, &long);
         assert_eq!((grown.known, grown.dropped, grown.kept), (false, 1, 1));
-        // an upload that was late
+        // An upload that arrives late.
         let late = add(None, &short);
         assert_eq!((late.known, late.hash), (true, Hash::of(&long)));
-        // another's beginning is not touched
+        // Another sender's shorter trace isn't replaced.
         assert_eq!(add(Some("eve"), &short).kept, 2);
         let read = world.store.read(&image(), "ann", &Hash::of(&long)).unwrap();
         assert_eq!(read.unwrap(), long);
@@ -621,7 +624,7 @@ mod tests {
         );
         let folder = world.store.folder(&image(), "ann");
         assert_eq!(models(&folder, "floe").unwrap().len(), MODEL_VERSIONS);
-        // and of an image that is gone none is kept
+        // And no model is kept for an image that is gone.
         let other = Hash::of(b"gone");
         let late = world
             .store

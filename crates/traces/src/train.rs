@@ -1,8 +1,8 @@
-//! Traces become models: in the background, once no new ones come for a moment, one image at a time.
+//! Trains models from traces: in the background, when no new traces have come for a moment, one image at a time.
 //!
-//! A training that fails, for whatever reason, is logged and leaves the model as it was. What a crash interrupted is found by
-//! its digest at the next start ([`Trainer::schedule_outdated`]). The thread is nicer than the others: guests and page faults go
-//! first.
+//! A training that fails, for whatever reason, is logged, and the model stays as it was. A training that a crash interrupted is
+//! detected at the next start, by the model's digest ([`Trainer::schedule_outdated`]). The thread has a higher nice value than
+//! others, so that guests and page faults go first.
 
 use super::{TRACES_MAX, TraceStore};
 use floe_image::{Hash, TraceReader};
@@ -14,17 +14,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most accesses that a training looks at, newest traces first: 16 traces of the longest kind. Bounds time and memory.
+/// Most accesses that a training uses, newest traces first: those of 16 traces of the greatest length. Limits time and memory.
 const TRAIN_ACCESSES_MAX: usize = 16 * super::ACCESSES_MAX;
-/// However often new traces come, a training waits no longer than so many times the quiet time.
+/// However often new traces come, a training waits at most this many times the quiet time.
 const PATIENCE: u32 = 12;
-/// How much nicer than the rest of the process a training is.
+/// The nice value of the training thread.
 const NICENESS: i32 = 10;
 
-/// Makes a model's bytes of traces, or says why not.
+/// Makes the bytes of a model from traces; the error says why it can't.
 pub type Train = dyn Fn(Method, &Hash, &[Vec<u8>]) -> Result<Vec<u8>, String> + Send + Sync;
 
-/// What a [`Trainer`] does unless told otherwise: floe-planner's training. The model is read back before it is believed.
+/// The usual training of a [`Trainer`], by floe-planner. The model is decoded again before it is returned.
 pub fn learn(method: Method, image: &Hash, traces: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut zero = Vec::with_capacity(traces.len());
     for bytes in traces {
@@ -45,7 +45,7 @@ type Key = (Hash, String);
 /// An image that waits for its training.
 struct Waiting {
     due: Instant,
-    /// New traces put it off until here.
+    /// New traces can't put the training off beyond this time.
     latest: Instant,
     methods: Vec<Method>,
 }
@@ -65,13 +65,13 @@ struct Inner {
     changed: Condvar,
 }
 
-/// The thread that trains. Dropping it ends the thread after the training under way.
+/// The thread that trains. Dropping this ends the thread after the training under way.
 pub struct Trainer {
     inner: Arc<Inner>,
 }
 
 impl Trainer {
-    /// Starts the thread. `quiet`: how long no new trace of an image must have come.
+    /// Starts the thread. An image is trained when no new trace of it came for `quiet`.
     pub fn start(
         store: Arc<TraceStore>,
         quiet: Duration,
@@ -91,13 +91,14 @@ impl Trainer {
         Ok(Trainer { inner })
     }
 
-    /// New traces of an image came.
+    /// Schedules a training because new traces of an image came.
     pub fn schedule(&self, image: &Hash, owner: &str) {
         self.inner
             .enter(image, owner, &[Method::Floe], self.inner.quiet);
     }
 
-    /// Somebody wants a model that isn't there: trains it next and waits for it, but not beyond `patience`.
+    /// Trains a model next that somebody wants and that isn't there, and blocks until it is done, but not longer than
+    /// `patience`.
     pub fn train_now(&self, image: &Hash, owner: &str, method: Method, patience: Duration) {
         self.inner.enter(image, owner, &[method], Duration::ZERO);
         let key = (*image, owner.to_owned());
@@ -112,7 +113,7 @@ impl Trainer {
         }
     }
 
-    /// Enters every image whose model is not of the traces that are there.
+    /// Schedules every image whose model wasn't made from the traces that count now.
     pub fn schedule_outdated(&self) -> io::Result<()> {
         for (image, owner) in self.inner.store.images()? {
             let traces = self.inner.store.traces(&image, &owner)?;
@@ -150,7 +151,7 @@ impl Inner {
                 latest: now + self.quiet * PATIENCE,
                 methods: Vec::new(),
             });
-        // what is wanted at once stays so
+        // A training that is wanted at once isn't put off.
         waiting.due = if quiet.is_zero() {
             now
         } else {
@@ -166,7 +167,7 @@ impl Inner {
     }
 
     fn run(&self) {
-        // a thread that can't be nice trains all the same
+        // A thread that can't change its nice value trains anyway.
         let _ = rustix::process::setpriority_process(None, NICENESS);
         while let Some((key, methods)) = self.next() {
             if let Err(error) = self.train_image(&key.0, &key.1, &methods) {
@@ -177,7 +178,7 @@ impl Inner {
         }
     }
 
-    /// Waits for an image whose time has come.
+    /// Waits for an image whose time has come, and returns it.
     fn next(&self) -> Option<(Key, Vec<Method>)> {
         let mut queue = self.queue.lock();
         loop {
@@ -225,7 +226,7 @@ impl Inner {
         for method in Method::ALL {
             let name = method.name();
             let before = self.store.model(image, owner, name)?;
-            // what was asked for once is kept up to date
+            // A model that somebody has asked for once is kept up to date.
             let wants = wanted.contains(&method) || before.is_some();
             if !wants || before.is_some_and(|model| model.digest == digest) {
                 continue;
@@ -314,12 +315,12 @@ mod tests {
             trainer.schedule(&image(), "ann");
         }
         eventually(|| store.model(&image(), "ann", "floe").unwrap().is_some());
-        // nothing new: nothing to do
+        // Nothing is new, so nothing is done.
         trainer.train_now(&image(), "ann", Method::Floe, LONG);
         assert_eq!(count.load(Ordering::SeqCst), 1);
         let model = store.model(&image(), "ann", "floe").unwrap().unwrap();
         assert_eq!(std::fs::read(model.path).unwrap(), [3]);
-        // another method on request
+        // Another method, on request.
         assert!(store.model(&image(), "ann", "vtube").unwrap().is_none());
         trainer.train_now(&image(), "ann", Method::VTube, LONG);
         assert!(store.model(&image(), "ann", "vtube").unwrap().is_some());
@@ -355,7 +356,7 @@ mod tests {
                 (1, &b"good"[..])
             );
         }
-        // and the thread goes on
+        // And the thread goes on.
         fail.store(false, Ordering::SeqCst);
         trainer.train_now(&image(), "ann", Method::Floe, LONG);
         assert_eq!(
@@ -382,7 +383,7 @@ mod tests {
         let (version, bytes) = trained();
         assert_eq!(version, 1);
         assert_eq!(Model::decode(&bytes).unwrap().image(), image());
-        // up to date: a restart does nothing
+        // Everything is up to date, so a restart does nothing.
         assert_eq!(trained().0, 1);
         let path = store.model(&image(), "ann", "floe").unwrap().unwrap().path;
         std::fs::remove_file(path).unwrap();

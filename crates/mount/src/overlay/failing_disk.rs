@@ -1,5 +1,5 @@
-//! Layers on a host disk that fails as Linux lets disks fail: a sync that can't write pages tells it once, marks them clean, and
-//! the next one has nothing to do. What wasn't written may stay in the page cache or be thrown away.
+//! Tests layers on a host disk that fails as Linux lets disks fail: a sync that can't write pages reports that once and marks
+//! them clean, so that the next sync has nothing to do. What wasn't written may stay in the page cache or be thrown away.
 
 use super::layer::Layer;
 use super::storage::Storage;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const SIZE: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// What a sync does.
+/// What a sync does with dirty pages.
 #[derive(Clone, Copy, PartialEq)]
 enum Health {
     Good,
@@ -49,7 +49,7 @@ impl Flaky {
         self.0.lock().health = health;
     }
 
-    /// What a power cut now would leave.
+    /// Returns what a power cut now would leave.
     fn on_disk(&self, at: u64, len: usize) -> Vec<u8> {
         self.0.lock().disk[at as usize..][..len].to_vec()
     }
@@ -171,7 +171,7 @@ fn lost_sectors_fail_flushes_and_are_never_read_until_they_are_written_again() {
     assert_eq!(rig.flush(), Err(libc::EIO));
     assert_eq!(rig.layer.failure().unwrap().lost_bytes, 1024);
     assert_eq!(rig.read(8192 + 512), Err(libc::EIO));
-    // What was not written since the last good flush, and what was kept.
+    // The first was not written since the last good flush; the second was kept.
     assert_eq!(rig.read(8192), Ok(1));
     assert_eq!(rig.read(4096), Ok(2));
 
@@ -192,7 +192,7 @@ fn a_discard_of_what_was_lost_puts_it_right() {
     let rig = Rig::new();
     let all: Vec<u8> = vec![7; 512 << 10];
     rig.layer.write(0, &all).unwrap();
-    // In the middle of the discarded range, and at its edge.
+    // One lost page is in the middle of the discarded range, the other at its edge.
     rig.data.is(Health::Drops(&[0, 64]));
     assert_eq!(rig.flush(), Err(libc::EIO));
     rig.data.is(Health::Good);
@@ -209,7 +209,7 @@ fn a_node_that_is_killed_does_not_take_the_error_along() {
     rig.layer.write(4096, &[2; 4096]).unwrap();
     rig.data.is(Health::Drops(&[1]));
     assert_eq!(rig.flush(), Err(libc::EIO));
-    // Written to the failed layer, so recorded beside it.
+    // The layer has failed, so this write is recorded beside it.
     rig.layer.write(12288, &[6; 4096]).unwrap();
     rig.data.is(Health::Good);
     rig.restart();

@@ -1,4 +1,4 @@
-//! What a freeze leaves: the layers as they were, to be read in peace.
+//! The layers of a disk as they were at a freeze, for reading while the machine goes on.
 
 use super::CHUNK;
 use super::Chain;
@@ -19,7 +19,7 @@ impl FrozenDisk {
         Self { name, size, chain }
     }
 
-    /// The number of the highest layer that was frozen.
+    /// Returns the number of the highest layer that was frozen.
     pub fn last_layer(&self) -> u32 {
         self.chain.top().number
     }
@@ -34,7 +34,7 @@ impl FrozenDisk {
         self.size
     }
 
-    /// The image and region that the layers are relative to.
+    /// Returns the image and the name of the region that the layers are based on; `None` for a disk without a base.
     pub fn base(&self) -> Option<(Hash, &str)> {
         let base = self.chain.base.as_ref()?;
         Some((base.image.id, &base.image.regions[base.region].name))
@@ -47,30 +47,31 @@ impl FrozenDisk {
             .fold(0, |mask, l| mask | l.mask(chunk))
     }
 
-    /// The chunks that differ from the base, in order. A chunk of which only sectors were written is merged with the base's,
-    /// which may have to be fetched: the iterator blocks then.
+    /// Returns the chunks that differ from the base with their numbers, in order. A chunk that was written only in part is
+    /// merged with the base's, which may have to be fetched: the iterator blocks then.
     pub fn chunks(
         &self,
     ) -> impl Iterator<Item = Result<(u64, [u8; CHUNK_SIZE]), MountError>> + Send + '_ {
         self.written().map(|chunk| Ok((chunk, self.chunk(chunk)?)))
     }
 
-    /// Numbers of the chunks that differ from the base, ascending.
+    /// Returns the numbers of the chunks that differ from the base, ascending.
     pub fn written(&self) -> impl Iterator<Item = u64> + Send + '_ {
         (0..self.size.div_ceil(CHUNK)).filter(|c| self.mask(*c) != 0)
     }
 
-    /// How many chunks differ from the base (an upper bound while there are several layers).
+    /// Returns how many chunks differ from the base (an upper bound if there are several layers).
     pub fn count(&self) -> u64 {
         self.chain.layers.iter().map(|l| l.present()).sum()
     }
 
-    /// Whether all of a chunk was written: reading it needs nothing of the base.
+    /// Returns whether all of a chunk was written, so that reading it doesn't need the base.
     pub fn is_whole(&self, chunk: u64) -> bool {
         self.mask(chunk) == super::sectors(chunk, 0, self.size)
     }
 
-    /// The layer whose file has all of a chunk, at the chunk's own offset; `None` if it is in several, or partly in the base.
+    /// Returns the layer whose file has all of a chunk, at the chunk's own offset; `None` if it is in several, or partly in the
+    /// base.
     pub fn layer_of(&self, chunk: u64) -> Option<u32> {
         let whole = super::sectors(chunk, 0, self.size);
         match self.chain.owner(chunk, whole) {
@@ -79,14 +80,14 @@ impl FrozenDisk {
         }
     }
 
-    /// Gives a layer's file another name on the same file system: it stays when the disk drops the layer.
+    /// Hard-links a layer's data file to `to` (on the same file system), so that the data stays when the disk drops the layer.
     pub fn link_layer(&self, number: u32, to: &Path) -> io::Result<()> {
         let mut layers = self.chain.layers.iter();
         let layer = layers.find(|layer| layer.number == number);
         layer.ok_or(io::ErrorKind::NotFound)?.link(to)
     }
 
-    /// One chunk as it was.
+    /// Returns one chunk as it was; blocks while a part of it is fetched from the base.
     pub fn chunk(&self, chunk: u64) -> Result<[u8; CHUNK_SIZE], MountError> {
         let mut out = [0; CHUNK_SIZE];
         let len = CHUNK.min(self.size - chunk * CHUNK) as usize;

@@ -1,10 +1,10 @@
-//! Every order in which writers and flushes of a layer can meet, by loom: also those that only a processor with weak ordering
-//! allows. What is run is `marks.rs` itself, compiled with loom's atomics.
+//! Tests with loom every order in which writers and flushes of a layer can meet, including those that only a processor with
+//! weak ordering allows. The code under test is `marks.rs` itself, compiled with loom's atomics.
 //!
-//! The files are modelled by relaxed atomics, which order nothing by themselves: that a flush sees what it must see is owed to
-//! the marks alone.
+//! The files are modelled by relaxed atomics, which order nothing by themselves: what a flush must see, it sees by the marks
+//! alone.
 
-/// What `marks.rs` takes its atomics from.
+/// Where `marks.rs` takes its atomics from.
 mod sync {
     pub(super) use loom::sync::Mutex;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -20,7 +20,7 @@ use marks::Marks;
 use std::convert::Infallible;
 use sync::{AtomicU8, Ordering};
 
-/// A layer of one chunk. Each writer is a bit of the data.
+/// A layer of one chunk. Each writer sets one bit of the data.
 struct Layer {
     marks: Marks,
     cell: AtomicU8,
@@ -40,14 +40,14 @@ impl Layer {
         })
     }
 
-    /// As `Layer::write` does it: the data, then the marks.
+    /// Writes as `Layer::write` does: first the data, then the marks.
     fn write(&self, writer: u8, sectors: u8) {
         self.data.fetch_or(writer, Ordering::Relaxed);
         let written = (0, &self.cell, sectors);
         self.marks.mark(std::iter::once(written));
     }
 
-    /// As `Layer::flush` does it: bits read, data durable, bits durable.
+    /// Flushes as `Layer::flush` does: reads the bits, makes the data durable, then the bits.
     fn flush(&self) {
         let done = self.marks.flush(|pages| {
             let bits = self.cell.load(Ordering::Acquire);
@@ -102,7 +102,8 @@ fn a_flush_that_runs_beside_a_write_leaves_it_to_the_next() {
 #[test]
 fn two_writers_that_flush_beside_a_third_flush_are_both_durable() {
     let mut model = loom::model::Builder::new();
-    // Three preemptions at any places: all orders of three threads take many minutes. Those of two, above, are run without a bound.
+    // Three preemptions at any places: all orders of three threads would take many minutes. The tests of two threads have no
+    // bound.
     model.preemption_bound = Some(3);
     model.check(|| {
         let layer = Layer::new();
@@ -125,7 +126,7 @@ fn a_flush_that_failed_leaves_everything_to_the_next() {
         });
         layer.write_and_flush(1, 0b1);
         failing.join().unwrap();
-        // Whatever the failing one took is still there for this one, and durable after it.
+        // What the failing flush took is there again for this one.
         layer.flush();
         assert_eq!(layer.durable_map.load(Ordering::Relaxed), 0b1);
     });

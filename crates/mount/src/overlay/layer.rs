@@ -12,17 +12,17 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A layer. The top one is written, those below are frozen.
+/// A layer. The top layer is written; those below are frozen.
 pub(crate) struct Layer {
     pub number: u32,
     dir: PathBuf,
     data: Box<dyn Storage>,
     map: Map,
-    /// What was written to `data` since it was last durable.
+    /// Checksums of what was written to `data` since it was last durable.
     unsynced: Unsynced,
-    /// Writers share it from the data to its checksum; who compares the two has it alone.
+    /// Writers hold it shared from the write of the data to its checksum; whoever compares the two holds it alone.
     writing: RwLock<()>,
-    /// The map's header and the directory entries aren't known to be durable yet.
+    /// Set while the map's header and the directory entries aren't known to be durable.
     new: AtomicBool,
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn map_path(dir: &Path, number: u32) -> PathBuf {
     dir.join(format!("layer-{number}.map"))
 }
 
-/// The bits of the sectors that `from..to` (bytes, multiples of 512) covers in `chunk`.
+/// Returns the bits of the sectors of `chunk` that `from..to` covers (bytes, multiples of 512).
 pub(crate) fn sectors(chunk: u64, from: u64, to: u64) -> u8 {
     let first = from.max(chunk * CHUNK) / SECTOR % 8;
     let end = to.min((chunk + 1) * CHUNK).div_ceil(SECTOR) - chunk * 8;
@@ -59,7 +59,7 @@ impl Layer {
             .open(&path)
             .map_err(io)?;
         data.set_len(disk_bytes).map_err(io)?;
-        // The map last: a layer is there when its map is.
+        // The map is made last: a layer exists when its map does.
         let map = Map::create(&map_path(dir, number), live_dir, disk_bytes)?;
         let unsynced = Unsynced::new(map.failure_path(), boot_id().map_err(io)?);
         Ok(Self {
@@ -90,7 +90,7 @@ impl Layer {
             data.set_len(disk_bytes).map_err(io)?;
         }
         let map = Map::open(&map_path(dir, number), live_dir, disk_bytes)?;
-        // What a killed node had written and not flushed is flushed with the next flush.
+        // What a killed node had written and not flushed is made durable by the next flush.
         map.marks.something();
         let unsynced = Unsynced::open(map.failure_path(), boot_id().map_err(io)?);
         Ok(Self {
@@ -104,7 +104,7 @@ impl Layer {
         })
     }
 
-    /// The same layer with other files under it.
+    /// Returns the same layer on other files.
     #[cfg(test)]
     pub(crate) fn on(mut self, data: Box<dyn Storage>, map: Box<dyn Storage>) -> Self {
         (self.data, self.map.durable) = (data, map);
@@ -119,12 +119,12 @@ impl Layer {
         self.map.present()
     }
 
-    /// Bytes on the local disk.
+    /// Returns how many bytes the data takes on the local disk.
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.data.stored_bytes()
     }
 
-    /// Reads. After a sync that failed, what isn't as it was written is an error and never shown.
+    /// Reads bytes. After a failed sync, bytes that aren't as they were written are an error (EIO) and never returned.
     pub(crate) fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         if !self.unsynced.has_failed() {
             return self.data.read(out, offset);
@@ -137,7 +137,7 @@ impl Layer {
         self.data.read(out, offset)
     }
 
-    /// Writes whole sectors. The map is set after the data, so nobody sees sectors before they are there.
+    /// Writes whole sectors. The map is set after the data, so that no reader sees sectors before they are there.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         debug_assert!(offset.is_multiple_of(SECTOR) && (data.len() as u64).is_multiple_of(SECTOR));
         let _shared = self.writing.read();
@@ -156,7 +156,7 @@ impl Layer {
         Ok(())
     }
 
-    /// After the data.
+    /// Sets the map's bits for bytes that are in the data file already.
     fn mark(&self, offset: u64, len: u64) {
         let end = offset + len;
         let chunks = offset / CHUNK..end.div_ceil(CHUNK);
@@ -164,8 +164,8 @@ impl Layer {
             .mark(chunks.map(|chunk| (chunk, sectors(chunk, offset, end))));
     }
 
-    /// Makes everything written so far durable; whether there was anything to do. Once it failed it fails until what may have
-    /// been lost was made good.
+    /// Makes everything written so far durable; returns whether there was anything to do. After a failure it fails until
+    /// everything that may have been lost was written again.
     pub(crate) fn flush(&self) -> io::Result<bool> {
         self.map.marks.flush(|pages| self.make_durable(pages))
     }
@@ -188,7 +188,7 @@ impl Layer {
         Ok(())
     }
 
-    /// After a sync that failed: writes again what reads back right. An error if anything doesn't, or can't be checked.
+    /// After a failed sync: writes again all sectors that read back right. Fails (EIO) if any doesn't, or can't be checked.
     fn make_good(&self) -> io::Result<()> {
         let Some(failure) = self.unsynced.failure() else {
             return Ok(());
@@ -196,7 +196,7 @@ impl Layer {
         let mut all = !failure.unknown;
         self.unsynced.recount();
         for chunk in self.unsynced.suspects() {
-            // Alone for one chunk at a time: the disk's writers don't wait for all of them.
+            // Locks for one chunk at a time, so that the disk's writers needn't wait for all of them.
             let _alone = self.writing.write();
             all &= self.unsynced.make_good(chunk, &*self.data)?;
         }
@@ -206,33 +206,33 @@ impl Layer {
         Err(io::Error::from_raw_os_error(libc::EIO))
     }
 
-    /// Why flushes fail, if they do.
+    /// Returns why flushes fail, if they do.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.unsynced.failure()
     }
 
-    /// Takes the data as it is.
+    /// Accepts the data as it is now, and forgets a failure.
     pub(crate) fn accept_losses(&self) {
         self.unsynced.accept_losses();
     }
 
-    /// Whether so much was written without a flush that it should be flushed unasked.
+    /// Returns whether so much was written without a flush that the mount should flush by itself.
     pub(crate) fn wants_flush(&self) -> bool {
         self.unsynced.is_half_full()
     }
 
-    /// Gives the data file another name.
+    /// Gives the data file another name (a hard link).
     pub(crate) fn link(&self, to: &Path) -> io::Result<()> {
         std::fs::hard_link(data_path(&self.dir, self.number), to)
     }
 
-    /// Removes the live map of a layer that is durable.
+    /// Removes the live map of a layer that is durable, and the record of its failure.
     pub(crate) fn close(&self) {
         self.map.remove_live();
         self.unsynced.remove();
     }
 
-    /// Removes the files. Who still reads the layer goes on reading it.
+    /// Removes the files. Readers that have the layer open go on reading it.
     pub(crate) fn remove(&self) {
         self.close();
         remove_files(&self.dir, self.number);

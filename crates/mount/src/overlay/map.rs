@@ -1,13 +1,13 @@
-//! Which 512-byte sectors a layer has: one byte a chunk, one bit a sector.
+//! The map of a layer: which 512-byte sectors it has, one byte a chunk, one bit a sector.
 //!
 //! There are two copies. The *live* map is mapped memory that outlives the process (a file on tmpfs, or in the page cache) and
-//! is set right after the data was written, so a killed node loses no completed write. The *durable* map lies beside the data and is only written after the
-//! data was made durable (`fdatasync` of the data, then the map, then `fdatasync` of the map). Bits are only ever set, and a
-//! byte stands for itself, so a map that was torn by a power cut is a mixture of two right ones: nothing is checksummed,
-//! nothing can be half true. What the durable map doesn't have reads as the layer below, as it was before.
+//! is set right after the data was written, so a killed node loses no completed write. The *durable* map lies beside the data
+//! and is only written after the data was made durable (`fdatasync` of the data, then the map, then `fdatasync` of the map).
+//! Bits are only ever set, and each byte is independent, so a map that a power cut tore is a mixture of two valid ones: it
+//! needs no checksum. A sector that the durable map lacks reads as the layer below, as it was before.
 //!
-//! Both files: a header of 4096 bytes (magic, version u32, disk bytes u64, id 16 bytes; the live one's also the host's boot
-//! id), then the bytes of the map. A live map of another boot or another layer is not believed.
+//! Both files: a header of 4096 bytes (magic, version u32, disk bytes u64, id 16 bytes; in the live one also the host's boot
+//! id), then the bytes of the map. A live map of another boot or another layer is ignored.
 
 use super::marks::Marks;
 use super::storage::Storage;
@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Bytes of a sector: what a mask's bit stands for.
+/// Bytes of a sector, which is what one bit of the map stands for.
 pub(crate) const SECTOR: u64 = 512;
 /// Bytes of a map file's header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -32,12 +32,12 @@ const DURABLE_MAGIC: &[u8; 8] = b"FLOEMAPD";
 const LIVE_MAGIC: &[u8; 8] = b"FLOEMAPL";
 const VERSION: u32 = 1;
 
-/// What a map file's header says.
+/// The header of a map file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MapHeader {
     pub disk_bytes: u64,
     pub id: [u8; 16],
-    /// The host's boot, in live maps; zeros in durable ones.
+    /// The id of the host's boot in live maps; zeros in durable ones.
     pub boot: [u8; 16],
 }
 
@@ -53,7 +53,7 @@ impl MapHeader {
         out
     }
 
-    /// Reads the header of a durable map.
+    /// Decodes the header of a durable map; the error says what is wrong with it.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         Self::decode_as(DURABLE_MAGIC, bytes)
     }
@@ -94,20 +94,20 @@ impl MapHeader {
     }
 }
 
-/// The map of one layer, both copies.
+/// The map of one layer, with both copies.
 pub(crate) struct Map {
     live: MmapRaw,
     live_path: PathBuf,
     pub durable: Box<dyn Storage>,
     header: MapHeader,
     chunks: u64,
-    /// Pages of the map that may differ from the durable copy, and whether there is anything to flush.
+    /// The pages of the map that may differ from the durable copy, and whether there is anything to flush.
     pub marks: Marks,
-    /// Chunks of which anything is set.
+    /// How many chunks have any bit set.
     present: AtomicU64,
 }
 
-/// Pages of the map as they were at one moment: the first chunk of each, and its bytes.
+/// Pages of the map as they were at one moment: for each the number of its first chunk, and its bytes.
 pub(crate) type Snapshot = Vec<(u64, Vec<u8>)>;
 
 pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
@@ -134,7 +134,7 @@ fn hex(id: &[u8; 16]) -> String {
 }
 
 impl Map {
-    /// Makes the map of a new layer. Nothing is durable before the first [`Map::make_durable`].
+    /// Makes the map of a new layer. Nothing of it is durable before the first [`Map::write`].
     pub(crate) fn create(
         path: &Path,
         live_dir: &Path,
@@ -163,7 +163,7 @@ impl Map {
         Self::with(durable, header, live_dir, false)
     }
 
-    /// Opens the map of a layer: the live copy if it is of this boot, the durable one otherwise.
+    /// Opens the map of a layer: the live copy if it is from this boot, the durable one otherwise.
     pub(crate) fn open(path: &Path, live_dir: &Path, disk_bytes: u64) -> Result<Self, MountError> {
         let io = |e| MountError::io("open the layer's map", path)(e);
         let bad = |reason: String| MountError::Overlay {
@@ -256,7 +256,7 @@ impl Map {
         Ok(map)
     }
 
-    /// After a restart the in-memory state is made anew from the two files.
+    /// Compares the two files after a restart, to find again which pages differ and how many chunks are present.
     fn find_differences(&self) -> io::Result<()> {
         let mut page = vec![0; PAGE as usize];
         let mut present = 0;
@@ -285,7 +285,7 @@ impl Map {
         unsafe { AtomicU8::from_ptr(self.live.as_mut_ptr().add(at)) }
     }
 
-    /// The sectors that this layer has of a chunk.
+    /// Returns the sectors of a chunk that this layer has.
     pub(crate) fn get(&self, chunk: u64) -> u8 {
         self.cell(chunk).load(Ordering::Acquire)
     }
@@ -297,13 +297,13 @@ impl Map {
         self.present.fetch_add(new as u64, Ordering::Relaxed);
     }
 
-    /// Chunks of which anything is set.
+    /// Returns how many chunks have any bit set.
     pub(crate) fn present(&self) -> u64 {
         self.present.load(Ordering::Relaxed)
     }
 
-    /// What the map says of some of its pages now. To be taken before the data is made durable: bits that are set later may be of
-    /// data that isn't.
+    /// Returns some pages as they are now. Take it before the data is made durable: bits that are set later may stand for data
+    /// that isn't durable yet.
     pub(crate) fn snapshot(&self, pages: &[usize]) -> Snapshot {
         let one = |page: &usize| {
             let first = *page as u64 * PAGE;
@@ -313,8 +313,8 @@ impl Map {
         pages.iter().map(one).collect()
     }
 
-    /// Makes pages durable whose data is, and the header if it isn't known to be. After a failure it is to be called with the
-    /// same pages again (or newer ones): they are written anew, so that an error of the disk can't be forgotten.
+    /// Makes pages durable whose data is durable, and the header too if `header` is set. After a failure call it with the same
+    /// pages again (or newer ones): they are written anew, so that an error of the disk isn't forgotten.
     pub(crate) fn write(&self, pages: &Snapshot, header: bool) -> io::Result<()> {
         if header {
             self.durable.write(&self.header.encode(DURABLE_MAGIC), 0)?;
@@ -328,24 +328,24 @@ impl Map {
         self.durable.sync()
     }
 
-    /// Where the layer's failure is recorded, beside the live map.
+    /// Returns the path of the record of the layer's failure, beside the live map.
     pub(crate) fn failure_path(&self) -> PathBuf {
         self.live_path.with_extension("unsynced")
     }
 
-    /// Removes the live copy: the durable one says the same, or the layer is gone.
+    /// Removes the live copy, when the durable one says the same or the layer is gone.
     pub(crate) fn remove_live(&self) {
         let _ = std::fs::remove_file(&self.live_path);
     }
 }
 
-/// Where versions before this one kept the live map of every node, whoever ran it.
+/// Returns where earlier versions kept the live map, whichever user ran the node.
 fn live_path_before(id: &[u8; 16]) -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
     Path::new(&format!("/dev/shm/floe-{uid}")).join(hex(id))
 }
 
-/// A live map, if it is this user's own, whole, and says what is wanted.
+/// Opens a live map if it belongs to this user, has its full length, and has the wanted header.
 fn open_live(path: &Path, wanted: &MapHeader) -> Option<File> {
     let mut options = OpenOptions::new();
     let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
@@ -359,8 +359,8 @@ fn open_live(path: &Path, wanted: &MapHeader) -> Option<File> {
     (whole && ours && right).then_some(file)
 }
 
-/// On a file system that writes each change to a new place (btrfs) a full disk would be a SIGBUS at any change. An empty file
-/// can be excepted from that; other file systems know no such flag and need none.
+/// Forbids copy-on-write for a file. On a file system that writes each change to a new place (btrfs), a full disk would
+/// otherwise be a SIGBUS at any change. The file must be empty; other file systems don't know the flag and don't need it.
 fn keep_in_place(file: &File) {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     if let Ok(flags) = ioctl_getflags(file) {
@@ -368,7 +368,7 @@ fn keep_in_place(file: &File) {
     }
 }
 
-/// Removes what earlier boots of the host left in a directory of live maps: nothing believes it any more.
+/// Removes live maps of earlier boots of the host from a directory: they are never used again.
 pub(crate) fn remove_earlier_boots(live_dir: &Path) -> io::Result<()> {
     let boot = boot_id()?;
     for entry in std::fs::read_dir(live_dir)? {

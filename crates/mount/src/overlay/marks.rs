@@ -1,16 +1,16 @@
-//! What a layer's next flush has to make durable: the order of a few atomics on which all acknowledged flushes rest.
+//! Knows what a layer's next flush has to make durable. All acknowledged flushes depend on the order of a few atomics here.
 //!
-//! A writer puts data into the file, sets the sectors' bits in the map, and says that there is something to flush. A flush takes
-//! what it is told of, reads the bits, makes the data durable, then the bits. The promise: when a flush is answered, everything
-//! that was completed before it began is durable, whoever wrote it. Two things make that hard:
+//! A writer puts data into the file, sets the sectors' bits in the map, and notes that there is something to flush. A flush
+//! takes what was noted, reads the bits, makes the data durable, then the bits. The promise: when a flush is answered,
+//! everything that was completed before it began is durable, whoever wrote it. Two things make that hard:
 //!
-//! - A writer may find its bits set by another one who is still between the bits and the mark of their page. It must not be answered
-//!   by a flush that doesn't see that page. So a page counts who is setting bits in it: the count goes up *before* the
-//!   bits and down after the mark, and a flush takes pages that are marked or counted.
-//! - The word that there is something to flush must come *after* the bits: said before, a flush would take it, find nothing,
-//!   and the next one would believe that there is nothing to do.
+//! - A writer may find its bits already set by another writer, which has not marked their page yet. It must not be answered by
+//!   a flush that doesn't see that page. So each page counts the writers that are setting bits in it: the count goes up
+//!   *before* the bits and down after the mark, and a flush takes pages that are marked or counted.
+//! - The note that there is something to flush must come *after* the bits: if it came before, a flush could take it and find
+//!   nothing, and the next one would believe that there is nothing to do.
 //!
-//! All changes are read-modify-writes, so that who sees the last of them sees what came before all of them.
+//! All changes are read-modify-writes, so that whoever sees the last of them sees everything that came before any of them.
 //!
 //! The atomics come from `super::sync`: the standard library's here, and loom's in `interleavings`, where this very file is
 //! compiled a second time and run in every possible order.
@@ -27,12 +27,12 @@ pub(crate) struct Marks {
     pages: Box<[AtomicU32]>,
     /// Something was written since a flush last took this mark.
     unflushed: AtomicBool,
-    /// One flush at a time: one that finds nothing to do must not be answered before one that is doing it.
+    /// Lets one flush run at a time: a flush that finds nothing to do must not be answered before the one that is doing it.
     flushing: Mutex<()>,
 }
 
 impl Marks {
-    /// Marks for a map of so many pages: nothing is to be flushed.
+    /// Returns marks for a map of so many pages, with nothing to flush.
     pub(crate) fn new(pages: usize) -> Self {
         Self {
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
@@ -53,7 +53,7 @@ impl Marks {
         new
     }
 
-    /// Sets bits of a cell in a page; whether the cell was empty before.
+    /// Sets bits of a cell in a page; returns whether the cell was empty before.
     fn set(&self, page: usize, cell: &AtomicU8, bits: u8) -> bool {
         if cell.load(Ordering::Acquire) & bits == bits {
             return false;
@@ -71,18 +71,18 @@ impl Marks {
         self.pages[page].fetch_or(DIRTY, Ordering::AcqRel);
     }
 
-    /// The next flush has something to do.
+    /// Notes that the next flush has something to do.
     pub(crate) fn something(&self) {
         self.unflushed.swap(true, Ordering::AcqRel);
     }
 
-    /// Runs `make_durable` with the pages that may have changed, unless nothing was written since the last time that it
-    /// succeeded. It must read the pages' cells before it makes the data durable, and write them after that. Returns whether it ran.
+    /// Runs `make_durable` with the pages that may have changed, unless nothing was written since it last succeeded; returns
+    /// whether it ran. `make_durable` must read the pages' cells before it makes the data durable, and write them after that.
     pub(crate) fn flush<E>(
         &self,
         make_durable: impl FnOnce(&[usize]) -> Result<(), E>,
     ) -> Result<bool, E> {
-        // A panic in another flush leaves nothing half changed that matters here.
+        // A flush that panicked left nothing half changed that matters here.
         let _one = self.flushing.lock().unwrap_or_else(|e| e.into_inner());
         if !self.unflushed.swap(false, Ordering::AcqRel) {
             return Ok(false);

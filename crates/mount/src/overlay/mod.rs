@@ -5,9 +5,9 @@
 //!                        layer-<n>.data   sparse, as long as the disk
 //!                        layer-<n>.map    which sectors are in it (see `map`)
 //! ```
-//! The highest number is the top layer, which is written; all below are frozen. There is no list of layers to keep: to freeze
-//! is to make the files of the next one, and a power cut that loses them loses nothing that was flushed. A whole chunk that
-//! is written never needs the base; of a part only its sectors are recorded, and reading merges.
+//! The layer with the highest number is the top layer, which is written; all below are frozen. There is no list of layers: a
+//! freeze makes the files of the next one, and a power cut that loses them loses nothing that was flushed. A chunk that is
+//! written as a whole never needs the base; of a partial write only the sectors are recorded, and a read merges them.
 
 #[cfg(test)]
 mod failing_disk;
@@ -22,7 +22,7 @@ mod power_loss;
 mod storage;
 mod unsynced;
 
-/// What `marks` takes its atomics from.
+/// Where `marks` takes its atomics from.
 mod sync {
     pub(super) use std::sync::Mutex;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -46,10 +46,10 @@ use std::sync::Arc;
 pub(crate) use unsynced::Failure;
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
-/// Most layers of a disk: each read looks through all of them.
+/// Most layers of a disk: each read searches all of them.
 const LAYERS_MAX: usize = 256;
 const BASE_VERSION: u32 = 1;
-/// Longest `base.json`.
+/// Most bytes of `base.json`.
 const BASE_BYTES_MAX: u64 = 4096;
 
 /// The content of `base.json`.
@@ -63,7 +63,7 @@ pub(crate) struct BaseRecord {
 }
 
 impl BaseRecord {
-    /// Reads what [`BaseRecord::write`] wrote.
+    /// Decodes what [`BaseRecord::write`] wrote; the error says what is wrong.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let record: Self = serde_json::from_slice(bytes)
             .map_err(|e| format!("this is not a disk's base record: {e}"))?;
@@ -109,7 +109,7 @@ impl BaseRecord {
     }
 }
 
-/// What the layers are relative to.
+/// The region of an image that a disk's layers are based on.
 #[derive(Clone)]
 pub(crate) struct Base {
     pub image: Arc<Image>,
@@ -122,19 +122,19 @@ impl Base {
     }
 }
 
-/// The layers at one moment, the lowest first.
+/// A disk's layers at one moment, the lowest first, and their base.
 #[derive(Clone)]
 pub(crate) struct Chain {
     layers: Vec<Arc<Layer>>,
     base: Option<Base>,
 }
 
-/// Why a disk's operation can't be completed now.
+/// Why an operation on a disk can't be completed now.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// Chunks of the base must come first (they are in the [`Reading`]).
+    /// Chunks of the base must be fetched first (they are in the [`Reading`]).
     Needs,
-    /// An errno for the caller.
+    /// It failed with this errno.
     Errno(i32),
 }
 
@@ -144,7 +144,7 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Where a chunk's sectors are.
+/// What has the wanted sectors of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Base,
@@ -161,7 +161,7 @@ impl Chain {
         self.base.as_ref().map(|b| b.image.clone())
     }
 
-    /// Who has the sectors `wanted` of a chunk.
+    /// Returns what has the sectors `wanted` of a chunk: one layer, the base, or several of them.
     fn owner(&self, chunk: u64, wanted: u8) -> Owner {
         for (i, layer) in self.layers.iter().enumerate().rev() {
             let has = layer.mask(chunk) & wanted;
@@ -175,7 +175,7 @@ impl Chain {
         Owner::Base
     }
 
-    /// Reads bytes of the disk. Neighbouring chunks of one owner are read together.
+    /// Reads bytes of the disk. Neighbouring chunks with the same owner are read together.
     pub(crate) fn read(
         &self,
         offset: u64,
@@ -230,7 +230,7 @@ impl Chain {
         self.apply(offset, out)
     }
 
-    /// Puts the layers' sectors of a part of one chunk over what is in `out`, the lowest layer's first.
+    /// Copies the layers' sectors of a part of one chunk over what is in `out`, from the lowest layer up.
     fn apply(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let chunk = offset / CHUNK;
         let end = offset + out.len() as u64;
@@ -256,21 +256,21 @@ pub(crate) struct Disk {
     pub size: u64,
     dir: PathBuf,
     live_dir: PathBuf,
-    /// Writers hold it for reading while they write, so that freezing waits for them.
+    /// Writers hold it shared while they write, so that a freeze waits for them.
     chain: RwLock<Chain>,
-    /// One at a time reads, changes and writes back a part of a sector.
+    /// Held while a part of a sector is read, changed and written back.
     partial: Mutex<()>,
-    /// One at a time freezes or drops.
+    /// Held while the disk is frozen or frozen layers are dropped.
     changing: Mutex<()>,
 }
 
 impl Disk {
-    /// The directory of a disk in its machine's.
+    /// Returns the directory of a disk in its machine's directory.
     pub(crate) fn dir(machine_dir: &Path, disk: &str) -> PathBuf {
         machine_dir.join("disks").join(disk)
     }
 
-    /// Opens the disk in `dir`, or makes it there on `fresh`. `find` gives an image that is on the mount.
+    /// Opens the disk in `dir`; a new one is based on `fresh`. `find` returns an image that is on the mount.
     pub(crate) fn open(
         dir: &Path,
         live_dir: &Path,
@@ -343,12 +343,12 @@ impl Disk {
         }
     }
 
-    /// The layers and the base as they are now.
+    /// Returns the layers and the base as they are now.
     pub(crate) fn chain(&self) -> Chain {
         self.chain.read().clone()
     }
 
-    /// Reads; `out` must lie within the disk.
+    /// Reads bytes, which must lie within the disk (EFBIG otherwise).
     pub(crate) fn read(
         &self,
         offset: u64,
@@ -364,7 +364,7 @@ impl Disk {
         }
     }
 
-    /// Writes. Only a write of parts of sectors needs what was there before.
+    /// Writes bytes. Only a write of parts of sectors needs what was there before.
     pub(crate) fn write(
         &self,
         offset: u64,
@@ -407,9 +407,9 @@ impl Disk {
         Ok(chain.top().zero(from, to - from)?)
     }
 
-    /// Makes all completed writes durable; whether there were any.
+    /// Makes all completed writes durable; returns whether there were any.
     pub(crate) fn flush(&self) -> io::Result<bool> {
-        // From the bottom: what is above never becomes durable before what it stands on.
+        // The lowest layer first: no layer becomes durable before those that it lies on.
         let mut any = false;
         for layer in &self.chain().layers {
             any |= layer.flush()?;
@@ -417,22 +417,22 @@ impl Disk {
         Ok(any)
     }
 
-    /// Why flushes fail, if they do: the first of the layers that has failed.
+    /// Returns why flushes fail, if they do: the failure of the lowest layer that has one.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.chain().layers.iter().find_map(|layer| layer.failure())
     }
 
-    /// Forgets failures: see [`crate::MachineHandle::accept_losses`].
+    /// Forgets failures; see [`crate::MachineHandle::accept_losses`].
     pub(crate) fn accept_losses(&self) {
         self.chain().layers.iter().for_each(|l| l.accept_losses());
     }
 
-    /// Whether so much was written without a flush that it should be flushed unasked.
+    /// Returns whether so much was written without a flush that the mount should flush by itself.
     pub(crate) fn wants_flush(&self) -> bool {
         self.chain.read().top().wants_flush()
     }
 
-    /// Puts a new layer on top.
+    /// Puts a new layer on top, and returns the layers below it.
     pub(crate) fn freeze(&self) -> Result<FrozenDisk, MountError> {
         let _one = self.changing.lock();
         let (number, n) = {
@@ -456,7 +456,7 @@ impl Disk {
         Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
     }
 
-    /// What an earlier freeze left, by the number of its highest layer; `None` if there is nothing of it any more.
+    /// Returns what an earlier freeze left, given the number of its highest layer; `None` if nothing of it is left.
     pub(crate) fn frozen(&self, last_layer: u32) -> Option<FrozenDisk> {
         let mut chain = self.chain();
         if chain.top().number <= last_layer {
@@ -466,17 +466,17 @@ impl Disk {
         (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), self.size, chain))
     }
 
-    /// How many layers there are.
+    /// Returns the number of layers.
     pub(crate) fn height(&self) -> usize {
         self.chain.read().layers.len()
     }
 
-    /// Whether any of the frozen layers is still one of this disk's.
+    /// Returns whether this disk still has any of the frozen layers.
     pub(crate) fn has_frozen(&self, frozen: &FrozenDisk) -> bool {
         self.chain.read().layers[0].number <= frozen.last_layer()
     }
 
-    /// Layers up to the frozen ones' last are in `base` now.
+    /// Makes `base` the disk's base, and drops the layers up to the last frozen one, whose content it has.
     pub(crate) fn drop_frozen(&self, frozen: &FrozenDisk, base: Base) -> Result<(), MountError> {
         let _one = self.changing.lock();
         if base.size() > self.size {
@@ -489,7 +489,7 @@ impl Disk {
         let last = frozen.last_layer();
         let first_layer = last + 1;
         if self.chain.read().layers[0].number >= first_layer {
-            // A later freeze was published and dropped before this one.
+            // A later freeze was already published and dropped.
             return Ok(());
         }
         let record = BaseRecord {
@@ -512,12 +512,12 @@ impl Disk {
         Ok(())
     }
 
-    /// After the last flush: the live maps aren't needed any more.
+    /// Removes the live maps, which aren't needed after the last flush.
     pub(crate) fn close(&self) {
         self.chain().layers.iter().for_each(|l| l.close());
     }
 
-    /// Bytes on the local disk, and the number of layers.
+    /// Returns how many bytes the layers take on the local disk, and the number of layers.
     pub(crate) fn stored(&self) -> (u64, u64) {
         let chain = self.chain();
         (
@@ -527,7 +527,7 @@ impl Disk {
     }
 }
 
-/// The base in a record: none, found, or the image that isn't there.
+/// Returns the base that a record names, `None` if it names none; the error is the image that isn't on the mount.
 fn recorded_base(
     record: &BaseRecord,
     find: impl Fn(&Hash) -> Option<Arc<Image>>,
@@ -540,7 +540,7 @@ fn recorded_base(
     Ok(Some(Base { image, region }))
 }
 
-/// The layers in a directory, from `first` up to the last one that is there.
+/// Opens the layers in a directory, from number `first` to the last one that is there. Makes one if there is none.
 fn open_layers(
     dir: &Path,
     live_dir: &Path,
@@ -556,7 +556,7 @@ fn open_layers(
         layers.push(Arc::new(Layer::open(dir, live_dir, number, size)?));
         number += 1;
     }
-    // A power cut before its first flush can leave a top layer's map without a header: nothing in it was ever flushed.
+    // A power cut before the first flush of a new top layer can leave its map without a header. Nothing in it was ever flushed.
     if map_path(dir, number).exists() {
         tracing::warn!(dir = %dir.display(), number, "a layer that was never flushed is dropped");
         remove_files(dir, number);
@@ -570,6 +570,6 @@ fn open_layers(
 fn is_layer(map: &Path) -> bool {
     let mut head = [0; map::HEADER_BYTES];
     let read = File::open(map).and_then(|mut f| io::Read::read_exact(&mut f, &mut head));
-    // A header that isn't all zeros is looked at by `Map::open`, which refuses it with the reason.
+    // If the header isn't all zeros, `Map::open` looks at it, and refuses it with the reason.
     read.is_ok() && (MapHeader::decode(&head).is_ok() || !floe_image::is_zero(&head))
 }

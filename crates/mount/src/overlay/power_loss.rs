@@ -1,7 +1,6 @@
-//! Power cuts, on a modelled disk: what was flushed is there, each sector is either as it was at the last flush or as it was
-//! written later, and never anything else. The model keeps what the files were at the last `fdatasync`; at the cut the map
-//! goes back to that, and the data file's unflushed sectors go back or stay as the dice say (the kernel may have written any
-//! of them). The live map is lost.
+//! Tests power cuts on a modelled disk: after one, each sector is as it was at the last flush or as it was written later, never
+//! anything else. The model keeps what the files were at the last `fdatasync`. At a cut the map goes back to that; each sector
+//! of data that was written since goes back or stays at random, as the kernel may have written it or not. The live map is lost.
 
 use super::*;
 use crate::image::Reading;
@@ -33,7 +32,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn open(dir: &Path) -> Disk {
-    // Another live directory at each opening: a power cut empties it.
+    // Uses another live directory at each opening, because a power cut empties it.
     let live = tempfile::tempdir_in(dir).unwrap().keep();
     Disk::open(&dir.join("disk"), &live, "disk0", SIZE, None, |_| None).unwrap()
 }
@@ -47,7 +46,7 @@ fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
         .collect()
 }
 
-/// Puts the files back to what was durable; sectors of data that were written later stay by the bits of `dice`.
+/// Puts the files back to what was durable; bits of `dice` decide which sectors of data that were written later stay.
 fn cut(dir: &Path, durable: &[(PathBuf, Vec<u8>)], dice: u64) {
     for (path, now) in files(dir) {
         let Some((_, before)) = durable.iter().find(|(p, _)| *p == path) else {
@@ -73,7 +72,7 @@ proptest! {
         let mut disk = open(dir.path());
         disk.flush().unwrap();
         let mut durable = files(dir.path());
-        // For each sector: the value at the last flush, then those written since.
+        // The values that each sector may have: the one at the last flush, then those written since.
         let mut values: Vec<Vec<u8>> = vec![vec![0]; (SIZE / 512) as usize];
         for step in steps {
             match step {

@@ -1,25 +1,25 @@
-//! What a layer asks of the file system: narrow, so that tests can put a disk under it that fails.
+//! What a layer needs of the file system: kept narrow, so that tests can use a disk that fails.
 
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-/// Bytes of zeros that are written at a time where holes can't be made.
+/// How many zeros are written at a time where holes can't be made.
 const ZEROS_BYTES: usize = 1 << 20;
 
 /// A file of fixed length.
 pub(crate) trait Storage: Send + Sync {
-    /// Fills `out` from `offset` on.
+    /// Fills `out` with the bytes from `offset` on.
     fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all of `data`; durable after the next [`Storage::sync`] that succeeds.
+    /// Writes all of `data`; it is durable after the next [`Storage::sync`] that succeeds.
     fn write(&self, data: &[u8], offset: u64) -> io::Result<()>;
     /// Makes bytes zero and gives their space back.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Makes what was written durable. After a failure *anything* written since the last success may be lost, and the next call
-    /// may succeed all the same: see `unsynced`.
+    /// Makes what was written durable. After a failure *anything* written since the last success may be lost, even if the next
+    /// call succeeds: see `unsynced`.
     fn sync(&self) -> io::Result<()>;
-    /// Bytes that it takes on the disk.
+    /// Returns how many bytes the file takes on the disk.
     fn stored_bytes(&self) -> u64;
 }
 

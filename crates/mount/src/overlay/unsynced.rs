@@ -1,37 +1,37 @@
-//! What was written to a layer's data since it was last known to be durable, and what to do when that fails.
+//! Checksums of what was written to a layer's data since it was last known to be durable, and what to do when a sync fails.
 //!
 //! # The trouble
 //!
-//! When Linux can't write a page to the disk it marks the page clean all the same, and tells the error once, to the next `fdatasync`. The
-//! `fdatasync` after that succeeds: nothing is left to write. What was to be written may still be in the page cache, or be gone
-//! (some file systems throw such pages away at once, all may do so later), and then reads give what was there *before*. So an
-//! error can't be answered by asking again. QEMU, which pauses the guest at a failed flush and asks again when it goes on, would
-//! tell the guest that its data is safe.
+//! When Linux can't write a page to the disk it marks the page clean all the same, and reports the error once, to the next
+//! `fdatasync`. The `fdatasync` after that succeeds: nothing is left to write. What was to be written may still be in the page
+//! cache, or be gone (some file systems throw such pages away at once, all may do so later), and then reads give what was there
+//! *before*. So it doesn't help to sync again. QEMU, which pauses the guest at a failed flush and flushes again when it goes
+//! on, would tell the guest that its data is safe.
 //!
 //! # What is done
 //!
-//! - For every sector written since the last `fdatasync` that succeeded its checksum (CRC-32) is kept: some 10 GB/s for
-//!   the checksums, 44 bytes a chunk. A sync that succeeds forgets them.
-//! - After one that failed the layer *has failed*, and stays so. Each further flush first makes good: it reads all those sectors
-//!   back. Those with the right checksum (in the page cache or, by luck, on the disk) are written again, so that they are
-//!   dirty again and the next `fdatasync` means what it says. Only when all of them were right and that one succeeds,
-//!   is the flush answered with success, and nothing was lost.
-//! - Sectors that read back as something else are lost. As long as there are any, flushes fail with EIO, and so does a
-//!   read of such a sector: old bytes are never shown as if they were the new ones. A guest that writes them anew (or
-//!   discards them) puts them right.
-//! - A node that is killed takes no error along: at a failure the checksums go into a file beside the live maps, in memory that
-//!   outlives the process, and every write to a failed layer is added there. The next node goes on from that.
+//! - Every sector written since the last `fdatasync` that succeeded has a checksum here (CRC-32): computing them runs at some
+//!   10 GB/s, storing them takes 44 bytes a chunk. A sync that succeeds drops them.
+//! - After a sync that failed, the layer *has failed*. Each further flush first reads all those sectors back. Sectors with the
+//!   right checksum (in the page cache or, by luck, on the disk) are written again, so that they are dirty and the next
+//!   `fdatasync` really writes them. Only when all sectors were right and that sync succeeds is the flush answered with
+//!   success; then nothing was lost.
+//! - Sectors that read back as something else are lost. As long as there are any, flushes fail with EIO, and so does a read of
+//!   such a sector: old bytes are never returned as if they were the new ones. A guest that writes these sectors again (or
+//!   discards them) repairs that.
+//! - A failure survives the node: the checksums go into a file beside the live maps, in memory that outlives the process, and
+//!   every later write to a failed layer is added there. The next node continues from that file.
 //!
 //! # What it can't do
 //!
-//! - What an earlier node had written and not synced has no checksums here (it was killed without a failure). If the first sync
-//!   of the next node fails, those sectors can't be checked: the layer then stays failed. The same if more than
-//!   [`CHUNKS_MAX`] chunks were written since a sync; from half of that on the mount syncs by itself, so that this takes a
-//!   disk that accepts writes and never finishes a sync.
-//! - A node that is killed while the kernel is still in the failing `fdatasync`: the error was told to a process that is gone.
-//! - Two writes of one sector at one time leave either content, by the rules of disks; if it is not the one whose
-//!   checksum came last, a failure counts the sector as lost.
-//! - The durable map needs none of this: after a failure its pages are written again from the live map, which is in memory.
+//! - Writes of an earlier node that it had not synced have no checksums here (if it was killed before any failure). If the
+//!   first sync of the next node fails, those sectors can't be checked, and the layer stays failed. The same happens if more
+//!   than [`CHUNKS_MAX`] chunks were written since a sync; from half of that on the mount syncs by itself, so this takes a disk
+//!   that accepts writes and never finishes a sync.
+//! - If a node is killed while the kernel is still in the failing `fdatasync`, the error is reported to nobody.
+//! - Two writes of one sector at the same time may leave either content, as on any disk; if it isn't the one whose checksum
+//!   came last, a failure counts the sector as lost.
+//! - The durable map isn't covered and needn't be: after a failure its pages are written again from the live map, in memory.
 
 use super::CHUNK;
 use super::map::SECTOR;
@@ -47,16 +47,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most chunks whose checksums are kept for a layer: 1 GiB of writes, some 20 MB of checksums.
 pub(crate) const CHUNKS_MAX: usize = 1 << 18;
-/// Bytes at either end of a discarded range that the file system may have to write as zeros, because they share a block of its
-/// own with what is beside them: its largest block.
+/// Bytes at either end of a discarded range that the file system may write as zeros instead of making a hole, because they
+/// share one of its blocks with bytes outside the range: the size of its largest block.
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
-/// First bytes of a failed layer's file; then come the host's boot id, and a byte that is 1 if there is more than the records.
+/// First bytes of a failed layer's file. Then come the host's boot id, and a byte that is 1 if some writes have no record.
 const MAGIC: &[u8; 8] = b"FLOEUNSY";
 const HEADER_BYTES: usize = 25;
-/// Bytes of a record: the chunk's number, the mask of sectors, 3 unused, a checksum for each sector.
+/// Bytes of a record: the chunk's number, the mask of sectors, 3 unused bytes, a checksum for each sector.
 const RECORD_BYTES: usize = 44;
 
-/// The checksums of the sectors of a chunk that are in the mask.
+/// The checksums of those sectors of a chunk whose bits are in the mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     mask: u8,
@@ -69,7 +69,7 @@ impl Sums {
         self.sums[sector] = sum;
     }
 
-    /// Takes the checksums of some sectors over.
+    /// Copies the checksums of the sectors in `mask` from another chunk's.
     fn take(&mut self, from: &Self, mask: u8) {
         for sector in (0..8).filter(|s| mask & 1 << s != 0) {
             self.set(sector, from.sums[sector]);
@@ -97,7 +97,7 @@ impl Sums {
     }
 }
 
-/// Sectors and their checksums, in ascending order, by the chunks that they are in.
+/// Groups ascending sectors and their checksums by chunk.
 fn by_chunk(sectors: impl Iterator<Item = (u64, u32)>) -> Vec<(u64, Sums)> {
     let mut chunks: Vec<(u64, Sums)> = Vec::new();
     for (sector, sum) in sectors {
@@ -112,49 +112,49 @@ fn by_chunk(sectors: impl Iterator<Item = (u64, u32)>) -> Vec<(u64, Sums)> {
     chunks
 }
 
-/// What happened between two syncs.
+/// What was written between two syncs.
 #[derive(Default)]
 struct Written {
     chunks: HashMap<u64, Sums>,
-    /// There is more that has no checksums.
+    /// Whether more was written, without checksums.
     unknown: bool,
 }
 
 #[derive(Default)]
 struct State {
-    /// Written since the sync under way began, or since the last one.
+    /// What was written since the sync under way began, or since the last one ended.
     later: Written,
     /// What the sync under way makes durable.
     syncing: Written,
-    /// The errno of the sync that failed, until all was made good.
+    /// The errno of the sync that failed, until everything was written again.
     failed: Option<i32>,
-    /// Sectors that didn't read back as they were written, when that was last looked at.
+    /// How many sectors didn't read back as they were written, when last checked.
     lost: u64,
 }
 
 /// Why a disk's flushes fail, and go on failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What the host's disk said.
+    /// The errno that the host's disk gave.
     pub errno: i32,
     /// Bytes that the guest wrote and that read back as something else.
     pub lost_bytes: u64,
-    /// Some of what was written can't be checked.
+    /// Whether some of what was written can't be checked.
     pub unknown: bool,
 }
 
 /// The checksums of one layer.
 pub(crate) struct Unsynced {
     state: Mutex<State>,
-    /// Whether `state.failed` is set, for readers that would rather not wait.
+    /// Whether `state.failed` is set; readers check it without the lock.
     has_failed: AtomicBool,
-    /// Where they go at a failure.
+    /// The file that the checksums go to at a failure.
     path: PathBuf,
     boot: [u8; 16],
 }
 
 impl Unsynced {
-    /// Of a layer of which nothing was written yet, or which was synced when it was closed.
+    /// Returns the state of a layer to which nothing was written yet.
     pub(crate) fn new(path: PathBuf, boot: [u8; 16]) -> Self {
         Self {
             state: Mutex::default(),
@@ -164,7 +164,8 @@ impl Unsynced {
         }
     }
 
-    /// Of a layer that an earlier process had: what that one had not synced isn't known, but a failure that it had is.
+    /// Returns the state of a layer that an earlier process had open. What that one had not synced isn't known, but its failure
+    /// is.
     pub(crate) fn open(path: PathBuf, boot: [u8; 16]) -> Self {
         let this = Self::new(path, boot);
         let mut state = this.state.lock();
@@ -185,7 +186,7 @@ impl Unsynced {
             return None;
         }
         let mut chunks: HashMap<u64, Sums> = HashMap::new();
-        // A record that was cut off belongs to a write that was never answered, and comes again.
+        // A record that was cut off belongs to a write that was never answered, and that will come again.
         let records = bytes[HEADER_BYTES..].chunks_exact(RECORD_BYTES);
         for record in records.filter_map(|r| r.first_chunk()) {
             let (chunk, sums) = Sums::decode(record);
@@ -195,14 +196,15 @@ impl Unsynced {
         Some(Written { chunks, unknown })
     }
 
-    /// Sectors were written with `data`.
+    /// Records that sectors were written with `data`.
     pub(crate) fn wrote(&self, offset: u64, data: &[u8]) {
-        // The checksums before the lock.
+        // The checksums are computed before the lock is taken.
         let sums = data.chunks(SECTOR as usize).map(crc32fast::hash);
         self.record(by_chunk((offset / SECTOR..).zip(sums)));
     }
 
-    /// Whole sectors were made zero. The middle of it is holes, whose making is in the file system's journal.
+    /// Records that whole sectors were made zero. Only the ends get checksums: the file system's journal covers the holes
+    /// between.
     pub(crate) fn zeroed(&self, offset: u64, len: u64) {
         let zero = crc32fast::hash(&[0; SECTOR as usize]);
         let end = offset + len;
@@ -263,18 +265,18 @@ impl Unsynced {
         }
     }
 
-    /// Whether so much was written since the last sync that one should be made.
+    /// Returns whether so much was written since the last sync that the mount should sync by itself.
     pub(crate) fn is_half_full(&self) -> bool {
         self.state.lock().later.chunks.len() >= CHUNKS_MAX / 2
     }
 
-    /// A sync begins: it is about what was written up to now.
+    /// Notes that a sync begins, which is about everything written up to now.
     pub(crate) fn begin(&self) {
         let state = &mut *self.state.lock();
         state.syncing = std::mem::take(&mut state.later);
     }
 
-    /// The sync that began succeeded.
+    /// Notes that the sync that began succeeded.
     pub(crate) fn succeeded(&self) {
         let state = &mut *self.state.lock();
         state.syncing = Written::default();
@@ -286,7 +288,7 @@ impl Unsynced {
         }
     }
 
-    /// What is there now is what was meant.
+    /// Accepts what is there now as what was meant, and forgets a failure.
     pub(crate) fn accept_losses(&self) {
         let state = &mut *self.state.lock();
         if state.failed.is_some() {
@@ -297,7 +299,7 @@ impl Unsynced {
         self.remove();
     }
 
-    /// The sync that began failed: all that it was about may be lost.
+    /// Notes that the sync that began failed: everything that it was about may be lost.
     pub(crate) fn failed(&self, error: &io::Error) {
         let state = &mut *self.state.lock();
         let before = std::mem::take(&mut state.syncing);
@@ -311,7 +313,7 @@ impl Unsynced {
         self.save(state);
     }
 
-    /// Writes the file of a failed layer anew. Without it a killed node would forget the failure, so that is at least told.
+    /// Writes the file of a failed layer anew. If that fails, a killed node would forget the failure, so it is at least logged.
     fn save(&self, state: &State) {
         let mut bytes = [&MAGIC[..], &self.boot, &[u8::from(state.later.unknown)]].concat();
         for (chunk, sums) in &state.later.chunks {
@@ -336,12 +338,12 @@ impl Unsynced {
         }
     }
 
-    /// Whether a sync failed and that wasn't made good.
+    /// Returns whether a sync failed and that wasn't repaired since.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }
 
-    /// What is wrong, if a sync failed and that wasn't made good.
+    /// Returns what is wrong, if a sync failed and that wasn't repaired since.
     pub(crate) fn failure(&self) -> Option<Failure> {
         let state = self.state.lock();
         let unknown = state.later.unknown || state.syncing.unknown;
@@ -352,20 +354,20 @@ impl Unsynced {
         })
     }
 
-    /// Chunks to be made good, in order.
+    /// Returns the numbers of the chunks that have to be checked, ascending.
     pub(crate) fn suspects(&self) -> Vec<u64> {
         let mut chunks: Vec<u64> = self.state.lock().later.chunks.keys().copied().collect();
         chunks.sort_unstable();
         chunks
     }
 
-    /// Begins to look at all suspects anew.
+    /// Starts a new check of all suspects.
     pub(crate) fn recount(&self) {
         self.state.lock().lost = 0;
     }
 
-    /// Reads the sectors of a chunk that are tracked, and writes those again that are as they were written. Nobody may write the
-    /// chunk meanwhile. Returns whether all were right.
+    /// Reads back the sectors of a chunk that have checksums, and writes those again that are right. Nobody may write the chunk
+    /// meanwhile. Returns whether all were right.
     pub(crate) fn make_good(&self, chunk: u64, data: &dyn Storage) -> io::Result<bool> {
         let Some(sums) = self.state.lock().later.chunks.get(&chunk).copied() else {
             return Ok(true);
@@ -385,7 +387,7 @@ impl Unsynced {
         Ok(wrong == 0)
     }
 
-    /// Whether the tracked sectors among those that `from..to` (bytes) touches are as they were written. Nobody may write them
+    /// Returns whether all sectors in `from..to` (bytes) that have checksums are as they were written. Nobody may write them
     /// meanwhile.
     pub(crate) fn is_right(&self, from: u64, to: u64, data: &dyn Storage) -> io::Result<bool> {
         for chunk in from / CHUNK..to.div_ceil(CHUNK) {
@@ -404,7 +406,7 @@ impl Unsynced {
         Ok(true)
     }
 
-    /// Removes the file: the layer is gone, or its disk is closed and durable.
+    /// Removes the file, when the layer is gone or its disk is closed and durable.
     pub(crate) fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
     }

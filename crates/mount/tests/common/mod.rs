@@ -33,7 +33,7 @@ pub fn content(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// A directory source with a switch.
+/// A directory source that can be switched off and slowed down.
 pub struct Switch {
     inner: Directory,
     pub down: AtomicBool,
@@ -69,7 +69,7 @@ impl Source for Switch {
     }
 }
 
-/// Directories of a test, and what is in the image.
+/// The directories of a test, and the content of its image.
 pub struct Place {
     pub root: PathBuf,
     pub id: Hash,
@@ -95,7 +95,7 @@ impl Place {
         }
     }
 
-    /// The image that another process made.
+    /// Returns the place with an image that another process made.
     pub fn found(root: &Path, id: Hash) -> Self {
         Self {
             root: root.to_owned(),
@@ -111,7 +111,7 @@ impl Place {
 
     pub fn start(&self, options: MountOptions) -> Node {
         let mountpoint = self.root.join("mnt");
-        // Right after a kill the old process may still be giving its lock back.
+        // Right after a kill the old process may not have released its lock yet.
         let cache = (0..200).find_map(|_| {
             let cache = Cache::open(&self.root.join("cache"), 1 << 30).ok();
             std::thread::sleep(Duration::from_millis(if cache.is_some() { 0 } else { 20 }));

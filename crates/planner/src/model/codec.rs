@@ -1,11 +1,11 @@
-//! A model as bytes (`docs/format.md`, "Model"): bounded, checked, one encoding for one model.
+//! Encodes a model as bytes (`docs/format.md`, "Model") and decodes it: bounded, checked, and one encoding only for each model.
 
 use super::{Body, ChunkAt, Cluster, Method, Model, Row, Seen};
 use floe_image::wire::{Cursor, limit, put_varint, unzigzag, zigzag};
 use floe_image::{FormatError, Hash, REGIONS_MAX};
 use std::collections::HashSet;
 
-/// Why bytes are no model that can be used.
+/// Why bytes are no usable model.
 pub type ModelError = FormatError;
 
 const MAGIC: &[u8; 8] = b"FLOEMODL";
@@ -15,13 +15,13 @@ const WHAT: &str = "model";
 const CHECKSUM_BYTES: usize = 32;
 /// Most traces of a model.
 pub const TRACES_MAX: usize = 64;
-/// Most chunks of a model, and most accesses that it is made of: 16 GiB.
+/// Most chunks of a model, and most accesses that it is made from: 16 GiB of chunks.
 pub const MODEL_CHUNKS_MAX: usize = 1 << 22;
 /// Most occurrences of clusters in traces.
 pub const MODEL_SEEN_MAX: usize = 1 << 22;
 /// Most bytes of an encoded model.
 pub const MODEL_BYTES_MAX: usize = 128 << 20;
-/// Fewest bytes of a chunk, of an occurrence, of a row: what may be allocated is bounded by the input's length.
+/// Fewest bytes of a chunk, an occurrence, a row and a cluster: the input's length bounds what may be allocated.
 const CHUNK_BYTES_MIN: u64 = 1;
 const SEEN_BYTES_MIN: u64 = 3;
 const ROW_BYTES_MIN: u64 = 3;
@@ -34,7 +34,7 @@ fn invalid(why: impl Into<String>) -> FormatError {
     }
 }
 
-/// Chunks as differences: the chunk after the last one of the same region costs a byte.
+/// Encodes chunks as differences: a chunk that follows the last one of the same region takes one byte.
 #[derive(Default)]
 struct Delta {
     region: u8,
@@ -95,7 +95,7 @@ fn count(
 }
 
 impl Model {
-    /// The model as bytes.
+    /// Returns the model as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend_from_slice(MAGIC);
@@ -139,7 +139,7 @@ impl Model {
         out
     }
 
-    /// Reads a model; whoever sent it.
+    /// Decodes a model; the bytes needn't be trusted.
     pub fn decode(bytes: &[u8]) -> Result<Model, ModelError> {
         limit(
             "bytes of a model",

@@ -1,14 +1,15 @@
-//! Where chunks should lie in a static image: what a model says is fetched together lies side by side, in the order in which it
-//! is needed, so that a cluster is one range read.
+//! Where chunks should be in a static image: chunks that a model fetches together are side by side, in the order in which they
+//! are needed, so that a cluster is one range read.
 
 use super::{ChunkAt, Model};
 use floe_image::Hash;
 use std::collections::HashSet;
 
 impl Model {
-    /// What its clusters hold: clusters in the order of their mean first access, their chunks in the order in which they are
-    /// needed. A profile, which has no clusters, is one. `hash_of` tells what a chunk holds: zeros, and what the image doesn't
-    /// have ([`Hash::ZERO`]), are left out. Each content counts once, where it is needed first; no cluster is empty.
+    /// Returns the contents of the model's clusters: clusters ordered by their mean first access, each with its chunks in the
+    /// order in which they are needed. A profile, which has no clusters, is one cluster. `hash_of` returns a chunk's content;
+    /// zeros, and chunks that the image doesn't have ([`Hash::ZERO`]), are left out. Each content is returned once, where it is
+    /// needed first; no cluster is empty.
     pub fn lay_out(&self, hash_of: impl Fn(ChunkAt) -> Hash) -> Vec<Vec<Hash>> {
         let mut placed = HashSet::from([Hash::ZERO]);
         let mut of = |chunks: &mut dyn Iterator<Item = ChunkAt>| -> Vec<Hash> {
@@ -98,7 +99,7 @@ mod tests {
             let traces: Vec<ZeroTrace> = runs.iter().map(|run| trace(run)).collect();
             for method in Method::ALL {
                 let model = model(method, &traces);
-                // chunks that repeat one another, and zeros
+                // Chunks with equal contents, and zeros.
                 let content = |at: ChunkAt| match at.chunk % 5 {
                     0 => Hash::ZERO,
                     1 => Hash::of(&[at.chunk as u8]),

@@ -1,4 +1,4 @@
-//! What is learnt of earlier runs: VMTorrent's profile or clusters with the times at which each trace touched them.
+//! What is learnt from earlier runs: VMTorrent's profile, or clusters with the times at which each trace touched them.
 
 mod codec;
 mod layout;
@@ -13,22 +13,22 @@ pub use zero::{ACCESSES_MAX, Timed, ZeroTrace};
 use floe_image::Hash;
 use std::collections::BTreeSet;
 
-/// How a model was made and what it is for.
+/// How a model is made, and which policy it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Method {
     /// VMTorrent's profile (2.2.3 of its paper): every chunk that any run touched, by the mean time of its first access.
     VmTorrent,
     /// vTube's clusters (4.2.1 of its paper).
     VTube,
-    /// Our own: clusters as vTube's, but short ones, so that their times say when each chunk is needed.
+    /// This project's own: clusters like vTube's, but short ones, so that their times say when each chunk is needed.
     Floe,
 }
 
 impl Method {
-    /// All of them.
+    /// All methods.
     pub const ALL: [Method; 3] = [Method::VmTorrent, Method::VTube, Method::Floe];
 
-    /// Its name in addresses and figures.
+    /// Returns its name in addresses and figures.
     pub fn name(self) -> &'static str {
         match self {
             Method::VmTorrent => "vmtorrent",
@@ -50,40 +50,40 @@ impl std::str::FromStr for Method {
 /// A chunk of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkAt {
-    /// Number of the region in the manifest.
+    /// The region's number in the manifest.
     pub region: u8,
-    /// Chunk in the region.
+    /// The chunk's number in the region.
     pub chunk: u32,
 }
 
 /// A line of VMTorrent's profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The chunk.
+    /// Which chunk.
     pub at: ChunkAt,
     /// Mean time of its first access in the traces that touched it, in milliseconds since the start.
     pub mean_ms: u32,
-    /// Traces that touched it; divided by [`Model::traces`] it is its frequency.
+    /// How many traces touched it; divided by [`Model::traces`] it is the frequency.
     pub seen: u32,
 }
 
-/// A cluster in one trace.
+/// When a cluster was touched in one trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The trace's number; traces are numbered in an order that only depends on their content.
+    /// The trace's number; the numbers depend only on the traces' content.
     pub trace: u32,
     /// Its first access, in milliseconds since the start.
     pub first_ms: u32,
-    /// Its last access.
+    /// Its last access, in milliseconds since the start.
     pub last_ms: u32,
 }
 
 /// Chunks that were touched together in every trace that touched them. Clusters are disjoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its chunks in the order of their mean time within the cluster.
+    /// Its chunks, ordered by their mean time within the cluster.
     pub chunks: Vec<ChunkAt>,
-    /// Where it occurred, by trace; never empty.
+    /// The traces in which it occurs; never empty.
     pub seen: Vec<Seen>,
 }
 
@@ -92,7 +92,7 @@ pub struct Cluster {
 pub struct Transition {
     /// The shortest time in any trace between the first access to the one and the first to the other, in milliseconds.
     pub interval_ms: u32,
-    /// The share of the traces with the first in which the second follows.
+    /// The share of the traces with the first cluster in which the second follows it.
     pub probability: f64,
 }
 
@@ -112,22 +112,22 @@ pub struct Model {
 }
 
 impl Model {
-    /// The image that it is about.
+    /// Returns the image that it is of.
     pub fn image(&self) -> Hash {
         self.image
     }
 
-    /// How it was made.
+    /// Returns how it was made.
     pub fn method(&self) -> Method {
         self.method
     }
 
-    /// Traces that it was made of.
+    /// Returns how many traces it was made from.
     pub fn traces(&self) -> u32 {
         self.traces
     }
 
-    /// VMTorrent's profile in its order; empty for other methods.
+    /// Returns VMTorrent's profile in its order; empty for other methods.
     pub fn rows(&self) -> &[Row] {
         match &self.body {
             Body::Profile(rows) => rows,
@@ -135,7 +135,7 @@ impl Model {
         }
     }
 
-    /// The clusters by mean time of their first access; empty for VMTorrent's profile.
+    /// Returns the clusters, ordered by their mean first access; empty for VMTorrent's profile.
     pub fn clusters(&self) -> &[Cluster] {
         match &self.body {
             Body::Profile(_) => &[],
@@ -143,7 +143,7 @@ impl Model {
         }
     }
 
-    /// All chunks that it knows, in the order in which they were needed on the mean.
+    /// Returns all chunks that it knows, in the order in which they were needed on average.
     pub fn chunks(&self) -> impl Iterator<Item = ChunkAt> + '_ {
         let rows = self.rows().iter().map(|r| r.at);
         rows.chain(
@@ -153,13 +153,13 @@ impl Model {
         )
     }
 
-    /// The numbers of the regions that it speaks of, in ascending order.
+    /// Returns the numbers of the regions that it has chunks of, ascending.
     pub fn regions(&self) -> BTreeSet<u8> {
         self.chunks().map(|at| at.region).collect()
     }
 
-    /// The same for an image that was captured on this one's: it is at the same places, and what it touches is much the
-    /// same. The caller makes sure that the regions are.
+    /// Returns the same model for an image that was captured from a machine of this one: what is there is mostly at the same
+    /// places, and touched alike. The caller ensures that the regions are the same.
     pub fn inherited_by(self, heir: Hash) -> Model {
         Model {
             image: heir,
@@ -167,8 +167,8 @@ impl Model {
         }
     }
 
-    /// How cluster `y` follows cluster `x`, computed from the traces that hold both: a table of all pairs would grow with
-    /// the square of the clusters. `None` when it never does.
+    /// Returns how cluster `y` follows cluster `x`; `None` if it never does. Computed each time from the traces that have both,
+    /// because a table of all pairs would grow with the square of the number of clusters.
     pub fn transition(&self, x: usize, y: usize) -> Option<Transition> {
         let (from, to) = (self.clusters().get(x)?, self.clusters().get(y)?);
         let mut follows = 0;
@@ -190,8 +190,8 @@ impl Model {
     }
 }
 
-/// How long after the start of `x` cluster `y` of the same trace begins. One that began earlier and goes on while `x` does
-/// follows at once: the rest of it is still to come.
+/// Returns how many milliseconds after the start of `x` cluster `y` begins in the same trace. A cluster that began earlier and
+/// goes on during `x` follows at once: the rest of it is still to come.
 pub(crate) fn follows_after(x: &Seen, y: &Seen) -> Option<u32> {
     if y.first_ms >= x.first_ms {
         Some(y.first_ms - x.first_ms)

@@ -1,27 +1,27 @@
-//! Chunks into disjoint clusters (vTube 4.2.1).
+//! Divides chunks into disjoint clusters (vTube 4.2.1).
 //!
 //! The paper groups each trace by a clustering interval, then replaces overlapping clusters of different traces by their
-//! intersection and complements until none overlap. What that ends in can be said directly: two chunks are in the same cluster
+//! intersection and complements until none overlap. The result can be stated directly: two chunks are in the same cluster
 //! exactly if every trace has both in one of its clusters or has neither. So each trace refines one labelling of the chunks,
 //! which takes time in proportion to its accesses, not to pairs of clusters. Then the interval is checked again: chunks between
-//! two of a cluster may have gone to another one, and what is left may lie too far apart.
+//! two of a cluster may have gone to another one, and the rest may be too far apart.
 
 use super::train::Table;
 use std::collections::HashMap;
 
-/// Times that the second check is repeated; each only splits what the one before left too wide.
+/// How often the second check is repeated; each time only splits what is still too far apart.
 const RECHECKS_MAX: usize = 8;
 
 /// Where a trace is cut into clusters.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
-    /// Between accesses further apart.
+    /// Cut between accesses that are further apart than this.
     pub interval_us: u64,
-    /// After a cluster has gone on for so long.
+    /// Cut when a cluster has lasted this long.
     pub span_us: u64,
 }
 
-/// A label for each chunk, from 0 without gaps.
+/// Returns a label for each chunk; labels are numbered from 0 without gaps.
 pub(super) fn partition(table: &Table, cut: Cut) -> Vec<u32> {
     let mut labels = vec![0u32; table.chunks.len()];
     let mut next = 1u32;
@@ -37,7 +37,7 @@ pub(super) fn partition(table: &Table, cut: Cut) -> Vec<u32> {
             break;
         }
     }
-    // Refining leaves labels that nobody has any more.
+    // Refining leaves labels that no chunk has any more.
     let mut names = HashMap::new();
     for label in &mut labels {
         let new = names.len() as u32;
@@ -46,7 +46,7 @@ pub(super) fn partition(table: &Table, cut: Cut) -> Vec<u32> {
     labels
 }
 
-/// Splits every cluster by this trace's own: a chunk keeps company with those that it shared a burst with.
+/// Splits every cluster by this trace's bursts: chunks stay together if they were in the same burst.
 fn refine(labels: &mut [u32], next: &mut u32, trace: &[(u32, u64)], cut: Cut) {
     let mut new: HashMap<(u32, u32), u32> = HashMap::new();
     let first = trace.first().map_or(0, |(_, t)| *t);
@@ -66,9 +66,9 @@ fn refine(labels: &mut [u32], next: &mut u32, trace: &[(u32, u64)], cut: Cut) {
     }
 }
 
-/// Splits clusters that this trace shows to be further apart than the interval.
+/// Splits clusters whose chunks are further apart in this trace than the interval.
 fn recheck(labels: &mut [u32], next: &mut u32, trace: &[(u32, u64)], cut: Cut) {
-    // For each cluster: its last access, and the name of what came after the last gap.
+    // For each cluster: its last access, and the label of what came after the last gap.
     let mut state: HashMap<u32, (u64, u32)> = HashMap::new();
     for (i, t) in trace {
         let label = &mut labels[*i as usize];

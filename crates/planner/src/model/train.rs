@@ -1,5 +1,5 @@
-//! From traces to a model. No floating point and no hashed order on the way: the same traces in any order, on any machine,
-//! give the same bytes.
+//! Makes a model from traces. It uses no floating point and nothing depends on the order of a hash map: the same traces in any
+//! order, on any machine, give the same bytes.
 
 use super::partition::{Cut, partition};
 use super::{
@@ -13,10 +13,10 @@ use floe_image::Hash;
 pub struct TrainOptions {
     /// Accesses further apart than this belong to different clusters (vTube 4.2.1: 2 s), in microseconds.
     pub clustering_interval_us: u64,
-    /// The same for our own method.
+    /// The same for this project's own method.
     pub floe_interval_us: u64,
-    /// Our own method also cuts where a cluster has gone on for so long in one trace: a film that plays without a pause
-    /// would be one cluster otherwise, and its time would say nothing.
+    /// This project's own method also cuts a cluster that has lasted this long in a trace, in microseconds: otherwise a film
+    /// that plays without a pause would be one cluster, and its time would say nothing.
     pub floe_span_us: u64,
 }
 
@@ -30,10 +30,10 @@ impl Default for TrainOptions {
     }
 }
 
-/// Unique chunks of all traces, and each trace as numbers into them.
+/// The distinct chunks of all traces, and each trace as numbers of them.
 pub(super) struct Table {
     pub chunks: Vec<ChunkAt>,
-    /// For each trace, (chunk's number, microseconds) in the order of time.
+    /// For each trace (number of the chunk, microseconds), ordered by time.
     pub traces: Vec<Vec<(u32, u64)>>,
 }
 
@@ -57,7 +57,7 @@ impl Table {
                 .into_iter()
                 .filter_map(|(at, t)| Some((chunks.binary_search(&at).ok()? as u32, t)))
                 .collect();
-            // Whoever made the trace: a chunk once, and in the order of time.
+            // Traces needn't be trusted: each chunk is kept once, and they are ordered by time.
             row.sort_unstable();
             row.dedup_by_key(|(i, _)| *i);
             row.sort_by_key(|(_, t)| *t);
@@ -72,9 +72,9 @@ fn ms(us: u64) -> u32 {
     u32::try_from(us / 1000).unwrap_or(u32::MAX)
 }
 
-/// Learns from traces. Equal traces count once (a repeated one has no more say than any other), [`TRACES_MAX`] at most
-/// count at all. What any single trace can add is bounded by [`ACCESSES_MAX`] chunks, each known to be of one trace only; all
-/// together give no more than [`MODEL_CHUNKS_MAX`] accesses.
+/// Trains a model. Equal traces count once (so repeating a trace gives it no more weight), and at most [`TRACES_MAX`] count at
+/// all. A single trace can add at most [`ACCESSES_MAX`] chunks, each recorded as seen in that trace only; all traces together
+/// give at most [`MODEL_CHUNKS_MAX`] accesses.
 pub fn train(method: Method, image: &Hash, traces: &[ZeroTrace], options: &TrainOptions) -> Model {
     let mut sorted: Vec<&ZeroTrace> = traces.iter().filter(|t| !t.accesses.is_empty()).collect();
     sorted.sort();
@@ -106,7 +106,7 @@ pub fn train(method: Method, image: &Hash, traces: &[ZeroTrace], options: &Train
     }
 }
 
-/// VMTorrent 2.2.3: mean time of the first access, in how many runs, earliest first.
+/// Makes a profile (VMTorrent 2.2.3): the mean time of the first access, and in how many runs, earliest first.
 fn profile(table: &Table) -> Vec<Row> {
     let mut sums = vec![(0u128, 0u32); table.chunks.len()];
     for (i, t) in table.traces.iter().flatten() {
@@ -135,7 +135,7 @@ fn clusters(table: &Table, cut: Cut) -> Vec<Cluster> {
     let labels = partition(table, cut);
     let n = labels.iter().max().map_or(0, |m| *m as usize + 1);
     let mut clusters = vec![Cluster::default(); n];
-    // Sum over the traces of the time since the cluster's first access, for the order within it.
+    // For each chunk the sum over the traces of the time since its cluster's first access, which orders the chunks within it.
     let mut offsets = vec![0u128; table.chunks.len()];
     for (number, trace) in table.traces.iter().enumerate() {
         let number = number as u32;
@@ -158,7 +158,7 @@ fn clusters(table: &Table, cut: Cut) -> Vec<Cluster> {
     for (i, label) in labels.iter().enumerate() {
         clusters[*label as usize].chunks.push(table.chunks[i]);
     }
-    // Chunks were added in the order of `table.chunks`, so their numbers can be found again by searching.
+    // Chunks were added in the order of `table.chunks`, so a search finds their numbers again.
     for cluster in &mut clusters {
         let at = |c: &ChunkAt| table.chunks.binary_search(c).map_or(0, |i| offsets[i]);
         cluster.chunks.sort_by_cached_key(|c| (at(c), *c));

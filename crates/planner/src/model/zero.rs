@@ -3,41 +3,41 @@
 use floe_image::{Access, TraceReader};
 use std::collections::HashSet;
 
-/// Accesses of one trace that are looked at; what comes later is left out. 200,000 chunks are 800 MB.
+/// How many accesses of a trace are used; later ones are left out. 200,000 chunks are 800 MB.
 pub const ACCESSES_MAX: usize = 200_000;
 
-/// A first access at the time at which a machine that never waits would have made it.
+/// A first access, at the time at which a machine that never waits would have made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timed {
     /// Microseconds since the start.
     pub t_us: u64,
-    /// Number of the region in the manifest.
+    /// The region's number in the manifest.
     pub region: u8,
-    /// Chunk in the region.
+    /// The chunk's number in the region.
     pub chunk: u32,
 }
 
 /// A trace with the waiting taken out (vTube 3, step 5: the zero-latency idealised trace).
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ZeroTrace {
-    /// First accesses in the order of time, each chunk once.
+    /// First accesses ordered by time, each chunk once.
     pub accesses: Vec<Timed>,
     /// When the trace ends, in microseconds since its start.
     pub end_us: u64,
 }
 
 impl ZeroTrace {
-    /// Reads a trace to its end or to [`ACCESSES_MAX`] accesses.
+    /// Makes one from a trace, to its end or to [`ACCESSES_MAX`] accesses.
     pub fn from_reader(reader: TraceReader<'_>) -> ZeroTrace {
         ZeroTrace::from_accesses(reader)
     }
 
-    /// Takes the waiting out. A machine with several virtual CPUs waits for several chunks at once: the intervals
-    /// `[t_us, t_us + wait_us)` are merged, so that a second is taken out once however many waited through it.
+    /// Makes one from accesses. A machine with several virtual CPUs waits for several chunks at once: the intervals `[t_us,
+    /// t_us + wait_us)` are merged, so that time in which several CPUs waited is taken out once.
     pub fn from_accesses(accesses: impl IntoIterator<Item = Access>) -> ZeroTrace {
         let mut seen = HashSet::new();
         let mut out = Vec::new();
-        // Waiting before the present access: all intervals that are over, and the one that is open.
+        // Waiting before the present access: the sum of the intervals that are over, and the one that is still open.
         let (mut waited, mut open_from, mut open_to) = (0u64, 0u64, 0u64);
         let mut last = 0;
         for access in accesses.into_iter().take(ACCESSES_MAX) {

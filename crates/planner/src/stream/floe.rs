@@ -1,41 +1,42 @@
-//! Our own choice: follow every trace at once, and weigh what each says by how well it has foretold this run so far (what
-//! VMTorrent's paper calls the weighted combination of the best matches of several profiles, 2.2.3).
+//! This project's own rule: follows every trace at once, and weighs what each says by how well it has predicted this run so far
+//! (VMTorrent's paper calls that the weighted combination of the best matches of several profiles, 2.2.3).
 //!
-//! Each trace has a *follower*: where in that trace the machine is now, going by the clusters that were touched last, and a
-//! score, the share of touched clusters that the trace has. A cluster's probability is the weight of the traces that still
-//! have it ahead of them; the time until it is needed is a distribution over these traces, of which the mean and the least
-//! count. What is fetched is decided by cost and benefit: fetching ahead saves a round trip and the transfer with that
-//! probability, and costs bytes; waiting for it (the machine paused) saves the same and costs the transfer for sure.
+//! Each trace has a *follower*: where in that trace the machine is now, judged by the clusters that were touched last, and a
+//! score, the share of touched clusters that the trace has. A cluster's probability is the weight of the traces that still have
+//! it ahead of them; the time until it is needed is a distribution over these traces, of which the mean and the minimum are
+//! used. Cost and benefit decide what is fetched: fetching ahead saves a round trip and the transfer with that probability, and
+//! costs bytes; pausing the machine for it saves the same, and costs the transfer for certain.
 //!
-//! Clusters are of two classes. *Backed* ones are likely and were seen in two traces (in one, if there are no more than two).
-//! All others are *speculative*, and what is fetched of them in vain is bounded whatever the traces say: by
-//! [`Config::speculation_ratio`] of what was touched or is backed. So a hostile trace can't make others fetch without limit.
+//! Clusters are of two classes. *Backed* ones are probable and were seen in two traces (in one, if there are no more than two).
+//! All others are *speculative*; what is fetched of them in vain is bounded by [`Config::speculation_ratio`] times what was
+//! touched or is backed, whatever the traces say, so that a hostile trace can't cause fetches without limit.
 
 use super::groups::Groups;
 use super::plan::{Planned, Timelines};
 use crate::model::Model;
 use crate::{Config, Link};
 
-/// Traces up to which one is enough to back a cluster: nothing could ever be fetched otherwise.
+/// With no more traces than this, one is enough to back a cluster; otherwise nothing could ever be fetched.
 const FEW_TRACES: u32 = 2;
-/// How fast a follower's score forgets; about the last fifty clusters count.
+/// Factor by which a follower's score decays with each cluster: about the last fifty count.
 const SCORE_KEPT: f64 = 0.98;
-/// A score's power: a trace that foretold 95 % counts twice as much as one that foretold 80 %.
+/// The power to which scores are raised: a trace that predicted 95 % weighs twice as much as one that predicted 80 %.
 const SCORE_POWER: i32 = 4;
-/// Weight of the doubt: a cluster that all of n equal traces have is needed with probability n / (n + this).
+/// Weight of doubt: a cluster that all of n equal traces have is needed with probability n / (n + this).
 const DOUBT: f64 = 0.25;
-/// A cluster that began this long before the follower's place may still be going on, in milliseconds.
+/// A cluster that began at most this long before the follower's position may still be going on, in milliseconds.
 const BEHIND_MS: u32 = 5_000;
-/// What is left of the probability of a cluster that a trace has behind it and the machine hasn't touched.
+/// Factor for the probability of a cluster that is behind the follower and that the machine hasn't touched.
 const SKIPPED: f64 = 0.2;
-/// A jump within a trace is believed when another recent cluster lies this near, in milliseconds.
+/// A follower jumps within its trace only if another recent cluster is this near, in milliseconds.
 const JUMP_NEAR_MS: u32 = 10_000;
-/// The rest of a cluster that was touched is needed with this probability.
+/// Probability that the rest of a touched cluster is needed.
 const OPEN: f64 = 0.95;
-/// A plan is made anew after this long, in microseconds; earlier only when a miss wasn't foreseen.
+/// How long a plan is kept, in microseconds; the second value applies after a miss.
 const PLAN_US: u64 = 1_000_000;
 const PLAN_AFTER_MISS_US: u64 = 100_000;
-/// Speculation is sent as if it were needed so much later: what is backed and needed sooner goes first, in microseconds.
+/// Speculative groups are sent as if they were needed this much later, in microseconds: what is backed and needed soon goes
+/// first.
 const SPECULATION_LATER_US: u64 = 10_000_000;
 
 /// Where the machine is in one trace.
@@ -47,17 +48,17 @@ struct Follower {
     recent_ms: [u32; 4],
 }
 
-/// What the traces say of one group.
+/// What the traces say about one group.
 #[derive(Clone, Copy, Debug, Default)]
 struct Forecast {
     weight: f64,
-    /// Of the traces that have it ahead: weight, weighted milliseconds, least milliseconds.
+    /// Over the traces that have it ahead: sum of the weights, weighted sum of the milliseconds, least milliseconds.
     ahead: f64,
     ahead_ms: f64,
     least_ms: u32,
 }
 
-/// The state of the policy.
+/// The state of the rule.
 #[derive(Debug)]
 pub(crate) struct Floe {
     timelines: Timelines,
@@ -72,12 +73,12 @@ pub(crate) struct Floe {
     missed: bool,
 }
 
-/// What choosing needs to know.
+/// What a plan depends on.
 pub(crate) struct Choice<'a> {
     pub config: &'a Config,
     pub link: Link,
     pub run_us: u64,
-    /// Speculative chunks that may be sent.
+    /// How many speculative chunks may be sent.
     pub speculation: u64,
 }
 
@@ -107,12 +108,12 @@ impl Floe {
         }
     }
 
-    /// Whether two traces vouch for a group.
+    /// Returns whether two traces have a group (or one, if there are few traces).
     pub(crate) fn is_backed(&self, group: u32) -> bool {
         self.few || self.support[group as usize] > 1
     }
 
-    /// A chunk of a group was touched.
+    /// Notes that a chunk of a group was touched.
     pub(crate) fn touch(&mut self, model: &Model, group: u32, missed: bool, run_us: u64) {
         self.missed |= missed;
         if std::mem::replace(&mut self.touched[group as usize], true) {
@@ -130,7 +131,7 @@ impl Floe {
         }
     }
 
-    /// Whether it is time to plan.
+    /// Returns whether it is time for a new plan.
     pub(crate) fn is_due(&self, run_us: u64) -> bool {
         let Some(at) = self.planned_at_us else {
             return true;
@@ -143,7 +144,7 @@ impl Floe {
         run_us >= at + after
     }
 
-    /// What to fetch, in order.
+    /// Returns what to fetch, in order.
     pub(crate) fn plan(&mut self, groups: &Groups, choice: &Choice<'_>) -> Vec<Planned> {
         self.planned_at_us = Some(choice.run_us);
         self.missed = false;
@@ -163,7 +164,7 @@ impl Floe {
             .zip(&self.followers)
             .zip(&weights)
         {
-            // Nothing that came will be missing again, so each entry is passed over once.
+            // What has arrived is never missing again, so each entry is removed only once.
             line.retain(|(_, g)| groups.missing_chunks(*g) > 0);
             let now_ms = follower.now_ms(choice.run_us);
             let behind_ms = follower.at_ms.saturating_sub(BEHIND_MS);
@@ -230,7 +231,7 @@ impl Floe {
             if left == 0 {
                 break;
             }
-            // A group too large for what is left is begun: what of it is used gives room for more.
+            // A group too large for what is left is begun: as its chunks get used there will be room for more.
             left = left.saturating_sub(u64::from(groups.new_chunks(planned.group)));
             plan.push(planned);
         }
@@ -239,7 +240,7 @@ impl Floe {
     }
 }
 
-/// Whether to wait for a group, and how much fetching it is worth for each byte (not at all below zero).
+/// Returns whether to pause for a group, and the benefit of fetching it, relative to the transfer time (fetch if above zero).
 fn worth(probability: f64, chunks: u32, choice: &Choice<'_>) -> (bool, f64) {
     let transfer_us =
         f64::from(chunks) * choice.config.wire_bytes() / choice.link.bytes_per_s * 1e6;
@@ -251,8 +252,8 @@ fn worth(probability: f64, chunks: u32, choice: &Choice<'_>) -> (bool, f64) {
 }
 
 impl Follower {
-    /// A group of this trace was touched. A single one far away may be the guest's housekeeping, so it takes two near each other
-    /// to move the follower there.
+    /// Moves the follower after a group of its trace was touched. A single one far away may be the guest's housekeeping, so it
+    /// takes two that are near each other to move the follower there.
     fn go(&mut self, to_ms: u32, run_us: u64) {
         let near = |ms: u32| to_ms.abs_diff(ms) <= JUMP_NEAR_MS;
         let onwards = to_ms >= self.at_ms && near(self.now_ms(run_us));
@@ -275,7 +276,7 @@ impl Follower {
 }
 
 impl Forecast {
-    /// Between the mean and the least time: late is worse than early.
+    /// Returns the average of the mean and the least time, because late is worse than early; `None` if no trace has it ahead.
     fn when_ms(&self) -> Option<f64> {
         (self.ahead > 0.0).then(|| 0.5 * (self.ahead_ms / self.ahead + f64::from(self.least_ms)))
     }

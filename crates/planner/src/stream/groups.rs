@@ -1,8 +1,8 @@
-//! The chunks of a model and what has become of each.
+//! The chunks of a model, and the state of each.
 
 use crate::model::{ChunkAt, Model};
 
-/// What has become of a chunk.
+/// The state of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Nobody has asked for it.
@@ -18,13 +18,13 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Whether a machine that touches it now has to wait.
+    /// Returns whether a machine that touches it now has to wait.
     fn is_missing(self) -> bool {
         matches!(self, State::New | State::Flight)
     }
 }
 
-/// All chunks of a model by number, in groups: vTube's clusters, or single rows of a profile.
+/// All chunks of a model by number, in groups: clusters, or single rows of a profile.
 #[derive(Debug)]
 pub(crate) struct Groups {
     at: Vec<ChunkAt>,
@@ -33,21 +33,21 @@ pub(crate) struct Groups {
     group: Vec<u32>,
     /// The first chunk of each group, and one more at the end.
     start: Vec<u32>,
-    /// Chunks of each group that nobody asked for.
+    /// How many chunks of each group nobody has asked for.
     new: Vec<u32>,
-    /// Chunks of each group that a machine would wait for.
+    /// How many chunks of each group a machine would wait for.
     missing: Vec<u32>,
-    /// Chunks of each group below this one aren't new.
+    /// No chunk of a group before this one is new.
     cursor: Vec<u32>,
-    /// For each region, (chunk, its number) in order.
+    /// For each region (chunk, its number here), ordered.
     index: Vec<Vec<(u32, u32)>>,
-    /// Chunks that were planned, at present here and not touched, and that are in flight.
+    /// How many chunks are here and not touched, and how many are on their way.
     pub here: u64,
     pub flight: u64,
 }
 
 impl Groups {
-    /// `chunks_of` tells the size of each region of the manifest in chunks.
+    /// Makes the groups of a model. `chunks_of` has the size in chunks of each region of the manifest.
     pub(crate) fn new(model: &Model, chunks_of: &[u64]) -> Self {
         let at: Vec<ChunkAt> = model.chunks().collect();
         let sizes: Vec<u32> = if model.clusters().is_empty() {
@@ -101,7 +101,7 @@ impl Groups {
         Some(list[i].1)
     }
 
-    /// The chunks of a block of 64: (bit, number).
+    /// Returns the chunks of a block of 64 as (bit, number).
     pub(crate) fn block(&self, region: usize, block: u64) -> impl Iterator<Item = (u32, u32)> + '_ {
         let list = self.index.get(region).map_or(&[][..], Vec::as_slice);
         let (first, last) = (block * 64, block * 64 + 63);
@@ -124,17 +124,17 @@ impl Groups {
         self.group[id as usize]
     }
 
-    /// Chunks of a group that may be asked for.
+    /// Returns how many chunks of a group may be asked for.
     pub(crate) fn new_chunks(&self, group: u32) -> u32 {
         self.new[group as usize]
     }
 
-    /// Chunks of a group that a machine would wait for.
+    /// Returns how many chunks of a group a machine would wait for.
     pub(crate) fn missing_chunks(&self, group: u32) -> u32 {
         self.missing[group as usize]
     }
 
-    /// The next chunk of a group that may be asked for, at or behind `from`.
+    /// Returns the next chunk of a group that may be asked for, from number `from` on.
     pub(crate) fn next_new(&mut self, group: u32, from: u32) -> Option<u32> {
         let g = group as usize;
         let end = self.start[g + 1];

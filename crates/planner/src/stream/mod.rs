@@ -1,12 +1,12 @@
-//! Streaming by a model: which chunks come next, and when the machine had better wait for them.
+//! Streaming by a model: which chunks come next, and when the machine should rather wait for them.
 //!
-//! A [`Stream`] belongs to one image with one model. Its groups are chosen by one of three policies (`vmtorrent` needs no
-//! file: its plan is the model's order; `vtube`; `floe`), everything else is shared: what is known of each chunk (`groups`)
-//! and the decision to pause (`plan`): the machine is paused when it misses (or starts) and would, by the plan and its part of the
-//! link, have to wait all the same; it goes on as soon as the link can keep up. How much it may send is not decided here but by
-//! its link ([`crate::links`]), which other streams share.
+//! A [`Stream`] belongs to one image with one model. One of three policies chooses its groups (`vmtorrent` has no file of its
+//! own: its plan is the model's order; `vtube`; `floe`). Everything else is shared: the state of each chunk (`groups`) and the
+//! decision to pause (`plan`). The machine is paused when it misses a chunk (or starts) and would have to wait anyway, by the
+//! plan and its share of the link; it goes on as soon as the link can keep up. How much a stream may send is decided by its
+//! link ([`crate::links`]), which other streams share.
 //!
-//! A pause always ends: when what was waited for has come, when nothing comes any more, or after [`Config::pause_us_max`].
+//! A pause always ends: when what it waited for has arrived, when nothing arrives any more, or after [`Config::pause_us_max`].
 
 mod floe;
 mod groups;
@@ -22,41 +22,41 @@ use plan::{Planned, lateness};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Blocks that are asked about ahead of sending, at a time.
+/// Most blocks that are being looked at, ahead of sending, at a time.
 const LOOKS_MAX: usize = 32;
-/// Chunks without a table that are passed over at a time: bounds the work of an event.
+/// Most chunks without a table that are passed over at a time: bounds the work of an event.
 const NAMELESS_MAX: usize = 1024;
-/// Round trip of a link that nobody has measured yet, in microseconds.
+/// Assumed round trip of a link that wasn't measured yet, in microseconds.
 const RTT_US_UNKNOWN: u64 = 50_000;
 /// First and longest pause of sending after a fetch failed, in microseconds.
 const FAILED_US_MIN: u64 = 250_000;
 const FAILED_US_MAX: u64 = 4_000_000;
-/// Touches of an image before its model came, up to which its machine counts as not started.
+/// If an image had more first touches than this before its model came, its machine counts as started.
 const STARTED_TOUCHES: u64 = 64;
 
 /// Why the machine is paused, in figures for the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Bytes on the wire that have to come first.
+    /// Bytes that have to come over the link first.
     pub missing_bytes: u64,
     /// How long that takes at the link's present speed, in microseconds.
     pub eta_us: u64,
 }
 
-/// What has been planned and done by models, in chunks.
+/// What models have planned and done, in chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Known to the models and worth having: here, touched or still to come by the present plan.
+    /// Chunks that were touched, that are here, or that the present plan still lacks.
     pub planned_chunks: u64,
-    /// Of these, fetched ahead and not touched yet.
+    /// Of these, chunks of the model that are here and not touched yet.
     pub buffered_chunks: u64,
     /// First touches.
     pub touched: u64,
-    /// Those of them that had to wait.
+    /// First touches that had to wait.
     pub misses: u64,
-    /// Fetched ahead by a plan so far, used or not.
+    /// Chunks fetched ahead by a plan so far, used or not.
     pub fetched_ahead: u64,
-    /// Fetched ahead and not touched, by whatever guess.
+    /// Chunks of the model that are here or on their way and not touched yet, whoever asked for them.
     pub unused: u64,
     /// Why the machine is paused, if it is.
     pub buffering: Option<Waiting>,
@@ -90,26 +90,26 @@ struct Pause {
     told: Waiting,
 }
 
-/// What the planner lends a stream.
+/// What the planner lends to a stream.
 pub(crate) struct Lent<'a> {
     pub now_us: u64,
     pub config: &'a Config,
-    /// The link with the stream's part of its bandwidth.
+    /// The link with the stream's share of its bandwidth.
     pub link: Option<Link>,
-    /// The stream's part of what may be in flight, in chunks.
+    /// The stream's share of the chunks that may be in flight.
     pub window: u64,
-    /// First touches of the image, with a model or before.
+    /// First touches of the image, before and since the model came.
     pub touched: u64,
     pub tables: &'a mut Tables,
     pub regions: &'a mut HashMap<RegionId, Region>,
 }
 
-/// What came of a stream's turn to send.
+/// The result of a stream's turn to send.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turn {
-    /// Room that it used, in chunks: what it asked for, and blocks that it looks at before it asks for their chunks.
+    /// How much room it used, in chunks: chunks that it asked for, and blocks that it looks at before it asks for their chunks.
     pub used: u64,
-    /// Of these, blocks that it looks at.
+    /// How many of these are blocks that it looks at.
     pub looks: u64,
 }
 
@@ -123,15 +123,15 @@ pub(crate) struct Stream {
     groups: Groups,
     chooser: Chooser,
     plan: Vec<Planned>,
-    /// The first of the plan that may have something to send.
+    /// Index of the first part of the plan that may have something to send.
     next: usize,
-    /// Blocks that were asked about, by the manifest's region and block.
+    /// Blocks that were looked at, as (region in the manifest, block).
     looked: HashSet<(usize, u64)>,
     /// Looks that aren't answered yet.
     looking: HashSet<(usize, u64)>,
     /// Tables that chunks of the plan wait for.
     hurried: HashSet<(usize, u32)>,
-    /// Speculative chunks by number that are neither touched nor given up.
+    /// Speculative chunks, by number, that were sent and are neither touched nor given up.
     speculative: HashSet<u32>,
     backed_sent: u64,
     fetched_ahead: u64,
@@ -140,20 +140,20 @@ pub(crate) struct Stream {
     started_us: u64,
     paused_us: u64,
     pause: Option<Pause>,
-    /// No pause before: the machine must get somewhere between two.
+    /// No pause begins before this time: the machine must make progress between two pauses.
     no_pause_before_us: u64,
     failed_until_us: u64,
     failed_us: u64,
-    /// A miss or the start, not yet looked at for a pause.
+    /// Set at the start and at a miss, until it is decided whether to pause.
     stalled: bool,
-    /// The miss was of a chunk that the model knows.
+    /// Whether the miss was of a chunk that the model knows.
     late: bool,
     last_group: Option<u32>,
     replan: bool,
 }
 
 impl Stream {
-    /// `None` when the model isn't for this policy.
+    /// Makes a stream; `None` if the model isn't for this policy.
     pub(crate) fn new(
         policy: Policy,
         place: (LinkId, ImageId),
@@ -221,7 +221,7 @@ impl Stream {
         })
     }
 
-    /// The number in the manifest of one of its regions.
+    /// Returns the number in the manifest of one of its regions.
     pub(crate) fn region(&self, region: RegionId) -> Option<usize> {
         self.regions.iter().position(|r| *r == region)
     }
@@ -230,7 +230,7 @@ impl Stream {
         &self.regions
     }
 
-    /// Whether the model knows a chunk.
+    /// Returns whether the model knows a chunk.
     pub(crate) fn knows(&self, region: usize, chunk: u64) -> bool {
         self.groups.find(region, chunk).is_some()
     }
@@ -251,7 +251,7 @@ impl Stream {
         }
     }
 
-    /// The machine's own clock: time since the model came, without the pauses.
+    /// Returns the time on the machine's own clock: since the model came, without pauses.
     fn run_us(&self, now_us: u64) -> u64 {
         let open = self
             .pause
@@ -262,7 +262,7 @@ impl Stream {
             .saturating_sub(self.paused_us + open)
     }
 
-    /// A chunk was touched for the first time.
+    /// Notes that a chunk was touched for the first time.
     pub(crate) fn touch(&mut self, region: usize, chunk: u64, missed: bool, lent: &mut Lent<'_>) {
         self.touched += 1;
         self.misses += u64::from(missed);
@@ -288,7 +288,7 @@ impl Stream {
         }
     }
 
-    /// The answer to a look: what isn't worth fetching never will be.
+    /// Takes the answer to a look: chunks that aren't worth fetching now are never fetched.
     pub(crate) fn looked(&mut self, region: usize, block: u64, candidates: u64) {
         self.looking.remove(&(region, block));
         self.looked.insert((region, block));
@@ -300,7 +300,7 @@ impl Stream {
         }
     }
 
-    /// A fetch ended, whoever asked for it.
+    /// Notes that a fetch ended, whoever asked for it.
     pub(crate) fn fetched(
         &mut self,
         region: usize,
@@ -334,35 +334,36 @@ impl Stream {
         }
     }
 
-    /// A table came (or was given up): what waited for it may be asked for.
+    /// Notes that a table arrived (or was given up): chunks that waited for it may be asked for.
     pub(crate) fn table(&mut self, region: usize, segment: u32) {
         if self.hurried.remove(&(region, segment)) {
             self.next = 0;
         }
     }
 
-    /// After every event: plan if it is time, pause or go on. What of the plan is sent is the link's to say.
+    /// Called after every event: makes a plan if it is time, and pauses the machine or lets it go on. It sends nothing.
     pub(crate) fn step(&mut self, lent: &Lent<'_>, actions: &mut Vec<Action>) {
         self.choose(lent);
         self.pause(lent, actions);
     }
 
-    /// Whether its machine is paused.
+    /// Returns whether its machine is paused.
     pub(crate) fn is_paused(&self) -> bool {
         self.pause.is_some()
     }
 
-    /// Whether it may have something to send: not while it waits for the answer to a look, nor soon after a fetch failed.
+    /// Returns whether it may have something to send: not while it waits for the answer to a look, nor soon after a failed
+    /// fetch.
     pub(crate) fn may_send(&self, now_us: u64) -> bool {
         self.looking.is_empty() && now_us >= self.failed_until_us
     }
 
-    /// Room that is kept for it until its looks are answered, in chunks.
+    /// Returns how much room is reserved until its looks are answered, in chunks.
     pub(crate) fn reserved(&self) -> u64 {
         self.looking.len() as u64
     }
 
-    /// Speculative chunks that may be sent now: their number that lies unused is bounded whatever the model says.
+    /// Returns how many speculative chunks may be sent now: the number that lie unused is bounded whatever the model says.
     fn speculation(&self, lent: &Lent<'_>) -> u64 {
         let credit = (self.touched + self.backed_sent) as f64;
         let most = lent.window + (credit * lent.config.speculation_ratio) as u64;
@@ -416,7 +417,7 @@ impl Stream {
         }
         let foreseen = self.pause.is_some() || std::mem::take(&mut self.late);
         self.stalled = false;
-        // A machine that has overtaken its plan will do so again: it goes on with a reserve.
+        // A machine that has overtaken its plan will do so again: it goes on only with a reserve.
         let reserve = matches!(self.chooser, Chooser::Floe(_)) && foreseen;
         let reserve_us = if reserve { lent.config.reserve_us } else { 0 };
         let run_us = self.run_us(lent.now_us) + reserve_us;
@@ -454,7 +455,7 @@ impl Stream {
         actions.extend(self.buffer(pausing, told));
     }
 
-    /// Nobody goes by this model any more: a machine that is paused for it goes on.
+    /// Ends the stream: a machine that is paused for it goes on.
     pub(crate) fn end(self, actions: &mut Vec<Action>) {
         if self.pause.is_some() {
             actions.extend(self.buffer(false, Waiting::default()));
@@ -470,8 +471,8 @@ impl Stream {
         })
     }
 
-    /// Asks for what is planned, in its order, as far as there is room. A block is looked at before its first chunk is
-    /// sent; until the answer its chunks keep their places. The caller counts what is sent.
+    /// Asks for planned chunks, in the plan's order, as far as there is room. A block is looked at before its first chunk is
+    /// asked for; until the answer its chunks keep their places. The caller counts what is sent.
     pub(crate) fn send(
         &mut self,
         room: u64,

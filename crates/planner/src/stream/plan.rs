@@ -4,30 +4,31 @@ use super::groups::Groups;
 use crate::model::{Model, Seen};
 use crate::{Config, Link};
 
-/// A group that is wanted.
+/// A group that is to be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub group: u32,
     /// When it is needed on the machine's own clock (paused time not counted), in microseconds.
     pub due_us: u64,
-    /// Its place in the order of sending.
+    /// The time by which the plan is ordered for sending, in microseconds.
     pub order_us: u64,
-    /// Likely enough to wait for.
+    /// Whether it is probable enough to pause the machine for it.
     pub sure: bool,
-    /// Vouched for by enough traces; what isn't counts as speculation.
+    /// Whether enough traces have it; otherwise it counts as speculation.
     pub backed: bool,
 }
 
-/// What a machine that goes on now would still have to wait, going by a plan.
+/// How long a machine that goes on now would have to wait, by a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lateness {
-    /// The time, in microseconds.
+    /// The longest wait for anything in the plan, in microseconds.
     pub us: u64,
-    /// What has to come before the rest can keep up (vTube 4.2.3).
+    /// Bytes that have to arrive before the link can keep up with the rest (vTube 4.2.3).
     pub bytes: u64,
 }
 
-/// `plan` is in the order of `order_us`; what isn't sure isn't waited for, but what is sent before takes its time.
+/// Computes the lateness of `plan`, which must be ordered by `order_us`. Groups that aren't sure aren't waited for, but those
+/// that are sent earlier take their time.
 pub(crate) fn lateness(
     plan: &[Planned],
     groups: &Groups,
@@ -53,7 +54,7 @@ pub(crate) fn lateness(
     }
 }
 
-/// The clusters of each trace in the order of time.
+/// The clusters of each trace, ordered by time.
 #[derive(Debug)]
 pub(crate) struct Timelines {
     pub traces: Vec<Vec<(Seen, u32)>>,
@@ -80,7 +81,7 @@ impl Timelines {
     }
 }
 
-/// Sums for each group, without clearing all of them each time.
+/// Sums for groups, which are cleared without going through all groups each time.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     sums: Vec<(f64, u32)>,
@@ -95,7 +96,7 @@ impl Scratch {
         }
     }
 
-    /// Adds weight to a group and keeps the least of its times.
+    /// Adds weight to a group, and keeps the least of its times.
     pub(crate) fn add(&mut self, group: u32, weight: f64, ms: u32) {
         let (sum, least) = &mut self.sums[group as usize];
         if *least == u32::MAX && *sum == 0.0 {
@@ -105,7 +106,7 @@ impl Scratch {
         *least = ms.min(*least);
     }
 
-    /// All groups that something was added to, with sum and least time; empty again afterwards.
+    /// Returns all groups that something was added to, with sum and least time, and clears them.
     pub(crate) fn drain(&mut self) -> Vec<(u32, f64, u32)> {
         let used = std::mem::take(&mut self.used);
         used.into_iter()

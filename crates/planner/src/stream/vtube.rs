@@ -5,22 +5,22 @@ use super::plan::{Planned, Timelines};
 use crate::Config;
 use crate::model::{Cluster, Model, follows_after};
 
-/// The same cluster isn't asked about again within this time: a burst misses in it many times at once.
+/// A cluster isn't handled again within this time, in microseconds: a burst misses in it many times at once.
 const AGAIN_US: u64 = 1_000_000;
 
-/// Selected clusters and when each is needed.
+/// The selected clusters, and when each is needed.
 #[derive(Debug)]
 pub(crate) struct VTube {
     timelines: Timelines,
-    /// For each cluster the fraction of all chunks in smaller ones.
+    /// For each cluster the fraction of all chunks that are in smaller clusters.
     percentile: Vec<f64>,
-    /// When a selected cluster is needed at the soonest, on the machine's own clock; `u64::MAX` while it isn't selected.
+    /// The earliest time at which a selected cluster is needed, on the machine's own clock; `u64::MAX` if it isn't selected.
     due_us: Vec<u64>,
     last_trigger: Option<(Option<u32>, u64)>,
     pub hint_at_us: u64,
 }
 
-/// The fraction of all chunks that belong to a cluster smaller than each.
+/// Returns for each cluster the fraction of all chunks that are in smaller clusters.
 pub(crate) fn percentiles(clusters: &[Cluster]) -> Vec<f64> {
     let mut sizes: Vec<usize> = clusters.iter().map(|c| c.chunks.len()).collect();
     sizes.sort_unstable();
@@ -49,7 +49,7 @@ impl VTube {
         }
     }
 
-    /// Selects what follows cluster `x` (the start of the machine when `None`); whether the selection was looked at.
+    /// Selects what follows cluster `x` (`None`: the machine's start); returns false if that was done a moment ago.
     pub(crate) fn trigger(
         &mut self,
         model: &Model,
@@ -102,7 +102,7 @@ impl VTube {
         true
     }
 
-    /// The selected clusters that aren't here, by interval.
+    /// Returns the selected clusters that aren't all here, ordered by the time at which they are needed.
     pub(crate) fn plan(&self, groups: &Groups) -> Vec<Planned> {
         let wanted = (0..self.due_us.len() as u32).filter(|g| groups.missing_chunks(*g) > 0);
         let mut plan: Vec<Planned> = wanted

@@ -1,4 +1,4 @@
-//! A machine that replays a trace over a link in virtual time, and checks on the way what a planner must never do.
+//! A machine that replays a trace over a link in virtual time, and checks meanwhile what a planner must never do.
 
 #![allow(dead_code)]
 
@@ -29,19 +29,19 @@ impl Random {
     }
 }
 
-/// The link's bytes a second at a time; zero is down.
+/// The link's bytes a second at a given time; zero means that it is down.
 pub type Speed = Box<dyn Fn(u64) -> f64>;
 
 pub fn steady(link: Link) -> Speed {
     Box::new(move |_| link.bytes_per_s)
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     pub touched: u64,
     pub misses: u64,
-    /// Misses of what had been asked for and was still on its way.
+    /// Misses of chunks that had been asked for and were still on their way.
     pub late: u64,
     pub fetched: u64,
     pub stalled_us: u64,
@@ -79,7 +79,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Puts what can be sent until `now` on the wire; arrivals are half a round trip after that.
+    /// Puts on the wire what can be sent until `now`; it arrives half a round trip later.
     pub fn advance(&mut self, now: u64) {
         while self.free_us <= now {
             let ready = |q: &VecDeque<(u64, At)>| q.front().map(|f| f.0);
@@ -112,7 +112,7 @@ impl Wire {
 }
 
 impl Wire {
-    /// When the next chunk can be put on the wire.
+    /// Returns when the next chunk can be put on the wire.
     pub fn next_us(&self) -> Option<u64> {
         let ready = |q: &VecDeque<(u64, At)>| q.front().map(|f| f.0);
         let first = [ready(&self.demands), ready(&self.prefetches)];
@@ -130,11 +130,11 @@ pub struct Run {
     zero: HashSet<At>,
     here: HashSet<At>,
     asked: HashSet<At>,
-    /// Blocks in flight: chunks left of each fetch.
+    /// Blocks in flight: the chunks that each fetch still waits for.
     fetches: HashMap<(u32, u64), Vec<(u64, u64)>>,
     out: Outcome,
     paused_since: Option<u64>,
-    /// Fails that many of the next fetches.
+    /// How many of the next fetches fail.
     pub failures: u64,
 }
 
@@ -289,14 +289,14 @@ impl Run {
         }
     }
 
-    /// Replays a trace with a model; until the machine is through, or `end_us`.
+    /// Replays a trace with a model until the machine has made all accesses, or until `end_us`.
     pub fn replay(mut self, model: Option<Arc<Model>>, trace: &ZeroTrace, end_us: u64) -> Outcome {
         if let Some(model) = model {
             let regions = (0..self.regions).collect();
             self.tell(0, Event::Model { regions, model });
         }
         let mut accesses = trace.accesses.iter().copied().peekable();
-        // The machine's clock is `now - behind`.
+        // The machine's own clock is `now - behind`.
         let (mut now, mut behind, mut tick, mut estimate) = (0u64, 0u64, 0u64, 0u64);
         let mut waiting: Option<(At, u64)> = None;
         let mut launched = false;
@@ -379,7 +379,7 @@ impl Run {
                 .push_back((now + self.wire.rtt_us / 2, at));
             self.out.fetched += 1;
         } else if let Some(i) = self.wire.prefetches.iter().position(|p| p.1 == at) {
-            // Asked for already: the fetcher turns it into a demand.
+            // It was asked for already: the fetcher turns it into a demand.
             if let Some((_, at)) = self.wire.prefetches.remove(i) {
                 self.wire
                     .demands
@@ -399,7 +399,7 @@ impl Run {
     }
 }
 
-/// Accesses as (chunk, microseconds) of region 0.
+/// Makes a trace of accesses to region 0, given as (chunk, microseconds).
 pub fn trace(accesses: &[(u32, u64)]) -> ZeroTrace {
     let mut first: BTreeMap<u32, u64> = BTreeMap::new();
     for (chunk, t) in accesses {
@@ -421,15 +421,15 @@ pub fn trace(accesses: &[(u32, u64)]) -> ZeroTrace {
     }
 }
 
-/// A made-up workload: a start that all runs share, then activities in an order of each run's own, each a burst of its own
-/// chunks of which a run touches most, and some chunks that no two runs share.
+/// A made-up workload: a start that all runs share, then activities in an order that differs from run to run. Each activity is
+/// a burst of its own chunks, most of which a run touches, and some chunks that no two runs share.
 pub struct Workload {
     pub activities: u64,
     pub per_run: u64,
     /// Chunks of an activity.
     pub size: u64,
     pub start: u64,
-    /// Percent of the chunks that a run leaves out, and that are its own.
+    /// Percentage of the chunks that a run leaves out, and of those that only this run has.
     pub noise: u64,
     /// Whether all runs do the same in the same order.
     pub fixed: bool,
@@ -498,7 +498,7 @@ impl Workload {
         for i in 0..n {
             *t += random.below(2000) + if random.below(200) == 0 { 200_000 } else { 0 };
             if random.below(100) >= self.noise {
-                // Runs of 8, as files and heaps are.
+                // Runs of 8 chunks, as in files and heaps.
                 out.push(((first + i / 8 * 16 + i % 8) as u32, *t));
             }
             if random.below(100) < self.noise {

@@ -1,21 +1,22 @@
-//! How much to prefetch at once over a link: enough to keep it full, little enough that a demand soon has it to itself.
+//! How much to prefetch over a link at once: enough to keep it busy, little enough that a demand soon has it to itself.
 
 use super::item::Budget;
 use crate::LinkEstimate;
 
-/// How long one batch may take: what a demand that arrives behind it waits at worst.
+/// Seconds that one batch may take: the longest that a demand behind it waits.
 const BATCH_S: f64 = 0.25;
 
-/// Smallest batch: four frames, below which a slow link's requests cost more than they bring.
+/// Fewest raw bytes of a batch: a full frame of chunks. Smaller requests cost a slow link more than they bring.
 const BATCH_BYTES_MIN: u64 = 64 << 10;
 
-/// Largest batch: beyond 1 MiB a request's overhead does not show on any link.
+/// Most raw bytes of a batch: beyond 1 MiB a request's overhead is negligible on any link.
 const BATCH_BYTES_MAX: u64 = 1 << 20;
 
-/// How many batches to have under way as long as nothing is known about the link.
+/// How many batches may be under way as long as nothing is known about the link.
 const UNKNOWN_BATCHES: u64 = 4;
 
-/// The budget, in raw bytes, for a link that carries `wire_per_raw` bytes for each raw byte.
+/// Returns the budget in raw bytes for a link that carries `wire_per_raw` bytes for each raw byte; at most `bytes_max` in
+/// flight.
 pub fn budget(link: &LinkEstimate, wire_per_raw: f64, bytes_max: u64) -> Budget {
     let Some(rate) = link.bytes_per_s else {
         let in_flight = (BATCH_BYTES_MIN * UNKNOWN_BATCHES).min(bytes_max);
@@ -26,7 +27,8 @@ pub fn budget(link: &LinkEstimate, wire_per_raw: f64, bytes_max: u64) -> Budget 
     };
     let raw_rate = rate as f64 / wire_per_raw.clamp(0.02, 1.2);
     let rtt_s = link.rtt_us.unwrap_or(0) as f64 / 1e6;
-    // One batch arriving and a round trip's worth asked for, so that the link never idles between two.
+    // One batch that is arriving, and one round trip's worth that is requested, so that the link never idles between two
+    // batches.
     let in_flight = ((raw_rate * (BATCH_S + rtt_s)) as u64)
         .max(2 * BATCH_BYTES_MIN)
         .min(bytes_max);

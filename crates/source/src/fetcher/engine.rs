@@ -1,4 +1,4 @@
-//! The fetcher's threads: they ask the queue what to read, read it, store it and tell those who wait.
+//! The fetcher's threads: they ask the queue what to read, read it, store it, and answer those who wait for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use super::queue::{Added, Queue};
 use super::{Done, Each, FetchOptions, FetchStats};
 use crate::{Purpose, Request, Source, SourceError};
 
-/// Longest that [`super::Fetcher::demand_here`] holds its caller, a thread that other guests may need.
+/// How long [`super::Fetcher::demand_here`] may block its caller's thread, which other guests may need.
 const HERE_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// A link slower than this is not worth a caller's thread: the two switches saved are 1 % of it.
+/// Round trip in microseconds from which a link isn't worth a caller's thread: the two thread switches saved are 1 % of it.
 const HERE_RTT_US_MAX: u64 = 2_000;
 
-/// Longest time for a prefetch read: a batch is made to take a quarter of a second, so this is a hang.
+/// Longest time for a prefetch read. A batch should take a quarter of a second, so a read that takes this long hangs.
 const PREFETCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long to leave prefetching when the cache is full: evicting or a person must help.
+/// How long prefetch pauses when the cache is full: until then something may have been evicted, or somebody made room.
 const FULL_PAUSE: Duration = Duration::from_secs(1);
-/// How often it is told that the cache has no room. The log may well lie on the same disk.
+/// Shortest time between two warnings that the cache has no room: the log may well be on the same disk.
 const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 static ZEROS: [u8; floe_image::SEGMENT_BYTES] = [0; floe_image::SEGMENT_BYTES];
@@ -41,7 +41,7 @@ pub(super) struct Engine {
     demand_added: Condvar,
     prefetch_added: Condvar,
     here: AtomicUsize,
-    /// When it was last told that the cache has no room.
+    /// When the last warning was logged that the cache has no room.
     told_full: Mutex<Option<Instant>>,
     counts: Counts,
 }
@@ -54,7 +54,7 @@ struct State {
     stopped: bool,
 }
 
-/// Threads of one kind.
+/// How many threads of one kind there are, and how many of them are idle.
 #[derive(Default)]
 struct Crew {
     all: usize,
@@ -160,7 +160,7 @@ impl Engine {
                         refused.push((kind, hash));
                     }
                 }
-                // All at once: a batch comes for each as soon as the link's budget allows it.
+                // All threads start at once: as soon as the link's budget allows it there is a batch for each.
                 while state.prefetch.all < self.options.prefetch_threads.max(1)
                     && self.start("floe-prefetch", Engine::work_on_prefetch)
                 {
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Answers from the cache, or gives `done` back.
+    /// Answers from the cache, or returns `done` if the item isn't there.
     fn answer_from_cache(&self, kind: Kind, hash: &Hash, done: Done) -> Option<Done> {
         if hash.is_zero() {
             done(Ok(&ZEROS[..kind.raw_size()]));
@@ -227,7 +227,7 @@ impl Engine {
         match kind {
             Kind::Chunk => {
                 let mut chunk = [0; floe_image::CHUNK_SIZE];
-                // A chunk that can't be read back is fetched again.
+                // A chunk that can't be read from the cache is fetched again.
                 if !self.cache.get(hash, &mut chunk, None).unwrap_or(false) {
                     return Some(done);
                 }
@@ -241,7 +241,7 @@ impl Engine {
         None
     }
 
-    /// One more thread for demand, if more waits than idle threads can take.
+    /// Starts one more demand thread if more items wait than idle threads can take.
     fn staff_demand(self: &Arc<Self>, state: &mut State) {
         let crew = &mut state.demand;
         if crew.idle < state.queue.demand_len() && crew.all < self.options.demand_threads.max(1) {
@@ -250,7 +250,7 @@ impl Engine {
         self.demand_added.notify_one();
     }
 
-    /// Whether the thread runs. If not, those that do go on, and the next request tries again.
+    /// Starts a thread; returns whether it runs. If it doesn't, the others go on, and the next request tries again.
     fn start(self: &Arc<Self>, name: &str, work: fn(&Arc<Engine>)) -> bool {
         let engine = self.clone();
         let started = std::thread::Builder::new()
@@ -286,7 +286,7 @@ impl Engine {
                 }
                 Next::Wait(_) => {
                     drop(state);
-                    // What expired here may be left to prefetch.
+                    // Items whose waiters gave up may be queued for prefetch now.
                     self.prefetch_added.notify_one();
                     calls.make();
                     state = self.state.lock();
@@ -329,12 +329,12 @@ impl Engine {
         budget(&link, wire_per_raw, self.options.prefetch_bytes_max)
     }
 
-    /// Read a batch, of demands or ahead of need, and bring about whatever follows from it. After a failed attempt on a caller's own
-    /// thread (`here`) there is no pause: that attempt was a short one.
+    /// Reads a batch of demands or of prefetch, and handles its outcome. After a failed attempt on a caller's own thread
+    /// (`here`) the items are tried again without a pause, because that attempt was short.
     fn read(self: &Arc<Self>, batch: &Batch, demand: bool, deadline: Duration, here: bool) {
         self.counts.reads.fetch_add(1, Relaxed);
         let mut who = batch.who;
-        // A demand whose time was over may still be wanted ahead of need.
+        // A prefetched item may have been a demand whose deadline passed.
         if !demand && who.purpose.is_waited_for() {
             who.purpose = Purpose::Prefetch;
         }
@@ -343,7 +343,7 @@ impl Engine {
         }
         let purpose = who.purpose;
         let request = Request { who, deadline };
-        // A source or a callback that panics must not leave others waiting for ever.
+        // If a source or a callback panics, the others must not wait for ever.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             self.source.read(
                 &batch.image,
@@ -380,7 +380,7 @@ impl Engine {
         }
         calls.make();
         if !demand {
-            // Its bytes are no longer in flight: others may go on.
+            // The bytes of this batch are no longer in flight, so other prefetch threads may go on.
             self.prefetch_added.notify_all();
         }
     }
@@ -393,9 +393,9 @@ impl Engine {
         }
     }
 
-    /// An item has come: store it, then tell those who want it.
+    /// Handles an item that has arrived: stores it, then answers everybody who wants it.
     fn land(&self, demand: bool, kind: Kind, hash: &Hash, bytes: &[u8]) {
-        // The cache verifies what it takes in; what it has already is verified here, since these bytes go to a guest.
+        // The cache verifies what it stores. What it has already is verified here, since these bytes go to a guest.
         let held = self.cache.contains(kind, hash);
         let stored = if held {
             Ok(())
@@ -404,7 +404,7 @@ impl Engine {
         };
         let wrong = held && kind.verify(hash, bytes).is_err();
         if wrong || matches!(&stored, Err(StoreError::Corrupt { .. })) {
-            // The source broke its promise; the item counts as not delivered.
+            // The source delivered bytes that it had not verified; the item counts as not delivered.
             tracing::error!(source = self.source.describe(), %hash, "unverified data was dropped");
             return;
         }
@@ -422,7 +422,7 @@ impl Engine {
         };
         counter.fetch_add(1, Relaxed);
         self.counts.raw_bytes.fetch_add(bytes.len() as u64, Relaxed);
-        // A guest gets its bytes even when they could not be kept.
+        // A guest gets its bytes even if they could not be stored.
         for done in landed.done {
             done(Ok(bytes));
         }
@@ -431,7 +431,7 @@ impl Engine {
         }
     }
 
-    /// Hold back prefetch while the cache has no room, and say so now and then: between refusals something small may still fit.
+    /// Holds prefetch back while the cache has no room, and logs that now and then: something small may still fit in between.
     fn note_room(&self, error: Option<&SourceError>) {
         let Some(error) = error else { return };
         self.counts.not_cached.fetch_add(1, Relaxed);
@@ -444,7 +444,7 @@ impl Engine {
             .hold_prefetch(Instant::now() + FULL_PAUSE);
     }
 
-    /// Whether nobody was told lately that the cache has no room.
+    /// Returns whether the warning that the cache has no room is due again; notes that it is logged now.
     fn is_news(&self) -> bool {
         let now = Instant::now();
         let mut told = self.told_full.lock();
@@ -455,7 +455,7 @@ impl Engine {
         !lately
     }
 
-    /// Permission for the calling thread to make a request itself, if the link is fast enough for that.
+    /// Lets the calling thread make a request itself if the link is fast enough and few others do so; `None` if not.
     fn place_here(&self) -> Option<Here<'_>> {
         let fast = self
             .source

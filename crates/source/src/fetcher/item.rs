@@ -1,4 +1,4 @@
-//! An item on its way: who wants it, where it stands, and what is called when it has come.
+//! An item that is wanted: who wants it, what state it is in, and what is called when it has arrived.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use floe_sched::Who;
 use super::{Done, Each};
 use crate::SourceError;
 
-/// An item that somebody wants.
+/// An item that somebody asks for, and who does.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub who: Who,
@@ -18,24 +18,24 @@ pub(super) struct Wanted {
     pub hash: Hash,
 }
 
-/// Items that a thread is to read from one image.
+/// Items of one image that a thread is to read in one request.
 pub(super) struct Batch {
-    /// Tells this read's items from those that were asked for again meanwhile.
+    /// Its number, by which an item of this read is told from one that was queued again meanwhile.
     pub flight: u64,
-    /// Who asked for the first of them.
+    /// Who asked for the first of the items.
     pub who: Who,
     pub image: Hash,
     pub wants: Vec<(Kind, Hash)>,
 }
 
-/// What a thread should do now.
+/// What a thread has to do now.
 pub(super) enum Next {
     Read(Batch),
-    /// Nothing before this time, or before something is added.
+    /// Wait until this time, or until something is added.
     Wait(Option<Instant>),
 }
 
-/// Calls to make once the lock is released: that somebody's item came or did not.
+/// Callbacks to call once the lock is released, because items failed or were given up.
 #[derive(Default)]
 pub(super) struct Calls {
     pub done: Vec<(Done, SourceError)>,
@@ -57,16 +57,16 @@ impl Calls {
     }
 }
 
-/// Those who get an item that has come.
+/// The callbacks that wait for an item that has arrived.
 #[derive(Default)]
 pub(super) struct Landed {
     pub done: Vec<Done>,
     pub each: Vec<Each>,
-    /// Whether it had been asked for at all.
+    /// Whether anybody had asked for it.
     pub wanted: bool,
 }
 
-/// Somebody's demand.
+/// A demand that waits for an item.
 pub(super) struct Waiter {
     pub image: Hash,
     pub until: Option<Instant>,
@@ -75,27 +75,27 @@ pub(super) struct Waiter {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Handed to the policy.
+    /// Queued with the policy.
     Demand,
-    /// Demand that is to be tried again at a time of its own.
+    /// A demand that is to be tried again at this time.
     Later(Instant),
     Prefetch,
-    /// In the batch of this number.
+    /// Being read in the batch of this number.
     Flying(u64),
 }
 
 pub(super) struct Item {
     pub kind: Kind,
-    /// Who asked first, of those with the purpose for which it is queued.
+    /// Who asked first, among those with the purpose that it is queued for.
     pub who: Who,
-    /// The image through which it is read next.
+    /// The image in whose name it is read next.
     pub image: Hash,
     pub state: State,
     pub waiters: Vec<Waiter>,
     pub listeners: Vec<(Hash, Each)>,
     pub failures: u32,
     pub last_error: Option<SourceError>,
-    /// Its share of the prefetch bytes in flight.
+    /// Raw bytes that it adds to the prefetch in flight.
     pub charge: u64,
 }
 
@@ -118,18 +118,18 @@ impl Item {
 /// How much prefetch may be under way, in raw bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// In one request.
+    /// Most bytes in one request.
     pub batch: u64,
-    /// In all requests together.
+    /// Most bytes in all requests together.
     pub in_flight: u64,
 }
 
-/// How many items there are in the states that are asked about often.
+/// How many items are in the states whose counts are needed often.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// With the policy.
+    /// Demands queued with the policy.
     pub ready: usize,
-    /// Queued for prefetch.
+    /// Items queued for prefetch.
     pub prefetch: u64,
 }
 

@@ -1,7 +1,7 @@
-//! Bringing chunks and segments into the node's cache: demand first, each hash once, until they are there.
+//! Fetches chunks and segments into the node's cache: demand before prefetch, each hash once, again until it is there.
 //!
-//! `queue` knows what is wanted by whom (each `item`), `budget` how much prefetch a link bears; neither does I/O. `engine` is the threads
-//! that ask them what to do and do it.
+//! `queue` knows what is wanted by whom (in `item`s), `budget` how much prefetch a link can take; neither does I/O. `engine`
+//! has the threads that ask them what to do and do it.
 
 mod ahead;
 mod budget;
@@ -25,20 +25,20 @@ use item::Wanted;
 pub use budget::budget;
 pub use item::Budget;
 
-/// How a [`Fetcher`] works. The defaults suit a node.
+/// Options of a [`Fetcher`]. The defaults suit a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOptions {
-    /// Threads for demand, started when needed: the number of faults that are fetched at the same time.
+    /// Most threads for demand, started when needed: how many faults are fetched at the same time.
     pub demand_threads: usize,
-    /// Threads for prefetch, started when needed.
+    /// Most threads for prefetch, started when needed.
     pub prefetch_threads: usize,
-    /// Most raw bytes of prefetch in flight, however good the link seems.
+    /// Most raw bytes of prefetch in flight, however fast the link seems.
     pub prefetch_bytes_max: u64,
-    /// Longest time for one attempt at demand.
+    /// Longest time for one attempt to read a demand.
     pub attempt_timeout: Duration,
     /// How long a demand is tried again before it fails; `None` is for ever.
     pub demand_deadline: Option<Duration>,
-    /// Callers of [`Fetcher::demand_here`] that may fetch on their own thread at the same time.
+    /// How many callers of [`Fetcher::demand_here`] may fetch on their own thread at the same time.
     pub here_max: usize,
 }
 
@@ -55,29 +55,29 @@ impl Default for FetchOptions {
     }
 }
 
-/// Told once when a demanded item has come (with its verified bytes, which are in the cache too unless that is full)
-/// or its deadline has passed. It runs on a thread of the fetcher, or on the caller's: hold no lock that it takes.
+/// Called once when a demanded item has arrived (with its verified bytes, which are in the cache too unless that is full),
+/// can't be had, or is past its deadline. Runs on a thread of the fetcher, or on the caller's: hold no lock that it takes.
 pub type Done = Box<dyn FnOnce(Result<&[u8], SourceError>) + Send>;
 
-/// Told for each item of a prefetch, once: it is in the cache now, or it was given up.
+/// Called once for each item of a prefetch: it is in the cache now, or it was given up.
 pub type Each = Arc<dyn Fn(Kind, &Hash, Result<(), &SourceError>) + Send + Sync>;
 
 /// What a [`Fetcher`] has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchStats {
-    /// Items that came because a guest waited.
+    /// Items that arrived while a demand waited for them.
     pub demand_items: u64,
-    /// Items that came ahead of need.
+    /// Items that arrived ahead of need.
     pub prefetch_items: u64,
-    /// Items that nobody asked for, from the same frames.
+    /// Items that nobody asked for, but that were in the same frames.
     pub neighbour_items: u64,
     /// Raw bytes of all three.
     pub raw_bytes: u64,
-    /// Reads of the source.
+    /// Reads of the source that were started.
     pub reads: u64,
     /// Reads that failed, whole or in part.
     pub failures: u64,
-    /// Demands answered by an item that was already on its way.
+    /// Demands for an item that was already wanted, and that got the same answer.
     pub joined: u64,
     /// Items that the cache had no room for.
     pub not_cached: u64,
@@ -89,20 +89,20 @@ pub struct FetchStats {
     pub prefetch_in_flight_bytes: u64,
 }
 
-/// Brings what is wanted from a source into the cache.
+/// Fetches wanted items from a source into the cache.
 ///
-/// Cost: a thread for each concurrent read, started when first needed; some 200 bytes for each item that is wanted and not
-/// here. Dropping it tells everybody who waits [`SourceError::Stopped`]; a read that is under way then ends on its own.
+/// Cost: a thread for each concurrent read, started when first needed, and some 200 bytes for each item that is wanted and not
+/// here. Dropping it answers everybody who waits with [`SourceError::Stopped`]; a read under way then ends by itself.
 pub struct Fetcher {
     engine: Arc<Engine>,
     number: u64,
 }
 
-/// Fetchers made so far in this process.
+/// How many fetchers this process has made.
 static FETCHERS: AtomicU64 = AtomicU64::new(0);
 
 impl Fetcher {
-    /// Fetches from `source` into `cache`.
+    /// Makes a fetcher from `source` into `cache`.
     pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Fetcher {
         Fetcher {
             engine: Arc::new(Engine::new(source, cache, options)),
@@ -110,15 +110,15 @@ impl Fetcher {
         }
     }
 
-    /// Its number, which no other fetcher of this process ever has: what it reads comes over one link, and this names the link.
+    /// Returns its number, unique in this process. What it reads comes over one link, so the number identifies the link.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Get an item that a guest waits for; never blocks. It overtakes all prefetch: if it is queued there it is taken
-    /// out, if it is on its way it is waited for. Errors that may pass are retried with backoff until
-    /// [`FetchOptions::demand_deadline`]; missing and denied items fail at once. What is cached is answered on this thread.
-    /// `who` is whose demand it is; it goes along to the source.
+    /// Demands an item that a guest waits for; never blocks. It overtakes all prefetch: a queued item is moved, one on its way
+    /// is waited for. Errors that may pass are retried with growing pauses until [`FetchOptions::demand_deadline`]; what is
+    /// missing or denied is asked for once more, then fails. What is cached is answered on this thread. The source is told
+    /// `who` demands it.
     pub fn demand(
         &self,
         who: Who,
@@ -137,9 +137,9 @@ impl Fetcher {
         self.engine.demand(wanted, Box::new(done));
     }
 
-    /// As [`Fetcher::demand`], but where the link is fast (or still unknown) and fewer than [`FetchOptions::here_max`]
-    /// others do so, the calling thread itself makes the request, which saves two thread switches. It blocks for 50 ms at
-    /// most; a failed attempt goes to the fetcher's threads. `done` may run on this thread before it returns.
+    /// As [`Fetcher::demand`], but if the link is fast (or still unknown) and fewer than [`FetchOptions::here_max`] others do
+    /// so, the calling thread makes the request itself, which saves two thread switches. It blocks for at most 50 ms; a failed
+    /// attempt goes to the fetcher's threads. `done` may run on this thread before this returns.
     pub fn demand_here(
         &self,
         who: Who,
@@ -158,7 +158,7 @@ impl Fetcher {
         self.engine.demand_here(wanted, Box::new(done));
     }
 
-    /// Get an item for the node itself and wait for it, as long as [`FetchOptions::demand_deadline`] says.
+    /// Demands an item for the node itself and blocks until it is there, for [`FetchOptions::demand_deadline`] at most.
     pub fn demand_wait(
         &self,
         image: &Hash,
@@ -168,7 +168,7 @@ impl Fetcher {
         let (tell, told) = mpsc::sync_channel(1);
         let who = Who::node(Purpose::Demand);
         self.demand_here(who, image, kind, hash, move |outcome| {
-            // The receiver waits below for exactly this.
+            // Can't fail: the receiver waits below for exactly this.
             let _ = tell.send(outcome.map(<[u8]>::to_vec));
         });
         told.recv().unwrap_or_else(|_| {
@@ -178,40 +178,40 @@ impl Fetcher {
         })
     }
 
-    /// Get items ahead of need, in this order, as the link allows. What is cached or on its way is skipped. Images take turns, a
-    /// request each, however much one of them has queued.
+    /// Queues items to be fetched ahead of need, in this order, as the link allows. What is cached or on its way is skipped.
+    /// Images take turns, one request each, however much one of them has queued.
     pub fn prefetch(&self, who: Who, image: &Hash, items: Vec<(Kind, Hash)>) {
         self.engine.prefetch(who, image, &items, None);
     }
 
-    /// As [`Fetcher::prefetch`], and tell `each` what became of every item: on this thread for what is cached, later
-    /// and on another for the rest.
+    /// As [`Fetcher::prefetch`], and calls `each` with the outcome of every item: on this thread for what is cached, later and
+    /// on another thread for the rest.
     pub fn prefetch_with(&self, who: Who, image: &Hash, items: Vec<(Kind, Hash)>, each: Each) {
         self.engine.prefetch(who, image, &items, Some(&each));
     }
 
-    /// Forget the queued prefetch of an image; what is on its way still comes. Those who were to be told get
+    /// Drops the queued prefetch of an image; what is on its way still arrives. Callbacks of dropped items get
     /// [`SourceError::Stopped`].
     pub fn cancel_prefetch(&self, image: &Hash) {
         self.engine.cancel_prefetch(image);
     }
 
-    /// What it has done so far.
+    /// Returns what it has done so far.
     pub fn stats(&self) -> FetchStats {
         self.engine.stats()
     }
 
-    /// The link as it seems now: traffic, bandwidth, round-trip time.
+    /// Returns the measured state of the link: traffic, bandwidth, round-trip time.
     pub fn link(&self) -> LinkEstimate {
         self.engine.source.link()
     }
 
-    /// The cache that it fills.
+    /// Returns the cache that it fills.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.engine.cache
     }
 
-    /// The source that it reads.
+    /// Returns the source that it reads.
     pub fn source(&self) -> &Arc<dyn Source> {
         &self.engine.source
     }
@@ -224,7 +224,7 @@ impl Drop for Fetcher {
 }
 
 impl FetchOptions {
-    /// When a demand of now ends.
+    /// Returns when a demand made now would end; `None` for never.
     fn until(&self) -> Option<Instant> {
         self.demand_deadline.map(|limit| Instant::now() + limit)
     }

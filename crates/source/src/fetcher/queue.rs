@@ -1,8 +1,8 @@
-//! What is wanted and by whom: a state machine without I/O, threads or a clock.
+//! Knows what is wanted and by whom: a state machine without I/O, threads or a clock.
 //!
 //! Each wanted hash is one [`Item`] in one of four states: ready for demand, waiting to be tried again, queued for prefetch, or
-//! flying. Whoever wants it joins the item. In which order demands are read is a [`Policy`]'s to say. Queues hold hashes; an
-//! entry whose item has moved on meanwhile is skipped when it comes up.
+//! being read ("flying"). Everybody who wants the hash joins that item. A [`Policy`] decides the order of demands. Queues hold
+//! hashes; an entry whose item has changed state meanwhile is skipped when its turn comes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -17,23 +17,22 @@ use crate::packed::item_name;
 use crate::wrap::retry::pause;
 use crate::{RetryOptions, SourceError};
 
-/// Most items in one demand read: with more waiting than threads, they share requests.
+/// Most items in one demand read: when more items wait than there are threads, they share requests.
 const DEMAND_BATCH_MAX: usize = 64;
 
-/// Most demands that are queued. The kernel bounds a mount's requests far below this; what comes on top is told to come
-/// again.
+/// Most demands that are queued. The kernel limits a mount's requests to far fewer; further demands fail at once.
 const DEMAND_ITEMS_MAX: usize = 1 << 20;
 
-/// Most items that are queued for prefetch, some 200 bytes each; what comes on top is given up at once.
+/// Most items that are queued for prefetch, some 200 bytes each; further ones are given up at once.
 const PREFETCH_ITEMS_MAX: u64 = 1 << 20;
 
 /// Most items in one prefetch read.
 const PREFETCH_BATCH_MAX: usize = 1024;
 
-/// Attempts at a prefetched item that nobody waits for.
+/// How often a prefetched item that nobody waits for is tried before it is given up.
 const PREFETCH_ATTEMPTS: u32 = 4;
 
-/// How demand comes back after failures: soon, and then at most every two seconds, so that a guest goes on quickly when its
+/// Pauses before failed demand is tried again: short at first and two seconds at most, so that a guest goes on soon when its
 /// hub is back.
 const RETRY: RetryOptions = RetryOptions {
     attempts: u32::MAX,
@@ -41,28 +40,28 @@ const RETRY: RetryOptions = RetryOptions {
     longest_pause: Duration::from_secs(2),
 };
 
-/// When something that was missing or refused is asked for once more.
+/// How long to wait before something that was missing or denied is asked for once more.
 const ONCE_MORE_AFTER: Duration = Duration::from_millis(500);
 
-/// What became of a demand that was added.
+/// The outcome of adding a demand.
 pub(super) enum Added {
     /// It is queued.
     Queued,
-    /// Somebody wanted it already.
+    /// The item was wanted already; this demand waits for it too.
     Joined,
-    /// There is no room; here is what was to be called.
+    /// There is no room; the callback is given back.
     Full(Done),
 }
 
-/// All that is wanted and not yet here.
+/// Everything that is wanted and not yet here.
 pub(super) struct Queue {
     items: HashMap<Hash, Item>,
     demand: Box<dyn Policy<Hash>>,
-    /// Demands that are tried again later, by time.
+    /// Demands that are tried again later, ordered by time.
     later: BTreeSet<(Instant, Hash)>,
-    /// When somebody's patience with a demand ends.
+    /// When demands give up, ordered by time.
     deadlines: BTreeSet<(Instant, Hash)>,
-    /// The zero of the policy's time.
+    /// The zero of the policy's clock.
     began: Option<Instant>,
     prefetch: Ahead,
     prefetch_not_before: Option<Instant>,
@@ -91,38 +90,38 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Whether somebody wants it already.
+    /// Returns whether an item is wanted already.
     pub fn knows(&self, hash: &Hash) -> bool {
         self.items.contains_key(hash)
     }
 
-    /// Demands that are waiting.
+    /// Returns how many demands are waiting.
     pub fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// Items queued for prefetch.
+    /// Returns how many items are queued for prefetch.
     pub fn prefetch_queued(&self) -> u64 {
         self.counts.prefetch
     }
 
-    /// Raw bytes of prefetch in flight.
+    /// Returns the raw bytes of prefetch in flight.
     pub fn in_flight(&self) -> u64 {
         self.in_flight
     }
 
-    /// Demands that no thread is reading.
+    /// Returns how many demanded items no thread is reading.
     pub fn demand_len(&self) -> usize {
         self.counts.ready + self.later.len()
     }
 
-    /// `now` as the policy counts time.
+    /// Returns `now` in microseconds on the policy's clock.
     fn microseconds(&mut self, now: Instant) -> u64 {
         let began = *self.began.get_or_insert(now);
         now.saturating_duration_since(began).as_micros() as u64
     }
 
-    /// Somebody waits for an item, until `until` at the longest.
+    /// Adds a demand for an item; it gives up at `until`.
     pub fn add_demand(
         &mut self,
         now: Instant,
@@ -155,7 +154,7 @@ impl Queue {
         }
     }
 
-    /// Enters somebody who waits for an item that is known.
+    /// Adds a waiter to an item that is known.
     fn wait(&mut self, wanted: Wanted, until: Option<Instant>, done: Done) {
         let Some(item) = self.items.get_mut(&wanted.hash) else {
             return;
@@ -171,7 +170,7 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::add_demand`] for an unknown item that the caller is going to read at once.
+    /// As [`Queue::add_demand`], for an unknown item that the caller reads itself at once.
     pub fn add_flying(&mut self, wanted: Wanted, until: Option<Instant>, done: Done) -> Batch {
         self.flights += 1;
         let item = Item::new(&wanted, State::Flying(self.flights));
@@ -185,7 +184,7 @@ impl Queue {
         }
     }
 
-    /// Get an item ahead of need. False if there is no room for it.
+    /// Queues an item for prefetch; returns false if there is no room for it.
     pub fn add_prefetch(&mut self, wanted: Wanted, each: Option<&Each>) -> bool {
         let known = self.items.contains_key(&wanted.hash);
         if !known && self.counts.prefetch >= PREFETCH_ITEMS_MAX {
@@ -204,8 +203,8 @@ impl Queue {
         true
     }
 
-    /// What a demand thread should do; `free` threads, this one included, share what waits. `calls` gets those whose
-    /// time is over.
+    /// Returns what a demand thread has to do. `free` is the number of threads, this one included, that share what waits. The
+    /// callbacks of demands past their deadline are added to `calls`.
     pub fn next_demand(&mut self, now: Instant, free: usize, calls: &mut Calls) -> Next {
         self.expire(now, calls);
         self.try_again(now);
@@ -219,7 +218,7 @@ impl Queue {
         let mut batch: Option<Batch> = None;
         while batch.as_ref().is_none_or(|batch| batch.wants.len() < limit) {
             let image = batch.as_ref().map(|batch| batch.image);
-            // What is no demand any more comes out too, to be dropped.
+            // Items that are no longer demanded come out too, to be dropped.
             let items = &self.items;
             let mut fits = |_: &Who, hash: &Hash| {
                 let item = items.get(hash).filter(|item| item.state == State::Demand);
@@ -256,7 +255,7 @@ impl Queue {
         }
     }
 
-    /// When there may be something to do for demand without anybody's doing.
+    /// Returns when demand may have something to do without anything being added.
     fn wake(&self) -> Option<Instant> {
         let policy = self.demand.wake_us().zip(self.began);
         let policy = policy.map(|(us, began)| began + Duration::from_micros(us));
@@ -265,7 +264,7 @@ impl Queue {
         [policy, later, deadline].into_iter().flatten().min()
     }
 
-    /// Hands to the policy what is to be tried again now.
+    /// Submits to the policy what is to be tried again by now.
     fn try_again(&mut self, now: Instant) {
         let now_us = self.microseconds(now);
         while let Some((at, hash)) = self.later.first().copied() {
@@ -292,12 +291,12 @@ impl Queue {
         }
     }
 
-    /// Queues an item for demand again, at once or at a time of its own.
+    /// Queues an item for demand again: at once, or at `at`.
     fn demand_again(&mut self, now: Instant, hash: &Hash, at: Option<Instant>) {
         let Some(item) = self.items.get_mut(hash) else {
             return;
         };
-        // Deadlines that passed while it was being read count from now on.
+        // Deadlines that passed while it was being read are looked at again from now on.
         let deadlines = item.waiters.iter().filter_map(|waiter| waiter.until);
         self.deadlines.extend(deadlines.map(|until| (until, *hash)));
         let at = at.unwrap_or(now);
@@ -306,7 +305,7 @@ impl Queue {
         self.try_again(now);
     }
 
-    /// What a prefetch thread should do.
+    /// Returns what a prefetch thread has to do.
     pub fn next_prefetch(&mut self, now: Instant, budget: Budget) -> Next {
         if let Some(at) = self.prefetch_not_before {
             if at > now {
@@ -338,7 +337,7 @@ impl Queue {
                 continue;
             };
             if item.image != lane {
-                // The image for which it was queued does not want it any more, another one does.
+                // The image that it was queued for no longer wants it, but another one does.
                 self.prefetch.take_first();
                 self.prefetch.push_back(item.image, hash);
                 continue;
@@ -382,12 +381,12 @@ impl Queue {
         }
     }
 
-    /// No prefetch until then.
+    /// Holds all prefetch back until then.
     pub fn hold_prefetch(&mut self, until: Instant) {
         self.prefetch_not_before = self.prefetch_not_before.max(Some(until));
     }
 
-    /// `hash` is here: who wanted it?
+    /// Removes an item that is here now; returns who wanted it.
     pub fn landed(&mut self, hash: &Hash) -> Landed {
         let Some(item) = self.items.remove(hash) else {
             return Landed::default();
@@ -400,7 +399,7 @@ impl Queue {
         }
     }
 
-    /// How many items of a batch have not landed.
+    /// Returns how many items of a batch have not arrived.
     pub fn undelivered(&self, batch: &Batch) -> usize {
         let flying = |hash| {
             self.items
@@ -410,7 +409,7 @@ impl Queue {
         batch.wants.iter().filter(|(_, hash)| flying(hash)).count()
     }
 
-    /// A read of `batch` ended with `error`; what of it has not landed is queued again or given up.
+    /// Handles a read of `batch` that failed with `error`: items that have not arrived are queued again or given up.
     pub fn failed(
         &mut self,
         now: Instant,
@@ -433,8 +432,8 @@ impl Queue {
             self.in_flight -= std::mem::take(&mut item.charge);
             item.failures += 1;
             item.last_error = Some(error.clone());
-            // No descriptors or memory is as passing a trouble as no network. That something is not there, or not to be had,
-            // is believed at the second time: a cache or a proxy between may be wrong for a moment.
+            // A lack of descriptors or memory passes, as a lost network does. That an item is missing or denied is believed
+            // only the second time: a cache or a proxy in between may be wrong for a moment.
             let transient = error.is_retryable() || matches!(error, SourceError::Local { .. });
             let denied = matches!(
                 error,
@@ -500,7 +499,7 @@ impl Queue {
         }
     }
 
-    /// Forget what is queued for prefetch of `image` and wanted by nobody else.
+    /// Drops what is queued for prefetch of `image`, unless somebody else wants it.
     pub fn cancel_prefetch(&mut self, image: &Hash, calls: &mut Calls) {
         self.prefetch.retain(|hash| {
             let Some(item) = self
@@ -531,7 +530,7 @@ impl Queue {
         });
     }
 
-    /// Give everything up.
+    /// Gives everything up.
     pub fn stop(&mut self, calls: &mut Calls) {
         for (hash, item) in self.items.drain() {
             let stopped = SourceError::Stopped {
@@ -551,7 +550,7 @@ impl Queue {
         *self = Queue::default();
     }
 
-    /// Drops the waiters whose time is over, of items that nobody is reading, and items that nobody else wants.
+    /// Drops waiters past their deadline, except those of items that are being read, and items that nobody else wants.
     fn expire(&mut self, now: Instant, calls: &mut Calls) {
         while let Some((until, hash)) = self.deadlines.first().copied() {
             if until > now {
@@ -566,7 +565,7 @@ impl Queue {
         let Some(item) = self.items.get_mut(hash) else {
             return;
         };
-        // Those of one that is being read end with that read: it fails into this queue, or it comes.
+        // If it is being read, its waiters end with that read: the item arrives, or fails and comes back into this queue.
         if let State::Flying(_) = item.state {
             return;
         }
@@ -607,7 +606,7 @@ impl Queue {
         }
     }
 
-    /// Takes an item's numbers out of the totals.
+    /// Subtracts an item from the totals.
     fn leave(&mut self, hash: &Hash, item: &Item) {
         self.in_flight -= item.charge;
         self.waiting -= item.waiters.len() as u64;

@@ -1,4 +1,4 @@
-//! Several sources for one image.
+//! Several sources for one image, asked one after the other.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use super::Progress;
 use crate::packed::Deadline;
 use crate::{LinkEstimate, Request, Sink, Source, SourceError};
 
-/// How long a source that failed is asked last; it doubles with each failure in a row.
+/// How long a source that failed is asked last; the time doubles with each failure in a row.
 const SICK_FIRST: Duration = Duration::from_secs(1);
 
-/// The longest such time: a repaired server is back in use within a minute.
+/// The longest such time: a repaired server is used again within a minute.
 const SICK_LONGEST: Duration = Duration::from_secs(60);
 
-/// Several sources, in order of preference. A source that lacks something, cannot be reached, is too slow or sends wrong
-/// bytes is followed by the next, which is asked only for the rest; one that failed is asked last for a while. Refused
-/// access does not fall through: it is a mistake to be seen.
+/// Several sources, in order of preference. If a source lacks something, can't be reached, is too slow or sends wrong bytes,
+/// the next one is asked for the rest; a source that failed is asked last for a while. If a source denies access the read
+/// fails, because that is a mistake that somebody should see.
 pub struct Failover {
     sources: Vec<Member>,
 }
@@ -36,7 +36,7 @@ struct Health {
 }
 
 impl Member {
-    /// What its last answer says about it.
+    /// Notes the outcome of its last answer.
     pub(super) fn learn(&self, outcome: Option<&SourceError>) {
         match outcome {
             Some(error) if error.is_retryable() => self.failed(error),
@@ -44,7 +44,7 @@ impl Member {
         }
     }
 
-    /// It is asked last for a while.
+    /// Notes a failure: the source is asked last for a while.
     pub(super) fn failed(&self, error: &SourceError) {
         let mut health = self.health.lock();
         let sick = SICK_FIRST
@@ -55,14 +55,14 @@ impl Member {
         tracing::warn!(%error, source = self.source.describe(), ?sick, "source failed, others come first for a while");
     }
 
-    /// Until when it is to be asked last.
+    /// Returns until when it is to be asked last; `None` if it isn't.
     fn sick_until(&self, now: Instant) -> Option<Instant> {
         self.health.lock().sick_until.filter(|until| *until > now)
     }
 }
 
 impl Failover {
-    /// Over `sources`, the preferred first.
+    /// Makes a source of `sources`, with the preferred one first.
     pub fn new(sources: Vec<Arc<dyn Source>>) -> Failover {
         let sources = sources
             .into_iter()
@@ -74,12 +74,12 @@ impl Failover {
         Failover { sources }
     }
 
-    /// All of them, in order of preference.
+    /// Returns all sources, in order of preference.
     pub(super) fn members(&self) -> &[Member] {
         &self.sources
     }
 
-    /// The numbers of those that did not fail just now, in order of preference.
+    /// Returns the indices of the sources that didn't fail lately, in order of preference.
     pub(super) fn healthy(&self) -> Vec<usize> {
         let now = Instant::now();
         let all = self.sources.iter().enumerate();
@@ -88,7 +88,7 @@ impl Failover {
             .collect()
     }
 
-    /// Reads what of a read is not there yet.
+    /// Reads what is left of a read.
     pub(super) fn read_rest(
         &self,
         image: &Hash,
@@ -107,7 +107,7 @@ impl Failover {
         })
     }
 
-    /// The healthy in order of preference, then the sick, the soonest to recover first.
+    /// Returns the healthy sources in order of preference, then the failed ones, the first to recover first.
     fn order(&self) -> Vec<&Member> {
         let now = Instant::now();
         let mut members: Vec<_> = self
@@ -119,7 +119,7 @@ impl Failover {
         members.into_iter().map(|(_, member)| member).collect()
     }
 
-    /// Ask one after the other, telling each how many are left, it included.
+    /// Asks one source after the other. `call` is given the number of sources left, the present one included.
     fn first<T>(
         &self,
         what: &str,
@@ -135,7 +135,7 @@ impl Failover {
                 other => return other,
             }
         }
-        // Whoever could not answer may have it: then trying again makes sense, and "missing" would be a lie.
+        // A source that could not answer may have it: then trying again makes sense, and "missing" would be wrong.
         errors.sort_by_key(|error| Reverse(error.is_retryable()));
         Err(match errors.into_iter().next() {
             Some(SourceError::Missing { what, .. }) => SourceError::Missing {

@@ -1,4 +1,4 @@
-//! Sources around sources.
+//! Wrappers: sources that read from other sources.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ pub(crate) mod retry;
 pub(crate) mod striped;
 mod stripes;
 
-/// What of a read has been delivered over several attempts.
+/// What a read has delivered over several attempts.
 struct Progress {
     rest: Vec<(Kind, Hash)>,
     given: HashSet<Hash>,
@@ -25,7 +25,7 @@ impl Progress {
         }
     }
 
-    /// Ask `source` for what is not there yet; no item reaches `sink` twice.
+    /// Asks `source` for what is still missing; no item reaches `sink` twice.
     fn attempt(
         &mut self,
         source: &dyn Source,
@@ -41,7 +41,7 @@ impl Progress {
         });
         self.rest.retain(|(_, hash)| !self.given.contains(hash));
         match outcome {
-            // What all came is no failure, whatever happened afterwards.
+            // If every item arrived the read succeeded, whatever happened after that.
             Err(error) if !self.rest.is_empty() => Err(error),
             _ => Ok(()),
         }

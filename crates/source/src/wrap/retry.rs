@@ -1,4 +1,4 @@
-//! Trying again what may succeed later.
+//! Tries again what may succeed later.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::{LinkEstimate, Request, Sink, Source, SourceError};
 /// How often and how soon to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryOptions {
-    /// Attempts in all, at least 1.
+    /// Number of attempts in total, at least 1.
     pub attempts: u32,
     /// Pause after the first failure; it doubles with each further one.
     pub first_pause: Duration,
@@ -31,8 +31,8 @@ impl Default for RetryOptions {
     }
 }
 
-/// The pause after failure number `failures` (from 1): exponential, with half of it random, so that many nodes that lost
-/// the same server do not come back in step.
+/// Returns the pause after failure number `failures` (from 1). It grows exponentially, and half of it is random, so that many
+/// nodes that lost the same server don't come back in step.
 pub(crate) fn pause(options: &RetryOptions, failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(20);
     let whole = options
@@ -42,14 +42,14 @@ pub(crate) fn pause(options: &RetryOptions, failures: u32) -> Duration {
     whole.mul_f64(rand::rng().random_range(0.5..=1.0))
 }
 
-/// Tries again what may succeed later, asking only for what has not come yet.
+/// A source that tries again what may succeed later, and asks only for what hasn't arrived yet.
 pub struct Retry {
     inner: Arc<dyn Source>,
     options: RetryOptions,
 }
 
 impl Retry {
-    /// Around `inner`.
+    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Source>, options: RetryOptions) -> Retry {
         Retry { inner, options }
     }
@@ -78,8 +78,8 @@ impl Retry {
 }
 
 impl Retry {
-    /// Asks once more, later, for what an image must have and a source says it has not, or keeps: a cache or a proxy between may
-    /// be wrong for a moment. (Chunks get their second chance in the fetcher, after all other sources were asked.)
+    /// Asks once more, after a pause, for what every image has but the source says is missing or denied: a cache or a proxy in
+    /// between may be wrong for a moment. (Chunks get a second chance in the fetcher, after all other sources were asked.)
     fn once_more<T>(
         &self,
         mut call: impl FnMut() -> Result<T, SourceError>,

@@ -1,4 +1,4 @@
-//! Several sources that have all of an image, read at the same time.
+//! Several sources that all have an image, read at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,22 +13,22 @@ use super::stripes::{Next, STRIPE_ITEMS_MIN, Stripes, Verdict, soonest};
 use crate::packed::{Deadline, check_count, missing_items};
 use crate::{LinkEstimate, Request, Sink, Source, SourceError};
 
-/// Items that wait for the caller while sources read on.
+/// How many items may wait for the caller while the sources read on.
 const WAITING_ITEMS_MAX: usize = 64;
 
-/// Several sources for one image, read at the same time: long reads are split between them by what their links carry, short ones
-/// go to the one that will be ready first, and what somebody waits for goes to the preferred one as with [`Failover`]. What one
-/// source does not give is asked of the others.
+/// Several sources for one image, read at the same time. A long read is split between them according to their links' bandwidth.
+/// A short read goes to the source that will be ready first, or, if somebody waits for it, to the preferred one as with
+/// [`Failover`]. What one source doesn't deliver is asked of the others.
 ///
-/// Cost: a thread for each source and long read, some 20 us, and a copy of each item on its way to the caller's thread.
+/// Cost: a thread for each source in a long read, some 20 us, and a copy of each item on its way to the caller's thread.
 pub struct Striped {
     sources: Failover,
-    /// Bytes of short reads that each source is at.
+    /// How many bytes of short reads each source is reading.
     in_flight: Vec<AtomicU64>,
 }
 
 impl Striped {
-    /// Over `sources`, the preferred first.
+    /// Makes a source of `sources`, with the preferred one first.
     pub fn new(sources: Vec<Arc<dyn Source>>) -> Striped {
         Striped {
             in_flight: sources.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -95,14 +95,14 @@ impl Striped {
         });
         let (stripes, errors) = (shared.stripes.into_inner(), shared.errors.into_inner());
         let missing: Vec<_> = stripes.missing().collect();
-        // refused access is a mistake to be seen, whoever else has it
+        // Denied access is a mistake that somebody should see, even if another source has everything.
         let denied = |error: &&SourceError| !error.falls_through();
         if let Some(error) = errors.iter().find(denied) {
             return Err(error.clone());
         }
         match (missing.first(), errors.into_iter().next()) {
             (None, _) => Ok(()),
-            // whoever could not answer may have it: then "missing" would be a lie
+            // A source that could not answer may have it: then "missing" would be wrong.
             (Some(_), Some(error)) => Err(error),
             (Some(first), None) => Err(missing_items(&self.describe(), missing.len(), first)),
         }
@@ -111,24 +111,24 @@ impl Striped {
 
 type Parcel = (Kind, Hash, Vec<u8>);
 
-/// One long read.
+/// One long read, shared by its threads.
 struct Shared<'a> {
     all: &'a Striped,
-    /// Who takes part.
+    /// Indices of the sources that take part.
     members: &'a [usize],
     clock: &'a Deadline,
     stripes: Mutex<Stripes>,
-    /// An item may be there for somebody who waits.
+    /// Signalled when there may be an item for a thread that waits.
     changed: Condvar,
     errors: Mutex<Vec<SourceError>>,
 }
 
 impl Shared<'_> {
-    /// Reads from one source until it has nothing to do any more.
+    /// Reads from one source until nothing is left for it.
     fn work(&self, lane: usize, image: &Hash, send: &SyncSender<Parcel>) {
         let member = &self.all.sources.members()[self.members[lane]];
         while let Some(part) = self.next(lane) {
-            // whatever happens, its items are free for the others afterwards
+            // Whatever happens, the others may have its items afterwards.
             let mut ended = Ended {
                 shared: self,
                 lane,
@@ -141,7 +141,7 @@ impl Shared<'_> {
                 .read(image, &part, &request, &mut |kind, hash, bytes| {
                     gave = true;
                     if self.stripes.lock().delivered(&hash) {
-                        // the caller takes all until nobody sends any more
+                        // Can't fail: the caller takes items until nobody sends any more.
                         let _ = send.send((kind, hash, bytes.to_vec()));
                     }
                 });
@@ -165,7 +165,7 @@ impl Shared<'_> {
     }
 }
 
-/// Half of the time that is left: a source that hangs must leave some for the others.
+/// Returns the request with half of the time that is left: a source that hangs must leave some for the others.
 fn half_of(clock: &Deadline) -> Request {
     let rest = clock.request();
     Request {
@@ -174,8 +174,8 @@ fn half_of(clock: &Deadline) -> Request {
     }
 }
 
-/// Keeps what an answer says of a source. One that has nothing of what it is asked for may lack the whole image: it is asked last
-/// for a while, or each read would first learn that again.
+/// Notes the outcome of a source's answer. A source that has nothing that it was asked for may lack the whole image: it is
+/// asked last for a while; otherwise each read would first have to find that out again.
 fn learn(
     member: &Member,
     outcome: Result<(), SourceError>,
@@ -188,7 +188,7 @@ fn learn(
     outcome
 }
 
-/// Says that a source's reading ended, also when it panics.
+/// Reports that a source's reading ended, even if it panics.
 struct Ended<'a> {
     shared: &'a Shared<'a>,
     lane: usize,
@@ -239,7 +239,7 @@ impl Source for Striped {
         }
     }
 
-    /// All of them together: traffic and bandwidth add up, and the longest round trip is the one that a pipe is filled for.
+    /// Returns the sum of their traffic and bandwidth, and the longest round trip, which determines how much must be in flight.
     fn link(&self) -> LinkEstimate {
         let links = self
             .sources

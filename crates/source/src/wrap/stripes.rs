@@ -1,39 +1,39 @@
-//! Who is asked for which items of one read: decisions without I/O or clocks.
+//! Decides which source is asked for which items of one read, without I/O or clocks.
 
 use std::collections::{HashSet, VecDeque};
 
 use floe_image::{Hash, Kind};
 
-/// Fewest items that a source is asked for at a time: two frames of a pack. Less would pay a round trip for little.
+/// Fewest items that a source is asked for at a time: two frames of a pack. Fewer aren't worth a round trip.
 pub(super) const STRIPE_ITEMS_MIN: usize = 32;
 
-/// What a source is to do next.
+/// What a source has to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Read these.
+    /// Read these items.
     Ask(Vec<(Kind, Hash)>),
-    /// Nothing now; what another is reading may still come back.
+    /// Wait: items that another source is reading may come back.
     Wait,
-    /// Nothing any more.
+    /// Stop: nothing is left for this source.
     Over,
 }
 
 /// How a source's reading ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It gave what it has.
+    /// It delivered what it has.
     Answered,
-    /// It is asked no more in this read.
+    /// It failed, and is not asked again in this read.
     Failed,
 }
 
 /// One read over several sources, each of which reads one part at a time.
 ///
 /// A part is half of what is left, times the source's share of the bandwidth, so that parts get smaller towards the end and all
-/// sources end at about the same time. What a source did not give is asked of the others, never of the same one again.
+/// sources end at about the same time. What a source didn't deliver is asked of the others, never of the same one again.
 #[derive(Debug)]
 pub(super) struct Stripes {
-    /// Not under way and not there yet, in the order in which it was wanted.
+    /// Items that nobody is reading and that haven't arrived, in the order in which they were wanted.
     rest: VecDeque<Item>,
     lanes: Vec<Lane>,
     given: HashSet<Hash>,
@@ -42,19 +42,19 @@ pub(super) struct Stripes {
 #[derive(Debug)]
 struct Item {
     want: (Kind, Hash),
-    /// Sources that did not give it.
+    /// Sources that didn't deliver it.
     refused_by: Vec<usize>,
 }
 
 #[derive(Debug, Default)]
 struct Lane {
-    /// What this source is reading.
+    /// The items that this source is reading.
     asked: Vec<Item>,
     failed: bool,
 }
 
 impl Stripes {
-    /// A read of `wants` over so many sources.
+    /// Makes a read of `wants` over this many sources.
     pub fn new(wants: &[(Kind, Hash)], sources: usize) -> Stripes {
         let mut seen = HashSet::with_capacity(wants.len());
         let rest = wants.iter().filter(|want| seen.insert(**want));
@@ -70,7 +70,7 @@ impl Stripes {
         }
     }
 
-    /// What `source` is to do now. `rates`: what each source is known to deliver, bytes per second.
+    /// Returns what `source` has to do now. `rates` are the sources' known bandwidths in bytes per second.
     pub fn next(&mut self, source: usize, rates: &[Option<u64>]) -> Next {
         if self.lanes[source].failed {
             return Next::Over;
@@ -106,8 +106,8 @@ impl Stripes {
         Next::Ask(wants)
     }
 
-    /// A source's part of the bandwidth of all that have not failed, 0 to 1. One that was not measured yet counts like the
-    /// fastest, which is how it gets measured.
+    /// Returns a source's share of the bandwidth of all that haven't failed, from 0 to 1. A source that wasn't measured yet
+    /// counts like the fastest, which is how it gets measured.
     fn share(&self, source: usize, rates: &[Option<u64>]) -> f64 {
         let rates = filled(rates);
         let alive = rates
@@ -118,12 +118,12 @@ impl Stripes {
         rates[source] / all
     }
 
-    /// An item came; whether it is the first time.
+    /// Notes that an item arrived; returns whether it is the first time.
     pub fn delivered(&mut self, hash: &Hash) -> bool {
         self.given.insert(*hash)
     }
 
-    /// A source's reading ended: what it did not give is for the others.
+    /// Notes that a source's reading ended: what it didn't deliver is left to the others.
     pub fn ended(&mut self, source: usize, verdict: Verdict) {
         let lane = &mut self.lanes[source];
         lane.failed |= verdict == Verdict::Failed;
@@ -135,14 +135,15 @@ impl Stripes {
         }
     }
 
-    /// What no source gave, once all of them are over.
+    /// Returns the items that no source delivered, once nothing is left for any of them.
     pub fn missing(&self) -> impl Iterator<Item = &(Kind, Hash)> {
         let items = self.rest.iter().map(|item| &item.want);
         items.filter(|(_, hash)| !self.given.contains(hash))
     }
 }
 
-/// Which source to ask for a small read: the one that will be ready first. `in_flight`: bytes that each is reading already.
+/// Returns which source to ask for a small read: the one that will be ready first. `in_flight` is what each is reading, in
+/// bytes.
 pub(super) fn soonest(in_flight: &[u64], bytes: u64, rates: &[Option<u64>]) -> usize {
     let rates = filled(rates);
     let times = in_flight.iter().zip(&rates);
@@ -153,7 +154,7 @@ pub(super) fn soonest(in_flight: &[u64], bytes: u64, rates: &[Option<u64>]) -> u
     soonest.map_or(0, |(source, _)| source)
 }
 
-/// The rates, with the highest of them for those that are unknown.
+/// Returns the rates, with the highest of them in place of unknown ones.
 fn filled(rates: &[Option<u64>]) -> Vec<f64> {
     let highest = rates.iter().flatten().max().copied().unwrap_or(1).max(1);
     let known = rates.iter().map(|rate| rate.unwrap_or(highest).max(1));
@@ -202,7 +203,7 @@ mod tests {
         );
     }
 
-    /// A source of the property test: what it has, and after how many items it fails, if it does.
+    /// A source of the property test: which items it has, and after how many items it fails, if it does.
     #[derive(Clone, Debug)]
     struct Holder {
         has: Vec<bool>,
@@ -219,7 +220,7 @@ mod tests {
         prop::collection::vec(holder, 1..5)
     }
 
-    /// How many items there are, who has them, whose turn it is for how many items, and the rates.
+    /// How many items there are, the sources, whose turn it is for how many items, and the rates.
     type Case = (usize, Vec<Holder>, Vec<(usize, usize)>, Vec<Option<u64>>);
 
     fn case() -> impl Strategy<Value = Case> {
@@ -231,8 +232,8 @@ mod tests {
     }
 
     proptest! {
-        /// Sources read in turns of any length and order. No item is ever asked of two at once or twice of one; where nobody fails
-        /// or lacks something, each is asked exactly once; what a source has that does not fail always comes.
+        /// Sources read in turns of any length and order. No item is ever asked of two at once, or of one twice. If no source
+        /// fails or lacks something, each item is asked for exactly once. What a source has that doesn't fail always arrives.
         #[test]
         fn each_item_is_asked_once_and_none_is_lost_when_a_source_fails((items, holders, turns, rates) in case()) {
             let wants: Vec<_> = (0..items).map(want).collect();
@@ -285,7 +286,7 @@ mod tests {
             for (source, length) in turns {
                 step(source % holders.len(), length, &mut over)?;
             }
-            // whoever was not heard of for long gets to its end
+            // Let every source that isn't finished read to its end.
             loop {
                 let mut moved = false;
                 for source in 0..holders.len() {

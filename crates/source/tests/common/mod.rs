@@ -1,4 +1,4 @@
-//! A small image, and real servers for it: a web server with ranges, a hub, an S3 server, and a proxy that breaks things.
+//! A small image, and real servers for it: a web server with ranges, a hub, an S3 server, and a proxy that breaks answers.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod proxy;
@@ -41,7 +41,7 @@ pub struct Fixture {
 
 pub const CHUNKS: usize = 300;
 
-/// A chunk's content: `seed` decides it; half of it compresses.
+/// Returns a chunk's content, which `seed` determines; half of it compresses.
 pub fn content(seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut out = vec![0u8; CHUNK_SIZE];
@@ -126,7 +126,7 @@ impl Fixture {
     }
 }
 
-/// What a test server saw and does.
+/// What a test server was asked for.
 #[derive(Default)]
 pub struct Seen {
     /// Method, path and range of each request, in order of arrival.
@@ -135,11 +135,11 @@ pub struct Seen {
     pub reads: Mutex<Vec<Vec<Hash>>>,
     /// The `authorization` headers.
     pub tokens: Mutex<Vec<Option<String>>>,
-    /// Encodings asked for.
+    /// The encodings that were asked for.
     pub encodings: Mutex<Vec<String>>,
 }
 
-/// A server on a thread of its own.
+/// A server on its own thread.
 pub struct Server {
     pub addr: SocketAddr,
     pub seen: Arc<Seen>,
@@ -178,7 +178,7 @@ fn serve(router: impl FnOnce(Arc<Seen>) -> Router) -> Server {
     }
 }
 
-/// A web server of files with range support.
+/// Starts a web server of files that answers range requests.
 pub fn web_server(dir: &Path) -> Server {
     let dir = dir.to_path_buf();
     serve(|seen| {
@@ -227,7 +227,7 @@ pub fn web_server(dir: &Path) -> Server {
     })
 }
 
-/// A hub that speaks the batch protocol over a real repository, and wants [`TOKEN`].
+/// Starts a hub that speaks the batch protocol over a real repository, and requires [`TOKEN`].
 pub fn hub_server(repository: &Repository) -> Server {
     let repository = repository.clone();
     serve(|seen| {
@@ -331,7 +331,7 @@ async fn hub_read(
     Body::from(out.finish().unwrap()).into_response()
 }
 
-/// A real S3 server over a directory in which each folder is a bucket; one bucket `images` holds the files of `repository`.
+/// A real S3 server over a directory in which each folder is a bucket; the bucket `images` holds the files of `repository`.
 pub struct S3Server {
     pub addr: SocketAddr,
     _root: tempfile::TempDir,
@@ -387,7 +387,7 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// An address at which nothing listens.
+/// Returns an address at which nothing listens.
 pub fn nobody() -> SocketAddr {
     StdListener::bind("127.0.0.1:0")
         .unwrap()
@@ -402,7 +402,7 @@ pub fn options() -> Options {
     }
 }
 
-/// The origin at an address, with the token that the test servers want.
+/// Returns the origin at an address, with the token that the test servers require.
 pub fn origin(address: &str) -> Origin {
     let origin = Registry::default().origin(address).unwrap();
     origin.with_token(Some(TOKEN.into()))
@@ -417,7 +417,7 @@ pub fn s3_options(server: SocketAddr) -> Options {
     }
 }
 
-/// Everything that a read delivered.
+/// Returns the outcome of a read, and everything that it delivered.
 pub fn read_all(
     source: &dyn Source,
     image: &Hash,
@@ -437,14 +437,14 @@ pub fn read_all(
     (outcome, got)
 }
 
-/// A PEM file with `text`.
+/// Makes a PEM file that contains `text`.
 pub fn pem_file(text: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
     file
 }
 
-/// TLS in front of `server`.
+/// A server that speaks TLS in front of `server`.
 pub struct TlsFront {
     addr: SocketAddr,
     _server: Server,

@@ -1,4 +1,4 @@
-//! A proxy that breaks answers, in front of any server.
+//! A proxy in front of any server, which breaks answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use super::runtime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Closes the connection after so many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     Cut(usize),
     /// Takes the request and never answers.
     Hang,
-    /// 500 without asking the server.
+    /// Answers 500 without asking the server.
     Error,
-    /// Flips a bit of the body at this offset.
+    /// Flips a bit at this offset of the body.
     Flip(usize),
     /// Answers with a body without end.
     Endless,
@@ -29,7 +29,7 @@ pub enum Fault {
     Refuse,
 }
 
-/// A proxy in front of a server, for all connections alike.
+/// A proxy in front of a server; a fault concerns all connections.
 pub struct Proxy {
     pub addr: SocketAddr,
     fault: Arc<Mutex<(Fault, usize)>>,
@@ -65,13 +65,13 @@ impl Proxy {
         }
     }
 
-    /// Do this to the next `times` requests.
+    /// Applies a fault to the next `times` requests.
     pub fn inject(&self, fault: Fault, times: usize) {
         *self.fault.lock() = (fault, times);
     }
 }
 
-/// One request after the other; every request gets a server connection of its own, so answers end with it.
+/// Relays one request after the other; each gets its own connection to the server, so that its end is the answer's end.
 async fn relay(
     mut client: TcpStream,
     server: SocketAddr,
@@ -169,7 +169,7 @@ async fn ask(server: SocketAddr, request: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut answer = Vec::new();
     tcp.read_to_end(&mut answer).await.ok()?;
     let at = find_head(&answer)?;
-    // The client's own connection is kept.
+    // Removes the header, because the client's connection stays open.
     let text = String::from_utf8_lossy(&answer[..at]);
     let kept: Vec<&str> = text
         .split("\r\n")

@@ -1,4 +1,4 @@
-//! A source whose behaviour a test writes down.
+//! A source that behaves as a test's script says.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Give,
-    /// Delivers the first so many, then fails.
+    /// Delivers this many items, then fails.
     GiveThenFail(usize),
-    /// Like `GiveThenFail(0)`, with access denied.
+    /// As `GiveThenFail(0)`, but denies access.
     Deny,
-    /// Says that it has nothing of it.
+    /// Answers that it has none of the items.
     Lack,
-    /// Delivers wrong bytes, against its promise.
+    /// Delivers wrong bytes, which a source must not do.
     Lie,
-    /// Delivers nothing and says nothing.
+    /// Delivers nothing and returns no error.
     Silent,
     Panic,
 }
 
-/// Holds items in memory and a script for the reads to come; after its end every read gives.
+/// Holds items in memory and a script for the reads to come; after the script's end every read delivers.
 #[derive(Default)]
 pub struct Script {
     pub items: Mutex<HashMap<Hash, Vec<u8>>>,
     pub acts: Mutex<Vec<Act>>,
     pub log: Mutex<Vec<(Purpose, Vec<Hash>)>>,
-    /// Who asked, read by read.
+    /// Who asked in each read.
     pub asked: Mutex<Vec<Who>>,
-    /// What is being read now, and whether something was twice at the same time.
+    /// What is being read now, and whether anything was ever read twice at the same time.
     flying: Mutex<(HashSet<Hash>, bool)>,
     gate: Mutex<Gate>,
     changed: Condvar,
@@ -41,7 +41,7 @@ pub struct Script {
 
 #[derive(Default)]
 struct Gate {
-    /// Reads for these purposes wait.
+    /// Reads with these purposes wait.
     closed: Vec<Purpose>,
     waiting: usize,
 }
@@ -63,7 +63,7 @@ impl Script {
         self.changed.notify_all();
     }
 
-    /// Wait until so many reads wait at the gate.
+    /// Waits until this many reads wait at the gate.
     pub fn await_waiting(&self, count: usize) {
         let mut gate = self.gate.lock();
         while gate.waiting < count {

@@ -1,7 +1,7 @@
-//! The cache of a node: what one image brought is never fetched again for another.
+//! The cache of a node: what was fetched for one image is never fetched again for another.
 //!
-//! `shard` is the index in memory (which slot holds what, CLOCK, pins), `slab` the files, `shelf` the protocol between
-//! the two for items of one size. A cache is two shelves: chunks, and segments in a sixteenth of the budget.
+//! `shard` is the index in memory (which slot holds what, CLOCK, pins), `slab` the files, `shelf` the protocol between the two
+//! for items of one size. A cache has two shelves: one for chunks, and one for segments with a sixteenth of the budget.
 
 mod shard;
 mod shelf;
@@ -20,17 +20,18 @@ use rustix::fs::FlockOperation;
 use crate::{StoreError, private};
 use shelf::{PinSet, Shelf};
 
-/// The segments' share of the budget: a dense image needs 1/128, one with few non-zero chunks a segment up to 1/10.
+/// The segments get the budget divided by this: a dense image needs 1/128, one with few non-zero chunks in each segment up to
+/// 1/10.
 const SEGMENT_SHARE: u64 = 16;
-/// The smallest share: 256 segments describe 1 GiB.
+/// The segments get at least this many bytes: 256 segments describe 1 GiB.
 const SEGMENT_BYTES_MIN: u64 = 256 * 32 * 1024;
-/// Decoded segments kept in memory although nobody else holds them: 8 MiB, the tables of 1 GiB.
+/// How many decoded segments stay in memory that nobody else holds: 8 MiB, the tables of 1 GiB.
 const SEGMENTS_WARM: usize = 256;
 
-/// Verified chunks and segments by hash, on the local disk, within a byte budget.
+/// Verified chunks and segments by hash, on the local disk, within a budget of bytes.
 ///
-/// A [`get`](Cache::get) of a chunk in the page cache costs two short locks and one `pread`. `mmap` would save a
-/// microsecond and turn every disk error into SIGBUS. Nothing is ever returned that does not hash to its name: items are
+/// A [`get`](Cache::get) of a chunk in the page cache costs two short locks and one `pread`. `mmap` would save a microsecond
+/// but turn every disk error into SIGBUS. Nothing is ever returned that doesn't have the hash that was asked for: items are
 /// checked before they are stored, and those from an earlier run at their first read.
 pub struct Cache {
     inner: Arc<Inner>,
@@ -42,11 +43,11 @@ struct Inner {
     chunks: Shelf,
     segments: Shelf,
     decoded: Mutex<Decoded>,
-    /// Its lock goes with it, after the last pin.
+    /// Locks the directory; closed, and so unlocked, after the last pin is dropped.
     _lock: File,
 }
 
-/// While it lives, what was read or written through it is not evicted. Owned by a running machine (or a push).
+/// While this lives, what was read or written with it is not evicted. A running machine (or a push) owns one.
 pub struct Pin {
     inner: Arc<Inner>,
     chunks: PinSet,
@@ -60,7 +61,7 @@ impl Drop for Pin {
     }
 }
 
-/// Segments in memory: all that anybody holds, and the last few.
+/// Decoded segments: all that anybody holds, and the last few used.
 #[derive(Default)]
 struct Decoded {
     known: HashMap<Hash, Weak<Segment>>,
@@ -90,14 +91,14 @@ impl Decoded {
     }
 }
 
-/// Counters of a [`Cache`], since it was opened where they count events.
+/// The state of a [`Cache`], and counts of events since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Chunks held.
     pub chunks: u64,
     /// Segments held.
     pub segments: u64,
-    /// Bytes held (chunks and segments).
+    /// Bytes held, chunks and segments together.
     pub bytes: u64,
     /// Bytes that pins keep from eviction.
     pub pinned_bytes: u64,
@@ -105,7 +106,7 @@ pub struct CacheStats {
     pub budget_bytes: u64,
     /// Reads that found their item.
     pub hits: u64,
-    /// Reads that didn't.
+    /// Reads that didn't find it.
     pub misses: u64,
     /// Items dropped to make room.
     pub evictions: u64,
@@ -113,7 +114,7 @@ pub struct CacheStats {
     pub corrupt: u64,
 }
 
-/// What [`Cache::verify`] found.
+/// The result of [`Cache::verify`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CacheReport {
     /// Items checked.
@@ -123,8 +124,8 @@ pub struct CacheReport {
 }
 
 impl Cache {
-    /// Open or create the cache in `dir`. One process at a time; what an earlier process left is found again and
-    /// checked at its first read. A smaller budget than last time drops what does not fit.
+    /// Opens or creates the cache in `dir`, for one process at a time ([`StoreError::Busy`] for others). What an earlier
+    /// process left is found again and checked at its first read. A smaller budget than last time drops what doesn't fit.
     pub fn open(dir: &Path, budget_bytes: u64) -> Result<Cache, StoreError> {
         private::make_dirs(dir).map_err(|e| StoreError::io("create", dir, e))?;
         let lock = take_lock(dir)?;
@@ -145,12 +146,12 @@ impl Cache {
         })
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn dir(&self) -> &Path {
         &self.inner.dir
     }
 
-    /// Copy chunk `hash` to `out`; false when it isn't here (`out` then holds anything). [`Hash::ZERO`] is always here.
+    /// Copies chunk `hash` to `out`; returns false if it isn't here (`out` then holds anything). [`Hash::ZERO`] is always here.
     pub fn get(
         &self,
         hash: &Hash,
@@ -164,8 +165,8 @@ impl Cache {
         Ok(self.inner.chunks.read(hash, out, self.chunk_pins(pin)?))
     }
 
-    /// Copy many chunks to `out` (4 KiB each, in order); `present[i]` tells whether chunk i was here (the bytes of
-    /// others are not to be used). Neighbours in the slab are read with one call. Returns how many were here.
+    /// Copies many chunks to `out` (4 KiB each, in order); `present[i]` is set to whether chunk i was here (don't use the bytes
+    /// of others). Neighbours in the slab are read with one call. Returns how many were here.
     pub fn get_many(
         &self,
         hashes: &[Hash],
@@ -194,13 +195,14 @@ impl Cache {
         Ok(present.iter().filter(|&&p| p).count())
     }
 
-    /// The segment `hash`, shared by all who hold it. [`Hash::ZERO`] is the empty segment.
+    /// Returns the segment `hash`, shared by everybody who holds it; `None` if it isn't here. [`Hash::ZERO`] is the empty
+    /// segment.
     pub fn get_segment(&self, hash: &Hash, pin: Option<&Pin>) -> Option<Arc<Segment>> {
         let pins = self.segment_pins(pin).ok()?;
         let known = self.inner.decoded.lock().get(hash);
         if let Some(segment) = known {
             if pins.is_some() && !hash.is_zero() && !self.inner.segments.touch(hash, pins) {
-                // Evicted while somebody held it. A full cache is no reason to withhold it now.
+                // It was evicted while somebody held it. That the cache may be full is no reason to withhold it now.
                 let _ = self.inner.segments.write(hash, &segment.encode(), pins);
             }
             return Some(segment);
@@ -217,7 +219,7 @@ impl Cache {
         Some(self.inner.decoded.lock().insert(hash, Arc::new(segment)))
     }
 
-    /// Store a chunk of 4096 bytes, checked against its hash first. A zero chunk is never stored.
+    /// Stores a chunk of 4096 bytes after checking its hash. A zero chunk is never stored.
     pub fn put(&self, hash: &Hash, data: &[u8], pin: Option<&Pin>) -> Result<(), StoreError> {
         check(Kind::Chunk, hash, data)?;
         if hash.is_zero() {
@@ -226,7 +228,7 @@ impl Cache {
         self.inner.chunks.write(hash, data, self.chunk_pins(pin)?)
     }
 
-    /// Store an encoded segment of 32768 bytes, checked against its hash first.
+    /// Stores an encoded segment of 32768 bytes after checking its hash; returns it decoded.
     pub fn put_segment(
         &self,
         hash: &Hash,
@@ -250,7 +252,7 @@ impl Cache {
         Ok(self.inner.decoded.lock().insert(hash, Arc::new(segment)))
     }
 
-    /// [`Cache::put`] or [`Cache::put_segment`] by kind.
+    /// Calls [`Cache::put`] or [`Cache::put_segment`], depending on `kind`.
     pub fn put_item(
         &self,
         kind: Kind,
@@ -264,12 +266,12 @@ impl Cache {
         }
     }
 
-    /// Is the item here? Its bytes are not looked at.
+    /// Returns whether the item is here, without looking at its bytes.
     pub fn contains(&self, kind: Kind, hash: &Hash) -> bool {
         hash.is_zero() || self.shelf(kind).contains(hash)
     }
 
-    /// A new pin that holds nothing yet. It keeps the cache open.
+    /// Returns a new pin that holds nothing yet. It keeps the cache open.
     pub fn pin(&self) -> Pin {
         Pin {
             inner: self.inner.clone(),
@@ -278,7 +280,7 @@ impl Cache {
         }
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> CacheStats {
         let (chunks, chunks_pinned, c) = self.inner.chunks.counts();
         let (segments, segments_pinned, s) = self.inner.segments.counts();
@@ -298,8 +300,8 @@ impl Cache {
         }
     }
 
-    /// Evict down to `target_bytes` (pins are respected; chunks go first) and give the space back to the file system.
-    /// Returns the bytes freed.
+    /// Evicts items until at most `target_bytes` are held (chunks first, and nothing that is pinned), and gives the space back
+    /// to the file system. Returns the bytes freed.
     pub fn gc(&self, target_bytes: u64) -> Result<u64, StoreError> {
         let excess = self.stats().bytes.saturating_sub(target_bytes);
         let mut freed = self.inner.chunks.shrink(excess)?;
@@ -312,7 +314,8 @@ impl Cache {
         Ok(freed)
     }
 
-    /// Check every item against its hash and drop what fails. `progress(done, total)` in items; false stops.
+    /// Checks every item against its hash and drops what fails. Calls `progress(done, total)` with items; if it returns false,
+    /// stops with [`StoreError::Cancelled`].
     pub fn verify(
         &self,
         progress: &mut dyn FnMut(u64, u64) -> bool,
@@ -334,7 +337,7 @@ impl Cache {
         Ok(report)
     }
 
-    /// Write all to stable storage. Only spares fetches after a power cut: nothing is wrong without it.
+    /// Writes everything to stable storage. That only saves fetches after a power cut: nothing is wrong without it.
     pub fn flush(&self) -> Result<(), StoreError> {
         self.inner.chunks.sync()?;
         self.inner.segments.sync()
@@ -370,7 +373,7 @@ impl Cache {
     }
 }
 
-/// Refuse what is not what its name says.
+/// Refuses data that doesn't have the hash or the size that it should have.
 fn check(kind: Kind, hash: &Hash, data: &[u8]) -> Result<(), StoreError> {
     if data.len() != kind.raw_size() {
         return Err(StoreError::Invalid {
@@ -424,7 +427,7 @@ fn take_lock(dir: &Path) -> Result<File, StoreError> {
         .and_then(Path::file_name)
         .unwrap_or_default()
         .to_string_lossy();
-    // The text only serves the message of whoever comes second: a full disk must not keep a node from starting.
+    // The text is only for the error message of the next process that tries: a full disk must not keep a node from starting.
     let _ = file
         .set_len(0)
         .and_then(|()| write!(file, "process {} ({program})", std::process::id()));

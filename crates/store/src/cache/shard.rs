@@ -1,7 +1,7 @@
-//! One shard of the index: which slot holds which hash, who pins it, what goes next. Pure memory, no I/O; the owner locks it.
+//! One shard of the index: which slot holds which hash, who pins it, what is evicted next. It does no I/O; the owner locks it.
 //!
-//! A shard owns its slots for good (slot `local` of shard `s` is slot `local * shards + s` of the slab), so one lock covers
-//! a look-up, an eviction and the slot's reuse. Costs 48 bytes a slot, about 1.2 % of the chunks' bytes; keeping hashes only
+//! A shard owns its slots for ever (slot `local` of shard `s` is slot `local * shards + s` of the slab), so one lock covers a
+//! look-up, an eviction and the slot's reuse. It costs 48 bytes a slot, about 1.2 % of the chunks' bytes; keeping hashes only
 //! on disk would save 32 of them and cost a read for each eviction.
 
 use floe_image::Hash;
@@ -10,24 +10,24 @@ use hashbrown::HashTable;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Free,
-    /// Claimed by a writer; in no index, so nobody reads it.
+    /// Claimed by a writer; it is in no index, so nobody reads it.
     Writing,
     Ready,
 }
 
 struct Slot {
     hash: Hash,
-    /// Changes whenever the slot's content does; a reader that finds the generation it started with read the right bytes.
+    /// Changes whenever the slot's content does: a reader that finds the same generation afterwards has read the right bytes.
     generation: u32,
     pins: u32,
     state: State,
-    /// CLOCK's second chance.
+    /// Set by a use: CLOCK passes over the slot once more before it evicts the item.
     referenced: bool,
-    /// Written by this process, or checked since it opened the cache.
+    /// Whether it was written by this process, or checked since the cache was opened.
     verified: bool,
 }
 
-/// A slot as a reader needs it.
+/// A slot, as a reader needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Found {
     pub local: u32,
@@ -55,7 +55,7 @@ pub(super) struct Shard {
     pub counters: Counters,
 }
 
-/// Hashes are uniform already: their first eight bytes are the table's hash.
+/// Returns the key for the index: the first eight bytes, as hashes are uniformly distributed already.
 fn key(hash: &Hash) -> u64 {
     let bytes = hash.as_bytes();
     u64::from_le_bytes([
@@ -90,7 +90,7 @@ impl Shard {
         self.pinned
     }
 
-    /// Slots ever used; locals are below it.
+    /// Returns how many slots were ever used; all local numbers are below that.
     pub fn len(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -101,7 +101,7 @@ impl Shard {
             .copied()
     }
 
-    /// Look up for reading; counts as a use.
+    /// Looks an item up for reading, which counts as a use.
     pub fn touch(&mut self, hash: &Hash) -> Option<Found> {
         let local = self.find(hash)?;
         let slot = &mut self.slots[local as usize];
@@ -113,7 +113,7 @@ impl Shard {
         })
     }
 
-    /// The item in slot `local`, when there is one.
+    /// Returns the item in slot `local`, if there is one.
     pub fn item(&self, local: u32) -> Option<(Hash, Found)> {
         let slot = self.slots.get(local as usize)?;
         (slot.state == State::Ready).then_some((
@@ -126,7 +126,7 @@ impl Shard {
         ))
     }
 
-    /// Does the slot still hold what `found` saw?
+    /// Returns whether the slot still holds what `found` saw.
     pub fn unchanged(&self, found: &Found) -> bool {
         self.slots[found.local as usize].generation == found.generation
     }
@@ -139,7 +139,8 @@ impl Shard {
         self.slots[local as usize].verified
     }
 
-    /// A slot to write to: a free one, a new one, or an evicted one.
+    /// Claims a slot for writing: a free one, a new one, or that of an evicted item. `None` if everything is pinned or being
+    /// written.
     pub fn claim(&mut self) -> Option<u32> {
         if let Some(local) = self.free.pop() {
             self.slots[local as usize].state = State::Writing;
@@ -161,7 +162,7 @@ impl Shard {
         self.claim_by_eviction()
     }
 
-    /// A slot whose disk blocks exist already, for when the disk has no more.
+    /// Claims the slot of an evicted item, which has disk blocks already, for when the disk has no more.
     pub fn claim_by_eviction(&mut self) -> Option<u32> {
         let local = self.evict()?;
         self.slots[local as usize].state = State::Writing;
@@ -169,8 +170,8 @@ impl Shard {
         Some(local)
     }
 
-    /// CLOCK: unpinned items in turn, those used since the last round get another one. The slot is left free but is not
-    /// in the free list.
+    /// Evicts one item by CLOCK: goes through the unpinned items in turn, but spares those that were used since the last round.
+    /// The slot is free then, but not in the free list. `None` if nothing can be evicted.
     pub fn evict(&mut self) -> Option<u32> {
         if self.pinned >= self.slots.len() as u32 {
             return None;
@@ -197,7 +198,7 @@ impl Shard {
         None
     }
 
-    /// Let a slot that was evicted be claimed again.
+    /// Lets a slot that [`Shard::evict`] returned be claimed again.
     pub fn free_evicted(&mut self, local: u32) {
         self.free.push(local);
     }
@@ -214,14 +215,14 @@ impl Shard {
         self.ready -= 1;
     }
 
-    /// Drop an item; its slot is free. Pins on the slot stay counted and hold whatever comes there next: harmless, and
-    /// each pin's set stays right.
+    /// Drops an item and frees its slot. Pins on the slot still count and will hold whatever is stored there next: that does no
+    /// harm, and the sets of the pins stay right.
     pub fn drop_item(&mut self, local: u32) {
         self.unlink(local);
         self.free.push(local);
     }
 
-    /// Make a claimed slot findable. False when another writer was faster: the slot is free again.
+    /// Makes the item in a claimed slot findable. Returns false if another writer was faster: the slot is free again.
     pub fn commit(&mut self, local: u32, hash: &Hash, verified: bool) -> bool {
         self.writing -= 1;
         if self.find(hash).is_some() {
@@ -242,14 +243,14 @@ impl Shard {
         true
     }
 
-    /// Give a claimed slot back unwritten.
+    /// Gives a claimed slot back unwritten.
     pub fn release(&mut self, local: u32) {
         self.writing -= 1;
         self.slots[local as usize].state = State::Free;
         self.free.push(local);
     }
 
-    /// Recovery: slot `local` is said to hold `hash`. Slots between that are not mentioned are free.
+    /// For recovery: notes that slot `local` may hold `hash`. Slots before it that were not mentioned are free.
     pub fn recover(&mut self, local: u32, hash: &Hash) {
         if local >= self.capacity || (local as usize) < self.slots.len() {
             return;
@@ -309,7 +310,7 @@ mod tests {
     fn what_was_used_since_the_last_round_outlives_what_was_not() {
         let mut shard = Shard::new(8);
         let hashes = fill(&mut shard, 8);
-        // The first eviction takes every second chance, then the oldest item.
+        // The first eviction clears the use mark of every item, then evicts the oldest.
         let first = shard.claim().unwrap();
         shard.commit(first, &Hash::of(b"new"), true);
         assert!(shard.find(&hashes[0]).is_none());

@@ -1,8 +1,8 @@
 //! All items of one size: a slab, its shards, and the protocol between them.
 //!
-//! A read looks up the slot and its generation under the shard's lock, reads the slab without any lock, and takes the
-//! lock again to see that the generation is still the same; if not, the slot was reused meanwhile and it looks again. So
-//! an eviction never waits for a reader, and a reader never sees half of somebody else's chunk.
+//! A read looks up the slot and its generation under the shard's lock, reads the slab without any lock, and takes the lock
+//! again to check that the generation is still the same; if not, the slot was reused meanwhile and the read starts again. So an
+//! eviction never waits for a reader, and a reader never gets a part of another chunk.
 
 use std::path::{Path, PathBuf};
 
@@ -14,18 +14,18 @@ use super::slab::Slab;
 use crate::StoreError;
 use crate::error::is_full;
 
-/// Most shards. More than threads that fault at the same time on a large host: one that is preempted with the lock in its
-/// hand holds up 1/64 of the others. The price is that neighbours of an image are not neighbours in the slab: with one shard
-/// `get_many` was 15 to 30 % faster and `get` the same.
+/// Most shards: more than threads that fault at the same time on a large host. A thread that is preempted while it holds a lock
+/// holds up only 1/64 of the others. The price is that neighbours in an image aren't neighbours in the slab: with one shard
+/// `get_many` was 15 to 30 % faster, and `get` the same.
 const SHARDS_MAX: u64 = 64;
-/// Fewer slots than this a shard would make "full" a matter of luck.
+/// With fewer slots a shard, it would be a matter of luck when a shard is full.
 const SLOTS_PER_SHARD_MIN: u64 = 4096;
-/// How often a reader looks again when its slot is reused under it, and a writer when others hold every free slot.
+/// How often a read starts again when its slot is reused meanwhile, and a write when others are writing to every free slot.
 const ATTEMPTS_MAX: usize = 64;
-/// Most neighbours read with one call (IOV_MAX is 1024).
+/// Most neighbours that are read with one call (IOV_MAX is 1024).
 const RUN_MAX: usize = 512;
 
-/// Items that are evicted before holes are made for them.
+/// How many items are evicted before holes are made in the file for them.
 const SHRINK_BATCH: u64 = 1 << 16;
 
 pub(super) struct Shelf {
@@ -35,11 +35,11 @@ pub(super) struct Shelf {
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// Which slots of a shelf a pin holds: a bit a slot, by shard; at most 1/32768 of the chunks' bytes.
+/// The slots of a shelf that a pin holds: one bit a slot, by shard; at most 1/32768 of the chunks' bytes.
 pub(super) struct PinSet(Box<[Mutex<Vec<u64>>]>);
 
 impl PinSet {
-    /// True when the slot was not in the set.
+    /// Adds a slot; returns true if it was not in the set.
     fn insert(&self, shard: usize, local: u32) -> bool {
         let mut words = self.0[shard].lock();
         let (word, bit) = (local as usize / 64, 1u64 << (local % 64));
@@ -62,14 +62,14 @@ impl Shelf {
         let slot_bytes = kind.raw_size();
         let slots = (budget_bytes / slot_bytes as u64).clamp(1, u64::from(u32::MAX) / 2);
         let wanted = (slots / SLOTS_PER_SHARD_MIN).clamp(1, SHARDS_MAX);
-        // The largest power of two that is not above.
+        // The largest power of two that isn't above `wanted`.
         let slab = Slab::open(dir, name, slot_bytes, 1 << wanted.ilog2())?;
         let shards = u64::from(slab.shards);
         let per_shard = slots.div_ceil(shards) as u32;
         let mut all: Vec<Shard> = (0..shards).map(|_| Shard::new(per_shard)).collect();
         let count = slab.shards;
         slab.recover(u64::from(per_shard) * shards, &mut |slot, hash| {
-            // An entry in a shard that its hash does not belong to could never be found: leave the slot free.
+            // A read could never find an entry in another shard than its hash's: leave the slot free.
             if shard_of(&hash, count) == (slot % count) as usize {
                 all[(slot % count) as usize].recover(slot / count, &hash);
             }
@@ -119,7 +119,7 @@ impl Shelf {
         self.shards[self.shard(hash)].lock().find(hash).is_some()
     }
 
-    /// Mark as used and pin without reading.
+    /// Marks an item as used and pins it, without reading it; returns whether it is here.
     pub fn touch(&self, hash: &Hash, pin: Option<&PinSet>) -> bool {
         let number = self.shard(hash);
         let mut shard = self.shards[number].lock();
@@ -130,7 +130,7 @@ impl Shelf {
         true
     }
 
-    /// Find an item for reading; counts the hit or miss.
+    /// Looks an item up for reading; counts the hit or the miss.
     fn look_up(&self, number: usize, hash: &Hash, pin: Option<&PinSet>) -> Option<Found> {
         let mut shard = self.shards[number].lock();
         match shard.touch(hash) {
@@ -146,7 +146,7 @@ impl Shelf {
         }
     }
 
-    /// Copy the item to `out`; false when it isn't here (or turned out not to be what its name says).
+    /// Copies the item to `out`; returns false if it isn't here (or turned out to be damaged).
     pub fn read(&self, hash: &Hash, out: &mut [u8], pin: Option<&PinSet>) -> bool {
         let number = self.shard(hash);
         for _ in 0..ATTEMPTS_MAX {
@@ -161,7 +161,8 @@ impl Shelf {
         false
     }
 
-    /// After the read: None when the slot was reused meanwhile, else whether `bytes` are the item. A bad one is dropped.
+    /// Ends a read: returns `None` if the slot was reused meanwhile, else whether `bytes` are the item. A damaged item is
+    /// dropped.
     fn settle(
         &self,
         number: usize,
@@ -179,7 +180,7 @@ impl Shelf {
             shard.set_verified(found.local);
             return Some(true);
         }
-        // Rare enough for I/O under the lock; after it, the slot may already have a new owner's entry.
+        // This is rare, so the I/O may be under the lock; after it, the slot may already have a new owner's entry.
         self.slab.clear(self.slot(number, found.local));
         shard.drop_item(found.local);
         shard.counters.corrupt += 1;
@@ -189,8 +190,8 @@ impl Shelf {
         Some(false)
     }
 
-    /// Read many items to places of `out` (in units of the item's size); `present[i]` tells which came. Neighbouring slots
-    /// are read with one call.
+    /// Reads many items to their places in `out`; `present[i]` is set to whether item i was here. Neighbouring slots are read
+    /// with one call.
     pub fn read_many(
         &self,
         hashes: &[Hash],
@@ -229,7 +230,7 @@ impl Shelf {
             let ok = self.slab.read_run(run[0].0, &mut buffers).is_ok();
             for (hit, buffer) in run.iter().zip(&buffers) {
                 let hash = &hashes[hit.1 as usize];
-                // A short read says nothing about which slot is bad: each is then read by itself.
+                // A short read doesn't say which slot is bad, so each is then read separately.
                 match ok
                     .then(|| self.settle(self.shard(hash), hash, &hit.2, buffer, true))
                     .flatten()
@@ -245,7 +246,7 @@ impl Shelf {
         }
     }
 
-    /// Store an item whose hash the caller has checked.
+    /// Stores an item whose hash the caller has checked.
     pub fn write(&self, hash: &Hash, data: &[u8], pin: Option<&PinSet>) -> Result<(), StoreError> {
         let number = self.shard(hash);
         let mut must_evict = false;
@@ -257,7 +258,7 @@ impl Shelf {
                         Self::pin_slot(&mut shard, number, found.local, pin);
                         return Ok(());
                     }
-                    // Nobody has looked at the old copy since the start, and here is a good one.
+                    // The old copy was not checked since the start, and here is a good one.
                     shard.drop_item(found.local);
                 }
                 let claimed = if must_evict {
@@ -293,7 +294,7 @@ impl Shelf {
                     if !is_full(&error) || must_evict {
                         return Err(StoreError::io("write", &self.dir, error));
                     }
-                    // The disk has no new blocks, but the slot of an evicted item has its own.
+                    // The disk has no free blocks, but the slot of an evicted item has its own.
                     must_evict = true;
                 }
             }
@@ -314,10 +315,10 @@ impl Shelf {
         }
     }
 
-    /// Evict up to `bytes`, in turn from every shard, and give the blocks back. Returns the bytes freed.
+    /// Evicts up to `bytes`, from every shard in turn, and gives the blocks back. Returns the bytes freed.
     ///
-    /// Holes are made for runs of neighbours: one for each item would take a disk minutes for a gibibyte. Until its hole is there a
-    /// slot is in no free list, so that nobody writes what the hole would eat.
+    /// Holes are made for runs of neighbours: one for each item would take a disk minutes for a gibibyte. Until its hole is
+    /// made a slot is in no free list; otherwise the hole could destroy what somebody writes there.
     pub fn shrink(&self, bytes: u64) -> Result<u64, StoreError> {
         let size = self.kind.raw_size() as u64;
         let mut freed = 0;
@@ -344,7 +345,7 @@ impl Shelf {
         Ok(freed)
     }
 
-    /// Evicts up to `count` items, in turn from every shard; their slots, which are not free yet.
+    /// Evicts up to `count` items, from every shard in turn; returns their slots, which can't be claimed yet.
     fn evict_some(&self, count: usize) -> Vec<u32> {
         let mut slots = Vec::new();
         let mut before = None;
@@ -361,7 +362,7 @@ impl Shelf {
         slots
     }
 
-    /// Check every item; false from `step` stops.
+    /// Checks every item. Stops and returns false when `step` returns false.
     pub fn verify(&self, dropped: &mut Vec<Hash>, step: &mut dyn FnMut() -> bool) -> bool {
         let mut buffer = vec![0u8; self.kind.raw_size()];
         for (number, shard) in self.shards.iter().enumerate() {
@@ -396,7 +397,7 @@ impl Shelf {
         true
     }
 
-    /// Items, pinned items, events.
+    /// Returns the number of items, the number of pinned items, and the counts of events.
     pub fn counts(&self) -> (u64, u64, Counters) {
         let mut total = Counters::default();
         let (mut items, mut pinned) = (0, 0);
@@ -417,7 +418,7 @@ impl Shelf {
     }
 }
 
-/// Not the bytes that the shard's own table uses.
+/// Returns the shard of a hash, by other bytes than those of the shard's own table.
 fn shard_of(hash: &Hash, shards: u32) -> usize {
     let bytes = hash.as_bytes();
     (u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) & (shards - 1)) as usize

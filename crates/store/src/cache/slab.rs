@@ -1,4 +1,4 @@
-//! The cache's files: a slab of equal slots, and a table that says what each slot holds.
+//! The cache's files: a slab of slots of equal size, and a table that records what each slot holds.
 //!
 //! ```text
 //! NAME.slab   slot n at n * slot_bytes
@@ -6,8 +6,8 @@
 //!             entry n, 40 bytes at 64 + 40 n:  hash[32]  u32 crc32 of hash and n  u32 zero     (all zero: free slot)
 //! ```
 //!
-//! There is no journal: data is written before its entry, neither is synced, and every item that an earlier process left
-//! is checked against its hash at its first read. So whatever a crash tears, the worst is a fetch.
+//! There is no journal: data is written before its entry, neither is synced, and every item that an earlier process left is
+//! checked against its hash at its first read. Whatever a crash damages, the worst that follows is a fetch.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ const MAGIC: &[u8; 8] = b"FLOECACH";
 const VERSION: u32 = 1;
 const HEADER_BYTES: u64 = 64;
 const ENTRY_BYTES: usize = 40;
-/// Table bytes read at once during recovery.
+/// Bytes of the table that are read at once during recovery.
 const RECOVER_BYTES: usize = ENTRY_BYTES * 16 * 1024;
 
 pub(super) struct Slab {
@@ -33,7 +33,7 @@ pub(super) struct Slab {
     data_path: PathBuf,
     table_path: PathBuf,
     slot_bytes: usize,
-    /// How many shards the slots are dealt to; fixed when the files are made.
+    /// How many shards the slots are divided between; fixed when the files are made.
     pub shards: u32,
 }
 
@@ -52,14 +52,14 @@ fn entry_crc(slot: u32, hash: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// What a table entry says; None for a free slot or one that a crash tore.
+/// Decodes a table entry; returns `None` for a free slot or an entry that a crash damaged.
 pub(super) fn decode_entry(slot: u32, entry: &[u8]) -> Option<Hash> {
     let hash: [u8; 32] = entry.get(..32)?.try_into().ok()?;
     let crc = u32::from_le_bytes(entry.get(32..36)?.try_into().ok()?);
     (hash != [0; 32] && crc == entry_crc(slot, &hash)).then_some(Hash(hash))
 }
 
-/// The number of shards that a table's header tells; None when it is not a table of ours for such slots.
+/// Returns the number of shards in a table's header; `None` if it isn't a valid table for slots of this size.
 pub(super) fn decode_header(header: &[u8], slot_bytes: usize) -> Option<u32> {
     let word = |at: usize| Some(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?));
     let shards = word(16)?;
@@ -73,7 +73,7 @@ pub(super) fn decode_header(header: &[u8], slot_bytes: usize) -> Option<u32> {
 }
 
 impl Slab {
-    /// Open or make `NAME.slab` and `NAME.table`. Files that are not ours in this version are begun anew: a cache may.
+    /// Opens or makes `NAME.slab` and `NAME.table`. Files that aren't valid in this version are emptied, which a cache may do.
     pub fn open(
         dir: &Path,
         name: &str,
@@ -125,7 +125,8 @@ impl Slab {
         })
     }
 
-    /// Cut to `slots` (a smaller budget than last time) and tell what each slot left is said to hold.
+    /// Cuts the files to `slots` (a smaller budget than last time), and calls `found` for each slot left that should hold an
+    /// item.
     pub fn recover(&self, slots: u64, found: &mut dyn FnMut(u32, Hash)) -> Result<(), StoreError> {
         let io = |e| StoreError::io("read", &self.table_path, e);
         let entries = (self
@@ -175,7 +176,7 @@ impl Slab {
         self.data.read_exact_at(out, self.offset(slot))
     }
 
-    /// Read neighbouring slots to scattered places with one call. Err also when fewer bytes came than asked for.
+    /// Reads neighbouring slots to several buffers with one call. Fails also if fewer bytes were read than asked for.
     pub fn read_run(&self, first_slot: u32, out: &mut [io::IoSliceMut<'_>]) -> io::Result<()> {
         let want: usize = out.iter().map(|b| b.len()).sum();
         let read = rustix::io::preadv(&self.data, out, self.offset(first_slot))?;
@@ -186,7 +187,7 @@ impl Slab {
         }
     }
 
-    /// Data, then entry.
+    /// Writes the data, then the entry.
     pub fn write(&self, slot: u32, hash: &Hash, data: &[u8]) -> io::Result<()> {
         self.data.write_all_at(data, self.offset(slot))?;
         self.table.write_all_at(
@@ -195,7 +196,7 @@ impl Slab {
         )
     }
 
-    /// Forget what a slot held. Best effort: an entry that stays is found out by its hash.
+    /// Clears a slot's entry. It may fail silently: an entry that stays is detected by its hash.
     pub fn clear(&self, slot: u32) {
         let at = HEADER_BYTES + u64::from(slot) * ENTRY_BYTES as u64;
         if let Err(error) = self.table.write_all_at(&[0; ENTRY_BYTES], at) {
@@ -203,7 +204,7 @@ impl Slab {
         }
     }
 
-    /// [`Slab::clear`] for `count` slots from `first` on.
+    /// Clears the entries of `count` slots from `first` on, as [`Slab::clear`] does.
     pub fn clear_run(&self, first: u32, count: u32) {
         let at = HEADER_BYTES + u64::from(first) * ENTRY_BYTES as u64;
         let zeros = vec![0; count as usize * ENTRY_BYTES];
@@ -212,7 +213,7 @@ impl Slab {
         }
     }
 
-    /// Give the blocks of `count` slots from `first` on, which nobody may claim meanwhile, back to the file system.
+    /// Gives the blocks of `count` slots from `first` on back to the file system. Nobody may claim these slots meanwhile.
     pub fn punch(&self, first: u32, count: u32) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(
@@ -221,7 +222,7 @@ impl Slab {
             self.offset(first),
             u64::from(count) * self.slot_bytes as u64,
         ) {
-            // Past the end of the file, or a file system without holes: nothing to give back.
+            // Beyond the end of the file, or a file system without holes: nothing to give back.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
             other => Ok(other?),
         }

@@ -9,7 +9,7 @@ use super::*;
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
 
-/// Chunk number n: distinct, not zero.
+/// Returns chunk number n and its hash; all are distinct, and none is zero.
 fn chunk(n: u64) -> (Hash, [u8; CHUNK_SIZE]) {
     let mut data = [0u8; CHUNK_SIZE];
     for (i, word) in data.chunks_exact_mut(8).enumerate() {
@@ -66,7 +66,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever happens, a found chunk has its own bytes, a pinned one is found, and the budget holds.
+    /// Whatever happens, a chunk that is found has its own bytes, a pinned one is found, and the budget is kept.
     #[test]
     fn a_cache_behaves_like_a_map_that_may_forget_what_is_not_pinned(ops in proptest::collection::vec(op(), 1..120)) {
         let dir = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ proptest! {
                     pin = Some(cache.pin());
                     pinned.clear();
                 }
-                // The disk turns a bit while the cache is closed.
+                // The disk flips a bit while the cache is closed.
                 Op::Flip(slot, at) => {
                     drop((pin.take(), cache));
                     let file = OpenOptions::new().read(true).write(true).open(dir.path().join("chunks.slab")).unwrap();
@@ -292,7 +292,7 @@ fn gc_gives_the_space_back_to_the_file_system() {
     );
 }
 
-/// Many threads on a cache far too small: every read is right, whatever is evicted under it.
+/// Many threads use a cache that is far too small: every read is right, whatever is evicted meanwhile.
 #[test]
 fn readers_never_see_a_slot_that_is_being_reused() {
     let dir = tempfile::tempdir().unwrap();

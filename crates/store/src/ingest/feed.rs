@@ -1,5 +1,5 @@
-//! Where an ingest's bytes come from, a segment (4 MiB) at a time. Workers pull; what is done under a feed's lock is only
-//! what has to be in order.
+//! Where an ingest gets its bytes, one segment (4 MiB) at a time. Workers pull segments; only what must be in order is done
+//! under a feed's lock.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,41 +13,41 @@ use rustix::fs::{Advice, SeekFrom};
 
 use crate::StoreError;
 
-/// One segment's content, its bytes in the worker's buffer.
+/// One segment's content. Its bytes are in the worker's buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// All zero; the buffer is not used.
+    /// All zero; the buffer isn't used.
     Hole,
-    /// The whole segment: this many chunks from its start, padded with zeros.
+    /// The segment's first chunks, this many of them, padded with zeros; the rest of the segment is zero.
     Whole(usize),
-    /// Single chunks, by their number in the segment, one after another in the buffer; the others are the base's.
+    /// Single chunks, by their numbers in the segment, one after another in the buffer; the other chunks are the base's.
     Pages(Vec<u16>),
 }
 
 pub(super) trait Feed: Sync {
-    /// The next segment's number and content; None at the end. `buffer` has 4 MiB.
+    /// Returns the next segment's number and content; `None` at the end. `buffer` has 4 MiB.
     fn next(&self, buffer: &mut [u8]) -> Result<Option<(u64, Content)>, StoreError>;
 }
 
-/// Bytes and chunks of segment `number` in a region of `size`.
+/// Returns how many bytes and chunks segment `number` has in a region of `size` bytes.
 fn span(number: u64, size: u64) -> (usize, usize) {
     let bytes = (size - number * SEGMENT_SPAN).min(SEGMENT_SPAN) as usize;
     (bytes, bytes.div_ceil(CHUNK_SIZE))
 }
 
-/// A file or block device, read by all workers at once. Holes are asked for, not read.
+/// A file or block device that all workers read at once. It finds holes without reading them.
 pub(super) struct FileFeed {
     pub file: File,
     pub path: PathBuf,
     pub size: u64,
     next: AtomicU64,
-    /// How far ahead of a read the kernel is told to go on.
+    /// How many bytes beyond each read the kernel is asked to read ahead.
     ahead: u64,
 }
 
 impl FileFeed {
     pub fn new(file: File, path: PathBuf, size: u64, workers: usize) -> FileFeed {
-        // Advice only: where it is refused, reads are slower.
+        // This is only advice: if it is refused, reads are slower.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Sequential);
         FileFeed {
             file,
@@ -58,7 +58,8 @@ impl FileFeed {
         }
     }
 
-    /// The next data at or after `from`, as [start, end); None when there is none. All is data where holes are unknown.
+    /// Returns the next data at or after `from`, as [start, end); `None` if there is none. Everything is data if the file
+    /// system can't find holes.
     fn data(&self, from: u64) -> io::Result<Option<(u64, u64)>> {
         let start = match rustix::fs::seek(&self.file, SeekFrom::Data(from)) {
             Ok(start) => start,
@@ -123,7 +124,7 @@ impl Feed for FileFeed {
     }
 }
 
-/// Anything that can be read once.
+/// Anything that can be read once, from start to end.
 pub(super) struct ReaderFeed<R> {
     pub size: u64,
     pub state: Mutex<(R, u64)>,
@@ -155,7 +156,7 @@ impl<R: Read + Send> Feed for ReaderFeed<R> {
     }
 }
 
-/// Single pages in ascending order.
+/// Single pages, in ascending order.
 pub(super) struct PagesFeed<I, P> {
     pub size: u64,
     pub state: Mutex<PagesState<I, P>>,
@@ -163,7 +164,7 @@ pub(super) struct PagesFeed<I, P> {
 
 pub(super) struct PagesState<I, P> {
     pub pages: I,
-    /// Taken from the iterator, belongs to the next segment.
+    /// A page that was taken from the iterator and belongs to the next segment.
     pub ahead: Option<(u64, P)>,
     pub last: Option<u64>,
 }
@@ -216,7 +217,7 @@ impl<I: Iterator<Item = io::Result<(u64, P)>> + Send, P: AsRef<[u8]> + Send> Fee
             buffer[numbers.len() * CHUNK_SIZE..][..CHUNK_SIZE].copy_from_slice(page.as_ref());
             numbers.push((index % per) as u16);
         }
-        // What a page holds beyond the region's end is not part of it.
+        // Bytes of the last page beyond the region's end don't belong to it.
         if let Some(&last) = numbers.last()
             && let Some(segment) = segment
         {

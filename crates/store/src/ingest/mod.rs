@@ -1,9 +1,9 @@
-//! Bytes into images, with all cores.
+//! Turns bytes into images, using all cores.
 //!
-//! Workers pull segments (4 MiB) from a `feed`, test for zero, hash, drop what the parent or the image itself already has,
-//! compress the rest in frames of 16 chunks (`worker`) and append them to packs (`packer`). A worker owns its segment from
-//! the read to the table's hash, so nothing has to be put in order again and the only shared state on the way is a sharded
-//! set of hashes. The rejected alternative, a pipeline of stages with queues, copies every chunk between cores.
+//! Workers pull segments (4 MiB) from a `feed`, find zeros, hash, drop what the parent or the image itself already has,
+//! compress the rest in frames of 16 chunks (`worker`) and append the frames to packs (`packer`). A worker owns its segment
+//! from the read to the table's hash, so nothing has to be put in order again, and the only shared state in between is a
+//! sharded set of hashes. A pipeline of stages with queues was rejected, because it copies every chunk between cores.
 
 mod feed;
 mod others;
@@ -31,28 +31,29 @@ type ProgressFn = dyn Fn(IngestProgress<'_>) -> bool + Send + Sync;
 /// On a disk of programs and libraries, level 3 took 7.1 s of CPU and level 1 took 5.0 s for 1.1 GB of data, with packs of
 /// 381 and 395 MB (`zstd -3` of the whole file: 13.3 s, its zeros included). A pack is written once and sent often.
 pub(crate) const LEVEL_DEFAULT: i32 = 3;
-/// Largest pack unless told otherwise: what a hub takes in one upload.
+/// Largest pack by default: the most that a hub accepts in one upload.
 pub(crate) const PACK_BYTES_MAX: u64 = 8 << 20;
-/// Packs smaller than this would be mostly index.
+/// A smaller pack would be mostly index.
 const PACK_BYTES_MIN: u64 = 256 * 1024;
 
-/// How to ingest.
+/// Options of an ingest.
 #[derive(Debug, Clone)]
 pub struct IngestOptions {
     /// zstd level of frames; 1 where speed matters more than size.
     pub level: i32,
-    /// Worker threads; 0 means one a core.
+    /// Number of worker threads; 0 means one for each core.
     pub threads: usize,
-    /// The parent: chunks that it has are not stored again.
+    /// The parent image: chunks that it has aren't stored again.
     pub parent: Option<Hash>,
-    /// Other images of the repository whose chunks need not be stored again.
+    /// Other images of the repository whose chunks aren't stored again.
     pub also: Vec<Hash>,
-    /// What any image of the repository has need not be stored again. Packs are looked through up to a bound, those of the newest
-    /// images first; the new image lists the packs that it needs, so that they stay when the images that they came with go.
+    /// Whether chunks of any other image in the repository may be reused too. The packs' indices are searched up to a limit,
+    /// those of the newest images first. The new image lists the packs that it needs, so they stay when the images that they
+    /// came with are removed.
     pub share: bool,
-    /// Packs are closed before they exceed this many bytes. The default suits uploads (8 MiB at most).
+    /// A pack is closed before it exceeds this many bytes. The default suits uploads (8 MiB at most).
     pub pack_bytes_max: u64,
-    /// The image's time of creation, seconds since 1970; now when None.
+    /// The image's time of creation, in seconds since 1970; now if `None`.
     pub created_unix_s: Option<u64>,
 }
 
@@ -70,27 +71,27 @@ impl Default for IngestOptions {
     }
 }
 
-/// Where an ingest stands.
+/// The progress of an ingest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IngestProgress<'a> {
     /// The region being read.
     pub region: &'a str,
-    /// Bytes of it that are done.
+    /// How many of its bytes are done.
     pub done_bytes: u64,
-    /// Its bytes in all.
+    /// How many bytes it has.
     pub total_bytes: u64,
 }
 
-/// What an ingest did so far.
+/// What an ingest has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IngestStats {
-    /// Bytes of regions covered, holes included; of a region from pages, only the pages'.
+    /// Bytes of the regions that were added, holes included; for a region made from pages, only the bytes of the pages.
     pub bytes_in: u64,
     /// Chunks that were all zero or holes.
     pub zero_chunks: u64,
     /// Non-zero chunks that equal the parent's at the same place.
     pub unchanged_chunks: u64,
-    /// Non-zero chunks that were already stored: in this image, the parent or another image named in the options.
+    /// Non-zero chunks that were already stored: in this image, the parent, or another image that the options allow to use.
     pub dedup_chunks: u64,
     /// Chunks stored.
     pub new_chunks: u64,
@@ -113,8 +114,8 @@ struct Counters {
     new_raw_bytes: AtomicU64,
 }
 
-/// Builds one image in a repository, region by region. Dropped before [`Ingest::finish`], it leaves nothing behind; after
-/// an error, it refuses to go on.
+/// Builds one image in a repository, region by region. If it is dropped before [`Ingest::finish`] it leaves nothing behind;
+/// after an error it refuses to go on.
 pub struct Ingest {
     repository: Repository,
     options: IngestOptions,
@@ -122,14 +123,14 @@ pub struct Ingest {
     parent: Option<(Manifest, Scope)>,
     shared: Shared,
     regions: Vec<Region>,
-    /// Another image's parent instead of `options.parent`, see [`Ingest::sibling`].
+    /// The parent to record instead of `options.parent`; see [`Ingest::sibling`].
     lineage: Option<Option<Hash>>,
     failed: bool,
 }
 
 impl Ingest {
-    /// Begin an image that has all regions of another one, to which more are added. It is the other's sibling: its parent is
-    /// the other's parent.
+    /// Begins an image that has all regions of the image `of`, and to which more are added. It is a sibling of that image: it
+    /// gets the same parent.
     pub fn sibling(repository: &Repository, of: &Hash) -> Result<Ingest, StoreError> {
         let options = IngestOptions {
             parent: Some(*of),
@@ -142,7 +143,7 @@ impl Ingest {
         Ok(ingest)
     }
 
-    /// Begin an image.
+    /// Begins an image. Fails if an image that the options name isn't in the repository.
     pub fn new(repository: &Repository, options: IngestOptions) -> Result<Ingest, StoreError> {
         let parent = match &options.parent {
             Some(id) => Some((repository.manifest(id)?, repository.scope(id)?)),
@@ -192,7 +193,8 @@ impl Ingest {
         })
     }
 
-    /// Report progress from a worker thread, about once a segment (4 MiB); false stops the ingest.
+    /// Sets a callback for progress. A worker thread calls it about once a segment (4 MiB); if it returns false the ingest
+    /// stops.
     pub fn on_progress(
         &mut self,
         progress: impl Fn(IngestProgress<'_>) -> bool + Send + Sync + 'static,
@@ -200,14 +202,14 @@ impl Ingest {
         self.shared.progress = Some(Arc::new(progress));
     }
 
-    /// A region from a file or block device; holes are skipped. Where the parent has a region of this name, only what
-    /// differs from it is stored.
+    /// Adds a region from a file or block device; holes are skipped. If the parent has a region of this name, only what differs
+    /// from it is stored.
     pub fn region_from_file(&mut self, name: &str, path: &Path) -> Result<(), StoreError> {
         let file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
         self.region_from_open_file(name, file, path)
     }
 
-    /// The same from a file that is open already; `path` is its name in messages.
+    /// As [`Ingest::region_from_file`], from a file that is open already; `path` is its name in messages.
     pub fn region_from_open_file(
         &mut self,
         name: &str,
@@ -222,7 +224,7 @@ impl Ingest {
         self.region(name, size, Some(name), false, feed)
     }
 
-    /// A region of `size` bytes from a reader, which must not end earlier.
+    /// Adds a region of `size` bytes from a reader, which must not end earlier.
     pub fn region_from_reader(
         &mut self,
         name: &str,
@@ -241,9 +243,9 @@ impl Ingest {
         )
     }
 
-    /// A region of `size` bytes that differs from the parent's region `base` (or from zeros when None) in these pages, in
-    /// ascending order of their chunk index. Pages that equal the base's are found out and not stored. This is what a
-    /// capture's dirty memory and a disk's overlay are.
+    /// Adds a region of `size` bytes that differs from the parent's region `base` (from zeros if `None`) in these pages, given
+    /// in ascending order of their chunk numbers. Pages that equal the base's aren't stored. A capture's dirty memory and a
+    /// disk's layers are added this way.
     pub fn region_from_pages<P: AsRef<[u8]> + Send>(
         &mut self,
         name: &str,
@@ -267,12 +269,12 @@ impl Ingest {
         self.region(name, size, base, true, feed)
     }
 
-    /// A small region from memory.
+    /// Adds a small region from memory.
     pub fn region_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         self.region_from_reader(name, bytes.len() as u64, bytes)
     }
 
-    /// The parent's region as it is.
+    /// Adds the parent's region of this name unchanged.
     pub fn region_from_parent(&mut self, name: &str) -> Result<(), StoreError> {
         self.admit(name)?;
         let region = self.base(name).cloned().ok_or_else(|| self.no_base(name))?;
@@ -309,7 +311,7 @@ impl Ingest {
         Err(StoreError::Invalid { what })
     }
 
-    /// `over_base`: what the feed doesn't bring is the base's; otherwise it is zero.
+    /// Adds a region. `over_base`: what the feed doesn't bring is taken from the base; otherwise it is zero.
     fn region(
         &mut self,
         name: &str,
@@ -361,7 +363,7 @@ impl Ingest {
         }
     }
 
-    /// What was done so far; `new_stored_bytes` is known after [`Ingest::finish_with_stats`].
+    /// Returns what was done so far; `new_stored_bytes` is complete only after [`Ingest::finish_with_stats`].
     pub fn stats(&self) -> IngestStats {
         let c = &self.shared.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -377,12 +379,12 @@ impl Ingest {
         }
     }
 
-    /// Write the rest, check that the image is complete and publish it. Returns its id.
+    /// Writes the rest, checks that the image is complete and publishes it. Returns its id.
     pub fn finish(self, config: MachineConfig) -> Result<Hash, StoreError> {
         self.finish_with_stats(config).map(|(id, _)| id)
     }
 
-    /// [`Ingest::finish`], and what the whole ingest did.
+    /// As [`Ingest::finish`]; also returns what the whole ingest did.
     pub fn finish_with_stats(
         self,
         config: MachineConfig,

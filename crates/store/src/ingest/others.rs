@@ -1,4 +1,4 @@
-//! The other images of a repository as lenders: what any of them has is not stored again.
+//! The other images of a repository as lenders: what any of them has isn't stored again.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,11 +8,11 @@ use floe_image::{Hash, Kind, Layout, PackRef};
 use crate::repository::{Scope, Walk};
 use crate::{Repository, StoreError};
 
-/// Most bytes of packs' indices that are looked through: some 15 million items, which take 240 MB in the scope and stand for
-/// 60 GB of disks and memories. What else there is may be stored twice.
+/// Most bytes of packs' indices that are searched: some 15 million items, which take 240 MB in the scope and stand for 60 GB of
+/// disks and memories. Items beyond that may be stored twice.
 const INDEX_BYTES_MAX: u64 = 512 << 20;
 
-/// A pack's state for this ingest.
+/// What is known about a pack in this ingest.
 const UNTOUCHED: u8 = 0;
 const BORROWED: u8 = 1;
 const GONE: u8 = 2;
@@ -26,7 +26,7 @@ pub(super) struct Others {
 }
 
 impl Others {
-    /// Looks through the packs of all images, the newest first, but for those of `known`.
+    /// Collects the packs of all images, the newest image's first, except the packs of the images `known`.
     pub fn new(repository: &Repository, known: &[Hash]) -> Result<Others, StoreError> {
         let mut seen = HashSet::new();
         for id in known {
@@ -55,7 +55,8 @@ impl Others {
         })
     }
 
-    /// Whether one of their packs holds the item; it is needed then. A pack that cannot be read or has gone lends nothing.
+    /// Returns whether one of the packs holds the item, and notes that the new image needs that pack. A pack that can't be read
+    /// or is gone lends nothing.
     pub fn lend(&self, kind: Kind, hash: &Hash, walk: &mut Walk) -> bool {
         let Ok(Some(number)) = self.scope.pack_of(kind, hash, walk) else {
             return false;
@@ -64,13 +65,13 @@ impl Others {
         if state.load(Ordering::Acquire) == UNTOUCHED {
             let kept = self.repository.keep_pack(&self.packs[number as usize]);
             let new = if kept { BORROWED } else { GONE };
-            // another worker may have been first; what it found holds
+            // Another worker may have been first; then its result counts.
             let _ = state.compare_exchange(UNTOUCHED, new, Ordering::AcqRel, Ordering::Acquire);
         }
         state.load(Ordering::Acquire) == BORROWED
     }
 
-    /// The packs that the new image needs.
+    /// Returns the packs that the new image needs.
     pub fn borrowed(&self) -> impl Iterator<Item = PackRef> + '_ {
         let with_states = self.packs.iter().zip(&self.states);
         with_states

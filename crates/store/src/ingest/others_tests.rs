@@ -1,4 +1,4 @@
-//! What an image borrows from images that have nothing to do with it.
+//! Tests what an image borrows from images that aren't related to it.
 
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ fn what_any_image_has_is_stored_once_and_outlives_the_image_that_it_came_with() 
     let (_dir, repository) = repository();
     let (first, stats) = shared(&repository, &disk(1..3000));
     assert_eq!(stats.new_chunks, 2999);
-    // the same and one chunk more, at other places
+    // The same chunks and one more, at other places.
     let moved = disk(0..3000);
     let (second, stats) = shared(&repository, &moved);
     assert_eq!((stats.new_chunks, stats.dedup_chunks), (1, 2999));
     assert!(stats.new_stored_bytes < 200 << 10, "{stats:?}");
-    // something else has nothing of them, and lists nothing of them
+    // An image without any of these chunks doesn't list their packs.
     let (third, stats) = shared(&repository, &disk(9000..9100));
     assert_eq!((stats.new_chunks, stats.dedup_chunks), (100, 0));
     assert_eq!(repository.layout(&third).unwrap().packs.len(), 1);
@@ -61,7 +61,7 @@ fn what_any_image_has_is_stored_once_and_outlives_the_image_that_it_came_with() 
         assert_eq!(listed.pack_bytes - listed.shared_bytes, own(&id));
     }
 
-    // who publishes the second does not publish what only the first has
+    // Publishing the second image doesn't publish what only the first has.
     let (fourth, _) = shared(&repository, &disk(5..6));
     assert!(repository.packs_without_strangers(&fourth).unwrap().len() < 2);
     let foreign = repository.layout(&first).unwrap().packs;
@@ -111,7 +111,7 @@ fn a_pack_that_was_borrowed_stays_while_the_image_is_not_yet_published() {
     let id = ingest.finish(MachineConfig::default()).unwrap();
     assert!(back(&repository, &id, "disk0") == bytes);
 
-    // one that went before is stored anew
+    // A pack that was removed before is stored again.
     let mut late = Ingest::new(
         &repository,
         IngestOptions {

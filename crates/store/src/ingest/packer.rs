@@ -1,5 +1,5 @@
-//! Frames into pack files. Workers compress; here their frames are appended under a lock, and finished files are synced by a
-//! thread of their own, so that the disk works while the cores do.
+//! Puts frames into pack files. Workers compress frames, which are appended here under a lock; another thread syncs finished
+//! files, so that the disk works while the cores do.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,18 +13,18 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::{Repository, StoreError, durable};
 
-/// Finished packs that may wait for their sync.
+/// How many finished packs may wait to be synced.
 const SYNC_QUEUE_MAX: usize = 4096;
-/// Compressed segments are held back up to this size, so that they lie together and not between the chunks.
+/// Compressed segments are collected up to this many bytes, so that they are stored together and not between the chunks.
 const SEGMENT_BYTES_HELD: usize = 4 << 20;
-/// Bytes an item adds to a pack's index, its frame's entry included (at worst a frame an item).
+/// Bytes that an item adds to a pack's index, with its frame's entry (in the worst case each item has its own frame).
 const INDEX_BYTES_PER_ITEM: u64 = 48;
-/// Room for index head and footer.
+/// Bytes of the index's head and the footer, rounded up.
 const PACK_OVERHEAD_BYTES: u64 = 256;
 
 type Finished = Vec<(TempPath, PackRef)>;
 
-/// Compressed segments that wait, and their bytes.
+/// Compressed segments that were collected, and their bytes.
 #[derive(Default)]
 struct Held {
     segments: Vec<(Hash, Vec<u8>)>,
@@ -59,7 +59,7 @@ impl Packer {
         })
     }
 
-    /// Bytes of the packs closed so far.
+    /// Returns the bytes of the packs closed so far.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -68,7 +68,7 @@ impl Packer {
         StoreError::io("write a pack in", self.repository.tmp_dir(), error)
     }
 
-    /// Append a frame.
+    /// Appends a frame.
     pub fn frame(&self, kind: Kind, hashes: &[Hash], compressed: &[u8]) -> Result<(), StoreError> {
         let mut open = self.open.lock();
         if let Some(writer) = &*open
@@ -92,7 +92,7 @@ impl Packer {
             .map_err(|e| self.error(e))
     }
 
-    /// End the open pack if it hasn't room for frames of so many bytes and items.
+    /// Closes the open pack if it hasn't room for frames with this many bytes and items.
     pub fn make_room(&self, bytes: u64, items: usize) -> Result<(), StoreError> {
         let full = match &*self.open.lock() {
             Some(writer) => self.is_full(writer, bytes, items),
@@ -101,7 +101,7 @@ impl Packer {
         if full { self.end_pack() } else { Ok(()) }
     }
 
-    /// End the open pack: what comes begins the next one.
+    /// Closes the open pack; the next frame begins a new one.
     pub fn end_pack(&self) -> Result<(), StoreError> {
         match self.open.lock().take() {
             Some(writer) => self.close(writer),
@@ -119,13 +119,13 @@ impl Packer {
     fn close(&self, writer: PackWriter<NamedTempFile>) -> Result<(), StoreError> {
         let (file, pack) = writer.finish().map_err(|e| self.error(e))?;
         self.bytes.fetch_add(pack.file_bytes, Ordering::Relaxed);
-        // The file is closed here and opened again by the syncer: its queue must not hold thousands of descriptors. The
-        // receiver only goes when a sync failed, which `finish` tells.
+        // The file is closed here, and the syncer opens it again: its queue must not hold thousands of descriptors. Sending
+        // fails only if a sync failed, which `finish` reports.
         let _ = self.to_sync.send((file.into_temp_path(), pack));
         Ok(())
     }
 
-    /// Take a compressed segment.
+    /// Takes a compressed segment.
     pub fn segment(&self, hash: Hash, compressed: Vec<u8>) -> Result<(), StoreError> {
         let batch = {
             let mut held = self.segments.lock();
@@ -146,7 +146,7 @@ impl Packer {
             .try_for_each(|(hash, bytes)| self.frame(Kind::Segment, &[*hash], bytes))
     }
 
-    /// Close, sync and place all packs.
+    /// Closes and syncs all packs and gives them their names; returns them.
     pub fn finish(self) -> Result<Vec<PackRef>, StoreError> {
         let held = std::mem::take(&mut self.segments.lock().segments);
         self.segments_out(held)?;

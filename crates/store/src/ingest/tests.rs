@@ -13,7 +13,7 @@ pub(super) fn repository() -> (tempfile::TempDir, Repository) {
     (dir, repository)
 }
 
-/// Chunk number n: distinct, not zero, compressible.
+/// Returns chunk number n; all are distinct, not zero, and compressible.
 pub(super) fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
     let mut data = [0u8; CHUNK_SIZE];
     for (i, word) in data.chunks_exact_mut(8).enumerate() {
@@ -57,7 +57,7 @@ fn from_bytes(
     ingest.finish_with_stats(MachineConfig::default()).unwrap()
 }
 
-/// The boundary sizes, with the path each takes.
+/// The sizes at limits, and what is special about each.
 const SIZES: [(u64, &str); 9] = [
     (0, "no segment"),
     (1, "less than a chunk"),
@@ -141,7 +141,7 @@ fn an_equal_chunk_is_stored_once_in_an_image_and_its_children() {
     let mut bytes: Vec<u8> = (0..100).flat_map(|n| chunk(n % 10)).collect();
     let (parent, stats) = from_bytes(&repository, None, "disk0", &bytes);
     assert_eq!((stats.new_chunks, stats.dedup_chunks), (10, 90));
-    // The child moves everything by a chunk and has one that is new.
+    // The child has all chunks one place further on, and one new chunk.
     bytes.splice(0..0, chunk(99));
     let (child, stats) = from_bytes(&repository, Some(parent), "disk0", &bytes);
     assert_eq!(stats.new_chunks, 1);
@@ -150,7 +150,7 @@ fn an_equal_chunk_is_stored_once_in_an_image_and_its_children() {
     let inspection = repository.inspect(&child).unwrap();
     assert_eq!(inspection.lineage, [parent]);
     assert_eq!(inspection.shared_with_parent_bytes, 100 * 4096);
-    // Another image that is no parent lends its chunks too.
+    // Another image that isn't the parent lends its chunks too.
     let options = IngestOptions {
         also: vec![child],
         ..IngestOptions::default()
@@ -160,7 +160,7 @@ fn an_equal_chunk_is_stored_once_in_an_image_and_its_children() {
     let (other, stats) = ingest.finish_with_stats(MachineConfig::default()).unwrap();
     assert_eq!(stats.new_chunks, 0);
     assert!(back(&repository, &other, "ram") == bytes);
-    // The same content again is the same segment, so nothing at all is stored.
+    // The same content again gives the same segment, so nothing is stored at all.
     let (_, stats) = from_bytes(&repository, Some(child), "disk0", &bytes);
     assert_eq!(
         (stats.new_chunks, stats.new_segments, stats.new_stored_bytes),
@@ -204,12 +204,12 @@ proptest! {
         let expected = apply(Vec::new(), parent_size, &parent_pages);
         prop_assert!(back(&repository, &parent, "ram") == expected);
         let (child, stats) = layer(Some(parent), size, &pages);
-        // The parent's last chunk is padded with zeros, so a larger child sees zeros there.
+        // The parent's last chunk is padded with zeros, so a larger child has zeros there.
         let expected = apply(expected, size, &pages);
         prop_assert!(back(&repository, &child, "ram") == expected);
         let distinct: HashSet<u64> = pages.values().copied().filter(|&n| n != 0).collect();
         prop_assert!(stats.new_chunks <= distinct.len() as u64 + 1);
-        // The same state read whole has the same tree.
+        // The same content read as a whole gives the same tree.
         let (again, _) = from_bytes(&repository, Some(parent), "ram", &expected);
         prop_assert_eq!(&repository.manifest(&again).unwrap().regions, &repository.manifest(&child).unwrap().regions);
     }
@@ -267,7 +267,7 @@ fn an_ingest_that_fails_or_is_stopped_leaves_nothing_behind() {
         .unwrap_err();
     assert!(error.to_string().contains("ended before"), "{error}");
     drop(ingest);
-    // The syncing thread holds its last file until it sees that the ingest is gone.
+    // The syncing thread holds its last file until it notices that the ingest is gone.
     let report = loop {
         let report = repository
             .gc(&GcOptions {
@@ -351,7 +351,7 @@ fn a_few_changed_chunks_are_patches_of_their_segment_and_many_a_new_segment() {
             .unwrap();
         ingest.finish_with_stats(MachineConfig::default()).unwrap()
     };
-    // One over the other: what was changed before stays changed, and a chunk may come back or become zeros.
+    // One ingest after another: what was changed before stays changed, and a chunk may come back or become zeros.
     let steps: [&[(u64, u64)]; 3] = [
         &[(3, 9001), (1200, 9002)],
         &[(4, 9003), (1200, 0)],
@@ -376,13 +376,13 @@ fn a_few_changed_chunks_are_patches_of_their_segment_and_many_a_new_segment() {
         repository.inspect(&id).unwrap().shared_with_parent_bytes,
         1499 * 4096
     );
-    // A shorter region keeps the patches that it still has; the cut segment is stored anew.
+    // A shorter region keeps the patches that are within it; the segment that was cut is stored anew.
     bytes.truncate(1100 * CHUNK_SIZE);
     let (cut, _) = layer(id, bytes.len(), &[]);
     let region = repository.manifest(&cut).unwrap().regions[0].clone();
     assert!(back(&repository, &cut, "ram") == bytes);
     assert_eq!(region.patches.len(), 1);
-    // Half of a segment's chunks cost more as patches than its table.
+    // Half of a segment's chunks cost more as patches than as a new table.
     let pages: Vec<_> = (0..512).map(|at| (at, chunk(20_000 + at))).collect();
     let (many, stats) = layer(cut, bytes.len(), &pages);
     assert_eq!(stats.new_segments, 1);

@@ -1,4 +1,4 @@
-//! What a worker does with a segment: zero test, hash, dedup, frames, table.
+//! What a worker does with a segment: finds zeros, hashes, finds duplicates, makes frames and the table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,15 +20,15 @@ use crate::{IngestProgress, StoreError};
 
 const SEEN_SHARDS: usize = 64;
 
-/// Most patches of a region (288 KiB of its manifest): what a reader fetches before it starts must stay small.
+/// Most patches of a region (288 KiB of its manifest): what a reader must fetch before it starts has to stay small.
 const PATCHES_IN_REGION_MAX: usize = 8192;
 
-/// A patch has 36 bytes; a table has 32 for each chunk that isn't zero, which don't compress. A table is stored anew when it
-/// costs less than eight times its patches, because a reader may not need the table at all.
+/// A patch takes 36 bytes; a table takes 32 for each chunk that isn't zero, and those don't compress. A table is stored anew if
+/// it costs less than about eight times the patches: a reader may not need the table at all, but gets all patches.
 const CHUNKS_PER_PATCH: usize = 8;
 
-/// The hashes stored by this ingest: 38 to 75 bytes each, about 1.5 % of the new chunks. Whole hashes: a half could be
-/// forged to make a chunk vanish.
+/// The hashes that this ingest has stored: 38 to 75 bytes each, about 1.5 % of the new chunks. They are whole hashes, because
+/// half a hash could be forged to make a chunk disappear.
 pub(super) struct Seen(Box<[Mutex<hashbrown::HashTable<Hash>>]>);
 
 fn key(hash: &Hash) -> u64 {
@@ -41,7 +41,7 @@ impl Seen {
         Seen((0..SEEN_SHARDS).map(|_| Mutex::default()).collect())
     }
 
-    /// True the first time.
+    /// Adds a hash; returns true the first time.
     fn insert(&self, hash: &Hash) -> bool {
         let mut shard = self.0[usize::from(hash.as_bytes()[8]) % SEEN_SHARDS].lock();
         match shard.entry(key(hash), |other| other == hash, key) {
@@ -54,13 +54,13 @@ impl Seen {
     }
 }
 
-/// What is the same for the whole image.
+/// What is the same for all regions of the image.
 pub(super) struct Shared {
     pub level: i32,
     pub seen: Seen,
-    /// The parent and the other images that may lend their chunks.
+    /// The parent, and the other images whose chunks may be used.
     pub lenders: Vec<Scope>,
-    /// All other images of the repository, if they may.
+    /// All other images of the repository, if their chunks may be used.
     pub others: Option<Others>,
     pub packer: Packer,
     pub counters: Counters,
@@ -73,21 +73,21 @@ pub(super) struct Job<'a, F> {
     pub feed: F,
     pub name: &'a str,
     pub size: u64,
-    /// The parent's region and the scope that reads it.
+    /// The parent's region, and the scope to read it from.
     pub base: Option<(&'a Region, &'a Scope)>,
     tables: Mutex<Tables>,
-    /// The region's last segment if the base reaches beyond the region's end. Its table is always stored whole: a patch
-    /// cannot take away what lies beyond the end.
+    /// The number of the region's last segment, if the base is longer than the region. Its table is always stored whole,
+    /// because a patch can't remove what is beyond the end.
     cut: Option<u64>,
-    /// The base's table at that place, without what lies beyond the end, where it stays if the feed brings nothing.
+    /// The base's table of that segment without what is beyond the end; it is stored if the feed brings nothing there.
     trimmed: Option<(u64, Segment)>,
-    /// The feed brought something for that place.
+    /// Whether the feed brought something there.
     trimmed_replaced: AtomicBool,
     done_bytes: AtomicU64,
     stop: AtomicBool,
 }
 
-/// A region's segments and their patches.
+/// A region's segments, and their patches.
 struct Tables {
     segments: Vec<Hash>,
     patches: BTreeMap<u64, Vec<Patch>>,
@@ -100,7 +100,7 @@ impl Tables {
     }
 }
 
-/// How a segment's table is kept.
+/// How a segment's table is stored: as the segment `hash` with patches.
 struct Table {
     hash: Hash,
     patches: Vec<Patch>,
@@ -115,17 +115,17 @@ impl Table {
     }
 }
 
-/// The base's table at one place.
+/// The base's table of one segment.
 struct Base {
-    /// That of the stored table; zero if no table may be told as its patches.
+    /// The hash of the stored table; zero if a new table must not be expressed as patches of it.
     hash: Hash,
     stored: Segment,
-    /// With its patches.
+    /// The table with its patches applied.
     table: Segment,
 }
 
 impl<'a, F: Feed> Job<'a, F> {
-    /// `kept` has the region's length and holds what stays where the feed brings nothing.
+    /// Makes a job. `kept` has the region's length, and holds what stays where the feed brings nothing.
     pub fn new(
         shared: &'a Shared,
         feed: F,
@@ -157,8 +157,8 @@ impl<'a, F: Feed> Job<'a, F> {
         }
     }
 
-    /// Read the whole feed with `workers` threads. Returns the region's segments and patches. `over_base`: what the feed
-    /// doesn't bring is the base's.
+    /// Reads the whole feed with `workers` threads. Returns the region's segments and patches. `over_base`: what the feed
+    /// doesn't bring is taken from the base.
     pub fn run(
         mut self,
         workers: usize,
@@ -191,7 +191,7 @@ impl<'a, F: Feed> Job<'a, F> {
             let table = Worker::new(&self).store_table(*number, table, None)?;
             self.tables.lock().set(*number, table);
         }
-        // What the feed did not bring is the base's, and done as well.
+        // What the feed did not bring is the base's, and counts as done too.
         let done_bytes = self.done_bytes.load(Ordering::Relaxed);
         if let Some(report) = &self.shared.progress
             && done_bytes < self.size
@@ -213,11 +213,11 @@ impl<'a, F: Feed> Job<'a, F> {
 
 struct Worker<'a, F> {
     job: &'a Job<'a, F>,
-    /// New chunks that did not fill a frame yet, with their bytes.
+    /// New chunks that didn't fill a frame yet, with their bytes.
     carry_hashes: Vec<Hash>,
     carry: Vec<u8>,
     walks: Vec<Walk>,
-    /// Of the other images: chunks and segments lie in different packs.
+    /// Walks through the other images' packs, one each for chunks and segments, which are in different packs.
     other_walks: [Walk; 2],
 }
 
@@ -251,7 +251,7 @@ impl<'a, F: Feed> Worker<'a, F> {
             }
             self.report(number, &content)?;
         }
-        // Another worker failed and tells why.
+        // Another worker failed and reports why.
         Ok(())
     }
 
@@ -274,12 +274,12 @@ impl<'a, F: Feed> Worker<'a, F> {
         }
     }
 
-    /// The base's table at this place; None where it has none or only zeros.
+    /// Returns the base's table of a segment; `None` if there is none, or only zeros.
     fn base(&self, number: u64) -> Result<Option<Base>, StoreError> {
         if let Some((trimmed, table)) = &self.job.trimmed
             && *trimmed == number
         {
-            // Not stored itself, so no result may be taken for it.
+            // It isn't stored itself, so nothing may be expressed as patches of it.
             return Ok(Some(Base {
                 hash: Hash::ZERO,
                 stored: Segment::new(),
@@ -360,7 +360,7 @@ impl<'a, F: Feed> Worker<'a, F> {
         self.store_table(number, &table, base.as_ref())
     }
 
-    /// Store a segment's table unless it is the base's, or the base's but for some patches.
+    /// Stores a segment's table, unless it is the base's with few enough patches.
     fn store_table(
         &mut self,
         number: u64,
@@ -376,7 +376,7 @@ impl<'a, F: Feed> Worker<'a, F> {
             let patches: Vec<Patch> = pairs
                 .filter(|(_, (new, old))| new != old)
                 .map(|(slot, (new, _))| Patch {
-                    // A region has at most 2^32 chunks.
+                    // Can't overflow: a region has at most 2^32 chunks.
                     chunk: (first + slot) as u32,
                     hash: *new,
                 })
@@ -405,8 +405,8 @@ impl<'a, F: Feed> Worker<'a, F> {
         Ok(Table::whole(hash))
     }
 
-    /// The table of a base that is longer than the region, cut at the region's end: in the format, what a last chunk has
-    /// beyond it is zero.
+    /// Returns the table of a base that is longer than the region, cut at the region's end. The format requires that the rest
+    /// of the last chunk is zero.
     fn trim(mut self, number: u64) -> Result<Segment, StoreError> {
         let Some(Base { mut table, .. }) = self.base(number)? else {
             return Ok(Segment::new());
@@ -459,7 +459,7 @@ impl<'a, F: Feed> Worker<'a, F> {
         Ok(true)
     }
 
-    /// Compress what fills frames, together with what was carried over; carry the rest.
+    /// Compresses as many full frames as there are, with what was carried over, and carries the rest over.
     fn frames(&mut self, fresh: &[(Hash, &[u8])]) -> Result<(), StoreError> {
         let carry = std::mem::take(&mut self.carry);
         let mut hashes = std::mem::take(&mut self.carry_hashes);
@@ -492,7 +492,7 @@ impl<'a, F: Feed> Worker<'a, F> {
         shared.packer.frame(Kind::Chunk, hashes, &compressed)
     }
 
-    /// The end of the region: frames don't span two.
+    /// Writes what was carried over at the end of the region: no frame has chunks of two regions.
     fn flush(self) -> Result<(), StoreError> {
         if self.carry_hashes.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Regions back into plain files.
+//! Writes regions back into plain files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,18 +9,18 @@ use floe_image::{CHUNK_SIZE, Hash, Kind, Region, SEGMENT_SPAN, Segment};
 use super::{Repository, Scope};
 use crate::StoreError;
 
-/// What [`Repository::export`] wrote.
+/// The result of [`Repository::export`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExportStats {
-    /// The region's size.
+    /// The region's size in bytes.
     pub bytes: u64,
     /// Bytes written; the rest are holes.
     pub written_bytes: u64,
 }
 
 impl Repository {
-    /// Write a region to the file `to` from its start, sparse; the file gets the region's size. `progress(done, total)` in
-    /// bytes; false stops.
+    /// Writes a region to the file `to` from its start, as a sparse file with the region's size. Calls `progress(done, total)`
+    /// with bytes; if it returns false, stops with [`StoreError::Cancelled`].
     pub fn export(
         &self,
         id: &Hash,
@@ -62,7 +62,7 @@ impl Repository {
         })
     }
 
-    /// A small region (device state, kernel) in memory; larger than `max_bytes` is refused.
+    /// Returns the content of a small region (device state, kernel); fails if it is larger than `max_bytes`.
     pub fn read_region(
         &self,
         id: &Hash,
@@ -112,7 +112,7 @@ impl Repository {
     }
 }
 
-/// Read the 4 MiB that a segment and its patches describe.
+/// Reads the 4 MiB that a segment and its patches describe; returns the segment.
 fn read_segment(
     scope: &Scope,
     region: &Region,
@@ -148,7 +148,7 @@ fn read_segment(
     }
 }
 
-/// Runs of non-zero chunks: [from, to).
+/// Returns the runs of non-zero chunks, as [from, to).
 fn runs(segment: &Segment) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (i, _) in segment

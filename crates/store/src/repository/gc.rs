@@ -1,4 +1,4 @@
-//! Removing images, and what nothing refers to.
+//! Removes images, and files that nothing refers to.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,17 +13,17 @@ use crate::{StoreError, durable};
 /// What [`Repository::gc`] may remove.
 #[derive(Debug, Clone)]
 pub struct GcOptions {
-    /// Nothing younger than this goes: it may belong to an ingest or upload that is still running.
+    /// Nothing younger than this is removed: it may belong to an ingest or upload that is still running.
     pub min_age: Duration,
-    /// Also remove images without a tag (unless they are in `keep`, or the parent of one that stays).
+    /// Whether to remove images without a tag too (unless they are in `keep`, or an ancestor of an image that stays).
     pub untagged: bool,
-    /// Images that something else refers to (running machines), and packs (staged uploads).
+    /// Images that something else uses (running machines), and packs (staged uploads); they stay.
     pub keep: Vec<Hash>,
 }
 
 impl Default for GcOptions {
     fn default() -> Self {
-        // A day: longer than any upload that is still alive.
+        // A day is longer than any upload that is still running.
         GcOptions {
             min_age: Duration::from_secs(24 * 3600),
             untagged: false,
@@ -35,18 +35,18 @@ impl Default for GcOptions {
 /// What [`Repository::gc`] removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GcReport {
-    /// Images.
+    /// Number of images.
     pub images: u64,
-    /// Packs.
+    /// Number of packs.
     pub packs: u64,
-    /// Left-over temporary files and layouts without a manifest.
+    /// Number of left-over temporary files, and of layouts without a manifest.
     pub temporary: u64,
     /// Bytes freed.
     pub bytes: u64,
 }
 
 impl Repository {
-    /// Remove an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are untouched.
+    /// Removes an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are unaffected.
     pub fn remove(&self, id: &Hash) -> Result<(), StoreError> {
         if !self.contains(id) {
             return Err(self.no_image(format!("image {id}")));
@@ -54,7 +54,7 @@ impl Repository {
         for tag in self.tags()?.into_iter().filter(|tag| tag.id == *id) {
             self.untag(&tag.name)?;
         }
-        // The manifest first: without it the image is gone, and a layout alone is litter.
+        // The manifest first: without it the image is gone, and a layout alone will be collected.
         for path in [self.manifest_path(id), self.layout_path(id)] {
             match std::fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -66,8 +66,8 @@ impl Repository {
         durable::sync_dir(&self.dir().join("images"))
     }
 
-    /// Remove what nothing refers to: packs that are in no layout, layouts without a manifest, temporary files and, if asked
-    /// to, images without a tag. Waits for publishers; nothing is removed when any layout cannot be read.
+    /// Removes what nothing refers to: packs that are in no layout, layouts without a manifest, temporary files and, if asked
+    /// to, images without a tag. Waits for publishers to finish. Removes no pack if any layout can't be read.
     pub fn gc(&self, options: &GcOptions) -> Result<GcReport, StoreError> {
         let _lock = self.lock(FlockOperation::LockExclusive)?;
         let mut sweep = Sweep {
@@ -108,7 +108,7 @@ impl Repository {
             let is_used =
                 |name: &str| match name.strip_suffix(".pack").and_then(|id| id.parse().ok()) {
                     Some(id) => packs.contains(&id),
-                    None => true, // not ours
+                    None => true, // not one of floe's files
                 };
             if shelf.is_dir() {
                 sweep.folder(&shelf, is_used, |report| &mut report.packs)?;
@@ -117,7 +117,7 @@ impl Repository {
         Ok(sweep.report)
     }
 
-    /// The packs of these images. The caller has the lock alone.
+    /// Returns the packs of these images. The caller must hold the lock exclusively.
     pub(super) fn listed_packs<'a>(
         &self,
         images: impl IntoIterator<Item = &'a Hash>,
@@ -129,7 +129,7 @@ impl Repository {
         Ok(packs)
     }
 
-    /// Tagged images, those in `keep`, and their ancestors.
+    /// Returns the tagged images, those in `keep`, and their ancestors.
     fn kept(
         &self,
         images: &HashSet<Hash>,
@@ -166,7 +166,7 @@ impl Sweep {
             .is_some_and(|age| age >= self.min_age)
     }
 
-    /// Remove the files of a folder that are old and that `keep` doesn't want.
+    /// Removes those files of a folder that are old enough and that `keep` doesn't want.
     fn folder(
         &mut self,
         dir: &Path,

@@ -1,4 +1,4 @@
-//! What images there are, and what one is made of.
+//! Lists images, and describes what an image consists of.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,15 +16,15 @@ pub struct ImageEntry {
     pub id: Hash,
     /// Its names, sorted.
     pub names: Vec<ImageName>,
-    /// When it was made, seconds since 1970.
+    /// When it was made, in seconds since 1970.
     pub created_unix_s: u64,
     /// Its parent.
     pub parent: Option<Hash>,
     /// The sum of its regions' sizes in bytes.
     pub virtual_bytes: u64,
-    /// The sum of its packs' sizes in bytes, packs shared with other images included.
+    /// The sum of its packs' sizes in bytes, including packs that it shares with other images.
     pub pack_bytes: u64,
-    /// Bytes of those packs that another image needs as well.
+    /// Bytes of those packs that another image needs too.
     pub shared_bytes: u64,
     /// The sizes of its regions by name, in bytes.
     pub regions: BTreeMap<String, u64>,
@@ -43,11 +43,11 @@ pub struct RegionInfo {
     pub chunks: u64,
     /// Chunks that are all zero.
     pub zero_chunks: u64,
-    /// Non-zero chunks whose content also stands in the parent's packs.
+    /// Non-zero chunks whose content is in the parent's packs too.
     pub parent_chunks: u64,
 }
 
-/// What an image is made of.
+/// What an image consists of.
 #[derive(Debug, Clone)]
 pub struct Inspection {
     /// The image.
@@ -58,18 +58,18 @@ pub struct Inspection {
     pub manifest: Manifest,
     /// Its regions.
     pub regions: Vec<RegionInfo>,
-    /// Its ancestors, the parent first, as far as they are in this repository (and the first that isn't).
+    /// Its ancestors, the parent first, up to and including the first that isn't in this repository.
     pub lineage: Vec<Hash>,
-    /// Packs that hold it.
+    /// Number of packs that hold it.
     pub packs: u64,
-    /// Their bytes.
+    /// Bytes of these packs.
     pub pack_bytes: u64,
-    /// Raw bytes of its non-zero chunks that are also in its parent.
+    /// Bytes of its non-zero chunks that are in its parent too, uncompressed.
     pub shared_with_parent_bytes: u64,
 }
 
 impl Repository {
-    /// All images, newest first. A damaged one is left out, with a warning in the log.
+    /// Returns all images, the newest first. A damaged one is left out, with a warning in the log.
     pub fn list(&self) -> Result<Vec<ImageEntry>, StoreError> {
         let mut names: BTreeMap<Hash, Vec<ImageName>> = BTreeMap::new();
         for tag in self.tags()? {
@@ -120,7 +120,7 @@ impl Repository {
         Ok(images)
     }
 
-    /// The layouts of all images, that of the newest first. One that cannot be read is left out.
+    /// Returns the layouts of all images, the newest image's first. One that can't be read is left out.
     pub(crate) fn layouts(&self) -> Result<Vec<Layout>, StoreError> {
         let newest_first = self.list()?.into_iter();
         Ok(newest_first
@@ -128,7 +128,7 @@ impl Repository {
             .collect())
     }
 
-    /// Bytes of an image's packs that another image needs as well.
+    /// Returns the bytes of an image's packs that another image needs too.
     pub fn shared_bytes(&self, id: &Hash) -> Result<u64, StoreError> {
         let mut others = HashSet::new();
         for other in self.image_ids()?.into_iter().filter(|other| other != id) {
@@ -140,12 +140,12 @@ impl Repository {
         Ok(shared.map(|pack| pack.file_bytes).sum())
     }
 
-    /// The packs of an image that hold nothing but what it and its ancestors (as far as they are here) consist of. The others
-    /// came with images that have nothing to do with it, and what else is in those is nobody's business.
+    /// Returns the packs of an image that hold only what the image and its ancestors (those that are here) consist of. The
+    /// others came with unrelated images; what else is in them must not be given away with this image.
     pub fn packs_without_strangers(&self, id: &Hash) -> Result<Vec<PackRef>, StoreError> {
         let mut family = vec![*id];
         family.extend(self.ancestors(id)?);
-        // eight bytes of each hash are enough to tell
+        // Eight bytes of each hash are enough to tell them apart.
         let mut theirs = Vec::new();
         for member in family.iter().filter(|member| self.contains(member)) {
             self.items_into(member, &mut theirs)?;
@@ -194,7 +194,7 @@ impl Repository {
         Ok(all[1..].to_vec())
     }
 
-    /// What the image is made of. Reads its segments, not its chunks.
+    /// Returns what an image consists of. Reads its segments, not its chunks.
     pub fn inspect(&self, id: &Hash) -> Result<Inspection, StoreError> {
         let manifest = self.manifest(id)?;
         let layout = self.layout(id)?;
@@ -242,7 +242,7 @@ impl Repository {
     }
 }
 
-/// Count a region's non-zero chunks, and those that its parent has.
+/// Counts a region's non-zero chunks, and those that its parent has.
 fn count(
     scope: &Scope,
     region: &Region,

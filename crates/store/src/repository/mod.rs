@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! version             "floe repository 1"
-//! images/<id>         a manifest; immutable. Its rename is what publishes the image
-//! images/<id>.layout  which packs hold the image; replaced when packs are laid out anew
+//! images/<id>         a manifest; immutable. Renaming it to this name publishes the image
+//! images/<id>.layout  which packs hold the image; replaced when the packs are rearranged
 //! packs/<2 hex>/<id>.pack
 //! tags/<name>         "<id> <unix seconds>\n"; see `tag_file_name`
 //! tmp/                files being written
 //! lock                shared by publishers, exclusive for gc; empty
 //! ```
 //!
-//! A node's own is closed to others. One that a user names for a web server ([`Repository::create_public`]) can be read by
-//! everybody, but for `tmp/` and `lock`: who may open the lock could hold it.
+//! Only its own user can read a node's repository. One that a user makes for a web server ([`Repository::create_public`]) can
+//! be read by everybody, except `tmp/` and `lock`: whoever may open the lock could hold it.
 //!
-//! Every file is written under a temporary name, synced and renamed, so a kill at any instant leaves at worst files that
-//! nothing refers to, which [`Repository::gc`] removes.
+//! Every file is written under a temporary name, synced and renamed, so a kill at any moment leaves at worst files that nothing
+//! refers to, which [`Repository::gc`] removes.
 
 mod export;
 mod gc;
@@ -51,15 +51,15 @@ use crate::{StoreError, durable, private};
 
 const VERSION_WORDS: &[u8] = b"floe repository ";
 const VERSION_TEXT: &str = "floe repository 1\n";
-/// Modes of a public repository's directories and files: any web server may read them.
+/// Modes of a public repository's directories and files, so that any web server may read them.
 const PUBLIC_DIR_MODE: u32 = 0o755;
 const PUBLIC_FILE_MODE: u32 = 0o644;
-/// What others need to list a directory.
+/// Permission bits that others need to list a directory.
 const OTHERS_LIST: u32 = 0o005;
-/// Scopes kept open: as many images are usually read at the same time.
+/// How many scopes are kept open: about as many images are read at the same time.
 const SCOPES_MAX: usize = 16;
 
-/// A directory of images, publishable as static files. Cheap to clone; several processes may use one directory.
+/// A directory of images, which can be published as static files. Cheap to clone; several processes may use one directory.
 #[derive(Clone)]
 pub struct Repository {
     inner: Arc<Inner>,
@@ -67,20 +67,20 @@ pub struct Repository {
 
 struct Inner {
     dir: PathBuf,
-    /// Whether others may read it: new files get the modes for that.
+    /// Whether others may read it: new files then get modes that allow that.
     public: bool,
     indices: Mutex<packs::Indices>,
-    /// Last used last. By layout, which may be replaced.
+    /// Scopes by the hash of their layout (an image's layout may be replaced), the last used last.
     scopes: Mutex<Vec<(Hash, Scope)>>,
 }
 
 impl Repository {
-    /// Create a repository for this user alone in `dir` (which may exist), or open the one that is there.
+    /// Creates a repository for this user only in `dir` (which may exist), or opens the one that is there.
     pub fn create(dir: &Path) -> Result<Repository, StoreError> {
         Repository::create_with(dir, private::DIR_MODE, private::FILE_MODE)
     }
 
-    /// Create a repository that any web server may read, or open the one that is there as public or private as it is.
+    /// Creates a repository that any web server may read, or opens the one that is there, which stays public or private.
     pub fn create_public(dir: &Path) -> Result<Repository, StoreError> {
         Repository::create_with(dir, PUBLIC_DIR_MODE, PUBLIC_FILE_MODE)
     }
@@ -96,7 +96,7 @@ impl Repository {
             durable::make_dir(&dir.join(part), mode)?;
         }
         let version = dir.join("version");
-        // every version begins like this; a file that doesn't was damaged, and the images are what they are
+        // Every version begins with these words. A file that doesn't was damaged; the images themselves are unaffected.
         let is_one = match std::fs::read(&version) {
             Ok(text) => text.starts_with(VERSION_WORDS),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
@@ -109,7 +109,7 @@ impl Repository {
         Repository::open(dir)
     }
 
-    /// Open the repository in `dir`.
+    /// Opens the repository in `dir`. Fails if there is none, or one of another version.
     pub fn open(dir: &Path) -> Result<Repository, StoreError> {
         let version = dir.join("version");
         let text = match std::fs::read(&version) {
@@ -152,17 +152,17 @@ impl Repository {
         })
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn dir(&self) -> &Path {
         &self.inner.dir
     }
 
-    /// Where files are written before they get their names; on the same file system.
+    /// Returns the directory, on the same file system, where files are written before they get their names.
     pub fn tmp_dir(&self) -> PathBuf {
         self.inner.dir.join("tmp")
     }
 
-    /// Mode of a new directory here.
+    /// Returns the mode of a new directory here.
     fn dir_mode(&self) -> u32 {
         match self.inner.public {
             true => PUBLIC_DIR_MODE,
@@ -170,7 +170,7 @@ impl Repository {
         }
     }
 
-    /// Mode of a new file here.
+    /// Returns the mode of a new file here.
     pub(crate) fn file_mode(&self) -> u32 {
         match self.inner.public {
             true => PUBLIC_FILE_MODE,
@@ -178,12 +178,12 @@ impl Repository {
         }
     }
 
-    /// Write one of its files durably.
+    /// Writes one of the repository's files durably.
     fn write_file(&self, to: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         durable::write_file(&self.tmp_dir(), to, bytes, self.file_mode())
     }
 
-    /// Where a pack is (or would be).
+    /// Returns the path that a pack has (or would have).
     pub fn pack_path(&self, id: &Hash) -> PathBuf {
         let name = id.to_string();
         self.inner
@@ -209,12 +209,12 @@ impl Repository {
         }
     }
 
-    /// Is the image here?
+    /// Returns whether the image is here.
     pub fn contains(&self, id: &Hash) -> bool {
         self.manifest_path(id).is_file()
     }
 
-    /// An image's manifest as bytes, checked against its id.
+    /// Returns an image's manifest as bytes, checked against its id.
     pub fn manifest_bytes(&self, id: &Hash) -> Result<Vec<u8>, StoreError> {
         let path = self.manifest_path(id);
         let bytes = match read_bounded(&path, MANIFEST_BYTES_MAX as u64) {
@@ -234,7 +234,7 @@ impl Repository {
         Ok(bytes)
     }
 
-    /// An image's manifest, checked against its id.
+    /// Returns an image's manifest, checked against its id.
     pub fn manifest(&self, id: &Hash) -> Result<Manifest, StoreError> {
         let bytes = self.manifest_bytes(id)?;
         Manifest::decode(&bytes).map_err(|source| StoreError::Format {
@@ -243,7 +243,7 @@ impl Repository {
         })
     }
 
-    /// Which packs hold the image.
+    /// Returns which packs hold the image.
     pub fn layout(&self, id: &Hash) -> Result<Layout, StoreError> {
         let path = self.layout_path(id);
         let bytes = match read_bounded(&path, LAYOUT_BYTES_MAX as u64) {
@@ -255,7 +255,7 @@ impl Repository {
         Layout::decode(&bytes).map_err(|source| StoreError::Format { path, source })
     }
 
-    /// The ids of all images, in no order.
+    /// Returns the ids of all images, in no particular order.
     pub(crate) fn image_ids(&self) -> Result<Vec<Hash>, StoreError> {
         let dir = self.inner.dir.join("images");
         let mut ids = Vec::new();
@@ -272,12 +272,12 @@ impl Repository {
         Ok(ids)
     }
 
-    /// The image's packs, opened for reading by hash; kept for the next caller.
+    /// Opens the image's packs for reading by hash; the scope is kept for the next caller.
     pub fn scope(&self, id: &Hash) -> Result<Scope, StoreError> {
         self.scope_of(&self.layout(id)?)
     }
 
-    /// A scope over any list of packs that are here (staged uploads, a layout not yet published).
+    /// Opens a scope over any list of packs that are here (staged uploads, a layout that isn't published yet).
     pub fn scope_of(&self, layout: &Layout) -> Result<Scope, StoreError> {
         let key = Hash::of(&layout.encode());
         {
@@ -307,7 +307,7 @@ impl Repository {
         self.inner.scopes.lock().retain(|(k, _)| *k != key);
     }
 
-    /// Do something with an image's packs, and again if that failed because they were laid out anew meanwhile.
+    /// Calls `act` with an image's packs, and again if it failed because the packs were rearranged meanwhile.
     pub(crate) fn with_scope<T>(
         &self,
         id: &Hash,
@@ -322,7 +322,7 @@ impl Repository {
         }
     }
 
-    /// Read items of one image; see [`Scope::read`]. Packs that are laid out anew meanwhile don't matter.
+    /// Reads items of one image; see [`Scope::read`]. It doesn't matter if the packs are rearranged meanwhile.
     pub fn read_items(
         &self,
         id: &Hash,
@@ -340,18 +340,18 @@ impl Repository {
         })
     }
 
-    /// Which of the items do the packs of `layout` hold?
+    /// Returns for each item whether the packs of `layout` hold it.
     pub fn has(&self, layout: &Layout, items: &[(Kind, Hash)]) -> Result<Vec<bool>, StoreError> {
         self.scope_of(layout)?.has(items)
     }
 
-    /// Publishers share the lock, gc has it alone: a pack cannot vanish between the check and the rename.
+    /// Takes the lock. Publishers share it and gc holds it exclusively, so no pack can vanish between the check and the rename.
     fn lock(&self, operation: FlockOperation) -> Result<File, StoreError> {
         let path = self.inner.dir.join("lock");
         let open = || {
             let file = private::options().write(true).open(&path)?;
             let meta = file.metadata()?;
-            // older versions let others open it, and so hold it
+            // Older versions let others open the lock, and so hold it.
             let open_to_others = meta.mode() & 0o077 != 0;
             if open_to_others && meta.uid() == rustix::process::geteuid().as_raw() {
                 file.set_permissions(Permissions::from_mode(private::FILE_MODE))?;
@@ -364,7 +364,7 @@ impl Repository {
     }
 }
 
-/// A file of at most `max` bytes; larger ones are not ours.
+/// Reads a file of at most `max` bytes; a larger one can't be one of floe's, and is an error.
 fn read_bounded(path: &Path, max: u64) -> Result<Vec<u8>, StoreError> {
     let file = File::open(path).map_err(|e| StoreError::io("read", path, e))?;
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Tags, and what a user may call an image.
+//! Tags, and the names that a user may use for an image.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -8,14 +8,14 @@ use floe_image::{Hash, ImageName};
 use super::{Repository, read_bounded};
 use crate::{StoreError, durable};
 
-/// Most bytes of a tag's file; ours have at most 86.
+/// Most bytes of a tag's file; floe writes at most 86.
 const TAG_FILE_BYTES_MAX: u64 = 256;
-/// Fewest digits of an id that stand for it.
+/// Fewest digits of a prefix that may stand for an id.
 const PREFIX_DIGITS_MIN: usize = 6;
-/// Longest file name of Linux file systems.
+/// Most bytes of a file name on Linux file systems.
 const FILE_NAME_BYTES_MAX: usize = 255;
 
-/// A tag and what it points to.
+/// A tag and the image that it points to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TagEntry {
     /// The name.
@@ -26,7 +26,8 @@ pub struct TagEntry {
     pub created_unix_s: u64,
 }
 
-/// The file of a tag below `tags/`: `team/web:v2` is `team~web~~v2`. Tildes are in no name and need no escape in a URL.
+/// Returns the name of a tag's file in `tags/`: `team/web:v2` is `team~web~~v2`. No image name contains a tilde, and tildes
+/// need no escape in a URL.
 pub fn tag_file_name(name: &ImageName) -> String {
     format!("{}~~{}", name.name().replace('/', "~"), name.tag())
 }
@@ -37,7 +38,7 @@ fn name_of_file(file: &str) -> Option<ImageName> {
     (tag_file_name(&parsed) == file).then_some(parsed)
 }
 
-/// What a tag's file says: the image and when the tag was moved there, seconds since 1970.
+/// Decodes a tag's file: the image, and when the tag was moved there, in seconds since 1970.
 pub fn parse_tag_file(bytes: &[u8]) -> Option<(Hash, u64)> {
     let text = std::str::from_utf8(bytes).ok()?;
     let (id, time) = text.strip_suffix('\n')?.split_once(' ')?;
@@ -72,8 +73,8 @@ impl Repository {
         }
     }
 
-    /// The image that `name`, `name:tag`, a full id or a unique prefix of at least 6 hex digits means. A name goes before a
-    /// prefix.
+    /// Returns the image with this `name`, `name:tag`, full id or unique prefix of an id (at least 6 hex digits). A name is
+    /// looked up before a prefix.
     pub fn resolve(&self, name: &str) -> Result<Hash, StoreError> {
         if let Ok(id) = name.parse::<Hash>() {
             return if self.contains(&id) {
@@ -112,7 +113,7 @@ impl Repository {
         }
     }
 
-    /// Point `name` at an image that is here.
+    /// Makes `name` point to an image that is here.
     pub fn tag(&self, name: &ImageName, id: &Hash) -> Result<(), StoreError> {
         let file = tag_file_name(name);
         if file.len() > FILE_NAME_BYTES_MAX {
@@ -130,7 +131,7 @@ impl Repository {
         self.write_file(&self.tag_path(name), format!("{id} {now}\n").as_bytes())
     }
 
-    /// Remove a name; the image stays. Returns what it pointed to.
+    /// Removes a name; the image stays. Returns the image that it pointed to.
     pub fn untag(&self, name: &ImageName) -> Result<Hash, StoreError> {
         let Some((id, _)) = self.read_tag(name)? else {
             return Err(self.no_image(format!("tag {name}")));
@@ -141,7 +142,7 @@ impl Repository {
         Ok(id)
     }
 
-    /// All tags, sorted by name. A damaged one is left out, with a warning in the log.
+    /// Returns all tags, sorted by name. A damaged one is left out, with a warning in the log.
     pub fn tags(&self) -> Result<Vec<TagEntry>, StoreError> {
         let dir = self.dir().join("tags");
         let mut tags = Vec::new();

@@ -1,4 +1,4 @@
-//! Single packs: reading one, knowing its index, and taking in one that somebody sent.
+//! Single packs: reads a pack and its index, and takes in packs from elsewhere.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,12 +15,12 @@ use floe_image::{
 use super::Repository;
 use crate::{StoreError, durable, private};
 
-/// Parsed indices kept in memory: about 4 GiB of stored data in packs of 8 MiB.
+/// Most bytes of parsed indices in memory: those of about 4 GiB of stored data, in packs of 8 MiB.
 const INDEX_BYTES_MAX: usize = 64 << 20;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 256 * 1024;
 
-/// An LRU of parsed indices by pack.
+/// Parsed indices by pack; the least recently used are dropped first.
 #[derive(Default)]
 pub(super) struct Indices {
     known: HashMap<Hash, (Arc<PackIndex>, u64)>,
@@ -53,7 +53,7 @@ impl Indices {
             self.bytes -= weight(&old);
         }
         while self.bytes > INDEX_BYTES_MAX && self.known.len() > 1 {
-            // A scan of some hundred entries, next to the read of an index from the disk.
+            // Searches some hundred entries, which is nothing compared with reading an index from the disk.
             let Some(oldest) = self
                 .known
                 .iter()
@@ -69,7 +69,7 @@ impl Indices {
     }
 }
 
-/// Read the footer of a pack file.
+/// Reads the footer of a pack file.
 pub(super) fn read_ref(file: &File, path: &Path) -> Result<PackRef, StoreError> {
     let bad = |source| StoreError::Format {
         path: path.to_path_buf(),
@@ -92,7 +92,7 @@ pub(super) fn read_ref(file: &File, path: &Path) -> Result<PackRef, StoreError> 
     PackRef::from_footer(&footer, file_bytes).map_err(bad)
 }
 
-/// Read and check the index of a pack file.
+/// Reads and checks the index of a pack file.
 pub(super) fn read_index(
     file: &File,
     path: &Path,
@@ -122,8 +122,8 @@ pub(super) fn read_index(
     PackIndex::decode(&bytes, pack).map_err(bad)
 }
 
-/// Check a frame's bytes item by item. Err tells what is wrong with the frame as a whole, Ok the numbers of the items whose
-/// content is not what the index says.
+/// Checks a frame's bytes item by item. Returns the numbers of the items whose content isn't what the index says; the error
+/// says what is wrong with the frame as a whole.
 pub(super) fn check_frame(
     index: &PackIndex,
     number: u32,
@@ -143,7 +143,7 @@ pub(super) fn check_frame(
 }
 
 impl Repository {
-    /// The index of a pack, from memory or disk.
+    /// Returns the index of a pack, from memory or disk.
     pub(super) fn index(&self, pack: &PackRef) -> Result<Arc<PackIndex>, StoreError> {
         if let Some(index) = self.inner.indices.lock().get(&pack.id) {
             return Ok(index);
@@ -155,7 +155,7 @@ impl Repository {
         Ok(index)
     }
 
-    /// The items of a pack, in the order of the file.
+    /// Returns the items of a pack, in the order of the file.
     pub fn pack_items(&self, pack: &PackRef) -> Result<Vec<(Kind, Hash)>, StoreError> {
         let index = self.index(pack)?;
         let frames = (0..).zip(index.frames());
@@ -166,7 +166,7 @@ impl Repository {
         Ok(items.collect())
     }
 
-    /// Take in a pack from a file, verified frame by frame; the file stays where it is.
+    /// Takes in a pack from a file, verified frame by frame; the file stays where it is.
     pub fn adopt_pack(&self, path: &Path) -> Result<PackRef, StoreError> {
         let mut file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
         let len = file
@@ -176,8 +176,8 @@ impl Repository {
         self.adopt_pack_from(&mut file, len)
     }
 
-    /// Take in a pack from a reader of at most `max_bytes`, verified frame by frame. A pack that is here already is
-    /// replaced: the new copy is known to be sound, the old one isn't.
+    /// Takes in a pack from a reader of at most `max_bytes`, verified frame by frame. Replaces a pack that is here already,
+    /// because the new copy is known to be sound and the old one isn't.
     pub fn adopt_pack_from(
         &self,
         from: &mut dyn Read,
@@ -222,7 +222,7 @@ impl Repository {
         Ok(pack)
     }
 
-    /// Give a verified, synced pack its name. [`Repository::sync_packs`] makes it durable.
+    /// Gives a verified, synced pack its name. [`Repository::sync_packs`] makes the name durable.
     pub(crate) fn place_pack(
         &self,
         file: tempfile::TempPath,
@@ -236,10 +236,10 @@ impl Repository {
         durable::rename(file, &path)
     }
 
-    /// Keep a pack from being collected as garbage for a while, although no image may list it any more: gives it the age of a new
-    /// one. False if it isn't here.
+    /// Gives a pack the age of a new one, so that gc keeps it for a while even if no image lists it any more. Returns false if
+    /// it isn't here.
     pub(crate) fn keep_pack(&self, pack: &PackRef) -> bool {
-        // with the lock, so that a collection that looked at its age before has ended
+        // Takes the lock, so that a gc that has looked at the pack's age before has ended.
         let keep = || {
             let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
             let path = self.pack_path(&pack.id);
@@ -251,7 +251,7 @@ impl Repository {
         keep().is_ok()
     }
 
-    /// Make the names of packs durable: one sync a directory, of which the file system pays for the first.
+    /// Makes the names of packs durable: one sync for each directory, of which only the first costs the file system much.
     pub(crate) fn sync_packs(&self, packs: &[PackRef]) -> Result<(), StoreError> {
         let mut dirs: Vec<_> = packs
             .iter()
@@ -264,7 +264,7 @@ impl Repository {
     }
 }
 
-/// Like `io::copy`, but it tells a sender's fault from a full disk, and stops at `max_bytes`.
+/// Copies like `io::copy`, but tells a sender's error from a full disk, and stops at `max_bytes`.
 fn copy(from: &mut dyn Read, to: &mut File, max_bytes: u64, dir: &Path) -> Result<(), StoreError> {
     let mut buffer = vec![0u8; COPY_BYTES];
     let mut total = 0u64;

@@ -1,4 +1,4 @@
-//! Publishing: the walk that finds an image complete, and the rename that makes it visible.
+//! Publishes images: checks that an image is complete, then makes it visible with a rename.
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Layout, Manifest, Region, SEGMENT_SPAN};
 use rustix::fs::FlockOperation;
@@ -7,12 +7,12 @@ use super::Repository;
 use super::scope::{Scope, Walk};
 use crate::StoreError;
 
-/// Segments read at once during a walk: 2 MiB.
+/// How many segments are read at once during the check: 2 MiB.
 pub(super) const SEGMENTS_AT_ONCE: usize = 64;
 
 impl Repository {
-    /// Publish an image atomically: it is visible whole or not at all. Refused ([`StoreError::Incomplete`]) when the
-    /// packs don't hold every segment and chunk; packs that the image doesn't need are left out of its layout.
+    /// Publishes an image atomically: it is visible whole or not at all. Fails ([`StoreError::Incomplete`]) if the packs don't
+    /// hold every segment and chunk; packs that the image doesn't need are left out of its layout.
     pub fn publish(&self, manifest: &Manifest, layout: &Layout) -> Result<Hash, StoreError> {
         manifest.check().map_err(|source| StoreError::Format {
             path: self.dir().join("images"),
@@ -43,7 +43,7 @@ impl Repository {
         Ok(id)
     }
 
-    /// Do the packs hold every segment and chunk? Returns the layout without packs that the image doesn't need.
+    /// Checks that the packs hold every segment and chunk; returns the layout without packs that the image doesn't need.
     pub fn check_complete(
         &self,
         manifest: &Manifest,
@@ -91,7 +91,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Count an item as used or missing.
+    /// Counts an item as used or missing; returns whether it is there.
     fn item(
         &mut self,
         kind: Kind,
@@ -112,10 +112,10 @@ impl Check<'_> {
         }
     }
 
-    /// A segment's chunks are all needed, those with a patch as well: where a segment is, its chunks are.
+    /// Checks a region. All chunks of a segment are needed, even those with a patch: a segment's chunks are stored with it.
     fn region(&mut self, region: &Region) -> Result<(), StoreError> {
         let name = &region.name;
-        // Chunks and segments lie in different packs: each walk remembers its own.
+        // Chunks and segments are in different packs, so each kind has its own walk.
         let (mut chunk_walk, mut segment_walk) = (Walk::default(), Walk::default());
         for (batch, hashes) in region.segments.chunks(SEGMENTS_AT_ONCE).enumerate() {
             let mut present = Vec::new();

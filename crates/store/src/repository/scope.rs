@@ -1,8 +1,8 @@
-//! Reading items by hash from the packs of one image.
+//! Reads items by hash from the packs of one image.
 //!
-//! A scope holds 16 bytes for each item of its packs (0.4 % of their raw size): the first half of the hash, the pack and the
-//! frame, sorted. The packs' full indices come and go in an LRU. Asking each pack's index in turn would need no memory and
-//! make a look-up in an image of 200 packs 200 times dearer.
+//! A scope holds 16 bytes for each item of its packs (0.4 % of their raw size): the first eight bytes of the hash, the pack and
+//! the frame, sorted. The packs' full indices are loaded and dropped as needed. Searching each pack's index in turn would need
+//! no memory, but a look-up in an image of 200 packs would cost 200 times as much.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,9 +15,9 @@ use floe_image::{
 use super::Repository;
 use crate::StoreError;
 
-/// Compressed bytes read at once when wanted frames are neighbours.
+/// Most compressed bytes that are read at once when wanted frames are neighbours.
 const READ_BYTES_MAX: u64 = 1 << 20;
-/// Unwanted bytes between two wanted frames that are read along: cheaper than another call.
+/// Most unwanted bytes between two wanted frames that are read too: that costs less than another call.
 const GAP_BYTES_MAX: u64 = 64 * 1024;
 
 /// One image's packs, opened for reading items by hash. Cheap to clone.
@@ -30,7 +30,7 @@ struct Inner {
     repository: Repository,
     packs: Vec<PackRef>,
     entries: Vec<Entry>,
-    /// Packs that could not be opened.
+    /// Packs that could not be opened, and why.
     broken: Vec<(PackRef, String)>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Entry {
     pub frame: u32,
 }
 
-/// The first eight bytes of a hash.
+/// Returns the first eight bytes of a hash.
 pub(super) fn prefix(hash: &Hash) -> u64 {
     let b = hash.as_bytes();
     u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
@@ -56,18 +56,18 @@ pub(super) struct Piece {
     hash: Hash,
 }
 
-/// Where a frame lies: what a range read of it asks for.
+/// Where a frame is, as a range read needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FramePlace {
     /// Number of the pack in the layout.
     pub pack: u32,
     /// Offset in the pack, bytes.
     pub offset: u64,
-    /// Compressed bytes.
+    /// Its compressed length in bytes.
     pub len: u32,
 }
 
-/// The packs seen last, so that a walk in address order asks the LRU once a pack.
+/// The pack used last, so that a walk in the order of addresses looks an index up only once a pack.
 #[derive(Default)]
 pub(crate) struct Walk {
     last: Option<(u32, Arc<PackIndex>)>,
@@ -104,12 +104,12 @@ impl Scope {
         })
     }
 
-    /// Could every pack be opened?
+    /// Returns whether every pack could be opened.
     pub(super) fn is_sound(&self) -> bool {
         self.inner.broken.is_empty()
     }
 
-    /// Packs that could not be opened, and why.
+    /// Returns the packs that could not be opened, and why.
     pub(super) fn broken(&self) -> &[(PackRef, String)] {
         &self.inner.broken
     }
@@ -139,7 +139,7 @@ impl Scope {
         Ok(index)
     }
 
-    /// The `skip`th place of an item.
+    /// Returns a place of an item, after skipping `skip` others; `None` if it has no more.
     pub(super) fn place(
         &self,
         kind: Kind,
@@ -174,7 +174,7 @@ impl Scope {
         Ok(None)
     }
 
-    /// The number of the pack that holds an item.
+    /// Returns the number of a pack that holds an item; `None` if none does.
     pub(crate) fn pack_of(
         &self,
         kind: Kind,
@@ -186,12 +186,12 @@ impl Scope {
             .map(|piece| piece.entry.pack))
     }
 
-    /// Where the repository is, for messages.
+    /// Returns the repository's directory, for messages.
     pub(super) fn dir(&self) -> &std::path::Path {
         self.inner.repository.dir()
     }
 
-    /// Bytes of the items of some packs, unpacked.
+    /// Returns how many bytes the items of some packs have, unpacked.
     pub(super) fn raw_bytes_of(&self, packs: impl Fn(u32) -> bool) -> Result<u64, StoreError> {
         let mut bytes = 0;
         let all = (0u32..).zip(&self.inner.packs);
@@ -205,7 +205,7 @@ impl Scope {
         Ok(bytes)
     }
 
-    /// The frames that hold these items, each once, in the order of packs and places; what is in no pack is passed over.
+    /// Returns the frames that hold these items, each once, ordered by pack and place. Items in no pack are ignored.
     pub fn frames_of(&self, items: &[(Kind, Hash)]) -> Result<Vec<FramePlace>, StoreError> {
         let mut walk = Walk::default();
         let mut places = Vec::new();
@@ -223,7 +223,7 @@ impl Scope {
         Ok(places)
     }
 
-    /// Which of the items do the packs hold? (Zero items always.)
+    /// Returns for each item whether the packs hold it (always true for zero items).
     pub fn has(&self, items: &[(Kind, Hash)]) -> Result<Vec<bool>, StoreError> {
         let mut walk = Walk::default();
         items
@@ -234,9 +234,9 @@ impl Scope {
             .collect()
     }
 
-    /// Read items. `sink` gets each item once, verified, in pack order; zero items are passed over. Returns those that are
-    /// in none of the packs. A damaged item is read from another pack that has it, else it is an error, after all others
-    /// have been delivered.
+    /// Reads items. `sink` gets each item once, verified, in the order of the packs; zero items are skipped. Returns the items
+    /// that are in none of the packs. A damaged item is read from another pack that has it; if there is none, that is an error,
+    /// returned after all others were delivered.
     pub fn read(
         &self,
         wants: &[(Kind, Hash)],
@@ -288,7 +288,7 @@ impl Scope {
         StoreError::damaged(self.inner.repository.dir(), why)
     }
 
-    /// Read pieces of one pack; those that fail go to `failed`, with the last reason as the error.
+    /// Reads pieces of one pack; those that fail are added to `failed`, and the error is the last reason.
     fn read_pack(
         &self,
         pieces: &[Piece],
@@ -365,7 +365,7 @@ impl Scope {
         result
     }
 
-    /// Several segments, in the order asked for. [`Hash::ZERO`] is the empty one.
+    /// Returns several segments, in the order asked for. [`Hash::ZERO`] is the empty one.
     pub fn segments(&self, hashes: &[Hash]) -> Result<Vec<Segment>, StoreError> {
         let wants: Vec<(Kind, Hash)> = hashes.iter().map(|hash| (Kind::Segment, *hash)).collect();
         let mut found = std::collections::HashMap::new();
@@ -388,17 +388,17 @@ impl Scope {
             .collect())
     }
 
-    /// The hashes that count in one segment of a region: its table with its patches.
+    /// Returns the hashes of one segment of a region: its table with its patches applied.
     ///
     /// # Panics
-    /// When the region has no such segment.
+    /// If the region has no such segment.
     pub fn table(&self, region: &Region, number: usize) -> Result<Segment, StoreError> {
         let mut table = self.segment(&region.segments[number])?;
         region.patch(number, &mut table);
         Ok(table)
     }
 
-    /// A segment as it is stored.
+    /// Returns a segment as it is stored, without patches.
     pub fn segment(&self, hash: &Hash) -> Result<Segment, StoreError> {
         Ok(self.segments(&[*hash])?.pop().unwrap_or_default())
     }

@@ -19,7 +19,7 @@ fn chunk(n: u64) -> Vec<u8> {
         .collect()
 }
 
-/// An image of one region `ram` with chunks from..to.
+/// Makes an image with one region `ram` of the chunks from..to.
 fn image(
     repository: &Repository,
     parent: Option<Hash>,
@@ -84,7 +84,7 @@ fn an_image_is_found_by_name_tag_id_and_unique_prefix() {
         repository.resolve("../../etc/passwd"),
         Err(StoreError::Invalid { .. })
     ));
-    // A second image that begins alike: only possible to stage by hand.
+    // A second image whose id begins the same way, which can only be made by hand.
     let twin = format!("{}{}", &a.to_string()[..10], "0".repeat(54));
     std::fs::write(repository.dir().join("images").join(twin), b"").unwrap();
     assert!(matches!(
@@ -167,14 +167,14 @@ fn an_image_with_a_missing_chunk_segment_or_pack_is_never_published() {
     absent.packs[0].id = Hash::of(b"absent");
     assert!(repository.publish(&wrong, &absent).is_err());
     assert!(!repository.contains(&wrong_id));
-    // All is here, and what isn't needed is left out.
+    // Everything is here, and what isn't needed is left out.
     let mut more = layout.clone();
     more.packs.extend(&foreign.packs);
     assert_eq!(repository.publish(&wrong, &more).unwrap(), wrong_id);
     assert_eq!(repository.layout(&wrong_id).unwrap(), layout);
 }
 
-/// A kill between any two steps of a publish leaves the file system as one of these states.
+/// A kill between any two steps of a publish leaves the file system in one of these states.
 #[test]
 fn an_image_is_visible_only_after_its_manifests_rename() {
     let (_dir, repository) = repository();
@@ -187,7 +187,7 @@ fn an_image_is_visible_only_after_its_manifests_rename() {
     assert!(again.resolve(&id.to_string()).is_err() && again.manifest(&id).is_err());
     std::fs::rename(&kept, &manifest).unwrap();
     assert_eq!(again.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
-    // Killed and never done again: gc finds all of it.
+    // Killed, and never published again: gc removes all of it.
     std::fs::rename(&manifest, &kept).unwrap();
     let report = gc(&again, false, vec![]);
     assert_eq!((report.packs, report.temporary, report.images), (1, 2, 0));
@@ -209,12 +209,12 @@ fn gc_removes_only_what_nothing_refers_to_and_nothing_young() {
     let (d, _) = image(&repository, None, 500..540);
     repository.tag(&name("c"), &c).unwrap();
     assert_eq!(gc(&repository, false, vec![]), GcReport::default());
-    // The child keeps its ancestors; the untagged stranger goes unless a machine runs it.
+    // The child keeps its ancestors; the unrelated image without a tag is removed, unless a machine runs it.
     assert_eq!(gc(&repository, true, vec![d]), GcReport::default());
     let report = gc(&repository, true, vec![]);
     assert_eq!((report.images, report.packs), (1, 1));
     assert!(!repository.contains(&d) && is_sound(&repository, &a));
-    // Removing the parents leaves the child whole.
+    // Removing the parents does no harm to the child.
     repository.remove(&a).unwrap();
     repository.remove(&b).unwrap();
     gc(&repository, false, vec![]);
@@ -276,7 +276,7 @@ fn verify_finds_a_flipped_bit_anywhere_and_tells_what_is_lost() {
     let index = repository.index(&pack).unwrap();
     let frame = index.frame(3).unwrap();
     let first = index.frame_hashes(3)[0];
-    flip(&path, frame.offset); // zstd's magic: nothing of it can be unpacked
+    flip(&path, frame.offset); // zstd's magic: nothing in the frame can be unpacked
     let report = repository.verify(&id, &|_, _| true).unwrap();
     let lost: Vec<&str> = report
         .damage
@@ -291,7 +291,7 @@ fn verify_finds_a_flipped_bit_anywhere_and_tells_what_is_lost() {
         lost[0],
         format!("ram, chunks {position} to {}", position + 15)
     );
-    // Reading says so too, and never hands out the wrong bytes; the others come.
+    // Reading reports it too and never returns wrong bytes; the other chunks are delivered.
     let wants: Vec<_> = (0..1100)
         .map(|n| (Kind::Chunk, Hash::of(&chunk(n))))
         .collect();
@@ -302,7 +302,7 @@ fn verify_finds_a_flipped_bit_anywhere_and_tells_what_is_lost() {
     });
     assert!(result.is_err());
     assert_eq!(came, 1100 - 16);
-    // Cut, gone, manifest.
+    // A pack cut off, a pack missing, and a damaged manifest.
     std::fs::write(&path, &pristine[..pristine.len() / 2]).unwrap();
     assert!(!is_sound(&repository, &id));
     std::fs::remove_file(&path).unwrap();
@@ -327,7 +327,7 @@ fn verify_finds_a_flipped_bit_anywhere_and_tells_what_is_lost() {
 fn a_damaged_copy_is_replaced_by_a_good_one_from_another_pack() {
     let (dir, repository) = repository();
     let (id, bytes) = image(&repository, None, 0..64);
-    // The same chunks packed apart, beside a chunk that is theirs alone.
+    // The same chunks in another pack, with a chunk that only this pack has.
     let elsewhere = Repository::create(&dir.path().join("elsewhere")).unwrap();
     let (other, _) = image(&elsewhere, None, 0..65);
     let spare = elsewhere.pack_path(&only_pack(&elsewhere, &other).id);
@@ -459,7 +459,7 @@ fn a_nodes_own_repository_is_closed_and_one_for_a_web_server_is_readable_but_for
         (Repository::create_public(&web).unwrap(), 0o755, 0o644),
     ];
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-    // the umask of a node: it must not take away what a web server needs
+    // The umask of a node: it must not remove what a web server needs.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     for (repository, dirs, files) in &repositories {
         let root = repository.dir();
@@ -479,7 +479,7 @@ fn a_nodes_own_repository_is_closed_and_one_for_a_web_server_is_readable_but_for
     }
     rustix::process::umask(before);
     assert_eq!(mode(&dir.path().join("srv")), 0o755);
-    // a lock that an older version left open is closed by the next one who takes it
+    // A lock that an older version left open is closed by the next process that takes it.
     let lock = web.join("lock");
     std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o644)).unwrap();
     image(&Repository::create_public(&web).unwrap(), None, 0..11);

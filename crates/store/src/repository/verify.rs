@@ -1,7 +1,8 @@
-//! Checking an image from its manifest down to every byte of its packs.
+//! Checks an image from its manifest down to every byte of its packs.
 //!
-//! The packs are read once, frame by frame, on all cores; what fails is remembered by hash. Then the walk manifest ->
-//! segments -> chunks tells which parts of which region are lost by it. Memory: the damaged hashes, and the scope.
+//! The packs are read once, frame by frame, on all cores; the hashes of damaged items are remembered. A walk from the manifest
+//! over segments to chunks then finds which parts of which region are lost. It needs memory for the damaged hashes and the
+//! scope.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -17,35 +18,35 @@ use super::scope::Walk;
 use super::{Repository, Scope};
 use crate::StoreError;
 
-/// Damages listed one by one; the rest are counted.
+/// How many damages are listed; further ones are only counted.
 const DAMAGE_LISTED_MAX: usize = 200;
 
-/// One damaged thing that [`Repository::verify`] found.
+/// Something damaged that [`Repository::verify`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The file, relative to the repository.
     pub file: PathBuf,
     /// What is wrong, with offsets.
     pub what: String,
-    /// The part of the image that is lost, when one is: "disk0, chunks 4096 to 4111".
+    /// The part of the image that is lost, if any: "disk0, chunks 4096 to 4111".
     pub lost: Option<String>,
 }
 
-/// What [`Repository::verify`] found.
+/// The result of [`Repository::verify`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Items (segments and chunks) of its packs that were checked.
+    /// Items (segments and chunks) in its packs that were checked.
     pub items: u64,
-    /// Packs read.
+    /// Packs that were read.
     pub packs: u64,
-    /// Everything that is wrong; empty for a sound image.
+    /// Everything that is wrong, up to a limit; empty for a sound image.
     pub damage: Vec<Damage>,
-    /// Damages beyond those listed.
+    /// How many more damages there are.
     pub more: u64,
 }
 
 impl VerifyReport {
-    /// Is the image sound?
+    /// Returns whether the image is sound.
     pub fn is_sound(&self) -> bool {
         self.damage.is_empty()
     }
@@ -68,13 +69,14 @@ struct Shared<'a> {
     stop: AtomicBool,
     progress: &'a (dyn Fn(u64, u64) -> bool + Sync),
     report: Mutex<VerifyReport>,
-    /// Items of which at least one copy is bad.
+    /// Items that have at least one bad copy.
     bad: Mutex<HashSet<(Kind, Hash)>>,
 }
 
 impl Repository {
-    /// Check manifest, segments, chunks and packs, all of it. `progress(done, total)` in pack bytes, from any thread; false
-    /// stops. What is damaged is in the report; an error only means that the check could not be made.
+    /// Checks an image completely: manifest, segments, chunks and packs. Calls `progress(done, total)` with bytes of packs, on
+    /// any thread; if it returns false, stops with [`StoreError::Cancelled`]. Damage is in the report; an error only means that
+    /// the check could not be made.
     pub fn verify(
         &self,
         id: &Hash,
@@ -83,7 +85,7 @@ impl Repository {
         loop {
             let layout = self.layout(id).ok();
             let report = self.verify_once(id, progress)?;
-            // Packs that were laid out anew meanwhile are no damage: look at those that are there now.
+            // If the packs were rearranged meanwhile, nothing is damaged: check those that are there now.
             if report.is_sound() || layout.is_none() || self.layout(id).ok() == layout {
                 return Ok(report);
             }
@@ -156,7 +158,7 @@ impl Repository {
         report
             .damage
             .sort_by(|a, b| (&a.file, &a.what).cmp(&(&b.file, &b.what)));
-        // Made anew: a scope that was opened while its packs were sound would still hope for them.
+        // A new scope: one that was opened while its packs were sound would still use them.
         let scope = Scope::new(self.clone(), &layout)?;
         let file = relative(self.manifest_path(id));
         let bad = shared.bad.into_inner();
@@ -265,7 +267,7 @@ impl Shared<'_> {
     }
 }
 
-/// The walk that names what the damage costs.
+/// Finds the parts of the image that are lost because of the damage.
 struct Lost<'a> {
     scope: &'a Scope,
     bad: &'a HashSet<(Kind, Hash)>,
@@ -274,7 +276,7 @@ struct Lost<'a> {
 }
 
 impl Lost<'_> {
-    /// None when the item can be read, else why not.
+    /// Returns why the item can't be read; `None` if it can.
     fn fault(
         &self,
         kind: Kind,
@@ -287,7 +289,7 @@ impl Lost<'_> {
         if !self.bad.contains(&(kind, *hash)) {
             return Ok(None);
         }
-        // Another pack may have a good copy, which reads fall back to.
+        // Another pack may have a good copy, which reads use instead.
         let mut good = false;
         let _ = self
             .scope

@@ -1,4 +1,5 @@
-//! A host's membership in a group: one thread receives, keeps what it overhears and asks for what is wanted.
+//! A host's membership in a multicast group: one thread receives, keeps what others asked for, and asks for what is wanted
+//! here.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,25 +18,25 @@ use super::socket::{Bell, asking_socket, group_socket, is_passing};
 use crate::SourceError;
 use crate::multicast::protocol::{Item, Receiver, ReceiverStats};
 
-/// Datagrams received before something is asked for again: a kernel buffer's worth would let requests wait.
+/// How many datagrams are received before requests are sent. A whole socket buffer of them would keep requests waiting.
 const AT_A_TIME: usize = 256;
-/// A guest's page is waited for at least so long before it is asked for elsewhere, too.
+/// Shortest time to wait for a guest's page before it is asked for by unicast too.
 const HEDGE_MIN: Duration = Duration::from_millis(10);
-/// And at most so long.
+/// Longest such time.
 const HEDGE_MAX: Duration = Duration::from_millis(100);
 
-/// How long what no guest waits for may make no progress before it is asked for elsewhere: several requests. When a server is
-/// merely slow, all of its receivers would come to the same node by the dearer way.
+/// How long a read that no guest waits for may make no progress before it goes on by unicast: long enough for several requests.
+/// If it were short, all receivers of a merely slow server would load the same node by the more expensive way.
 const PROGRESS_MAX: Duration = Duration::from_millis(1500);
-/// The same as long as it is not known whether answers arrive at all.
+/// The same while it isn't known whether answers arrive at all.
 const PROGRESS_IN_DOUBT_MAX: Duration = Duration::from_millis(300);
 
-/// An item for somebody who waits.
+/// An item for a read that waits for it.
 pub(super) type Parcel = (Kind, Hash, Arc<[u8]>);
 
-/// A host in a group. It leaves when it is dropped.
+/// A host in a group. It leaves when this is dropped.
 ///
-/// Cost: one thread, and 4 MiB each of socket buffer and of incomplete items at most.
+/// Cost: one thread, and at most 4 MiB each of socket buffer and of incomplete items.
 pub struct Group {
     shared: Arc<Shared>,
     described: String,
@@ -46,9 +47,9 @@ struct Shared {
     state: Mutex<State>,
     bell: Bell,
     started: Instant,
-    /// Datagrams of the server so far.
+    /// How many datagrams of the server were received.
     heard: AtomicU64,
-    /// Datagrams that were no member's.
+    /// How many datagrams were received that no member of the group sent.
     forged: AtomicU64,
     ended: AtomicBool,
 }
@@ -59,7 +60,7 @@ struct State {
     readers: u64,
 }
 
-/// Somebody who waits for items, until it is dropped.
+/// A read that waits for items, until this is dropped.
 pub(super) struct Waiting<'a> {
     group: &'a Group,
     reader: u64,
@@ -69,7 +70,7 @@ pub(super) struct Waiting<'a> {
 }
 
 impl Group {
-    /// Joins. What comes unasked goes into `cache`.
+    /// Joins a group. Items that nobody here waits for go into `cache`.
     pub fn join(invitation: &Invitation, cache: Arc<Cache>) -> Result<Group, SourceError> {
         let described = format!("multicast {} of {}", invitation.group, invitation.server);
         let fail = |error: io::Error| SourceError::Unsupported {
@@ -81,7 +82,7 @@ impl Group {
         }
         let (asking, own) = asking_socket(invitation.server).map_err(fail)?;
         let group = group_socket(invitation.group, own).map_err(fail)?;
-        // a node that was restarted is another receiver
+        // A node that was restarted is another receiver.
         let receiver = Receiver::new(rand::random(), 0);
         let shared = Arc::new(Shared {
             cache,
@@ -110,27 +111,27 @@ impl Group {
         Ok(Group { shared, described })
     }
 
-    /// What was received so far.
+    /// Returns what was received so far.
     pub fn stats(&self) -> ReceiverStats {
         self.shared.state.lock().receiver.stats()
     }
 
-    /// Datagrams that were no member's, or made no sense.
+    /// Returns how many datagrams came from no member of the group, or made no sense.
     pub fn forged(&self) -> u64 {
         self.shared.forged.load(Relaxed)
     }
 
-    /// Whether multicast passes, as far as is known.
+    /// Returns whether multicast arrives here, as far as is known.
     pub fn passes(&self) -> bool {
         !self.shared.ended.load(Relaxed) && self.shared.state.lock().receiver.is_open()
     }
 
-    /// Which group of which server.
+    /// Returns a description of the group and its server, for messages.
     pub(super) fn describe(&self) -> &str {
         &self.described
     }
 
-    /// If multicast does not pass but should be tried again: asks for an item, and nobody waits for it.
+    /// Asks for an item that nobody waits for, if multicast didn't arrive and it is time to try it again.
     pub(super) fn try_again(&self, (kind, hash): &(Kind, Hash)) {
         let now = self.shared.started.elapsed();
         let mut state = self.shared.state.lock();
@@ -141,7 +142,7 @@ impl Group {
         }
     }
 
-    /// How long to wait for the next item.
+    /// Returns how long to wait for the next item.
     pub(super) fn patience(&self, demand: bool) -> Duration {
         let state = self.shared.state.lock();
         match (demand, state.receiver.is_sure()) {
@@ -151,7 +152,7 @@ impl Group {
         }
     }
 
-    /// Asks for items.
+    /// Asks for items; they come through the returned [`Waiting`].
     pub(super) fn want(&self, wants: &[(Kind, Hash)], demand: bool) -> Waiting<'_> {
         let (tell, parcels) = mpsc::channel();
         let mut state = self.shared.state.lock();
@@ -183,7 +184,7 @@ impl Drop for Group {
 }
 
 impl Waiting<'_> {
-    /// It has waited long enough. Whether the server was silent all the time, so often that it is not asked any more.
+    /// Notes that the read waited in vain. Returns whether multicast is given up now, because the server was silent too often.
     pub fn gave_up(&self) -> bool {
         let shared = &self.group.shared;
         if shared.heard.load(Relaxed) != self.heard_before {
@@ -199,7 +200,7 @@ impl Drop for Waiting<'_> {
         let mut state = self.group.shared.state.lock();
         for hash in &self.wants {
             let Some(waiting) = state.waiting.get_mut(hash) else {
-                continue; // it has come
+                continue; // it has arrived
             };
             waiting.retain(|(reader, _)| *reader != self.reader);
             if waiting.is_empty() {
@@ -215,7 +216,7 @@ impl Shared {
         let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
         let mut sealer = GroupSealer::new(*key, rand::random());
         while !self.ended.load(Relaxed) {
-            // first what has come: it may be just what was to be asked for
+            // First receive: it may be just what would be asked for.
             let more = self.receive(group, key, &mut buffer)?;
             let (asks, wake) = {
                 let mut state = self.state.lock();
@@ -228,7 +229,7 @@ impl Shared {
                 };
                 match asking.send(&sealed) {
                     Ok(_) => {}
-                    // as good as lost on the way
+                    // The same as a datagram that is lost on the way.
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -241,7 +242,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether there may be more.
+    /// Receives datagrams; returns whether there may be more.
     fn receive(&self, group: &UdpSocket, key: &GroupKey, buffer: &mut [u8]) -> io::Result<bool> {
         for _ in 0..AT_A_TIME {
             let length = match group.recv_from(buffer) {
@@ -270,7 +271,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// To those who wait; else into the cache, where the next one looks first.
+    /// Gives an item to the reads that wait for it. Without any it goes into the cache, where the next read looks first.
     fn deliver(&self, item: Item, waiting: Vec<(u64, mpsc::Sender<Parcel>)>) {
         let bytes: Arc<[u8]> = item.bytes.into();
         let give = |waiting: Vec<(u64, mpsc::Sender<Parcel>)>| {
@@ -281,14 +282,14 @@ impl Shared {
             taken
         };
         if give(waiting) {
-            return; // they keep it
+            return; // those reads keep it
         }
         if !self.cache.contains(item.kind, &item.hash)
             && let Err(error) = self.cache.put_item(item.kind, &item.hash, &bytes, None)
         {
             tracing::debug!(%error, "what was overheard is not kept");
         }
-        // whoever came to want it meanwhile did not find it in the cache yet
+        // A read that began to want it meanwhile did not find it in the cache yet.
         let mut state = self.state.lock();
         if let Some(waiting) = state.waiting.remove(&item.hash) {
             state.receiver.forget(&item.hash);

@@ -13,13 +13,13 @@ pub use group::Group;
 pub use server::{MulticastServer, ServerOptions};
 pub use source::Multicast;
 
-/// What a host has to know to join a group.
+/// What a host needs to join a group.
 #[derive(Clone, Debug)]
 pub struct Invitation {
-    /// Where requests go.
+    /// The address that requests are sent to.
     pub server: SocketAddrV4,
-    /// Where answers come.
+    /// The address that answers come to.
     pub group: SocketAddrV4,
-    /// What encrypts both.
+    /// The key that seals both.
     pub key: GroupKey,
 }

@@ -1,4 +1,4 @@
-//! A server: one thread receives requests and sends pieces, one loads and packs items.
+//! The server of a group: one thread receives requests and sends pieces, another loads and packs items.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,40 +16,40 @@ use super::socket::{Bell, is_passing, server_socket};
 use crate::multicast::protocol::{Next, Packed, Server, ServerStats, pack};
 use crate::{Request, Source, SourceError};
 
-/// Items loaded at a time: neighbours then come out of one frame, and a demand waits for no more than this.
+/// How many items are loaded at a time: neighbours then come from one frame, and a demand waits for no more than this.
 const LOAD_AT_A_TIME: usize = 64;
-/// Longest time for that. Receivers ask elsewhere long before.
+/// Longest time for such a load. Receivers ask elsewhere long before.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a thread without work looks whether it is still needed.
+/// How often a thread without work checks whether it is still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Datagrams received before something is sent again, and the other way round.
+/// How many datagrams are received before some are sent, and the other way round.
 const AT_A_TIME: usize = 64;
-/// zstd level: a guest waits.
+/// The level for zstd: a low one, because a guest waits.
 const LEVEL: i32 = 1;
-/// Pause after the kernel refused to send: a queue is full, or the network is down.
+/// Pause after the kernel refused to send, because a queue is full or the network is down.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 
-/// How a server works.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// The host's address on the network of the receivers.
     pub address: Ipv4Addr,
-    /// Port for requests; 0 for any.
+    /// Port for requests; 0 for any free one.
     pub port: u16,
-    /// The group. Several servers may share one: they have different keys.
+    /// Address of the group. Several servers may share it, because each has its own key.
     pub group: SocketAddrV4,
-    /// How many routers answers may pass, plus 1. With 1, they do not leave the segment.
+    /// How many routers answers may pass, plus 1. With 1, answers do not leave the network segment.
     pub ttl: u32,
-    /// What encrypts the group's datagrams.
+    /// The key that seals the group's datagrams.
     pub key: GroupKey,
 }
 
 impl ServerOptions {
-    /// In a group drawn at random, of those that are the site's own (239.255/16, RFC 2365), not beyond the segment.
+    /// Makes options for a group chosen at random from the site-local ones (239.255/16, RFC 2365), limited to the segment.
     pub fn new(address: Ipv4Addr, key: GroupKey) -> ServerOptions {
         let low: u16 = rand::random();
         let group = Ipv4Addr::new(239, 255, (low >> 8) as u8, low as u8);
-        // above the ports that Linux gives to clients, below none that has a name
+        // Above the ports that Linux gives to clients; no well-known service has one of these.
         let port = 61_000 + rand::random::<u16>() % 4_000;
         ServerOptions {
             address,
@@ -61,10 +61,10 @@ impl ServerOptions {
     }
 }
 
-/// The server of a group: sends what receivers ask for, of one image, to all of them. It ends when it is dropped.
+/// The server of a group: sends the items of one image that receivers ask for to all of them. It ends when it is dropped.
 ///
-/// Cost: two threads that sleep while nobody asks, 5 MiB of socket buffers at most, and 1 MiB of items that are about to be
-/// sent. A server for each fork and not one for a node: forks have different receivers and different keys.
+/// Cost: two threads that sleep while nobody asks, at most 5 MiB of socket buffers, and 1 MiB of items that are about to be
+/// sent. There is one server for each fork, not one for the node: forks have different receivers and different keys.
 pub struct MulticastServer {
     shared: Arc<Shared>,
     invitation: Invitation,
@@ -74,7 +74,7 @@ struct Shared {
     image: Hash,
     source: Arc<dyn Source>,
     server: Mutex<Server>,
-    /// Something is to be loaded.
+    /// Signalled when something is to be loaded.
     load: Condvar,
     bell: Bell,
     started: Instant,
@@ -82,7 +82,7 @@ struct Shared {
 }
 
 impl MulticastServer {
-    /// Opens it for the items of `image`, which `source` has.
+    /// Opens a server for the items of `image`, which `source` must have.
     pub fn open(
         image: Hash,
         source: Arc<dyn Source>,
@@ -130,12 +130,12 @@ impl MulticastServer {
         Ok(opened)
     }
 
-    /// What receivers need to join.
+    /// Returns what receivers need to join.
     pub fn invitation(&self) -> &Invitation {
         &self.invitation
     }
 
-    /// What it has done so far.
+    /// Returns what it has done so far.
     pub fn stats(&self) -> ServerStats {
         self.shared.server.lock().stats()
     }
@@ -154,7 +154,7 @@ impl Shared {
     fn send(&self, socket: &UdpSocket, group: SocketAddrV4, key: &GroupKey) -> io::Result<()> {
         let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
         let mut sealer = GroupSealer::new(*key, rand::random());
-        // one that the kernel had no room for
+        // A datagram that the kernel had no room for.
         let mut held: Option<Vec<u8>> = None;
         while !self.ended.load(Relaxed) {
             self.receive(socket, key, &mut buffer)?;
@@ -216,7 +216,7 @@ impl Shared {
                 Err(error) => return Err(error),
             };
             let opened = key.open(&buffer[..length]).unwrap_or_default();
-            // what a stranger sends is no news
+            // Datagrams from strangers are ignored.
             if let Ok(Datagram::Ask(ask)) = Datagram::decode(&opened) {
                 let mut server = self.server.lock();
                 server.asked(self.started.elapsed(), &ask);
@@ -229,7 +229,7 @@ impl Shared {
     }
 }
 
-/// Loads and packs what is to be sent soon.
+/// Loads and packs the items that are to be sent soon, until the server ends.
 fn load(shared: &Weak<Shared>) {
     while let Some(here) = shared.upgrade() {
         if here.ended.load(Relaxed) {

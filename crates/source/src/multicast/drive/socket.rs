@@ -1,4 +1,4 @@
-//! Sockets of groups, and a wait for one of them that another thread can end.
+//! The sockets of a group, and a wait for one of them that another thread can end.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -8,21 +8,21 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// Receive buffer: what a server sends in 30 ms at the highest rate, while a receiver's thread waits for its turn.
+/// Bytes of the receive buffer: what a server sends at the highest rate in the 30 ms that a receiver's thread may have to wait.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// Send buffer: more would only be a longer queue.
+/// Bytes of the send buffer: a larger one would only make the queue longer.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
-/// A socket bound to `address`, which others on this host may share, if it is a group's.
+/// Makes a socket bound to `address`. If that is a group's, other sockets on this host may bind to it too.
 fn bound(address: SocketAddrV4) -> io::Result<UdpSocket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd =
         rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
     if address.ip().is_multicast() {
-        // several nodes of one host may be in a group
+        // Several nodes of one host may be in a group.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
-    // only root may have more than the system's limit, which is 208 KiB by default
+    // Only root may exceed the system's limit, which is 208 KiB by default.
     if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
     }
@@ -30,26 +30,26 @@ fn bound(address: SocketAddrV4) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// For what is sent to a group.
+/// Makes the socket that receives what is sent to a group.
 pub(super) fn group_socket(group: SocketAddrV4, interface: Ipv4Addr) -> io::Result<UdpSocket> {
-    // bound to the group: only what is sent to it arrives
+    // Bound to the group's address: only what is sent to the group arrives.
     let socket = bound(group)?;
     socket.join_multicast_v4(group.ip(), &interface)?;
     Ok(socket)
 }
 
-/// For requests to a server, which sends to groups from it.
+/// Makes the socket of a server, which receives requests and sends to the group.
 pub(super) fn server_socket(address: SocketAddrV4, ttl: u32) -> io::Result<UdpSocket> {
     let socket = bound(address)?;
     sockopt::set_ip_multicast_if(&socket, address.ip())?;
     sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES)?;
     socket.set_multicast_ttl_v4(ttl)?;
-    // clones' nodes on this very host are receivers, too
+    // Nodes of clones on this very host are receivers too.
     socket.set_multicast_loop_v4(true)?;
     Ok(socket)
 }
 
-/// For requests of a receiver, and the address of this host that the server sees.
+/// Makes the socket of a receiver for its requests; also returns this host's address as the server sees it.
 pub(super) fn asking_socket(server: SocketAddrV4) -> io::Result<(UdpSocket, Ipv4Addr)> {
     let socket = bound(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server)?;
@@ -69,11 +69,11 @@ impl Bell {
     }
 
     pub fn ring(&self) {
-        // a counter that is full rings already
+        // If the counter is full, the bell is ringing already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Waits until the socket has something, the bell rings, or the time has passed; `None` is for ever.
+    /// Blocks until the socket has something, the bell rings, or `most` has passed; `None` is for ever.
     pub fn wait(&self, socket: &UdpSocket, most: Option<Duration>) -> io::Result<()> {
         let mut waits = [
             PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN),
@@ -90,8 +90,8 @@ impl Bell {
     }
 }
 
-/// Whether a socket has nothing more, or only an error of an earlier datagram to tell (an ICMP message, which anybody may
-/// have sent). Anything else is the end of it.
+/// Returns whether a socket just has nothing more, or only reports an error of an earlier datagram (an ICMP message, which
+/// anybody may have sent). Any other error means that the socket is unusable.
 pub(super) fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionRefused, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable,

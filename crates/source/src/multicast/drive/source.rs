@@ -1,4 +1,4 @@
-//! A group as a source: first multicast, and before a guest notices that it takes long, the source that it is around.
+//! A group as a source: asks the group first, and another source before a guest notices that it takes long.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::{LinkEstimate, LinkMeter, Request, Sink, Source, SourceError};
 
 /// Reads by multicast what it can, and the rest from another source.
 ///
-/// Cost beside that source's: a thread switch for each read. A guest's page waits for the group for as long as answers
-/// usually take, 10 to 100 ms, and is then asked for elsewhere: a lost packet costs a guest no more than that.
+/// Cost beside that source's: a thread switch for each read. A guest's page waits for the group as long as answers usually
+/// take, 10 to 100 ms, and is then read from the other source: a lost packet costs a guest no more than that.
 pub struct Multicast {
     group: Arc<Group>,
     inner: Arc<dyn Source>,
@@ -26,7 +26,7 @@ pub struct Multicast {
 }
 
 impl Multicast {
-    /// Around `inner`, which has the same image. `cache` is where the group keeps what it overhears.
+    /// Puts the group before `inner`, which must have the same image. `cache` is where the group keeps what others asked for.
     pub fn new(group: Arc<Group>, inner: Arc<dyn Source>, cache: Arc<Cache>) -> Multicast {
         Multicast {
             group,
@@ -37,12 +37,12 @@ impl Multicast {
         }
     }
 
-    /// Items that had to be read from the source that it is around.
+    /// Returns how many items had to be read from the other source.
     pub fn by_unicast(&self) -> u64 {
         self.by_unicast.load(Relaxed)
     }
 
-    /// What was overheard since the caller looked.
+    /// Delivers what the group has put into the cache since the caller looked there.
     fn overheard(&self, wants: &[(Kind, Hash)], rest: &mut HashSet<Hash>, sink: &mut Sink<'_>) {
         for (kind, hash) in wants {
             if !self.cache.contains(*kind, hash) {
@@ -67,7 +67,7 @@ impl Multicast {
         }
     }
 
-    /// What the group brings in time.
+    /// Delivers what arrives from the group in time.
     fn read_group(
         &self,
         wants: &[(Kind, Hash)],
@@ -77,12 +77,12 @@ impl Multicast {
     ) {
         let started = Instant::now();
         let demand = request.is_demand();
-        // at least half of the time is for the other source
+        // At least half of the time is left for the other source.
         let most = request.deadline / 2;
         let mut patience = self.group.patience(demand);
         let mut answer = self.meter.request(started);
         let waiting = self.group.want(wants, demand);
-        // what was overheard before it was known to be wanted here was told to nobody
+        // An item that arrived before it was wanted here is in the cache, and nobody was given it.
         self.overheard(wants, rest, sink);
         let mut until = started + patience.min(most);
         while !rest.is_empty() {
@@ -158,7 +158,7 @@ impl Source for Multicast {
             return Ok(());
         }
         self.by_unicast.fetch_add(left.len() as u64, Relaxed);
-        // a neighbour that comes along may have been delivered already
+        // A neighbour from the same frame may have been delivered already.
         let wanted: HashSet<Hash> = wants.iter().map(|(_, hash)| *hash).collect();
         self.inner
             .read(image, &left, &clock.request(), &mut |kind, hash, bytes| {

@@ -1,5 +1,5 @@
-//! What server and receivers of a group decide: state machines without I/O or clocks. `now` is the time since any moment that
-//! stays the same.
+//! What the server and the receivers of a group decide: state machines without I/O or clocks. `now` is always the time since
+//! some fixed moment.
 
 mod rate;
 mod receiver;

@@ -1,4 +1,4 @@
-//! Rates: what is received or sent now, and how fast a server may send.
+//! Rates: how fast data is received or sent now, and how fast a server may send.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(10);
 /// Weight of the newest tick in the average.
 const WEIGHT: f64 = 0.25;
-/// After so many ticks without a byte nothing is left of the average.
+/// After this many ticks without a byte the average counts as zero.
 const TICKS_MAX: u32 = 64;
 
-/// The rate limit at least: 16 Mbit/s. A single loss on an idle group would otherwise cut the limit to what
-/// happened to be sent then, next to nothing.
+/// The lowest rate limit: 16 Mbit/s. Without it a single loss on an idle group would cut the limit to what was being sent then,
+/// which is next to nothing.
 pub const RATE_MIN: u64 = 2_000_000;
-/// Most that a server sends: a gigabit a second.
+/// The highest rate limit: a gigabit a second.
 pub const RATE_MAX: u64 = 125_000_000;
-/// The limit at first: what half of a link of 100 Mbit/s bears.
+/// The limit at first: half of what a link of 100 Mbit/s can carry.
 const RATE_FIRST: f64 = 6_000_000.0;
-/// By how much the limit grows in each tick in which it holds something back.
+/// By how much the limit grows in each tick in which it holds something back, in bytes per second.
 const GROWTH_A_TICK: f64 = 1_000_000.0;
-/// Most ticks that count at once: a server that did not run for a while learnt nothing.
+/// Most ticks that count at once: a server that did not run for a while has learnt nothing in that time.
 const GROWTH_TICKS_MAX: f64 = 10.0;
-/// Shortest wait for the limit: a few packets then go out together.
+/// Shortest wait for the limit, so that a few packets go out together.
 const WAIT_MIN: Duration = Duration::from_micros(200);
-/// Losses within this time are one event: a full queue somewhere drops many packets at once.
+/// Losses within this time count as one: a full queue somewhere drops many packets at once.
 const CUT_EVERY: Duration = Duration::from_millis(100);
-/// What is sent at once at most, in time at the present rate. The kernel's timers are no finer, and receivers' buffers hold it.
+/// Longest burst, in time at the present rate. The kernel's timers are no finer, and receivers' buffers can hold it.
 const BURST: Duration = Duration::from_millis(5);
-/// The same in bytes at least: some chunks, so that a demand on an idle group never waits.
+/// The burst is never less than these bytes: some chunks, so that a demand on an idle group never waits.
 const BURST_BYTES_MIN: f64 = 32_000.0;
 
-/// A weighted average of the bytes of each ten milliseconds.
+/// Measures a rate: a weighted average of the bytes in each 10 ms.
 #[derive(Clone, Debug, Default)]
 pub struct RateMeter {
     tick: u128,
@@ -38,13 +38,13 @@ pub struct RateMeter {
 }
 
 impl RateMeter {
-    /// So many bytes came or went.
+    /// Notes that this many bytes were received or sent.
     pub fn add(&mut self, now: Duration, bytes: usize) {
         self.pass(now);
         self.bytes += bytes as u64;
     }
 
-    /// Bytes a second.
+    /// Returns the rate in bytes per second.
     pub fn bytes_per_s(&mut self, now: Duration) -> u64 {
         self.pass(now);
         (self.average / TICK.as_secs_f64()) as u64
@@ -61,13 +61,13 @@ impl RateMeter {
     }
 }
 
-/// The server's flow control: linear increase, and after a loss three quarters of what the receivers get on average.
+/// The server's flow control: the limit grows linearly, and a loss cuts it to three quarters of what receivers get on average.
 #[derive(Clone, Debug)]
 pub struct FlowControl {
     limit: f64,
     tokens: f64,
     at: Duration,
-    /// Something waits for the limit.
+    /// Whether something waits because of the limit.
     held: bool,
     cut_at: Option<Duration>,
 }
@@ -85,12 +85,12 @@ impl Default for FlowControl {
 }
 
 impl FlowControl {
-    /// Bytes a second that may be sent now.
+    /// Returns the present limit in bytes per second.
     pub fn limit(&self) -> u64 {
         self.limit as u64
     }
 
-    /// Whether something may be sent now; else when.
+    /// Returns whether something may be sent now; the error is the time when it may.
     pub fn may_send(&mut self, now: Duration) -> Result<(), Duration> {
         let passed = now.saturating_sub(self.at).as_secs_f64();
         self.at = self.at.max(now);
@@ -108,18 +108,18 @@ impl FlowControl {
         Err(now + missing.max(WAIT_MIN))
     }
 
-    /// So many bytes were sent.
+    /// Notes that this many bytes were sent.
     pub fn sent(&mut self, bytes: usize) {
         self.tokens -= bytes as f64;
     }
 
-    /// Something that was sent has not arrived. `mean` is what the receivers get on average, bytes a second.
+    /// Notes that something that was sent has not arrived. `mean` is what the receivers get on average, in bytes per second.
     pub fn lost(&mut self, now: Duration, mean: u64) {
         if self.cut_at.is_some_and(|at| now < at + CUT_EVERY) {
             return;
         }
         self.cut_at = Some(now);
-        // never up: a receiver may still tell of better times
+        // Never raised here: a receiver may still report a rate from better times.
         self.limit = (mean as f64 * 0.75).min(self.limit).max(RATE_MIN as f64);
     }
 }
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(meter.bytes_per_s(ms(100_000)), 0);
     }
 
-    /// Sends all that it may for a while, from `from` on.
+    /// Sends all that the limit allows between two times; returns how many bytes.
     fn send(flow: &mut FlowControl, from: Duration, to: Duration) -> u64 {
         let (mut now, mut sent) = (from, 0);
         while now < to {
@@ -165,14 +165,14 @@ mod tests {
         send(&mut flow, ms(0), ms(1000));
         let grown = flow.limit();
         assert!((40_000_000..=RATE_MAX).contains(&grown), "{grown}");
-        // an idle hour counts as ten ticks at most
+        // An idle hour counts as ten ticks at most.
         assert!(flow.may_send(ms(3_600_000)).is_ok());
         assert!(flow.limit() <= grown + 10_000_000, "{}", flow.limit());
         for n in 0..90 {
             flow.lost(ms(3_600_000 + n), 20_000_000);
         }
         assert_eq!(flow.limit(), 15_000_000);
-        // receivers that get nothing cannot stop it, and those that boast cannot speed it up
+        // Receivers that get nothing can't stop the server, and receivers that overstate their rate can't speed it up.
         flow.lost(ms(3_601_000), 0);
         assert_eq!(flow.limit(), RATE_MIN);
         flow.lost(ms(3_602_000), u64::MAX);

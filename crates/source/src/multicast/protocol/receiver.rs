@@ -1,4 +1,4 @@
-//! A receiver of a group: what to ask the server for, and whole items out of the pieces that come, whoever asked for them.
+//! A receiver of a group: decides what to ask the server for, and puts items together from pieces, whoever asked for them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -9,42 +9,42 @@ use floe_image::{Encoding, Hash, Kind, chunk_hash, decompress_frame};
 use super::rate::RateMeter;
 use super::timing::{AnswerTime, Passage};
 
-/// Most items asked for and not yet here, demand apart: 1 MiB of chunks, which the server has room for from many receivers.
+/// Most items on their way that are no demand: 1 MiB of chunks. The server has room for that from many receivers.
 const FLYING_MAX: usize = 256;
-/// The same, demand included, as long as it is not known whether answers arrive.
+/// The same, demand included, while it isn't known whether answers arrive.
 const FLYING_IN_DOUBT_MAX: usize = 8;
-/// Most items of which only some pieces are here: 4 MiB of chunks. What a sibling asked for is dropped first.
+/// Most incomplete items: 4 MiB of chunks. Items that only others asked for are dropped first.
 const PARTS_MAX: usize = 1024;
-/// Bytes of a packet beside its piece: Ethernet, IP and UDP, head and seal of the datagram.
+/// Bytes of a packet beside its piece: Ethernet, IP and UDP headers, the datagram's head and its seal.
 const PACKET_OVERHEAD: u64 = 42 + 56;
 
-/// An item that has come whole and is what its name says.
+/// An item that has arrived completely and has the hash that it claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// What it is.
+    /// Whether it is a chunk or a segment.
     pub kind: Kind,
-    /// Its name, computed from its bytes.
+    /// Its hash, computed from its bytes.
     pub hash: Hash,
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Whether this receiver wanted it.
+    /// Whether this receiver asked for it or was going to.
     pub wanted: bool,
 }
 
-/// What a receiver has seen so far.
+/// Counters of a receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverStats {
-    /// Items that it wanted and got.
+    /// Items that it wanted and received.
     pub items: u64,
-    /// Items that it got because a sibling wanted them.
+    /// Items that it received because another receiver wanted them.
     pub overheard: u64,
-    /// Items asked for, counting each time.
+    /// Requests for items; an item that is asked for twice counts twice.
     pub asked: u64,
-    /// Of these, those asked for again.
+    /// How many of these were repeated requests.
     pub asked_again: u64,
     /// Items that were not what they claimed to be.
     pub invalid: u64,
-    /// Bytes received, headers counted.
+    /// Bytes received, with headers.
     pub wire_bytes: u64,
 }
 
@@ -54,7 +54,7 @@ struct Wanted {
     demand: bool,
     /// How many times it was asked for.
     tries: u32,
-    /// When it was asked for first and last.
+    /// When it was asked for the first time and the last time.
     asked: (Duration, Duration),
     /// When it is asked for again.
     due: Duration,
@@ -86,19 +86,19 @@ fn tag_of(hash: &Hash) -> Tag {
 /// A receiver of one group.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Its number in its datagrams.
+    /// Identifies it in its datagrams.
     number: u64,
     sequence: u64,
     wanted: HashMap<Hash, Wanted>,
     fresh_demand: VecDeque<Hash>,
     fresh: VecDeque<Hash>,
-    /// Items asked for, by when they are asked for again; stale ones are skipped.
+    /// Items asked for and when they are asked for again, in that order; outdated entries are skipped.
     due: VecDeque<(Duration, Hash)>,
     flying: usize,
     parts: HashMap<Tag, Part>,
     part_order: VecDeque<Tag>,
     wanted_tags: HashMap<Tag, Hash>,
-    /// The newest datagram of the server.
+    /// The server's number and the sequence number of the newest datagram received.
     heard: (u64, u64),
     rate: RateMeter,
     time: AnswerTime,
@@ -108,7 +108,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// `number`: drawn at random. `sequence`: greater than any that a receiver of this number may have used.
+    /// Makes a receiver. `number` is drawn at random; `sequence` must exceed any that a receiver of this number may have used.
     pub fn new(number: u64, sequence: u64) -> Receiver {
         Receiver {
             number,
@@ -130,28 +130,28 @@ impl Receiver {
         }
     }
 
-    /// What it has seen so far.
+    /// Returns its counters.
     pub fn stats(&self) -> ReceiverStats {
         self.stats
     }
 
-    /// Whether multicast passes here, as far as is known.
+    /// Returns whether multicast arrives here, as far as is known.
     pub fn is_open(&self) -> bool {
         self.passage.is_open()
     }
 
-    /// Whether answers arrive.
+    /// Returns whether it is certain that answers arrive.
     pub fn is_sure(&self) -> bool {
         self.passage.is_sure()
     }
 
-    /// A read ended without a single datagram of the server. Whether multicast is given up for a while.
+    /// Notes that a read ended without any datagram of the server; returns whether multicast is given up for a while.
     pub fn unanswered(&mut self, now: Duration) -> bool {
         self.passage.unanswered(now)
     }
 
-    /// If it is time to find out whether multicast passes by now: this item is asked for once, and nobody is to wait for it.
-    /// Whether that is so.
+    /// If it is time to find out whether multicast arrives again: asks for this item once, and returns true. Nobody should wait
+    /// for the item.
     pub fn try_again(&mut self, now: Duration, kind: Kind, hash: &Hash) -> bool {
         let try_now = self.passage.try_now(now);
         if try_now {
@@ -166,12 +166,12 @@ impl Receiver {
         try_now
     }
 
-    /// How long a guest's page is waited for before it is asked for elsewhere.
+    /// Returns how long to wait for a guest's page before it is asked for by unicast too.
     pub fn hedge(&self, least: Duration, most: Duration) -> Duration {
         self.time.hedge(least, most)
     }
 
-    /// An item is wanted. It is asked for at the next [`Receiver::asks`], unless it comes before.
+    /// Notes that an item is wanted. The next [`Receiver::asks`] asks for it, unless it arrives before.
     pub fn want(&mut self, kind: Kind, hash: &Hash, demand: bool) {
         if let Some(wanted) = self.wanted.get_mut(hash) {
             if demand && !wanted.demand {
@@ -197,7 +197,7 @@ impl Receiver {
         self.wanted.insert(*hash, wanted);
     }
 
-    /// An item is not wanted any more.
+    /// Notes that an item is no longer wanted.
     pub fn forget(&mut self, hash: &Hash) {
         if let Some(wanted) = self.wanted.remove(hash) {
             self.wanted_tags.remove(&tag_of(hash));
@@ -205,10 +205,10 @@ impl Receiver {
         }
     }
 
-    /// A datagram of the server has come. Answers with the item that it completes.
+    /// Handles a piece from the server; returns the item if this piece completes it.
     pub fn piece(&mut self, now: Duration, piece: &Piece<'_>) -> Option<Item> {
         let number = (piece.server, piece.sequence);
-        // one that is replayed may be of use, but it is no sign of the server, and no rate
+        // A replayed datagram may be useful, but it doesn't prove that the server is there, and doesn't count for the rate.
         if number > self.heard {
             self.heard = number;
             self.passage.heard();
@@ -228,7 +228,7 @@ impl Receiver {
                 bytes: vec![0; total],
                 missing: all_pieces(total),
             };
-            // a part that does not fit was another server's, or packed otherwise: it starts anew
+            // An incomplete item that doesn't fit was packed in another way, perhaps by another server: it starts anew.
             if self.parts.insert(piece.tag, part).is_none() {
                 self.part_order.push_back(piece.tag);
             }
@@ -260,9 +260,9 @@ impl Receiver {
         Some(item)
     }
 
-    /// Drops the oldest part that nobody here wants, or else the oldest one.
+    /// Drops the oldest incomplete item that nobody here wants, or else the oldest of all.
     fn make_room(&mut self) {
-        // parts that were completed leave their place in the order behind
+        // Items that were completed are still in the order.
         let mut spared = 0;
         while self.part_order.len() >= PARTS_MAX {
             let Some(tag) = self.part_order.pop_front() else {
@@ -280,7 +280,7 @@ impl Receiver {
         }
     }
 
-    /// What to ask the server for now, in as few datagrams as possible.
+    /// Returns what to ask the server for now, in as few datagrams as possible.
     pub fn asks(&mut self, now: Duration) -> Vec<Ask> {
         let mut wants: Vec<Want> = self.trial.take().into_iter().collect();
         self.due_again(now, &mut wants);
@@ -293,7 +293,7 @@ impl Receiver {
         {
             self.ask_for(now, hash, &mut wants);
         }
-        // whole datagrams of requests, not one for each item that has just come
+        // Ask in whole datagrams of requests, not in one for each item that has just arrived.
         if self.flying + WANTS_MAX <= FLYING_MAX || self.flying == 0 {
             while self.flying < most {
                 let Some(hash) = self.fresh.pop_front() else {
@@ -316,7 +316,7 @@ impl Receiver {
         asks
     }
 
-    /// Items that should have come by now.
+    /// Asks again for items that should have arrived by now.
     fn due_again(&mut self, now: Duration, wants: &mut Vec<Want>) {
         while let Some((at, hash)) = self.due.front().copied() {
             let current = self
@@ -336,10 +336,10 @@ impl Receiver {
 
     fn ask_for(&mut self, now: Duration, hash: Hash, wants: &mut Vec<Want>) {
         let Some(wanted) = self.wanted.get_mut(&hash) else {
-            return; // it has come, or is not wanted any more
+            return; // it has arrived, or is no longer wanted
         };
         if wanted.tries > 0 && now < wanted.due {
-            return; // it stood in both queues
+            return; // it was in both queues
         }
         self.flying += usize::from(wanted.tries == 0);
         wanted.tries += 1;
@@ -361,13 +361,13 @@ impl Receiver {
         });
     }
 
-    /// When [`Receiver::asks`] is to be called next, if nothing happens before.
+    /// Returns when [`Receiver::asks`] has to be called next, if nothing happens before.
     pub fn wake(&self) -> Option<Duration> {
         self.due.front().map(|(at, _)| *at)
     }
 }
 
-/// A complete part as an item, if its content has the name that the tag begins.
+/// Returns a complete item if its hash begins with the tag.
 fn whole(part: Part, tag: &Tag) -> Option<Item> {
     let bytes = match part.encoding {
         Encoding::Raw => part.bytes,

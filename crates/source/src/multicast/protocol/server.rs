@@ -1,8 +1,8 @@
-//! The server of a group: which pieces to send next, and how fast.
+//! The server of a group: decides which pieces to send next, and how fast.
 //!
-//! An item that is asked for waits in one of two queues, demand before the rest. Whoever asks for it meanwhile joins: one
-//! reply serves all. Its bytes are loaded a little ahead of its turn. What was sent a moment ago is not sent again, since
-//! siblings in lockstep ask for the same at about the same time (section 4.5); if it was lost after all, they ask once more.
+//! An item that is asked for waits in one of two queues, demand before the rest. Whoever asks for it meanwhile joins: one reply
+//! serves all. Its bytes are loaded shortly before its turn. What was sent a moment ago is not sent again, since clones that
+//! run in step ask for the same item at about the same time (section 4.5); if it was lost after all, they ask once more.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -12,51 +12,51 @@ use floe_image::{Encoding, Hash, Kind};
 
 use super::rate::{FlowControl, RateMeter};
 
-/// So long are requests for what was just sent ignored. Receivers ask again only after more than that.
+/// How long requests for what was just sent are ignored. Receivers ask again only after a longer time.
 const LOCKSTEP: Duration = Duration::from_millis(25);
-/// So long is it remembered what was sent, to tell a loss from a receiver that comes late.
+/// How long to remember what was sent, to tell a lost item from a receiver that comes late.
 const REMEMBER: Duration = Duration::from_secs(2);
 /// Most items remembered: two seconds at the highest rate.
 const SENT_MAX: usize = 65_536;
-/// Most items that wait: 64 MiB of chunks. Those who ask for more ask again later.
+/// Most items that wait: 64 MiB of chunks. Requests beyond that are dropped; receivers ask again.
 const QUEUE_MAX: usize = 16_384;
-/// Most items whose bytes are here or being loaded: 1 MiB of chunks, more than is sent while the next are loaded.
+/// Most items that are loaded or being loaded: 1 MiB of chunks, more than is sent while the next ones are loaded.
 const AHEAD_MAX: usize = 256;
-/// Most receivers whose rates are known: the hosts of the largest fork, several times.
+/// Most receivers whose rates are remembered: several times the hosts of the largest fork.
 const RECEIVERS_MAX: usize = 1024;
-/// A receiver that has been silent for this long does not count any more.
+/// After this time without a request a receiver's rate no longer counts.
 const RECEIVER_SILENT: Duration = Duration::from_secs(1);
-/// How far behind its newest a receiver's datagram may arrive.
+/// How far a receiver's datagram may be behind its newest one, in sequence numbers.
 const WINDOW: u64 = 64;
 
-/// An item as it is sent.
+/// An item in the form in which it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// How.
+    /// How the bytes are encoded.
     pub encoding: Encoding,
-    /// The bytes.
+    /// The encoded bytes.
     pub bytes: Vec<u8>,
 }
 
-/// What the server is to do now.
+/// What the server has to do now.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Send this datagram (to be sealed) to the group.
+    /// Seal this datagram and send it to the group.
     Send(Vec<u8>),
-    /// Nothing before this time, or before something happens.
+    /// Wait until this time, or until something happens.
     Wait(Option<Duration>),
 }
 
-/// What a server has done so far.
+/// Counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerStats {
-    /// Items asked for, by all receivers.
+    /// Items asked for by all receivers.
     pub asked: u64,
-    /// Of these, those that joined an item that was waiting to be sent.
+    /// How many of these joined an item that was waiting to be sent.
     pub joined: u64,
-    /// Of these, those that were ignored since the item had just been sent.
+    /// How many of these were ignored because the item had just been sent.
     pub lockstep: u64,
-    /// Of these, those after a loss.
+    /// How many of these were asked for again because of a loss.
     pub lost: u64,
     /// Items sent, whole or in part.
     pub sent: u64,
@@ -64,9 +64,9 @@ pub struct ServerStats {
     pub datagrams: u64,
     /// Their bytes, without the headers of UDP and below.
     pub bytes: u64,
-    /// Datagrams that were refused: replayed, or older than the receiver's window.
+    /// Datagrams that were ignored because they were replayed, or older than the receiver's window.
     pub replayed: u64,
-    /// Bytes a second that may be sent now.
+    /// The present limit in bytes per second.
     pub limit_bytes_per_s: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct ServerStats {
 struct Queued {
     kind: Kind,
     demand: bool,
-    /// Pieces to send, by bit.
+    /// Pieces to send, one bit each.
     pieces: u32,
     stage: Stage,
 }
@@ -86,12 +86,12 @@ enum Stage {
     Ready(Packed),
 }
 
-/// Pieces of an item that were sent, by bit.
+/// Which pieces of an item were sent, one bit each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sent {
-    /// The last of them.
+    /// When the last of them was sent.
     at: Duration,
-    /// One soon after the other, until then.
+    /// Pieces of the last burst, in which each followed the one before within [`LOCKSTEP`].
     just: u32,
     all: u32,
 }
@@ -99,7 +99,7 @@ struct Sent {
 #[derive(Debug)]
 struct Known {
     highest: u64,
-    /// Bit n: number `highest - n` was seen.
+    /// Bit n is set if sequence number `highest - n` was seen.
     seen: u64,
     bytes_per_s: u64,
     at: Duration,
@@ -108,7 +108,7 @@ struct Known {
 /// The server of one group.
 #[derive(Debug)]
 pub struct Server {
-    /// Its number in its datagrams.
+    /// Identifies it in its datagrams.
     number: u64,
     sequence: u64,
     items: HashMap<Hash, Queued>,
@@ -126,7 +126,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `number`: when it was started, microseconds since 1970.
+    /// Makes a server. `number` is the time of its start in microseconds since 1970.
     pub fn new(number: u64) -> Server {
         Server {
             number,
@@ -146,7 +146,7 @@ impl Server {
         }
     }
 
-    /// What it has done so far.
+    /// Returns its counters.
     pub fn stats(&self) -> ServerStats {
         ServerStats {
             limit_bytes_per_s: self.flow.limit(),
@@ -154,7 +154,7 @@ impl Server {
         }
     }
 
-    /// A receiver asks.
+    /// Handles a receiver's request.
     pub fn asked(&mut self, now: Duration, ask: &Ask) {
         if !self.is_new(now, ask) {
             self.stats.replayed += 1;
@@ -166,7 +166,7 @@ impl Server {
         }
     }
 
-    /// Notes what a receiver tells of itself; whether this datagram is its first of this number.
+    /// Remembers what a receiver reports about itself; returns whether this datagram's sequence number is new.
     fn is_new(&mut self, now: Duration, ask: &Ask) -> bool {
         if !self.receivers.contains_key(&ask.receiver) && self.receivers.len() >= RECEIVERS_MAX {
             let silent = self.receivers.iter().min_by_key(|(_, known)| known.at);
@@ -226,7 +226,7 @@ impl Server {
             }
             return;
         }
-        // A receiver that comes late asks for old pieces as well; only one that asks again has lost them.
+        // A receiver that comes late asks for old pieces too; only one that asks again has lost them.
         if want.again && before.all & pieces != 0 {
             self.stats.lost += 1;
             let mean = self.mean_rate(now);
@@ -248,7 +248,7 @@ impl Server {
         self.items.insert(want.hash, queued);
     }
 
-    /// What the receivers that were heard lately get on average; without any, what is sent.
+    /// Returns the average rate of the receivers that were heard lately; if there are none, the rate of what is sent.
     fn mean_rate(&mut self, now: Duration) -> u64 {
         let lately = self
             .receivers
@@ -261,7 +261,7 @@ impl Server {
         }
     }
 
-    /// Items to load now, at most so many. Each is to be answered by [`Server::loaded`].
+    /// Returns items to load now, `most` at most. Call [`Server::loaded`] for each of them.
     pub fn next_loads(&mut self, most: usize) -> Vec<(Kind, Hash)> {
         let mut load = Vec::new();
         while load.len() < most && self.ahead < AHEAD_MAX {
@@ -269,7 +269,7 @@ impl Server {
             let Some(hash) = next.or_else(|| self.waiting.pop_front()) else {
                 break;
             };
-            // one that became demand while it waited stands in both queues
+            // An item that became demand while it waited is in both queues.
             let Some(queued) = self.items.get_mut(&hash) else {
                 continue;
             };
@@ -282,12 +282,12 @@ impl Server {
         load
     }
 
-    /// Whether [`Server::next_loads`] would give something.
+    /// Returns whether [`Server::next_loads`] may return something.
     pub fn has_loads(&self) -> bool {
         self.ahead < AHEAD_MAX && !(self.waiting.is_empty() && self.waiting_demand.is_empty())
     }
 
-    /// An item's bytes, or that they are not to be had: then whoever asked finds out elsewhere.
+    /// Takes an item's bytes; `None` drops the item, and whoever asked for it will try another source.
     pub fn loaded(&mut self, hash: &Hash, packed: Option<Packed>) {
         let Some(queued) = self.items.get_mut(hash) else {
             return;
@@ -310,7 +310,7 @@ impl Server {
         }
     }
 
-    /// What to do now.
+    /// Returns what to do now.
     pub fn next(&mut self, now: Duration) -> Next {
         self.forget(now);
         let Some(hash) = self.first_ready() else {
@@ -329,7 +329,7 @@ impl Server {
         Next::Send(datagram)
     }
 
-    /// The item whose turn it is. It stays at the front until its last piece is sent.
+    /// Returns the item whose turn it is. It stays at the front until its last piece is sent.
     fn first_ready(&mut self) -> Option<Hash> {
         for queue in [&mut self.ready_demand, &mut self.ready] {
             while let Some(hash) = queue.front() {
@@ -342,7 +342,7 @@ impl Server {
         None
     }
 
-    /// The next piece of an item; the last one ends it.
+    /// Returns the next piece of an item as a datagram; removes the item after the last one.
     fn piece_of(&mut self, now: Duration, hash: &Hash) -> Option<Vec<u8>> {
         let queued = self.items.get_mut(hash)?;
         let Stage::Ready(packed) = &queued.stage else {
@@ -392,7 +392,7 @@ impl Server {
             if now < *at + REMEMBER && self.sent_order.len() <= SENT_MAX {
                 break;
             }
-            // sent again since: its later entry forgets it
+            // If it was sent again since, a later entry forgets it.
             if self.sent.get(hash).is_some_and(|sent| sent.at <= *at) {
                 self.sent.remove(hash);
             }
@@ -401,7 +401,7 @@ impl Server {
     }
 }
 
-/// Packs an item as it is sent: compressed where that saves a datagram.
+/// Encodes an item for sending: compressed if that saves a datagram.
 pub(crate) fn pack(kind: Kind, bytes: &[u8], level: i32) -> Packed {
     let packed = floe_image::compress_frame(kind, &[bytes], level);
     match pieces_of(packed.len()) < bytes.len().div_ceil(PIECE_BYTES_MAX) {

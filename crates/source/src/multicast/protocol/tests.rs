@@ -1,4 +1,4 @@
-//! Server and receivers against each other over a bad network in virtual time.
+//! Runs a server and receivers against each other over a bad network in virtual time.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::server::pack;
 use super::*;
 
-/// xorshift64*: a run is its seed.
+/// xorshift64*: the seed determines a run.
 struct Random(u64);
 
 impl Random {
@@ -28,10 +28,10 @@ impl Random {
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    /// Of a thousand datagrams.
+    /// How many of a thousand datagrams are lost.
     lost: u64,
     doubled: u64,
-    /// A datagram takes 100 us, and up to so many more.
+    /// How many microseconds a datagram may take on top of 100.
     jitter_us: u64,
 }
 
@@ -44,7 +44,7 @@ struct World {
     now: Duration,
     server: Server,
     receivers: Vec<Receiver>,
-    /// What each of them has.
+    /// What each receiver has.
     has: Vec<HashSet<Hash>>,
     store: HashMap<Hash, Vec<u8>>,
     link: Link,
@@ -105,14 +105,14 @@ impl World {
                 if let Some(item) = self.receivers[receiver].piece(self.now, &piece) {
                     assert_eq!(self.store[&item.hash], item.bytes);
                     self.has[receiver].insert(item.hash);
-                    // kept, so nobody asks for it any more
+                    // It was kept, so nobody asks for it any more.
                     self.receivers[receiver].forget(&item.hash);
                 }
             }
         }
     }
 
-    /// Everything that can be done now; when there is more.
+    /// Does everything that can be done now; returns when there is more to do.
     fn step(&mut self) -> Option<Duration> {
         for n in 0..self.receivers.len() {
             for ask in self.receivers[n].asks(self.now) {
@@ -138,7 +138,7 @@ impl World {
         due.chain(wake).chain(arrival).min()
     }
 
-    /// Until every receiver has everything; how long that took.
+    /// Runs until every receiver has everything; returns how long that took.
     fn run(&mut self, most: Duration) -> Duration {
         let all = self.store.len();
         while self.has.iter().any(|has| has.len() < all) {
@@ -230,7 +230,7 @@ fn a_loss_at_one_of_sixteen_costs_the_pieces_that_were_lost() {
     world.want_all();
     world.run(HOUR);
     let stats = world.server.stats();
-    // 15 of 100 pieces are lost by somebody; with whole chunks it would be 38
+    // Of 100 pieces, 15 are lost by some receiver; if whole chunks were sent again it would be 38.
     assert!(stats.datagrams < 3000 * 13 / 10, "{stats:?}");
     assert!(stats.lost > 0);
 }

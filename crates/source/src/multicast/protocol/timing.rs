@@ -1,33 +1,33 @@
-//! How long an answer takes, and whether there are any.
+//! How long answers take, and whether there are any.
 
 use std::time::Duration;
 
-/// Shortest time after which something is asked for again. It is longer than the server's lockstep window, or a request after
-/// a loss would be taken for a sibling's.
+/// Shortest time after which something is asked for again. It is longer than the server's lockstep window; otherwise a request
+/// after a loss would be taken for another receiver's.
 pub const ASK_AGAIN_MIN: Duration = Duration::from_millis(40);
 /// Longest such time.
 pub const ASK_AGAIN_MAX: Duration = Duration::from_millis(500);
-/// The time as long as there has been no answer.
+/// How long an answer is expected to take before there was one.
 const ANSWER_UNKNOWN: Duration = Duration::from_millis(10);
 
-/// So many reads in a row without any sign of the server: multicast does not pass here.
+/// After this many reads in a row without a datagram of the server, multicast counts as not arriving.
 const SILENT_MAX: u32 = 3;
-/// Reads that end within this time are one sign: they waited for the same silence.
+/// Reads that end within this time count once: they waited for the same silence.
 const SILENCE_MIN: Duration = Duration::from_millis(20);
-/// When it is tried again for the first time; the time doubles.
+/// How long to wait before multicast is tried again; the time doubles.
 const TRY_AGAIN_FIRST: Duration = Duration::from_secs(10);
-/// And at most this.
+/// Longest such time.
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
 
-/// The time of answers, smoothed as TCP does (RFC 6298).
+/// How long answers take, smoothed as TCP does (RFC 6298).
 #[derive(Clone, Debug, Default)]
 pub struct AnswerTime {
     smooth: Option<(Duration, Duration)>,
 }
 
 impl AnswerTime {
-    /// An answer came so long after the first question for it, and after the last one. If it came sooner after that than
-    /// answers do, it was the first one's.
+    /// Learns from an answer, which came this long after the first request for it and after the last one. If it came sooner
+    /// after the last request than answers usually do, it answered the first one.
     pub fn learn(&mut self, after_first: Duration, after_last: Duration) {
         let took = match self.smooth {
             Some((mean, _)) if after_last >= mean => after_last,
@@ -42,13 +42,13 @@ impl AnswerTime {
         });
     }
 
-    /// When most answers are there.
+    /// Returns the time within which most answers arrive.
     fn usual(&self) -> Duration {
         let (mean, deviation) = self.smooth.unwrap_or((ANSWER_UNKNOWN, ANSWER_UNKNOWN / 2));
         mean + deviation * 4
     }
 
-    /// When to ask again for something that was asked for so many times.
+    /// Returns when to ask again for something that was asked for `tries` times.
     pub fn ask_again(&self, tries: u32) -> Duration {
         let first = self.usual().clamp(ASK_AGAIN_MIN, ASK_AGAIN_MAX);
         first
@@ -56,26 +56,26 @@ impl AnswerTime {
             .min(ASK_AGAIN_MAX)
     }
 
-    /// How long a guest's page is waited for before it is asked for elsewhere, too.
+    /// Returns how long to wait for a guest's page before it is asked for by unicast too.
     pub fn hedge(&self, least: Duration, most: Duration) -> Duration {
         self.usual().clamp(least, most)
     }
 }
 
-/// Whether multicast passes.
+/// Whether multicast arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
-    /// As far as is known. So many reads have got no answer since the last sign of the server, the last one then.
+    /// It does, as far as is known: how many reads in a row got no answer, and when the last of them ended.
     Open(u32, Duration),
-    /// It does not, and is tried at that time; the pause after that.
+    /// It doesn't: when it is tried again, and how long the pause after that is.
     Closed(Duration, Duration),
 }
 
-/// What is believed of the path between server and receiver.
+/// What is known of the path between server and receiver.
 #[derive(Clone, Debug)]
 pub struct Passage {
     path: Path,
-    /// The server was heard, and no read was without an answer since.
+    /// Whether the server was heard, and every read since had an answer.
     sure: bool,
 }
 
@@ -89,23 +89,24 @@ impl Default for Passage {
 }
 
 impl Passage {
-    /// Whether answers may be waited for.
+    /// Returns whether reads should wait for answers.
     pub fn is_open(&self) -> bool {
         matches!(self.path, Path::Open(..))
     }
 
-    /// Whether there are answers. Until then little is asked for: it would be sent to nobody, and again and again.
+    /// Returns whether answers are known to arrive. Until then little is asked for, as it might be sent to nobody, again and
+    /// again.
     pub fn is_sure(&self) -> bool {
         self.sure
     }
 
-    /// The server was heard.
+    /// Notes that the server was heard.
     pub fn heard(&mut self) {
         self.path = Path::Open(0, Duration::ZERO);
         self.sure = true;
     }
 
-    /// A read ended without anything from the server. Whether that was the last straw.
+    /// Notes that a read ended without a datagram of the server; returns whether multicast is given up because of it.
     pub fn unanswered(&mut self, now: Duration) -> bool {
         self.sure = false;
         let Path::Open(silent, last) = &mut self.path else {
@@ -122,7 +123,7 @@ impl Passage {
         closed
     }
 
-    /// Whether it is time to try: something is to be asked for, and nobody to wait for it.
+    /// Returns whether it is time for a trial: something should be asked for, and nobody should wait for it.
     pub fn try_now(&mut self, now: Duration) -> bool {
         match self.path {
             Path::Closed(at, pause) if now >= at => {
@@ -149,7 +150,7 @@ mod tests {
         passage.heard();
         assert!(!passage.unanswered(s(3)) && !passage.unanswered(s(4)));
         assert!(passage.is_open() && !passage.try_now(s(4)));
-        // many at the same time are one
+        // Many at the same time count as one.
         assert!((0..9).all(|_| !passage.unanswered(s(4))));
         assert!(passage.unanswered(s(5)) && !passage.is_open());
         let tries: Vec<u64> = (5..1200).filter(|n| passage.try_now(s(*n))).collect();

@@ -1,17 +1,17 @@
-//! Packs laid out anew: chunks that are used together lie together, so that they come with one range read.
+//! Rearranges packs: chunks that are used together are stored together, so that one range read gets them.
 //!
 //! ```text
 //! segment tables │ clusters, in the order in which they are needed │ what nobody touched, in the order of the regions
 //! ```
 //!
-//! Each of the three begins a pack. A cluster lies in one pack where it has room, in frames of its own where it is large enough
-//! (`order`). The chunks of clusters are copied wherever they lie. The image's own packs (those that no other image lists) of
-//! which a chunk was copied go, and what else they hold of the image is written behind the clusters; packs without such a chunk
-//! stay as they are, and so do packs shared with other images: what is copied out of those is stored twice, which
-//! [`Optimized::shared_bytes`] tells.
+//! Each of the three parts begins a pack. A cluster is stored in one pack if it fits, and in frames of its own if it is large
+//! enough (`order`). Chunks of clusters are copied from whatever pack they are in. If such a pack is the image's own (no other
+//! image lists it) it is removed, and what else it holds of the image is written after the clusters. Packs without such a chunk
+//! stay as they are, and so do packs shared with other images: what is copied from those is stored twice, which
+//! [`Optimized::shared_bytes`] reports.
 //!
-//! Neither the image's id nor its manifest changes. The new packs get their names, then the layout is replaced by one rename, and
-//! only then do the old packs go. Whoever is killed on the way leaves a whole image, and at worst packs that nothing refers to.
+//! Neither the image's id nor its manifest changes. The new packs get their names, then one rename replaces the layout, and
+//! only then are the old packs removed. A kill in between leaves a complete image, and at worst packs that nothing refers to.
 
 mod order;
 
@@ -31,50 +31,50 @@ use crate::StoreError;
 use crate::ingest::{LEVEL_DEFAULT, PACK_BYTES_MAX, Packer};
 use order::{Frame, frames};
 
-/// Chunks that are read at once, so that old packs are read in runs: 16 MiB.
+/// How many chunks are read at once, so that old packs are read in runs: 16 MiB.
 const CHUNKS_AT_ONCE: usize = 4096;
-/// Frames of a cluster that wait for its end, compressed: as much as one range read brings.
+/// Compressed bytes of a cluster's frames that may wait for its end: as much as one range read gets.
 const CLUSTER_BYTES_HELD: u64 = 4 << 20;
 
-/// What [`Rearranged::publish`] came to.
+/// The result of [`Rearranged::publish`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Optimized {
-    /// Clusters with at least one chunk that lies in no cluster before.
+    /// Clusters with at least one chunk that is in no cluster before them.
     pub clusters: u64,
-    /// Chunks of the clusters, each counted once.
+    /// Chunks of all clusters, each counted once.
     pub chunks: u64,
     /// Packs that held the image.
     pub packs_before: u64,
-    /// Their bytes.
+    /// Bytes of these packs.
     pub bytes_before: u64,
     /// Packs that hold it now.
     pub packs_after: u64,
-    /// Their bytes.
+    /// Bytes of these packs.
     pub bytes_after: u64,
     /// Bytes of the packs that were written.
     pub written_bytes: u64,
     /// Bytes of the packs that were removed.
     pub freed_bytes: u64,
-    /// Chunks of the clusters that also stay in packs of other images.
+    /// Chunks of the clusters that also stay in packs of other images, and so are stored twice.
     pub shared_chunks: u64,
-    /// What they take in the new packs, about: their share of their frames' compressed bytes. So much is stored twice.
+    /// About how many bytes these take in the new packs: their share of their frames' compressed bytes.
     pub shared_bytes: u64,
 }
 
-/// Where an interruption is possible.
+/// A step at which a test may interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// New packs are written, under temporary names.
+    /// The new packs are written, under temporary names.
     Written,
-    /// They have their names.
+    /// The new packs have their names.
     Placed,
-    /// The layout is the new one.
+    /// The layout was replaced.
     Switched,
 }
 
 type Hook<'a> = &'a dyn Fn(Step) -> Result<(), StoreError>;
 
-/// New packs of an image that readers don't see yet. Dropped, it leaves everything as it was.
+/// New packs of an image that readers don't see yet. If it is dropped, everything stays as it was.
 pub struct Rearranged {
     repository: Repository,
     image: Hash,
@@ -85,9 +85,9 @@ pub struct Rearranged {
 }
 
 impl Repository {
-    /// Write an image's packs anew so that each cluster's chunks lie side by side, clusters in the order given. What is in no
-    /// cluster goes behind; hashes that the image doesn't have are passed over. Every byte is checked on the way.
-    /// `progress(done, total)` in bytes of chunks and segments; false stops.
+    /// Writes an image's packs anew, so that each cluster's chunks are side by side, clusters in the order given. Chunks in no
+    /// cluster follow; hashes that the image doesn't have are ignored. Every byte is verified. Calls `progress(done, total)`
+    /// with bytes of chunks and segments; if it returns false, stops with [`StoreError::Cancelled`].
     pub fn rearrange(
         &self,
         id: &Hash,
@@ -150,7 +150,7 @@ impl Repository {
         Ok(rearranged)
     }
 
-    /// Packs of segment tables alone, and all others.
+    /// Returns the packs that hold only segment tables, and all others.
     fn tables_apart(
         &self,
         packs: impl Iterator<Item = PackRef>,
@@ -166,7 +166,7 @@ impl Repository {
         Ok((tables, rest))
     }
 
-    /// The packs that other images list.
+    /// Returns the packs that other images list.
     fn packs_of_others(&self, id: &Hash) -> Result<HashSet<Hash>, StoreError> {
         let mut packs = HashSet::new();
         for other in self.image_ids()?.iter().filter(|other| *other != id) {
@@ -180,8 +180,8 @@ impl Repository {
         Ok(packs)
     }
 
-    /// What chunks of an image are: their hashes, in the order asked for, [`Hash::ZERO`] for zeros and for what the image does
-    /// not have. A chunk is the number of its region in the manifest and its number there.
+    /// Returns the hashes of some chunks of an image, in the order asked for: [`Hash::ZERO`] for zeros and for chunks that the
+    /// image doesn't have. A chunk is given by its region's number in the manifest and its number in the region.
     pub fn chunk_hashes(&self, id: &Hash, chunks: &[(u8, u32)]) -> Result<Vec<Hash>, StoreError> {
         let manifest = self.manifest(id)?;
         self.with_scope(id, |scope| {
@@ -206,7 +206,7 @@ impl Repository {
 }
 
 impl Rearranged {
-    /// What it will come to; what was freed is known after [`Rearranged::publish`].
+    /// Returns what the result will be; the bytes that are freed are known only after [`Rearranged::publish`].
     pub fn report(&self) -> Optimized {
         let sum = |layout: &Layout| layout.packs.iter().map(|pack| pack.file_bytes).sum();
         Optimized {
@@ -218,8 +218,8 @@ impl Rearranged {
         }
     }
 
-    /// Show the new packs to readers, and remove the old ones that no image needs. Refused when the image was removed or laid
-    /// out anew meanwhile. A reader that looked at the old layout and finds a pack gone looks again.
+    /// Lets readers see the new packs, and removes the old ones that no image needs. Fails if the image was removed or
+    /// rearranged meanwhile. A reader that has the old layout and finds a pack gone reads the layout again.
     pub fn publish(self) -> Result<Optimized, StoreError> {
         self.publish_with(&|_| Ok(()))
     }
@@ -251,7 +251,7 @@ impl Drop for Rearranged {
         if self.published {
             return;
         }
-        // What stays in spite of that is litter, for `gc`.
+        // If this fails, `gc` will remove what stays.
         let locked = self.repository.lock(FlockOperation::LockExclusive);
         let removed = locked.and_then(|_lock| self.repository.remove_unlisted(&self.after));
         if let Err(error) = removed {
@@ -261,7 +261,7 @@ impl Drop for Rearranged {
 }
 
 impl Repository {
-    /// Remove the packs of a layout that no image lists. The caller has the lock alone.
+    /// Removes the packs of a layout that no image lists; returns the bytes freed. The caller must hold the lock exclusively.
     fn remove_unlisted(&self, layout: &Layout) -> Result<u64, StoreError> {
         let listed = self.listed_packs(&self.image_ids()?)?;
         let mut freed = 0;
@@ -278,18 +278,18 @@ impl Repository {
     }
 }
 
-/// The copying.
+/// The state while packs are copied.
 struct Copy<'a> {
     scope: &'a Scope,
     packer: Packer,
     threads: usize,
-    /// The packs that other images list too.
+    /// For each old pack whether other images list it too.
     shared: Vec<bool>,
-    /// For each old pack that goes, a bit for each item of each frame that was copied or needs no copy.
+    /// For each old pack that is to be removed, by frame: a bit for each item that was copied, or needs no copy.
     moved: Vec<Option<HashMap<u32, u16>>>,
-    /// Items of the clusters, by hash.
+    /// Chunks of the clusters, by hash.
     chosen: HashSet<Hash>,
-    /// Chunks of the clusters that stay in shared packs as well.
+    /// Chunks of the clusters that stay in shared packs too.
     twice: HashSet<Hash>,
     progress: Option<&'a mut dyn FnMut(u64, u64) -> bool>,
     done: u64,
@@ -324,7 +324,7 @@ impl<'a> Copy<'a> {
         })
     }
 
-    /// The clusters as far as the image has their chunks. Notes which packs they empty.
+    /// Returns the clusters without the chunks that the image doesn't have. Notes which packs will be removed.
     fn choose(&mut self, clusters: &[Vec<Hash>]) -> Result<Vec<Vec<Hash>>, StoreError> {
         let mut walk = Walk::default();
         let mut found = Vec::with_capacity(clusters.len());
@@ -356,7 +356,7 @@ impl<'a> Copy<'a> {
         Ok(found)
     }
 
-    /// The old packs that stay.
+    /// Returns the old packs that stay.
     fn kept(&self, before: &Layout) -> Vec<PackRef> {
         let packs = before.packs.iter().zip(&self.moved);
         packs
@@ -365,7 +365,7 @@ impl<'a> Copy<'a> {
             .collect()
     }
 
-    /// Must the item be copied? True once for each item of a pack that goes.
+    /// Returns whether the item must be copied: true once for each item of a pack that is to be removed.
     fn must_move(&mut self, kind: Kind, hash: &Hash, walk: &mut Walk) -> Result<bool, StoreError> {
         let Some(place) = self.scope.place(kind, hash, 0, walk)? else {
             return Err(StoreError::Invalid {
@@ -399,7 +399,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Segment tables of packs that go: first, because no chunk is found without its table.
+    /// Copies the segment tables of packs that are to be removed: first, because no chunk is found without its table.
     fn tables(&mut self, manifest: &Manifest) -> Result<(), StoreError> {
         let mut walk = Walk::default();
         for region in &manifest.regions {
@@ -420,7 +420,7 @@ impl<'a> Copy<'a> {
         self.packer.end_pack()
     }
 
-    /// Frames of clusters; a cluster that doesn't fit into the pack begins the next one.
+    /// Writes the clusters' frames; a cluster that doesn't fit into the open pack begins the next one.
     fn clusters(&mut self, frames: &[Frame]) -> Result<(), StoreError> {
         let mut held: Vec<(&Frame, Vec<u8>)> = Vec::new();
         let mut held_bytes = 0;
@@ -455,7 +455,7 @@ impl<'a> Copy<'a> {
             .try_for_each(|(frame, bytes)| self.packer.frame(Kind::Chunk, &frame.hashes, &bytes))
     }
 
-    /// What nobody touched of the packs that go.
+    /// Copies the chunks in no cluster from packs that are to be removed.
     fn rest(&mut self, manifest: &Manifest) -> Result<(), StoreError> {
         let mut walk = Walk::default();
         let mut waiting = Vec::new();
@@ -488,7 +488,7 @@ impl<'a> Copy<'a> {
         self.tell(hashes.len() * Kind::Chunk.raw_size())
     }
 
-    /// Read frames' items, verified, and compress them with all cores.
+    /// Reads and verifies frames' items, and compresses them with all cores.
     fn parallel<'f>(
         &self,
         frames: impl Iterator<Item = &'f [Hash]>,
@@ -530,7 +530,7 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// All chunks that a segment and its patches name: where a segment is, its chunks are, the patched ones too.
+/// Returns all chunks that a segment and its patches name: a segment's chunks are all stored with it, even patched ones.
 fn all_chunks(scope: &Scope, region: &Region, number: usize) -> Result<Vec<Hash>, StoreError> {
     let stored = scope.segment(&region.segments[number])?;
     let patches = region.patches_of(number).iter().map(|patch| patch.hash);

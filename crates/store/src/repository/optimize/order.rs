@@ -1,22 +1,23 @@
-//! Clusters into frames: which chunks share a zstd context, and where a pack may end. No I/O.
+//! Puts clusters into frames: which chunks are compressed together, and where a pack may end. No I/O.
 
 use std::collections::HashSet;
 
 use floe_image::{FRAME_MAX_CHUNKS, Hash};
 
-/// A cluster begins a frame of its own unless the frame before it has fewer chunks than this. A read of one cluster then brings
-/// at most 7 chunks of the cluster before and 15 of those behind, and no frame but a pack's last is less than half full.
+/// A cluster begins a new frame, unless the frame before it has fewer chunks than this. A read of one cluster then gets at most
+/// 7 chunks of the clusters before and 15 of those after it, and no frame but a pack's last is less than half full.
 const FRAME_CHUNKS_MIN: usize = FRAME_MAX_CHUNKS / 2;
 
 /// Chunks that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Frame {
     pub hashes: Vec<Hash>,
-    /// Its first chunk is a cluster's first: a pack that has no room for the whole cluster may end before it.
+    /// Whether its first chunk is a cluster's first: a pack that has no room for the whole cluster may end before this frame.
     pub begins_cluster: bool,
 }
 
-/// The frames of clusters, in order. A chunk that several clusters name counts in the first of them; zero chunks are left out.
+/// Returns the frames of clusters, in order. A chunk in several clusters counts for the first of them; zero chunks are left
+/// out.
 pub(super) fn frames<C: AsRef<[Hash]>>(clusters: impl IntoIterator<Item = C>) -> Vec<Frame> {
     let mut seen = HashSet::from([Hash::ZERO]);
     let mut frames: Vec<Frame> = Vec::new();
@@ -99,7 +100,7 @@ mod tests {
                 let len = frame.hashes.len();
                 prop_assert!(len <= FRAME_MAX_CHUNKS && (last || len >= FRAME_CHUNKS_MIN));
             }
-            // what a read of one cluster brings beside it
+            // What a read of one cluster gets besides the cluster.
             let mut own = HashSet::from([Hash::ZERO]);
             for cluster in &named {
                 let cluster: HashSet<Hash> = cluster.iter().copied().filter(|h| own.insert(*h)).collect();

@@ -7,7 +7,7 @@ use floe_image::{CHUNK_SIZE, MachineConfig, SEGMENT_SPAN};
 use super::*;
 use crate::{GcOptions, Ingest, IngestOptions};
 
-/// Chunks that compress to something like a third, each with a content of its own.
+/// Returns chunks that compress to about a third, each with a different content.
 fn chunk(n: u64) -> Vec<u8> {
     let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = vec![n as u8 | 1; CHUNK_SIZE];
@@ -61,7 +61,7 @@ impl Fixture {
         ready.unwrap().publish().unwrap()
     }
 
-    /// Every byte of every region is there, and the packs hold nothing else that `verify` would miss.
+    /// Checks that every byte of every region is there, and that `verify` finds nothing wrong.
     fn check(&self, id: &Hash, regions: &[(&str, Vec<u64>)]) {
         let repository = Repository::open(self.repository.dir()).unwrap();
         for repository in [&self.repository, &repository] {
@@ -91,13 +91,13 @@ impl Fixture {
     }
 }
 
-/// Two regions of 1400 and 600 chunks, one content in both.
+/// Two regions of 1400 and 600 chunks, with one content in both.
 fn regions() -> Vec<(&'static str, Vec<u64>)> {
     let disk = (2000..2599).chain([7]).collect();
     vec![("ram", (0..1400).collect()), ("disk0", disk)]
 }
 
-/// Clusters of every 40th chunk from both regions: as scattered as can be.
+/// Clusters of every 40th chunk from both regions: as scattered as possible.
 fn scattered() -> Vec<Vec<Hash>> {
     let of = |first: u64| -> Vec<Hash> {
         let ram = (first..1400).step_by(40);
@@ -107,7 +107,7 @@ fn scattered() -> Vec<Vec<Hash>> {
     vec![of(3), of(17), of(29)]
 }
 
-/// Runs of frames without a gap.
+/// Counts runs of frames without a gap.
 fn runs(places: &[crate::FramePlace]) -> usize {
     let follows = |a: &crate::FramePlace, b: &crate::FramePlace| {
         a.pack == b.pack && a.offset + u64::from(a.len) == b.offset
@@ -147,10 +147,10 @@ fn clusters_lie_side_by_side_and_nothing_else_has_changed() {
     for cluster in &scattered() {
         let frames = places(cluster);
         assert_eq!(runs(&frames), 1);
-        // a few neighbours at both ends at most
+        // At most a few neighbours at both ends.
         assert!(frames.len() <= cluster.len().div_ceil(16) + 1);
     }
-    // the first cluster begins a pack: nothing else comes along but what fills its last frame
+    // The first cluster begins a pack: nothing else is read with it but what fills its last frame.
     let scope = fixture.repository.scope(&id).unwrap();
     let layout = fixture.repository.layout(&id).unwrap();
     assert_eq!(places(&scattered()[0])[0].offset, 16);
@@ -167,7 +167,7 @@ fn clusters_lie_side_by_side_and_nothing_else_has_changed() {
     assert_eq!(report.freed_bytes, report.bytes_before);
     assert_eq!(report.written_bytes, report.bytes_after);
     assert!(report.bytes_after < report.bytes_before * 11 / 10);
-    // each item once, tables first
+    // Each item is there once, tables first.
     let mut seen = HashSet::new();
     for pack in &layout.packs {
         let index = fixture.repository.index(pack).unwrap();
@@ -179,7 +179,7 @@ fn clusters_lie_side_by_side_and_nothing_else_has_changed() {
         manifest_of(&fixture, &id).regions[0].segments[0],
     )]);
     assert_eq!(tables.unwrap()[0].pack, 0);
-    // the rest is in the order of the regions
+    // The rest is in the order of the regions.
     let rest: Vec<Hash> = regions()
         .iter()
         .flat_map(|(_, chunks)| chunks.iter().map(|n| hash(*n)))
@@ -207,10 +207,10 @@ fn the_same_clusters_again_change_nothing_and_other_ones_do() {
     reversed.reverse();
     let other = fixture.optimize(&id, &reversed);
     assert_ne!(fixture.repository.layout(&id).unwrap(), first);
-    // only the packs that hold clusters are written
+    // Only the packs that hold clusters are written.
     assert!(other.written_bytes < other.bytes_after / 3, "{other:?}");
     fixture.check(&id, &regions());
-    // clusters of another image: nothing to do
+    // Clusters of another image: nothing to do.
     let nothing = fixture.optimize(&id, &[vec![Hash::of(b"foreign"), Hash::ZERO], vec![]]);
     assert_eq!(
         (nothing.clusters, nothing.written_bytes, nothing.freed_bytes),
@@ -237,7 +237,7 @@ fn packs_that_other_images_list_stay_and_what_is_stored_twice_is_told() {
     fixture.check(&parent, &regions());
     let scope = fixture.repository.scope(&child).unwrap();
     assert_eq!(runs(&scope.frames_of(&chunks_of(&clusters[0])).unwrap()), 1);
-    // without the parent the packs are the child's own
+    // Without the parent the packs are the child's own.
     fixture.repository.remove(&parent).unwrap();
     fixture.litter();
     let report = fixture.optimize(&child, &scattered());
@@ -306,11 +306,11 @@ fn an_interruption_at_any_step_leaves_a_whole_image() {
         fixture.litter();
         assert_eq!(fixture.pack_files(), after.packs.len());
         fixture.check(&id, &regions());
-        // and the next one goes through
+        // The next attempt succeeds.
         fixture.optimize(&id, &scattered());
         fixture.check(&id, &regions());
     }
-    // killed with the new packs in place: they are litter
+    // Killed when the new packs have their names: nothing refers to them.
     let fixture = Fixture::new();
     let id = fixture.image(None, &regions());
     let before = fixture.pack_files();
@@ -342,7 +342,7 @@ fn stopped_at_any_moment_it_leaves_everything_as_it_was() {
         assert_eq!(fixture.repository.layout(&id).unwrap(), before);
         assert_eq!(fixture.pack_files() > before.packs.len(), ready.is_ok());
         match ready {
-            Ok(_) => break, // dropped, not published
+            Ok(_) => break, // dropped without being published
             Err(error) => assert!(matches!(error, StoreError::Cancelled), "{error}"),
         }
         moments += 1;
@@ -401,7 +401,7 @@ fn readers_go_on_while_packs_come_and_go() {
         .map(|n| (Kind::Chunk, hash(n)))
         .collect();
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    // another process: a repository of its own
+    // Stands for another process: it has its own repository.
     let other = Repository::open(fixture.repository.dir()).unwrap();
     let reader = std::thread::spawn({
         let (stop, wants) = (stop.clone(), wants.clone());
@@ -422,7 +422,7 @@ fn readers_go_on_while_packs_come_and_go() {
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     reader.join().unwrap();
-    // a scope of the old packs says that they are gone, never anything wrong
+    // A scope of the old packs reports that they are gone, and never returns anything wrong.
     let result = old_scope.read(&wants, &mut |_, hash, bytes| {
         assert_eq!(Hash::of(bytes), hash)
     });
@@ -433,7 +433,7 @@ fn readers_go_on_while_packs_come_and_go() {
 #[test]
 fn a_cluster_that_has_no_room_in_a_pack_begins_the_next() {
     let fixture = Fixture::new();
-    // 12 clusters of 1.5 MiB compressed: packs of 8 MiB hold five of them
+    // 12 clusters of 1.5 MiB compressed: a pack of 8 MiB holds five of them.
     let noise = |n: u64| {
         let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let words = (0..CHUNK_SIZE / 8).flat_map(move |_| {
