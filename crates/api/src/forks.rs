@@ -9,9 +9,8 @@ use std::net::SocketAddrV4;
 pub struct ForkRequest {
     /// How many clones, at most [`CLONES_MAX`].
     pub clones: u32,
-    /// Where the clones are to run: members of this node's cluster, by name or `https://ADDRESS:PORT`, or `here` for
-    /// this node. With
-    /// `insecure` also addresses of nodes' pages. If empty, they run here.
+    /// Where the clones are to run: members of this node's cluster, by name or `https://ADDRESS:PORT`, or `here` for this
+    /// node. With `insecure` also addresses of nodes' pages. If empty, they run here.
     #[serde(default)]
     pub hosts: Vec<String>,
     /// Allow hosts that are named by the address of a page to be asked, and to read the machine's memory, in clear
@@ -28,14 +27,12 @@ pub struct ForkRequest {
     /// Whether other nodes receive by multicast what any of them fetches.
     #[serde(default)]
     pub multicast: MulticastUse,
-    /// Which placement decides how many clones each host takes: `simple`, `slurm`, or one of the operator's plug-ins.
-    /// By default each
-    /// host takes as many as it has room for. With a placement, empty `hosts` means all known hosts.
+    /// Which placement decides how many clones each host takes: `simple`, `slurm`, or one of the operator's plug-ins. By
+    /// default each host takes as many as it has room for. With a placement, empty `hosts` means all known hosts.
     #[serde(default)]
     pub placement: Option<String>,
-    /// Start the clones of this host even if it has too little memory for them, as in [`RunRequest::overcommit`].
-    /// Other hosts decide
-    /// for themselves.
+    /// Start the clones of this host even if it has too little memory for them, as in [`RunRequest::overcommit`]. Other
+    /// hosts decide for themselves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overcommit: bool,
 }
@@ -235,9 +232,8 @@ pub struct Family {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KillRequest {
-    /// End all clones of the machine, and the clones of those, but not the machine itself. Otherwise only the named
-    /// machine is
-    /// ended, which must be a clone.
+    /// End all clones of the machine, and the clones of those, but not the machine itself. Otherwise only the named machine
+    /// is ended, which must be a clone.
     #[serde(default)]
     pub all: bool,
 }

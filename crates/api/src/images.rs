@@ -102,7 +102,8 @@ pub enum ImportFormat {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// Disk images (raw, qcow2, vmdk, vdi, vhdx, vhd; also in gzip, xz, Zstandard or an OVA) as absolute paths: `disk0`, `disk1`, ...
+    /// Disk images (raw, qcow2, vmdk, vdi, vhdx, vhd; also in gzip, xz, Zstandard or an OVA) as absolute paths. They
+    /// become `disk0`, `disk1`, ...
     #[serde(default)]
     pub disks: Vec<String>,
     /// Format of the disk images; detected if absent.
@@ -183,9 +184,8 @@ pub struct VerifyReport {
 pub struct OptimizeRequest {
     /// The image: a local one, or the path of one in a directory of images.
     pub image: String,
-    /// Files with traces that determine the layout, absolute paths. If empty, what this host knows of the image is
-    /// used: its traces, its
-    /// hub's model, or its rehearsal.
+    /// Files with traces that determine the layout, absolute paths. If empty, what this host knows of the image is used:
+    /// its traces, its hub's model, or its rehearsal.
     #[serde(default)]
     pub traces: Vec<String>,
 }

@@ -116,9 +116,8 @@ pub const CPU_MILLICORES_MAX: u32 = 10_000_000;
 /// Smallest memory limit of a machine's QEMU, in bytes: what QEMU itself needs, without the guest.
 pub const MEMORY_MAX_BYTES_MIN: u64 = 64 << 20;
 
-/// What a guest can reach of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local
-/// addresses, and of the
-/// metadata service of the host's cloud. Clones on the same host inherit it; images do not record it.
+/// What a guest can reach of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local addresses,
+/// and of the metadata service of the host's cloud. Clones on the same host inherit it; images do not record it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HostAccess {
@@ -269,8 +268,7 @@ pub struct CaptureRequest {
     #[serde(default)]
     pub stop: bool,
     /// For how many seconds an isolated copy runs, to learn what a resumed machine touches first; by default
-    /// [`REHEARSE_S_DEFAULT`], 0
-    /// for no rehearsal.
+    /// [`REHEARSE_S_DEFAULT`], 0 for no rehearsal.
     #[serde(default)]
     pub rehearse_s: Option<u32>,
     /// Free text by key.
