@@ -28,7 +28,7 @@ impl Shares {
 
     fn take(&mut self, party: &Party, bytes: u64) -> bool {
         if bytes == 0 {
-            return true; // nothing to remember, and nothing that would be given back
+            return true; // nothing to count
         }
         let own = self.parties.get(party).copied().unwrap_or(0);
         let strange = !party.is_user();

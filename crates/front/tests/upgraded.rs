@@ -72,6 +72,6 @@ async fn a_quiet_websocket_stays_and_a_head_that_does_not_end_does_not() {
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"GET / HT").await.unwrap();
         let mut answer = Vec::new();
-        let _ = slow.read_to_end(&mut answer).await; // a reset is an end as well
+        let _ = slow.read_to_end(&mut answer).await; // a connection reset also counts as closed
     }
 }

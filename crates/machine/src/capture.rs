@@ -224,7 +224,7 @@ impl Machine {
         blocks.iter_mut().for_each(Pages::sort);
         vram.sort();
         let pages = blocks.iter().map(Pages::len).sum::<usize>();
-        let ram = blocks.remove(0); // `memories` has it first
+        let ram = blocks.remove(0); // `memories` returns it first
         let device = read_state(&state).map_err(MachineError::io("read the device state"))?;
         tracing::info!(
             machine = self.name(),

@@ -118,7 +118,7 @@ impl Machine {
         });
         match plugged {
             Ok(id) => {
-                self.settle_alone()?; // writes down where QEMU has put it
+                self.settle_alone()?; // records the address that QEMU has chosen
                 Ok(id)
             }
             Err(error) => {
@@ -340,7 +340,7 @@ impl Machine {
             record.removing.retain(|other| other != id);
             record.removing.push(id.to_owned());
         })?;
-        self.events.take_kept(id); // an answer to an earlier request
+        self.events.take_kept(id); // forget the answer to an earlier request
         match self.ask("device_del", json!({"id": id})) {
             // QEMU refuses a second request while the first is pending
             Err(MachineError::Qmp(QmpError::Refused { .. })) if waiting => {}

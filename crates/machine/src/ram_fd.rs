@@ -123,14 +123,14 @@ fn install(files: u32) -> io::Result<OwnedFd> {
         load(data::ARCH),
         unless(ARCH, 12), // to the end: allowed
         load(data::NR),
-        unless(libc::SYS_openat as u32, 3), // to the question for fallocate
+        unless(libc::SYS_openat as u32, 3), // to the check for fallocate
         load(data::ARG2),
         unless(libc::O_RDWR as u32, 8), // to the end
         give(libc::SECCOMP_RET_USER_NOTIF),
         unless(libc::SYS_fallocate as u32, 6), // to the end
         load(data::ARG0),
-        jump(libc::BPF_JGE, FD_FIRST, 0, 4), // below: to the end
-        jump(libc::BPF_JGE, FD_FIRST + files, 3, 0), // behind them: to the end
+        jump(libc::BPF_JGE, FD_FIRST, 0, 4), // a lower descriptor: to the end
+        jump(libc::BPF_JGE, FD_FIRST + files, 3, 0), // a higher descriptor: to the end
         load(data::ARG1),
         unless(hole, 1),               // to the end
         give(libc::SECCOMP_RET_ERRNO), // with errno 0: success

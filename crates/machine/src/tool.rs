@@ -84,7 +84,7 @@ impl Tool {
 /// Moves the tool's output file from descriptor 1 to descriptor 3, and redirects standard output to standard error.
 /// Returns the last descriptor to keep.
 pub(crate) fn arrange_descriptors() -> io::Result<u32> {
-    const OUTPUT_FD: i32 = 3; // where the guard looks for it
+    const OUTPUT_FD: i32 = 3; // where the guard expects it
     // SAFETY: these duplicate descriptors of this process, which nothing else in it uses.
     let done = unsafe { libc::dup2(1, OUTPUT_FD) >= 0 && libc::dup2(2, 1) >= 0 };
     match done {

@@ -25,7 +25,7 @@ pub fn exit_on_signals() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build();
-    let Ok(runtime) = runtime else { return }; // without it a signal ends the process the rough way
+    let Ok(runtime) = runtime else { return }; // without it, a signal ends the process without cleanup
     let watch = async move || -> std::io::Result<i32> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;

@@ -296,7 +296,7 @@ fn read_token(hub: &HubAddress) -> Result<String, CliError> {
     let mut text = String::new();
     if terminal {
         let _ = write!(std::io::stderr(), "token for {hub}: ");
-        super::interrupt::exit_on_signals(); // which shows again what is typed
+        super::interrupt::exit_on_signals(); // restores the echo on a signal
         let quiet = super::terminal::Raw::without_echo();
         let read = stdin.read_line(&mut text);
         drop(quiet);

@@ -246,7 +246,7 @@ impl Still {
 impl Drop for Still {
     fn drop(&mut self) {
         for pid in &self.0 {
-            let _ = kill_process(*pid, Signal::CONT); // one that has ended needs it no more
+            let _ = kill_process(*pid, Signal::CONT); // fails if it has ended, which is fine
         }
     }
 }

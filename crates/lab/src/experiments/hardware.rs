@@ -168,7 +168,7 @@ impl Side {
     /// Returns the milliseconds until the guest's shell is there.
     fn boot_again(&self, guest: &Guest) -> anyhow::Result<f64> {
         let spec = spec(guest, &self.dir, self.profile)?;
-        std::fs::remove_dir_all(&spec.dir)?; // with the console's history
+        std::fs::remove_dir_all(&spec.dir)?; // removes the console's history as well
         let start = Instant::now();
         let machine = Machine::start(spec)?;
         wait_ready(&machine)?;

@@ -140,7 +140,7 @@ fn screen(random: &mut StdRng) -> anyhow::Result<Vec<u8>> {
         let length = random.random_range(0..width / CELL.0);
         for column in 0..length {
             if random.random_ratio(1, 6) {
-                continue; // between two words
+                continue; // a gap between two words
             }
             let glyph: u64 = random.random();
             for bit in 0..64 {

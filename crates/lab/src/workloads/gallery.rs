@@ -47,7 +47,7 @@ fn look(session: &mut Session) -> anyhow::Result<()> {
     let long = session.random.random_range(LOOK_MS);
     session.wait(Duration::from_millis(long))?;
     if session.random.random_bool(0.2) {
-        session.input.press(&["up"])?; // closer
+        session.input.press(&["up"])?; // zoom in
         session.wait(Duration::from_millis(long / 2))?;
     }
     Ok(())

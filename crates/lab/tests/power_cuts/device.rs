@@ -60,7 +60,7 @@ impl Disk {
             let length = match device.read(&mut request) {
                 Ok(length) => length,
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
-                Err(_) => continue, // taken back, or interrupted
+                Err(_) => continue, // the request was withdrawn, or the read interrupted
             };
             let Some((header, body)) = abi::parse(&request[..length]) else {
                 panic!("{length} bytes are no request of {IN_HEADER_BYTES} bytes and more");

@@ -154,7 +154,7 @@ pub(crate) fn install(role: &Role) -> io::Result<()> {
         // SAFETY: the wrapper has one thread.
         unsafe { std::env::set_var(name, value) };
     }
-    std::mem::forget(library); // the dynamic linker opens it in the program
+    std::mem::forget(library); // keep it open for the program's dynamic linker
     Ok(())
 }
 

@@ -510,7 +510,7 @@ fn open_nothing_more() -> bool {
     program[0] = step(LOAD, 0, 0, 4); // the architecture
     program[1] = step(EQUAL, 1, 0, sys::ARCH);
     program[2] = step(RETURN, 0, 0, KILL);
-    program[3] = step(LOAD, 0, 0, 0); // the number of the call
+    program[3] = step(LOAD, 0, 0, 0); // the system call's number
     for (at, number) in sys::OPENING.iter().enumerate() {
         program[4 + at] = step(EQUAL, (COUNT - at) as u8, 0, *number);
     }

@@ -230,7 +230,7 @@ mod tests {
         let mut guest = Guest::new(7);
         assert_eq!(guest.hear(s(1), &line("H")).unwrap(), "F 0 7\n");
         guest.hear(s(2), &progress(32));
-        guest.hear(s(3), &progress(16)); // from a buffer: what is durable stays durable
+        guest.hear(s(3), &progress(16)); // a buffered line: what is durable stays durable
         guest.ends();
         assert_eq!(guest.hear(s(9), &line("H")).unwrap(), "F 32 7\n");
     }
