@@ -25,8 +25,7 @@ pub const ENTROPY_BYTES: usize = 64;
 /// A program's call (SnowFlock, table 1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// Request room for clones. With `hierarchical`, a machine is cloned once for every as many clones as it has vCPUs,
-    /// and these clones are processes in it.
+    /// Request room for clones. With `hierarchical`, clones are processes: each cloned machine has as many of them as vCPUs.
     Ticket {
         /// How many clones are wanted.
         clones: u64,
