@@ -134,10 +134,10 @@ pub struct ClusterRevoke {
     pub name: String,
 }
 
-/// The result of removing a member from a cluster.
+/// The result of removing a member from a cluster, or of leaving it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterChange {
-    /// The member that was removed.
+    /// The member that was removed or has left.
     pub name: String,
     /// Members that could not be informed. They fetch the new list when they are back, except the node that created
     /// the cluster.
