@@ -1,4 +1,4 @@
-//! Checks that the page which this crate embeds has been built; building it needs Node.js, and that is the Makefile's.
+//! Checks that the page which this crate embeds has been built. The Makefile builds it, which needs Node.js.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Compiles the guard (`src/guard/preload.rs`), which is a shared library of its own, so that it can be embedded.
+//! Compiles the guard (`src/guard/preload.rs`) into a separate shared library, so that it can be embedded.
 
 use std::env;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn main() {
     let mut rustc = Command::new(var("RUSTC"));
     rustc.args(["--crate-name", "floe_guard", "--crate-type", "cdylib"]);
     rustc.args(["--edition", "2024", "--target", &var("TARGET")]);
-    // nothing of the C library that it is built with: it takes that of the program that it is loaded into
+    // link nothing of the C library of this build: the guard uses the C library of the program that it is loaded into
     rustc.args(["-C", "link-arg=-nostdlib", "-C", "link-arg=-nostartfiles"]);
     rustc.args(["-C", "target-feature=-crt-static", "-C", "panic=abort"]);
     rustc.args(["-C", "opt-level=s", "-C", "strip=symbols", "-C", "lto=fat"]);

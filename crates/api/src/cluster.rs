@@ -1,48 +1,49 @@
-//! Clusters of nodes: what is asked and told of them.
+//! Clusters of nodes: the requests and answers about them.
 
 use super::*;
 use std::net::SocketAddr;
 
-/// UDP and TCP port on which a node answers its cluster, unless told otherwise.
+/// Default UDP and TCP port on which a node answers the other members of its cluster.
 pub const CLUSTER_PORT: u16 = 7071;
-/// How long an invitation is good unless told otherwise, seconds.
+/// Default validity of an invitation, in seconds.
 pub const INVITATION_S: u64 = 3600;
-/// Longest life of an invitation, seconds: a week.
+/// Longest validity of an invitation, in seconds: a week.
 pub const INVITATION_S_MAX: u64 = 7 * 24 * 3600;
-/// How long a member's certificate is good unless told otherwise, seconds: 30 days. It is renewed when a third of that is over.
+/// Default validity of a member's certificate, in seconds: 30 days. It is renewed when a third of that is over.
 pub const CERTIFICATE_S: u64 = 30 * 24 * 3600;
-/// Shortest life of a certificate, seconds.
+/// Shortest validity of a certificate, in seconds.
 pub const CERTIFICATE_S_MIN: u64 = 60;
-/// Longest life of a certificate, seconds: two years.
+/// Longest validity of a certificate, in seconds: two years.
 pub const CERTIFICATE_S_MAX: u64 = 2 * 365 * 24 * 3600;
 
-/// Answer of `GET /v1/cluster`: what this node is in a cluster.
+/// Answer of `GET /v1/cluster`: this node's role in its cluster, and the cluster's members.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterInfo {
-    /// Whether it is in one. If not, the rest is empty.
+    /// Whether the node is in a cluster. If not, the other fields are empty.
     pub joined: bool,
     /// The cluster's id.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cluster: String,
-    /// This node's name in it.
+    /// This node's name in the cluster.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Where the other members reach it: `https://ADDRESS:PORT`.
+    /// Where the other members reach this node: `https://ADDRESS:PORT`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub url: String,
-    /// Whether this node made the cluster, and so invites and revokes.
+    /// Whether this node created the cluster, and so invites and revokes members.
     #[serde(default)]
     pub authority: bool,
-    /// SHA-256 of the CA's certificate, hex digits.
+    /// SHA-256 of the CA's certificate, in hexadecimal digits.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
-    /// Until when this node's certificate is good, Unix time. It is renewed long before.
+    /// When this node's certificate expires, Unix time in seconds. It is renewed long before.
     #[serde(default)]
     pub certified_until_unix_s: u64,
-    /// Why the node does not answer the others, or hears nothing of the one that made the cluster.
+    /// Why the node does not answer the other members, or can't reach the one that created the cluster; empty if all
+    /// is well.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// All members, the one that made the cluster first.
+    /// All members; the one that created the cluster is first.
     #[serde(default)]
     pub members: Vec<ClusterMember>,
 }
@@ -50,11 +51,11 @@ pub struct ClusterInfo {
 /// A member of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterMember {
-    /// Its name.
+    /// The member's name.
     pub name: String,
-    /// Where it answers.
+    /// Where it answers: `https://ADDRESS:PORT`.
     pub url: String,
-    /// Whether it made the cluster.
+    /// Whether it created the cluster.
     pub authority: bool,
     /// Whether it is this node.
     pub this: bool,
@@ -64,14 +65,14 @@ pub struct ClusterMember {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterInit {
-    /// This node's name; its host name by default.
+    /// This node's name; by default its host name.
     #[serde(default)]
     pub name: Option<String>,
-    /// Where to answer the other members; [`CLUSTER_PORT`] of the address that leads to the network by default.
+    /// Where to answer the other members; by default [`CLUSTER_PORT`] of the address that leads to the network.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub listen: Option<SocketAddr>,
-    /// How long members' certificates are good, seconds; [`CERTIFICATE_S`] by default.
+    /// How long members' certificates are valid, in seconds; by default [`CERTIFICATE_S`].
     #[serde(default)]
     pub certificate_s: Option<u64>,
 }
@@ -80,7 +81,7 @@ pub struct ClusterInit {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterInvite {
-    /// How long the invitation is good, seconds; [`INVITATION_S`] by default.
+    /// How long the invitation is valid, in seconds; by default [`INVITATION_S`].
     #[serde(default)]
     pub expires_s: Option<u64>,
 }
@@ -88,13 +89,13 @@ pub struct ClusterInvite {
 /// An invitation into a cluster, which one node can use once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterInvited {
-    /// What to type on the other host.
+    /// The command to type on the other host.
     pub command: String,
-    /// Where the authority answers.
+    /// Address of the node that created the cluster.
     pub url: String,
-    /// The invitation; it is a secret.
+    /// The invitation. It is a secret.
     pub invitation: String,
-    /// Until when it is good, Unix time.
+    /// When it expires, Unix time in seconds.
     pub expires_unix_s: u64,
 }
 
@@ -102,14 +103,14 @@ pub struct ClusterInvited {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterJoin {
-    /// Where the authority answers: `https://ADDRESS:PORT`.
+    /// Address of the node that created the cluster: `https://ADDRESS:PORT`.
     pub url: String,
     /// The invitation.
     pub invitation: String,
-    /// This node's name; its host name by default.
+    /// This node's name; by default its host name.
     #[serde(default)]
     pub name: Option<String>,
-    /// Where to answer the other members; [`CLUSTER_PORT`] of the address that leads to the authority by default.
+    /// Where to answer the other members; by default [`CLUSTER_PORT`] of the address that leads to the node at `url`.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub listen: Option<SocketAddr>,
@@ -119,7 +120,8 @@ pub struct ClusterJoin {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterLeave {
-    /// Leave although clones need the way to other members, or although other members need this node's authority.
+    /// Leave even if clones still need other members, or if other members need this node because it created the
+    /// cluster.
     #[serde(default)]
     pub force: bool,
 }
@@ -128,16 +130,17 @@ pub struct ClusterLeave {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterRevoke {
-    /// The member that is to be one no longer.
+    /// The member to remove.
     pub name: String,
 }
 
-/// What became of a change of a cluster's members.
+/// The result of removing a member from a cluster, or of leaving it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterChange {
-    /// The member that is one no longer.
+    /// The member that was removed or has left.
     pub name: String,
-    /// Members that could not be told. They ask by themselves, as soon as they are back; the one that made the cluster does not.
+    /// Members that could not be informed. They fetch the new list when they are back, except the node that created
+    /// the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub untold: Vec<String>,
 }

@@ -1,8 +1,9 @@
 //! Tokens of hubs, each for one hub only.
 //!
-//! A token opens all that its user has on a hub, so it must not reach another server because a command named that. Every token
-//! is bound to an [`HubAddress`]: scheme, host and port. [`Credentials`] is a user's file of them (`floe login`); [`OwnHub`] is what
-//! a node knows of the hub in its own process (`floe up`). Redirects are followed nowhere, so none can carry a token away.
+//! A token gives access to everything that its user has on a hub, so no other server may get it, whatever address a command
+//! names. Every token is bound to a [`HubAddress`]: scheme, host and port. [`Credentials`] is a user's file of tokens
+//! (`floe login`); [`OwnHub`] is the node's record of the hub in its own process (`floe up`). Redirects are never followed,
+//! so none can carry a token away.
 
 use floe_http::{Host, Url};
 use serde::{Deserialize, Serialize};
@@ -17,29 +18,29 @@ use std::{
 /// Tokens, each for one hub.
 pub type Tokens = BTreeMap<HubAddress, String>;
 
-/// Version of the file.
+/// Format version of the credentials file.
 const VERSION: u32 = 1;
-/// Largest file that is read: thousands of hubs.
+/// Largest credentials file that is read, in bytes: enough for thousands of hubs.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Longest token that is kept; a hub's have 69 characters.
+/// Longest token that is kept, in characters; a hub's tokens have 69.
 pub const TOKEN_CHARACTERS_MAX: usize = 256;
 
-/// Scheme, host and port of a hub: what a token is good for, such as `https://hub.example:443`.
+/// Scheme, host and port of a hub, such as `https://hub.example:443`. A token is valid for one such address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HubAddress(String);
 
 impl HubAddress {
-    /// Of a hub's or an image's address; `None` for what is no hub's: a name, a path, `s3://`.
+    /// Returns the hub of an image's or hub's address; `None` if the address is not on a hub: a name, a path, `s3://`.
     pub fn of(address: &str) -> Option<HubAddress> {
-        // understood by the parser that the connection is made by, so that both mean the same host
+        // parsed by the same parser as the address of the connection, so that both mean the same host
         let url = floe_http::web(&Url::parse(address).ok()?)?;
         let host = url.host_str()?.trim_end_matches('.');
         let port = url.port_or_known_default()?;
         Some(HubAddress(format!("{}://{host}:{port}", url.scheme())))
     }
 
-    /// Whether what is sent there stays on this host or is encrypted.
+    /// Returns whether data sent there stays on this host or is encrypted.
     pub fn is_safe(&self) -> bool {
         let Ok(url) = Url::parse(&self.0) else {
             return false;
@@ -54,7 +55,7 @@ impl HubAddress {
         }
     }
 
-    /// As text.
+    /// Returns the address as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -81,7 +82,7 @@ impl From<HubAddress> for String {
     }
 }
 
-/// What is wrong with a token, if anything is: it has to fit into a line of a request.
+/// Checks that a token fits into a header line of a request; otherwise returns what is wrong with it.
 pub fn check_token(token: &str) -> Result<(), String> {
     match token {
         "" => Err("the token is empty".into()),
@@ -96,13 +97,13 @@ pub fn check_token(token: &str) -> Result<(), String> {
     }
 }
 
-/// A token that a user keeps.
+/// A token in a user's [`Credentials`].
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kept {
     /// The token.
     pub token: String,
-    /// Whether it may be sent without encryption over a network: the user said so.
+    /// Whether the user has allowed sending it over a network without encryption.
     #[serde(default)]
     pub insecure: bool,
 }
@@ -122,7 +123,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Where they are: `floe/credentials.json` in `$XDG_CONFIG_HOME` or `~/.config`; `None` for a process without either.
+    /// Returns the file's path: `floe/credentials.json` in `$XDG_CONFIG_HOME` or `~/.config`; `None` if neither
+    /// directory is known.
     pub fn file() -> Option<PathBuf> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let config = set("XDG_CONFIG_HOME").map(PathBuf::from);
@@ -130,7 +132,7 @@ impl Credentials {
         Some(config.join("floe/credentials.json"))
     }
 
-    /// Reads a file; one that is not there holds none.
+    /// Reads the file. A missing file yields no tokens.
     pub fn load(file: &Path) -> io::Result<Credentials> {
         let bytes = match read(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -147,7 +149,7 @@ impl Credentials {
         }
     }
 
-    /// Writes the file for this user alone, all or nothing.
+    /// Writes the file atomically, readable by this user only.
     pub fn save(&mut self, file: &Path) -> io::Result<()> {
         self.version = VERSION;
         if let Some(dir) = file.parent() {
@@ -156,22 +158,22 @@ impl Credentials {
         replace(file, &serde_json::to_vec_pretty(self)?)
     }
 
-    /// The token for a hub.
+    /// Returns the token for a hub.
     pub fn get(&self, hub: &HubAddress) -> Option<&Kept> {
         self.hubs.get(hub)
     }
 
-    /// Keeps a token in place of the one that was there.
+    /// Stores a token for a hub in place of an earlier one.
     pub fn put(&mut self, hub: HubAddress, kept: Kept) {
         self.hubs.insert(hub, kept);
     }
 
-    /// Forgets a hub's token; whether there was one.
+    /// Removes a hub's token. Returns whether there was one.
     pub fn remove(&mut self, hub: &HubAddress) -> bool {
         self.hubs.remove(hub).is_some()
     }
 
-    /// The hubs that there are tokens for.
+    /// Returns the hubs that have tokens, with those.
     pub fn hubs(&self) -> impl Iterator<Item = (&HubAddress, &Kept)> {
         self.hubs.iter()
     }
@@ -181,9 +183,9 @@ impl Credentials {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OwnHub {
-    /// Where it answers, or did last time.
+    /// The hub's address, now or at its last start.
     pub hub: HubAddress,
-    /// The token, which is good there and nowhere else.
+    /// The token, which is valid only there.
     pub token: String,
 }
 
@@ -196,22 +198,22 @@ impl fmt::Debug for OwnHub {
 }
 
 impl OwnHub {
-    /// Reads the file; `None` if there is none that can be understood, which costs a new token.
+    /// Reads the file. Returns `None` if it is missing or damaged; a new token is made then.
     pub fn load(file: &Path) -> Option<OwnHub> {
         serde_json::from_slice(&read(file).ok()?).ok()
     }
 
-    /// Writes the file for this user alone, all or nothing.
+    /// Writes the file atomically, readable by this user only.
     pub fn save(&self, file: &Path) -> io::Result<()> {
         replace(file, &serde_json::to_vec(self)?)
     }
 
-    /// Its token, if `address` leads there.
+    /// Returns the hub's token if `address` is on this hub.
     pub fn token_for(&self, address: &str) -> Option<&str> {
         (HubAddress::of(address)? == self.hub).then_some(&*self.token)
     }
 
-    /// The address that logs a browser in.
+    /// Returns the address that logs a browser in.
     pub fn login_url(&self) -> String {
         format!("{}/login?token={}", self.hub, self.token)
     }
@@ -227,7 +229,7 @@ fn read(file: &Path) -> io::Result<Vec<u8>> {
 
 fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    // readable by this user only, which tempfile sees to
+    // tempfile makes it readable by this user only
     let mut new = tempfile::Builder::new().prefix(".floe-").tempfile_in(dir)?;
     new.write_all(bytes)?;
     new.as_file().sync_all()?;
@@ -254,7 +256,7 @@ mod tests {
             ("floe://hub.example:4500/x#abc", "https://hub.example:4500"),
             ("floe+http://hub", "http://hub:80"),
             ("http://[::1]:4500/x", "http://[::1]:4500"),
-            // what looks like a hub before an @ is a user's name on another
+            // the text before an @ is a user name, even if it looks like a hub
             (
                 "https://hub.example@evil.example/x",
                 "https://evil.example:443",

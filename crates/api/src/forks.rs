@@ -1,4 +1,4 @@
-//! Forks: what is asked and told of them.
+//! Forks: the requests and answers about them.
 
 use super::*;
 use std::net::SocketAddrV4;
@@ -9,28 +9,30 @@ use std::net::SocketAddrV4;
 pub struct ForkRequest {
     /// How many clones, at most [`CLONES_MAX`].
     pub clones: u32,
-    /// Where they are to run: members of this node's cluster, by name or `https://ADDRESS:PORT`, or `here` for this node. With
-    /// `insecure` also addresses of nodes' pages. Empty: here.
+    /// Where the clones are to run: members of this node's cluster, by name or `https://ADDRESS:PORT`, or `here` for this
+    /// node. With `insecure` also addresses of nodes' pages. If empty, they run here.
     #[serde(default)]
     pub hosts: Vec<String>,
-    /// Let hosts be asked, and read the machine's memory, in clear text: those that are named by the address of a page.
+    /// Allow hosts that are named by the address of a page to be asked, and to read the machine's memory, in clear
+    /// text.
     #[serde(default)]
     pub insecure: bool,
-    /// Token of those pages; that of this node's page by default.
+    /// Token of those pages; by default that of this node's page.
     #[serde(default)]
     pub hosts_token: Option<String>,
-    /// Other nodes pull what their clones have not touched, so that this one may go, and this one stores the fork at once.
+    /// Other nodes also fetch what their clones have not touched, until they no longer need this node. This node
+    /// stores the fork at once.
     #[serde(default)]
     pub settle: bool,
-    /// Whether other nodes get by multicast what any of them touches.
+    /// Whether other nodes receive by multicast what any of them fetches.
     #[serde(default)]
     pub multicast: MulticastUse,
-    /// Who says which of the hosts take how many: `simple`, `slurm`, or a plug-in of the operator's. By default each host
-    /// takes as many as it has room for. Without `hosts` all known hosts are meant.
+    /// Which placement decides how many clones each host takes: `simple`, `slurm`, or one of the operator's plug-ins. By
+    /// default each host takes as many as it has room for. With a placement, empty `hosts` means all known hosts.
     #[serde(default)]
     pub placement: Option<String>,
-    /// Start the clones of this host although it has too little memory for them, as in [`RunRequest::overcommit`]. Other hosts decide
-    /// for themselves.
+    /// Start the clones of this host even if it has too little memory for them, as in [`RunRequest::overcommit`]. Other
+    /// hosts decide for themselves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overcommit: bool,
 }
@@ -41,7 +43,7 @@ pub struct ForkRequest {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum MulticastUse {
-    /// If there are two other hosts or more; by unicast what does not come.
+    /// By multicast if there are at least two other hosts; what does not arrive that way is read by unicast.
     #[default]
     Auto,
     /// By unicast only.
@@ -52,25 +54,25 @@ pub enum MulticastUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MulticastGroup {
-    /// Where requests go: an address and a UDP port of the parent's node.
+    /// Where requests are sent: an address and a UDP port of the parent's node.
     #[schema(value_type = String)]
     pub server: SocketAddrV4,
-    /// Where answers come: the group's address and UDP port. The fork's token seals both.
+    /// Where answers arrive: the group's address and UDP port. The fork's token encrypts both directions.
     #[schema(value_type = String)]
     pub group: SocketAddrV4,
 }
 
-/// A host that is known by name.
+/// A host that forks can name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostInfo {
-    /// Its name.
+    /// The host's name.
     pub name: String,
     /// Address of its page, or `here`.
     pub address: String,
-    /// Its room; none if it does not answer or takes no clones.
+    /// Room for clones; absent if the host does not answer or takes no clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room: Option<Room>,
-    /// Why it has none.
+    /// Why there is no room.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
@@ -78,18 +80,18 @@ pub struct HostInfo {
 /// Answer of `GET /v1/hosts`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostList {
-    /// As they are listed.
+    /// The hosts in the order in which they are listed.
     pub hosts: Vec<HostInfo>,
 }
 
-/// Most hosts of one fork.
+/// Most hosts that one fork can use.
 pub const FORK_HOSTS_MAX: usize = 256;
-/// What [`Family::detail`] says of a clone on another host that is not there any more.
+/// The text of [`Family::detail`] for a clone on another host that no longer exists.
 pub const CLONE_ENDED: &str = "it has ended";
-/// This node among the hosts of a fork.
+/// The name of this node among the hosts of a fork.
 pub const HERE: &str = "here";
 
-/// Body of `POST /v1/clones`: what another node says of a clone that is to run here.
+/// Body of `POST /v1/clones`: what another node requests for one clone that is to run here.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CloneRequest {
@@ -101,22 +103,22 @@ pub struct CloneRequest {
     pub parent: String,
     /// The clone's number in the fork, from 1.
     pub number: u32,
-    /// The image that it starts from.
+    /// Id of the image that the clone starts from.
     pub image: String,
-    /// Where that is.
+    /// Address of the node that serves this image.
     pub source: String,
-    /// What opens it there.
+    /// Token that gives access to the image there.
     pub token: String,
-    /// Pull what it has not touched.
+    /// Whether to fetch what the clone has not touched, too.
     #[serde(default)]
     pub settle: bool,
-    /// Where the parent's state comes by multicast, too.
+    /// The multicast group that carries the parent's state, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
-    /// Its family's network.
+    /// How to join the family's network, if the family has one.
     #[serde(default)]
     pub network: Option<NetworkOrder>,
-    /// What it may take of its host: its parent's limits.
+    /// The clone's resource limits: those of its parent.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
 }
@@ -124,12 +126,12 @@ pub struct CloneRequest {
 /// Answer of `GET /v1/clones/room`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Room {
-    /// For how many more clones this node has room.
+    /// How many more clones fit on this node.
     pub clones: u32,
-    /// Cores that are promised to no machine.
+    /// Cores that are not promised to any machine.
     #[serde(default)]
     pub free_cpus: u32,
-    /// Memory that is promised to no machine.
+    /// Memory that is not promised to any machine, in bytes.
     #[serde(default)]
     pub free_memory_bytes: u64,
 }
@@ -137,11 +139,11 @@ pub struct Room {
 /// Most clones of one fork.
 pub const CLONES_MAX: u32 = 1024;
 
-/// How a clone of a fork is.
+/// The state of one clone of a fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CloneState {
-    /// It executes.
+    /// Its CPUs execute.
     Running,
     /// It could not be started.
     Failed,
@@ -149,27 +151,27 @@ pub enum CloneState {
     NotGranted,
 }
 
-/// What became of one clone.
+/// What became of one clone of a fork.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CloneInfo {
     /// Its number in the fork, from 1; 0 is the parent.
     pub number: u32,
     /// Its machine's name.
     pub name: String,
-    /// The host that it runs on; none is this one.
+    /// The host that it runs on; absent if it is this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// How it is.
+    /// Its state.
     pub state: CloneState,
-    /// Why, if it does not run.
+    /// Why it does not run; empty if it does.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// From the call to the moment in which it executed.
+    /// Milliseconds from the request until its CPUs executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running_ms: Option<f64>,
 }
 
-/// What a fork came to.
+/// The result of a fork.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ForkReport {
     /// The fork's id.
@@ -178,23 +180,23 @@ pub struct ForkReport {
     pub parent: String,
     /// The image that the clones started from.
     pub image: String,
-    /// Clones that were asked for.
+    /// Number of clones that were requested.
     pub asked: u32,
-    /// Clones that there was room for.
+    /// Number of clones that there was room for.
     pub granted: u32,
-    /// Clones that execute.
+    /// Number of clones that execute.
     pub running: u32,
-    /// What was granted by whom (`slurm 17`), until the clones have ended.
+    /// The allocation that a placement granted (`slurm 17`); it is held until the clones have ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket: Option<String>,
-    /// Bytes that a node needs before its first clone executes.
+    /// Bytes that a node has to receive before its first clone executes.
     pub descriptor_bytes: u64,
-    /// Chunks of memory that the parent had written since its own start.
+    /// Number of 4 KiB chunks of memory that the parent had written since its own start.
     pub dirty_chunks: u64,
-    /// The multicast group over which other nodes read, if there is one.
+    /// The multicast group from which other nodes read, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
-    /// All clones that were asked for, by number.
+    /// All clones that were requested, by number.
     pub clones: Vec<CloneInfo>,
 }
 
@@ -203,21 +205,21 @@ pub struct ForkReport {
 pub struct Family {
     /// The machine or image.
     pub name: String,
-    /// The fork that made it.
+    /// Id of the fork that made this machine, if it is a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<String>,
-    /// Its number in that fork.
+    /// Its number in that fork, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
-    /// The host that it runs on; none is this one.
+    /// The host that it runs on; absent if it is this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// How it is; none if it is no machine, or if its host does not answer.
+    /// Its state; absent if it is an image, or if its host does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<MachineStatus>,
-    /// Whether it can do without its parent's node.
+    /// Whether it no longer needs its parent's node.
     pub settled: bool,
-    /// Why, where that isn't obvious.
+    /// The reason for its state, where it isn't obvious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
     /// Its clones.
@@ -230,53 +232,54 @@ pub struct Family {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KillRequest {
-    /// All clones of the machine, and theirs, instead of the machine, which is a clone.
+    /// End all clones of the machine, and the clones of those, but not the machine itself. Otherwise only the named machine
+    /// is ended, which must be a clone.
     #[serde(default)]
     pub all: bool,
 }
 
-/// Which clones were ended.
+/// Answer of `POST /v1/machines/{name}/kill`: which clones were ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KillReport {
-    /// Their names; they are gone, with their disks.
+    /// Names of the clones that were ended; their disks are removed.
     pub ended: Vec<String>,
-    /// Those that could not be ended, and why.
+    /// Clones that could not be ended, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<String>,
 }
 
-/// Whether a clone's guest knows who it is: its number, addresses, names, the time, and random numbers of its own.
+/// Whether a clone's guest has taken an identity of its own: number, addresses, names, the time, and random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
-    /// Nobody in the guest was there to be told (no floe-guest): it goes on as its parent.
+    /// No agent (floe-guest) runs in the guest, so it keeps its parent's identity.
     #[default]
     Foreign,
-    /// It is being told. Its network is down.
+    /// The agent has not confirmed the identity yet. The clone's network is down.
     Pending,
-    /// It knows, and its network is up.
+    /// The guest has its identity, and its network is up.
     Placed,
 }
 
 impl Identity {
-    /// Whether nobody in the guest could be told who it is.
+    /// Returns whether no agent runs in the guest.
     pub fn is_foreign(&self) -> bool {
         *self == Identity::Foreign
     }
 }
 
-/// What a machine that is a clone says of that.
+/// The origin of a machine that is a clone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cloned {
     /// The fork's id.
     pub fork: String,
-    /// Its parent, on its parent's node.
+    /// Its parent's name on its parent's node.
     pub parent: String,
     /// Its number in the fork, from 1.
     pub number: u32,
-    /// Whether it can do without its parent's node.
+    /// Whether it no longer needs its parent's node.
     pub settled: bool,
-    /// Whether its guest knows who it is.
+    /// Whether its guest has taken its own identity.
     #[serde(default)]
     pub identity: Identity,
 }

@@ -40,7 +40,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Nothing outside of the host can connect unless the user says so.
+/// By default nothing outside of the host can connect.
 fn localhost() -> String {
     "127.0.0.1".into()
 }
@@ -49,14 +49,14 @@ fn localhost() -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("port forward {text:?}: {why}; write [ADDRESS:]HOST:GUEST[/udp], for example 8080:80")]
 pub struct ForwardError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
     /// What is wrong with it.
     pub why: String,
 }
 
 impl PortForward {
-    /// Refuses what can't be forwarded: an address that is none, guest port 0.
+    /// Returns an error if the forward is impossible: a host address that is none, or guest port 0.
     pub fn check(&self) -> Result<(), ForwardError> {
         let error = |why: &str| ForwardError {
             text: self.to_string(),

@@ -1,22 +1,23 @@
-//! What can happen on a node.
+//! The kinds of events that happen on a node.
 
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Display};
 use utoipa::ToSchema;
 
-/// What happened, as an event of the node tells it: the part before the dot says to what (a machine, an image, ...).
+/// The kind of a node's event. In its text form, the part before the dot names what is affected (a machine, an image,
+/// ...).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub enum Happened {
-    /// A machine runs: it was made, or started again from its disks.
+    /// A machine runs: it is new, or was started again from its disks.
     #[serde(rename = "machine.started")]
     MachineStarted,
-    /// A machine was stopped by its user, or by a capture that was to stop it.
+    /// A machine was stopped by its user, or by a capture with `stop`.
     #[serde(rename = "machine.stopped")]
     MachineStopped,
-    /// A machine's QEMU ended by itself.
+    /// A machine's QEMU ended without having been told to.
     #[serde(rename = "machine.ended")]
     MachineEnded,
-    /// A restored guest was reset, and was started cold from its disks.
+    /// A restored guest rebooted, and was therefore started cold from its disks.
     #[serde(rename = "machine.reset")]
     MachineReset,
     /// A machine was removed with its disks.
@@ -25,88 +26,88 @@ pub enum Happened {
     /// A machine was forked.
     #[serde(rename = "machine.forked")]
     MachineForked,
-    /// A node that was started took a running machine over.
+    /// A newly started node has taken over a running machine.
     #[serde(rename = "machine.adopted")]
     MachineAdopted,
-    /// A machine that should run could not be taken over.
+    /// A machine that should be running could not be taken over.
     #[serde(rename = "machine.lost")]
     MachineLost,
-    /// A machine's record could not be read; nothing of it was touched.
+    /// A machine's record could not be read; the machine's files were not touched.
     #[serde(rename = "machine.left-alone")]
     MachineLeftAlone,
-    /// A clone stands still, because what it needs is on a node that does not answer or has lost it.
+    /// A clone is paused, because what it needs is on a node that does not answer or has lost it.
     #[serde(rename = "machine.orphaned")]
     MachineOrphaned,
-    /// A machine goes on that floe had paused.
+    /// A machine that floe had paused runs again.
     #[serde(rename = "machine.continued")]
     MachineContinued,
-    /// A machine stands still at a disk that cannot be written.
+    /// A machine is paused because one of its disks cannot be written.
     #[serde(rename = "machine.stopped-at-disk")]
     MachineStoppedAtDisk,
-    /// All of a clone's state is on its own host.
+    /// All of a clone's state is on its own host; it no longer needs its parent's node.
     #[serde(rename = "machine.settled")]
     MachineSettled,
-    /// A clone's guest knows which clone it is, or could not be told.
+    /// A clone's guest knows which clone it is, or could not be informed.
     #[serde(rename = "machine.identity")]
     MachineIdentity,
     /// A port could not be forwarded.
     #[serde(rename = "machine.port")]
     MachinePort,
-    /// A guest's clock shows the time of its capture.
+    /// A guest's clock could not be set and still shows the time of its capture.
     #[serde(rename = "machine.clock")]
     MachineClock,
-    /// A guest's agent said something that cannot be understood.
+    /// A guest's agent sent something that cannot be understood.
     #[serde(rename = "machine.garbage")]
     MachineGarbage,
-    /// An image came to be: by an import, a capture or a pull.
+    /// An image was added: by an import, a capture or a pull.
     #[serde(rename = "image.added")]
     ImageAdded,
     /// An image was pushed to a hub.
     #[serde(rename = "image.pushed")]
     ImagePushed,
-    /// A name points to an image.
+    /// A name was given to an image.
     #[serde(rename = "image.tagged")]
     ImageTagged,
-    /// A name points to nothing any more.
+    /// A name was taken away from an image.
     #[serde(rename = "image.untagged")]
     ImageUntagged,
     /// An image was removed.
     #[serde(rename = "image.removed")]
     ImageRemoved,
-    /// An image's packs were laid out anew.
+    /// An image's packs were rearranged in the order in which machines touch them.
     #[serde(rename = "image.optimized")]
     ImageOptimized,
-    /// An image's model of what its machines touch has changed.
+    /// An image's model of what its machines touch could not be used; its machines run without it.
     #[serde(rename = "image.model")]
     ImageModel,
-    /// A fork's state is in the repository.
+    /// A fork's state was stored in the repository.
     #[serde(rename = "fork.stored")]
     ForkStored,
-    /// A fork's state could not be stored yet; its clones need this node's memory.
+    /// A fork's state could not be stored yet; its clones depend on this node's memory.
     #[serde(rename = "fork.not-stored")]
     ForkNotStored,
-    /// A fork's state was let go, because its clones have ended.
+    /// A fork's state was discarded, because its clones have ended.
     #[serde(rename = "fork.dropped")]
     ForkDropped,
-    /// A fork that an earlier node had in memory is there again.
+    /// This node found a fork again that an earlier node had kept in memory.
     #[serde(rename = "fork.found")]
     ForkFound,
-    /// A fork's state went with the node that had it in memory.
+    /// A fork's state was lost with the node that kept it in memory.
     #[serde(rename = "fork.lost")]
     ForkLost,
-    /// What a placement plug-in had granted was given back.
+    /// An allocation of a placement plug-in was given back.
     #[serde(rename = "ticket.released")]
     TicketReleased,
-    /// A placement plug-in has taken back what it granted.
+    /// A placement plug-in has revoked an allocation.
     #[serde(rename = "ticket.lost")]
     TicketLost,
-    /// A host can take clones.
+    /// A host has become able to take clones.
     #[serde(rename = "host.joined")]
     HostJoined,
-    /// A host takes no clones any more.
+    /// A host no longer takes clones.
     #[serde(rename = "host.left")]
     HostLeft,
-    /// A node is a member of the cluster.
+    /// A node has joined the cluster.
     #[serde(rename = "cluster.joined")]
     ClusterJoined,
     /// A node has left the cluster.
@@ -115,16 +116,16 @@ pub enum Happened {
     /// A thread of the node that looks after something made a mistake; it goes on, and the node's log says where.
     #[serde(rename = "thread.failed")]
     ThreadFailed,
-    /// The listener was too slow: so many events are missing here.
+    /// The listener was too slow and missed events here; the detail is their number.
     #[serde(rename = "missed")]
     Missed,
-    /// Something that a newer node tells of and this program does not know.
+    /// A kind of event that this version does not know, sent by a newer node.
     #[serde(other, rename = "other")]
     Other,
 }
 
 impl Display for Happened {
-    /// The word that stands in the interface, such as `machine.started`.
+    /// Writes the event's name in the interface, such as `machine.started`.
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.serialize(f)
     }

@@ -1,18 +1,19 @@
-//! The types of the hub's interface that its clients need: what a hub answers and is asked, over HTTP.
+//! The types of the hub's HTTP interface that its clients need: requests and answers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The header of a batch that says how its records are packed: `raw` or `zstd`.
+/// The header of a batch that gives the encoding of its records: `raw` or `zstd`.
 pub const ENCODING_HEADER: &str = "x-floe-encoding";
-/// Bytes of one question in the body of `have`: kind and hash.
+/// Bytes of one item in the body of a `have` request: kind and hash.
 pub const HAVE_QUESTION_BYTES: usize = 33;
-/// Largest pack that is uploaded, in bytes: what a cut connection loses at most, and what the hub verifies in memory.
+/// Largest pack that is uploaded, in bytes: the most that a broken connection loses, and that the hub verifies in
+/// memory.
 pub const PACK_BYTES_MAX: u64 = 8 << 20;
-/// Most hashes in one `have` question (33 bytes each).
+/// Most items in one `have` request (33 bytes each).
 pub const HAVE_ITEMS_MAX: usize = 32 * 1024;
 
-/// What a name means.
+/// The image that a name points to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Resolved {
     /// The image's id: 64 hex digits.
@@ -26,7 +27,7 @@ pub struct ImageEntry {
     pub id: String,
     /// Its names, as `name:tag`.
     pub names: Vec<String>,
-    /// Whose it is.
+    /// Name of the user who owns it.
     pub owner: String,
     /// Whether everybody may read it.
     pub public: bool,
@@ -34,16 +35,16 @@ pub struct ImageEntry {
     pub created_unix_s: u64,
     /// When it was published here, in seconds since 1970.
     pub pushed_unix_s: u64,
-    /// Raw bytes of its non-zero content.
+    /// Bytes of its content without zero chunks, uncompressed.
     pub raw_bytes: u64,
-    /// Bytes of the packs that hold it, shared ones included.
+    /// Bytes of the packs that hold it, including packs that other images share.
     pub stored_bytes: u64,
     /// Whether it has a picture of its screen.
     #[serde(default)]
     pub thumbnail: bool,
 }
 
-/// All images that the asker may read.
+/// All images that the client may read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageList {
     /// Newest first.
@@ -54,7 +55,7 @@ pub struct ImageList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Visibility {
-    /// Everybody, or its owner alone.
+    /// `true`: everybody; `false`: its owner alone.
     pub public: bool,
 }
 
@@ -64,42 +65,42 @@ pub struct Visibility {
 pub struct TagRequest {
     /// `name` or `name:tag`.
     pub name: String,
-    /// The image's id, which the asker must own.
+    /// The image's id. The client must own the image.
     pub id: String,
 }
 
-/// A sign of life.
+/// Answer to a health check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
-    /// Always `floe-hub`: how a client tells a hub from a static web server.
+    /// Always `floe-hub`, by which a client tells a hub from a static web server.
     pub service: String,
     /// The hub's version.
     pub version: String,
 }
 
-/// An upload that may begin or go on.
+/// An upload that may begin or continue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UploadOpened {
-    /// Names the upload in its other requests.
+    /// Id of the upload in further requests.
     pub id: String,
-    /// The image that it will become.
+    /// Id of the image that is uploaded.
     pub image: String,
-    /// Packs larger than this are refused, in bytes.
+    /// Largest pack that is accepted, in bytes.
     pub pack_bytes_max: u64,
-    /// Most questions in one `have`.
+    /// Most items in one `have` request.
     pub have_items_max: usize,
-    /// After so many seconds without a request it is dropped.
+    /// Seconds without a request after which the upload is dropped.
     pub expires_after_s: u64,
 }
 
-/// How an upload shall be shown.
+/// The name and visibility that a finished upload gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommitRequest {
-    /// `name` or `name:tag` that shall point to it.
+    /// `name` or `name:tag` that is to point to the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whether everybody may read it; as it was before if absent, private for a new image.
+    /// Whether everybody may read it. If absent, the visibility stays as it was; a new image is private.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub public: Option<bool>,
 }
@@ -109,27 +110,27 @@ pub struct CommitRequest {
 pub struct Committed {
     /// Its id.
     pub id: String,
-    /// Raw bytes of its non-zero content.
+    /// Bytes of its content without zero chunks, uncompressed.
     pub raw_bytes: u64,
 }
 
-/// What became of a trace.
+/// The result of sending a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TraceTaken {
-    /// The name under which it is kept: BLAKE3 of its bytes, or of a longer trace's that it is the beginning of.
+    /// The hash under which the trace is stored: BLAKE3 of its bytes, or of a stored longer trace that begins with it.
     pub hash: String,
-    /// Whether it, or the longer one, was there already.
+    /// Whether the trace, or the longer one, was stored already.
     pub known: bool,
-    /// Traces of the image that are kept now.
+    /// Number of traces that are now stored for the image.
     pub kept: u64,
 }
 
 /// The body of every refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// A word for programs, such as `not-found`.
+    /// The kind of error for programs, such as `not-found`.
     pub code: String,
-    /// What is wrong, with the offending value.
+    /// What is wrong, including the offending value.
     pub message: String,
     /// What to do about it.
     pub fix: String,

@@ -1,4 +1,4 @@
-//! Images: what is asked and told of them.
+//! Images: the requests and answers about them.
 
 use super::*;
 
@@ -17,24 +17,24 @@ pub struct ImageList {
     pub images: Vec<ImageSummary>,
 }
 
-/// One image, short.
+/// A summary of one image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageSummary {
     /// BLAKE3 of the manifest.
     pub id: String,
     /// Names that point to it.
     pub names: Vec<String>,
-    /// When it was made, Unix time.
+    /// When it was captured or imported, Unix time in seconds.
     pub created_unix_s: u64,
-    /// The image that it was captured over.
+    /// Id of the image that its machine ran when it was captured.
     pub parent: Option<String>,
-    /// Whether it is a running machine's state (has `ram` and `device`).
+    /// Whether it has a running machine's state (regions `ram` and `device`).
     pub live: bool,
-    /// Sum of the regions' sizes.
+    /// Sum of the regions' sizes in bytes.
     pub virtual_bytes: u64,
-    /// Bytes of the packs that hold it (shared packs count for every image).
+    /// Bytes of the packs that hold it (a shared pack counts for each of its images).
     pub stored_bytes: u64,
-    /// Bytes of those packs that other images need as well: what removing this one alone doesn't free.
+    /// Bytes of those packs that other images need as well: removing this image alone does not free them.
     #[serde(default)]
     pub shared_bytes: u64,
     /// Whether it has a picture of its screen (`GET /v1/images/{name}/thumbnail`).
@@ -43,15 +43,16 @@ pub struct ImageSummary {
     /// Free text by key.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Median time of its last runs on this node, from the request to a running guest; `None` before the first.
+    /// Median of its last runs on this node, in milliseconds from the request to a running guest; `None` before the
+    /// first run.
     #[serde(default)]
     pub start_ms: Option<f64>,
 }
 
-/// One image, whole (`GET /v1/image`).
+/// One image in full (`GET /v1/image`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageDetail {
-    /// The short form.
+    /// Its summary.
     #[serde(flatten)]
     pub summary: ImageSummary,
     /// Its regions.
@@ -70,11 +71,11 @@ pub struct ImageDetail {
     pub cpu_flags: Vec<String>,
     /// Virtual CPUs.
     pub cpus: Option<u32>,
-    /// RAM.
+    /// RAM in bytes.
     pub memory_bytes: Option<u64>,
     /// Kernel command line.
     pub cmdline: Option<String>,
-    /// Devices, as QEMU takes them.
+    /// Devices, in the form of QEMU's options.
     pub devices: Vec<String>,
 }
 
@@ -83,17 +84,17 @@ pub struct ImageDetail {
 pub struct RegionInfo {
     /// `ram`, `disk0`, `device`, ...
     pub name: String,
-    /// Size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Segments that are not all zero (each stands for up to 4 MiB).
+    /// Segments that are not all zero (a segment is up to 4 MiB).
     pub segments: u64,
 }
 
-/// What the disk images of an import are taken for, whatever they look like.
+/// The format that the disk images of an import are assumed to have, instead of a detected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportFormat {
-    /// The disk's bytes.
+    /// The file's bytes are the disk's bytes.
     Raw,
 }
 
@@ -101,10 +102,11 @@ pub enum ImportFormat {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// Disk images (raw, qcow2, vmdk, vdi, vhdx, vhd; also in gzip, xz, Zstandard or an OVA) as absolute paths: `disk0`, `disk1`, ...
+    /// Disk images (raw, qcow2, vmdk, vdi, vhdx, vhd; also in gzip, xz, Zstandard or an OVA) as absolute paths. They
+    /// become `disk0`, `disk1`, ...
     #[serde(default)]
     pub disks: Vec<String>,
-    /// What the disk images are; found out if absent.
+    /// Format of the disk images; detected if absent.
     #[serde(default)]
     pub format: Option<ImportFormat>,
     /// Kernel for direct boot, absolute path.
@@ -116,13 +118,13 @@ pub struct ImportRequest {
     /// Kernel command line.
     #[serde(default)]
     pub cmdline: Option<String>,
-    /// `name` or `name:tag` to give it.
+    /// `name` or `name:tag` to give to the image.
     #[serde(default)]
     pub name: Option<String>,
-    /// RAM that its machines get if `run` doesn't say.
+    /// RAM in bytes that the image's machines get unless `run` sets another size.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Virtual CPUs that its machines get if `run` doesn't say.
+    /// Virtual CPUs that the image's machines get unless `run` sets another number.
     #[serde(default)]
     pub cpus: Option<u32>,
     /// Free text by key.
@@ -133,41 +135,41 @@ pub struct ImportRequest {
 /// Answer of `POST /v1/uploads`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UploadInfo {
-    /// For `DELETE /v1/uploads/{id}`.
+    /// Id for `DELETE /v1/uploads/{id}`.
     pub id: String,
-    /// Where it is, for `POST /v1/images/import`. Removed after a day.
+    /// The uploaded file's path, for `POST /v1/images/import`. The file is removed after a day.
     pub path: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// What an import or a capture stored.
+/// What an import or a capture has stored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StoredReport {
     /// Bytes that were read.
     pub bytes_in: u64,
-    /// Chunks that were new.
+    /// Chunks that were stored anew.
     pub new_chunks: u64,
-    /// What they take, compressed.
+    /// Bytes that these take, compressed.
     pub new_bytes_compressed: u64,
-    /// Chunks that were there already.
+    /// Chunks that had been stored before.
     pub dedup_chunks: u64,
     /// Chunks of zeroes.
     pub zero_chunks: u64,
 }
 
-/// What crossed the network.
+/// What was transferred over the network.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TransferReport {
     /// Bytes sent or received.
     pub wire_bytes: u64,
-    /// Bytes that the other side had.
+    /// Bytes that were not sent because the other side had them.
     pub skipped_bytes: u64,
-    /// Whether an earlier, cut transfer was continued.
+    /// Whether an earlier, interrupted transfer was continued.
     pub resumed: bool,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VerifyReport {
     /// Items that were read and hashed.
@@ -182,61 +184,61 @@ pub struct VerifyReport {
 pub struct OptimizeRequest {
     /// The image: a local one, or the path of one in a directory of images.
     pub image: String,
-    /// Files with traces to learn from, absolute paths. Without any, what is known of the image here: its traces, the model
-    /// of its hub, or its rehearsal.
+    /// Files with traces that determine the layout, absolute paths. If empty, what this host knows of the image is used:
+    /// its traces, its hub's model, or its rehearsal.
     #[serde(default)]
     pub traces: Vec<String>,
 }
 
-/// What an image is laid out by.
+/// What determined the layout of an image's packs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LaidOutBy {
     /// Traces that the request named.
     Files,
-    /// Traces of machines of this host.
+    /// Traces of machines that ran on this host.
     #[default]
     Traces,
     /// The model that a hub made of its users' traces.
     Hub,
-    /// What the rehearsal of the capture touched.
+    /// What the rehearsal at the capture touched.
     Rehearsal,
 }
 
-/// What laying an image out anew came to.
+/// The result of rearranging an image's packs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OptimizeReport {
-    /// What it is laid out by.
+    /// What determined the layout.
     pub by: LaidOutBy,
-    /// Traces behind it.
+    /// Number of traces that it is based on.
     pub traces: u64,
-    /// Groups of chunks that are used together, as far as the image holds them.
+    /// Clusters, that is groups of chunks that are used together, of which the image holds at least a part.
     pub clusters: u64,
-    /// Their chunks, each content counted once.
+    /// Chunks in these clusters; equal content counts once.
     pub chunks: u64,
-    /// Range requests that fetch all clusters from a server of plain files, one after the other, before.
+    /// Range requests that it took before to fetch all clusters one after the other from a server of plain files.
     pub reads_before: u64,
-    /// The bytes that they ask for.
+    /// Bytes that these requests returned.
     pub read_bytes_before: u64,
-    /// Range requests now.
+    /// Range requests that it takes now.
     pub reads_after: u64,
-    /// The bytes that they ask for.
+    /// Bytes that these requests return.
     pub read_bytes_after: u64,
-    /// Packs that held the image.
+    /// Packs that held the image before.
     pub packs_before: u64,
     /// Packs that hold it now.
     pub packs_after: u64,
-    /// Bytes of the packs that held the image (shared packs count for every image).
+    /// Bytes of the packs that held the image before (a shared pack counts for each of its images).
     pub bytes_before: u64,
-    /// Bytes of those that hold it now.
+    /// Bytes of the packs that hold it now.
     pub bytes_after: u64,
     /// Bytes of the packs that were written.
     pub written_bytes: u64,
     /// Bytes of the packs that were removed.
     pub freed_bytes: u64,
-    /// Chunks of the clusters that packs of other images hold as well.
+    /// Chunks of the clusters that are also in packs of other images.
     pub shared_chunks: u64,
-    /// What they take, compressed, about: so much is stored twice.
+    /// Approximate bytes of those, compressed: these are stored twice.
     pub shared_bytes: u64,
 }
 
@@ -257,7 +259,7 @@ pub struct TagRequest {
 pub struct RemoveImageRequest {
     /// The image.
     pub image: String,
-    /// Remove it with all of its names.
+    /// Remove the image even if it has several names, with all of them.
     #[serde(default)]
     pub force: bool,
 }
@@ -265,9 +267,9 @@ pub struct RemoveImageRequest {
 /// Answer of `POST /v1/images/remove` and of `POST /v1/cache/gc`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FreedReport {
-    /// Bytes given back to the disk.
+    /// Bytes of disk space that were freed.
     pub freed_bytes: u64,
-    /// Names that are gone.
+    /// Names that were removed.
     #[serde(default)]
     pub names: Vec<String>,
 }
@@ -278,11 +280,11 @@ pub struct FreedReport {
 pub struct ExportRequest {
     /// The image.
     pub image: String,
-    /// Region to write.
+    /// Name of the region to write.
     pub region: String,
     /// File to write, absolute path.
     pub path: String,
-    /// `raw` or `qcow2`.
+    /// Format of the file.
     #[serde(default)]
     pub format: ExportFormat,
     /// Overwrite an existing file.
@@ -294,10 +296,10 @@ pub struct ExportRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportFormat {
-    /// The bytes, sparse.
+    /// The region's bytes, in a sparse file.
     #[default]
     Raw,
-    /// QEMU's, compressed.
+    /// QEMU's qcow2 format, compressed.
     Qcow2,
 }
 
@@ -307,9 +309,9 @@ pub enum ExportFormat {
 pub struct PushRequest {
     /// The local image.
     pub image: String,
-    /// The hub's address, or a directory.
+    /// Address of the hub, or a directory.
     pub to: String,
-    /// Name there; the local one by default.
+    /// Name of the image there; by default the local one.
     #[serde(default)]
     pub name: Option<String>,
     /// Token for the hub.
@@ -318,7 +320,7 @@ pub struct PushRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
-    /// Let everybody read it.
+    /// Let everybody read the image.
     #[serde(default)]
     pub public: bool,
 }
@@ -329,7 +331,7 @@ pub struct PushRequest {
 pub struct PullRequest {
     /// Address with the image's name (`https://hub/name:tag`).
     pub from: String,
-    /// Local name; the remote one by default.
+    /// Local name of the image; by default the remote one.
     #[serde(default)]
     pub name: Option<String>,
     /// Token for the hub.
@@ -344,7 +346,7 @@ pub struct PullRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MountRequest {
-    /// Image: a local one, or an address.
+    /// The image: a local one, or an address.
     pub image: String,
     /// Directory, absolute path.
     pub path: String,
@@ -367,11 +369,11 @@ pub struct UnmountRequest {
 /// Answer of `GET /v1/mounts`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MountList {
-    /// Extra views of images.
+    /// All additional views of images.
     pub mounts: Vec<MountInfo>,
 }
 
-/// One extra view of an image.
+/// An additional view of an image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MountInfo {
     /// Image id.

@@ -1,5 +1,6 @@
-//! What programs of floe say to each other: the requests, answers and events of the node's REST interface, shared by the node and its
-//! [`client`]; the types of the [`hub`]'s; to whom [`credentials`] may be sent; and the [`paths`] of a state directory, where a node is found.
+//! How floe's programs talk to each other: the requests, answers and events of the node's REST interface, shared by the
+//! node and its [`client`]; the types of the [`hub`]'s interface; the [`credentials`] for hubs; and the [`paths`] of a
+//! state directory, where clients find the node.
 //!
 //! Short calls answer one JSON object. Long calls (`import`, `run`, `capture`, ...) answer a stream of [`Event`]s, one
 //! JSON object a line, that ends with exactly one [`Event::Done`] or [`Event::Error`]; a client that hangs up cancels the
@@ -33,7 +34,7 @@ pub use traces::*;
 /// Version of this interface: part of every path (`/v1/...`).
 pub const API_VERSION: u32 = 1;
 
-/// A number of bytes for a person: `0 B`, `12 KiB`, `1.5 GiB`.
+/// Returns a number of bytes as text for people: `0 B`, `12 KiB`, `1.5 GiB`.
 pub fn size_text(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
@@ -41,7 +42,7 @@ pub fn size_text(n: u64) -> String {
     }
     let mut value = n as f64 / 1024.0;
     let mut unit = 0;
-    // 1023.96 would be shown as 1024.0.
+    // 1023.96 would be shown as 1024.0
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -57,30 +58,30 @@ pub fn size_text(n: u64) -> String {
     reason = "one Done a call; boxing it would only burden its readers"
 )]
 pub enum Event {
-    /// A stage is over. The stages' times sum to the `total_ms` of [`Event::Done`].
+    /// A stage of the work has ended. The times of all stages sum to the `total_ms` of [`Event::Done`].
     Stage {
-        /// What was done (`resolve`, `manifest`, `mount`, `qemu`, `state`, ...).
+        /// The stage's name (`resolve`, `manifest`, `mount`, `qemu`, `state`, ...).
         name: String,
-        /// How long it took.
+        /// How long it took, in milliseconds.
         ms: f64,
     },
-    /// How far the work has come.
+    /// How far the work has got.
     Progress {
         /// What is being counted (`import`, `upload`, ...).
         name: String,
         /// Units done.
         done: u64,
-        /// Units in all, 0 while unknown.
+        /// Units in all; 0 while unknown.
         total: u64,
         /// `bytes` or `chunks`.
         unit: String,
     },
-    /// Something that the user should know and that is no error (acceleration is off, the clock was not set, ...).
+    /// Information for the user that is not an error (acceleration is off, the clock was not set, ...).
     Note {
         /// The text.
         message: String,
     },
-    /// A clone of a fork executes, or there will be none.
+    /// The state of one clone of a fork: it executes, or could not be started.
     Clone(CloneInfo),
     /// The operation succeeded; nothing follows.
     Done(Outcome),
@@ -88,48 +89,48 @@ pub enum Event {
     Error(ApiError),
 }
 
-/// What a long call came to. Only the fields that its operation has are set.
+/// The result of a long call. Only the fields of its kind of operation are set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
-    /// Time from the request's arrival to this event.
+    /// Milliseconds from the request's arrival to this event.
     pub total_ms: f64,
     /// The image that was made, fetched, sent or checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSummary>,
-    /// The machine that runs now.
+    /// The machine that was started or changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<MachineInfo>,
-    /// What was stored by an import or a capture.
+    /// What an import or a capture has stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredReport>,
-    /// What crossed the network.
+    /// What was transferred over the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<TransferReport>,
-    /// What a check found.
+    /// The result of a check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifyReport>,
-    /// What laying an image out anew came to.
+    /// The result of rearranging an image's packs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimized: Option<OptimizeReport>,
     /// File or directory that was written or mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// How long the guest stood still (capture, fork).
+    /// How long the guest was paused for a capture or a fork, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<f64>,
-    /// What a fork came to.
+    /// The result of a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<ForkReport>,
 }
 
-/// What went wrong, and what to do.
+/// An error: what went wrong, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ApiError {
-    /// The kind: what a program can act on.
+    /// The kind of error, for programs.
     pub code: ErrorCode,
-    /// What happened, with the offending value.
+    /// What happened, including the offending value.
     pub message: String,
-    /// What to do about it; empty where nothing can be said.
+    /// What to do about it; empty if there is no advice.
     #[serde(default)]
     pub fix: String,
 }
@@ -152,17 +153,17 @@ impl std::error::Error for ApiError {}
 pub enum ErrorCode {
     /// The request itself is wrong.
     Usage,
-    /// No such image or machine.
+    /// There is no such image or machine.
     NotFound,
     /// Another operation on the same thing is under way, or the name is taken.
     Busy,
     /// A source, hub or the node can't be reached.
     Unreachable,
-    /// It can't be done here (CPU, version, permission).
+    /// It can't be done on this host (CPU, version, permission).
     Refused,
-    /// The client hung up or asked to stop.
+    /// The client disconnected or asked to stop.
     Cancelled,
-    /// Everything else.
+    /// Any other error.
     Failed,
 }
 
@@ -189,7 +190,7 @@ pub struct NodeInfo {
     pub version: String,
     /// [`API_VERSION`].
     pub api: u32,
-    /// Process id.
+    /// Process id of the node.
     pub pid: u32,
     /// State directory.
     pub home: String,
@@ -197,17 +198,17 @@ pub struct NodeInfo {
     pub mountpoint: String,
     /// `kvm` or `tcg`.
     pub accel: String,
-    /// Why it isn't KVM, if it isn't.
+    /// Why KVM is not used; absent if it is.
     pub accel_reason: Option<String>,
-    /// Machines known, running or not.
+    /// Number of machines, running or not.
     pub machines: u64,
-    /// Images in the local repository.
+    /// Number of images in the local repository.
     pub images: u64,
-    /// QEMUs that wait in the standby pool.
+    /// Number of QEMUs that wait in the standby pool.
     pub standby: u64,
     /// Seconds since the node started.
     pub uptime_s: u64,
-    /// Whether the mount was taken over from a node that had died.
+    /// Whether the node has taken over the mount of an earlier node that had died.
     pub took_over: bool,
 }
 
@@ -216,27 +217,27 @@ pub struct NodeInfo {
 pub struct PageInfo {
     /// The page's address.
     pub url: String,
-    /// The address that lets a browser in: it carries the page's token.
+    /// The address that logs a browser in: it contains the page's token.
     pub login_url: String,
 }
 
 /// Answer of `GET /v1/doctor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DoctorReport {
-    /// Every check, in the order in which they should be read.
+    /// All checks, in the order in which they are to be read.
     pub checks: Vec<Check>,
 }
 
 /// One thing that floe needs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: String,
-    /// How it is.
+    /// The result.
     pub status: CheckStatus,
     /// What was found.
     pub detail: String,
-    /// The command or package that puts it right; empty if nothing is wrong.
+    /// The command or package that fixes it; empty if nothing is wrong.
     #[serde(default)]
     pub fix: String,
 }
@@ -245,11 +246,11 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckStatus {
-    /// As it should be.
+    /// All is well.
     Ok,
     /// Works, but slower or with less.
     Warn,
-    /// Something can't work.
+    /// Something that floe needs does not work.
     Fail,
 }
 
@@ -257,21 +258,21 @@ pub enum CheckStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ShutdownRequest {
-    /// Power the machines down too; without it they go on and the next node adopts them.
+    /// Power the machines down, too. Otherwise they keep running and the next node takes them over.
     #[serde(default)]
     pub stop_machines: bool,
 }
 
-/// One line of `GET /v1/events`: what happens on the node, as it happens.
+/// One line of `GET /v1/events`, sent as soon as something happens on the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeEvent {
     /// Unix time in milliseconds.
     pub time_unix_ms: u64,
     /// What happened.
     pub kind: Happened,
-    /// To which machine or image.
+    /// The machine, image, fork, host or node that it concerns.
     pub subject: String,
-    /// More, for a human.
+    /// Details as text.
     #[serde(default)]
     pub detail: String,
 }
@@ -281,18 +282,18 @@ pub struct NodeEvent {
 /// Answer of `GET /v1/cache`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheInfo {
-    /// Directory.
+    /// The cache's directory.
     pub path: String,
-    /// Most that it may take.
+    /// Largest size, in bytes.
     pub budget_bytes: u64,
-    /// What it takes.
+    /// Current size, in bytes.
     pub used_bytes: u64,
-    /// Chunks in it.
+    /// Number of chunks in it.
     pub chunks: u64,
-    /// Bytes that running machines hold.
+    /// Bytes of chunks that running machines need, and which are therefore not removed.
     pub pinned_bytes: u64,
-    /// Reads that were answered since the node started.
+    /// Reads since the node started that the cache answered.
     pub hits: u64,
-    /// Reads that weren't.
+    /// Reads since the node started that the cache could not answer.
     pub misses: u64,
 }

@@ -1,16 +1,17 @@
-//! Machines: what is asked and told of them.
+//! Machines: the requests and answers about them.
 
 use super::*;
 
-/// What `run` waits for before it says that the machine is there.
+/// What `run` waits for before it reports the machine as running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
-    /// The first new byte on the console. A restored guest that has nothing to say is given `wait_timeout_s`.
+    /// The first new byte on the console. If a restored guest prints nothing, `run` waits no longer than
+    /// `wait_timeout_s`.
     Console,
     /// The first forwarded port answers.
     Port,
-    /// Nothing: the machine's CPUs run.
+    /// Nothing else: it is enough that the machine's CPUs run.
     #[default]
     None,
 }
@@ -19,81 +20,84 @@ pub enum Wait {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
-    /// Local image, or the address of one (hub, static server, `s3://`, directory).
+    /// A local image, or the address of one (hub, static server, `s3://`, directory).
     pub image: String,
-    /// More places that have the same image: all are read from at the same time, and what one does not give is asked of the others.
+    /// More addresses of the same image. All are read from at the same time; what one fails to deliver is requested
+    /// from the others.
     #[serde(default)]
     pub sources: Vec<String>,
-    /// The machine's name; made from the image's by default.
+    /// The machine's name; by default derived from the image's.
     #[serde(default)]
     pub name: Option<String>,
-    /// RAM.
+    /// RAM in bytes; by default what the image says.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Virtual CPUs.
+    /// Virtual CPUs; by default what the image says.
     #[serde(default)]
     pub cpus: Option<u32>,
-    /// Ports of the host that lead into the guest.
+    /// Ports of the host that are forwarded to the guest.
     #[serde(default)]
     pub forwards: Vec<PortForward>,
     /// What to wait for.
     #[serde(default)]
     pub wait: Wait,
-    /// How long; [`WAIT_TIMEOUT_S_DEFAULT`] by default.
+    /// Longest wait in seconds; by default [`WAIT_TIMEOUT_S_DEFAULT`].
     #[serde(default)]
     pub wait_timeout_s: Option<u64>,
-    /// Kernel command line instead of the image's (fresh boots only).
+    /// Kernel command line to use instead of the image's (cold boots only).
     #[serde(default)]
     pub cmdline: Option<String>,
-    /// Boot from the disks although the image has a running state.
+    /// Boot from the disks even if the image has a running state.
     #[serde(default)]
     pub cold: bool,
-    /// Token for the first of image and sources that is on a hub; no other server gets it.
+    /// Token for the first of the image and the sources that is on a hub; no other server gets it.
     #[serde(default)]
     pub token: Option<String>,
-    /// Tokens for hubs among them, by address (`https://hub.example`).
+    /// Tokens for hubs among the image and the sources, by address (`https://hub.example`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tokens: BTreeMap<String, String>,
     /// File with the certificate authority of the sources.
     #[serde(default)]
     pub ca: Option<String>,
-    /// Keep and send no trace of what it touches.
+    /// Neither keep nor send a trace of what the machine touches.
     #[serde(default)]
     pub no_trace: bool,
-    /// Put it into a network of its own, which its clones join, instead of QEMU's user network.
+    /// Put the machine into a network of its own, which its clones join, instead of QEMU's user network.
     #[serde(default)]
     pub network: Option<NetworkRequest>,
-    /// What its guest reaches of this host's loopback and link-local addresses by QEMU's user network; nothing by default.
+    /// Which of this host's loopback and link-local addresses the guest can reach over QEMU's user network; by default
+    /// none.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub allow_host: HostAccess,
-    /// Start it although the host has too little memory for it. The kernel may then end machines.
+    /// Start the machine even if the host has too little memory for it. The kernel may then kill machines.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overcommit: bool,
-    /// What it may take of the host.
+    /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
 }
 
-/// What a machine's QEMU may take of its host, however much of it is idle. Its clones have the same limits.
+/// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Processor time, in thousandths of a core: 1500 is one and a half cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_millicores: Option<u32>,
-    /// Memory of its QEMU process: what the guest has touched, and QEMU's own. A machine that takes more is ended by the kernel.
+    /// Memory of its QEMU process in bytes: what the guest has touched, and QEMU's own. The kernel kills a machine
+    /// that uses more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
 }
 
 impl Limits {
-    /// Whether there is none.
+    /// Returns whether there is no limit at all.
     pub fn is_none(&self) -> bool {
         *self == Limits::default()
     }
 }
 
-/// Body of `POST /v1/machines/{name}/limits`: what is absent stays as it is, 0 takes a limit away.
+/// Body of `POST /v1/machines/{name}/limits`. A limit that is absent stays as it is; 0 removes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRequest {
@@ -105,15 +109,15 @@ pub struct LimitRequest {
     pub memory_max_bytes: Option<u64>,
 }
 
-/// Least processor time of a machine, thousandths of a core: the kernel's own least.
+/// Smallest limit of processor time, in thousandths of a core: the kernel's own minimum.
 pub const CPU_MILLICORES_MIN: u32 = 10;
-/// Most, thousandths of a core: more cores than a host has.
+/// Largest limit of processor time, in thousandths of a core: more cores than any host has.
 pub const CPU_MILLICORES_MAX: u32 = 10_000_000;
-/// Least memory of a machine's QEMU: its own, without a guest's.
+/// Smallest memory limit of a machine's QEMU, in bytes: what QEMU itself needs, without the guest.
 pub const MEMORY_MAX_BYTES_MIN: u64 = 64 << 20;
 
-/// What a guest reaches of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local addresses, and of the
-/// metadata service of the host's cloud. Clones on the same host keep what their parent has; images hold nothing of it.
+/// What a guest can reach of the host's loopback addresses (10.0.2.2 and fec0::2 to the guest), of link-local addresses,
+/// and of the metadata service of the host's cloud. Clones on the same host inherit it; images do not record it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HostAccess {
@@ -127,19 +131,19 @@ pub enum HostAccess {
 }
 
 impl HostAccess {
-    /// Whether it is nothing.
+    /// Returns whether nothing can be reached.
     pub fn is_none(&self) -> bool {
         *self == HostAccess::None
     }
 }
 
-/// How long `run` waits for the guest to answer, seconds: a cold boot without KVM takes half a minute.
+/// Default time in seconds that `run` waits for the guest to answer: a cold boot without KVM takes half a minute.
 pub const WAIT_TIMEOUT_S_DEFAULT: u64 = 120;
 
 /// Answer of `GET /v1/machines`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineList {
-    /// By name.
+    /// The machines, sorted by name.
     pub machines: Vec<MachineInfo>,
 }
 
@@ -148,44 +152,44 @@ pub struct MachineList {
 pub struct MachineInfo {
     /// Its name.
     pub name: String,
-    /// How it is.
+    /// Its state.
     pub status: MachineStatus,
-    /// Why, where that isn't obvious (disk full, guest was reset and started cold, ...).
+    /// Reason for its state, where that isn't obvious (disk full, guest was reset and started cold, ...).
     #[serde(default)]
     pub detail: String,
     /// Image id.
     pub image: String,
     /// The image as the user named it.
     pub image_name: String,
-    /// Whether it was restored from a running state.
+    /// Whether it was restored from a running state, not booted.
     pub restored: bool,
     /// Process id of its QEMU.
     pub pid: Option<u32>,
-    /// RAM.
+    /// RAM in bytes.
     pub memory_bytes: u64,
     /// Virtual CPUs.
     pub cpus: u32,
     /// `kvm` or `tcg`.
     pub accel: String,
-    /// Ports.
+    /// Ports of the host that are forwarded to the guest.
     pub forwards: Vec<PortForward>,
-    /// Creation, Unix time.
+    /// When it was made, Unix time in seconds.
     pub created_unix_s: u64,
-    /// Where its missing chunks come from.
+    /// Addresses from which its missing chunks are fetched.
     pub sources: Vec<String>,
-    /// What its mount did so far.
+    /// Statistics of its mount.
     #[serde(default)]
     pub stats: MachineStats,
-    /// Of a clone: the fork that made it.
+    /// Its origin, if it is a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloned: Option<Cloned>,
-    /// Its place in its family's network.
+    /// Its addresses in its family's network, if it is in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkInfo>,
-    /// What its guest reaches of this host.
+    /// Which of this host's loopback and link-local addresses its guest can reach.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub allow_host: HostAccess,
-    /// What it may take of the host.
+    /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
 }
@@ -194,37 +198,38 @@ pub struct MachineInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineStatus {
-    /// Being made.
+    /// It is being made or started.
     Starting,
     /// Its CPUs run.
     Running,
-    /// Its CPUs stand still until what they need next has arrived.
+    /// Its CPUs are paused until what they need next has arrived.
     Buffering,
-    /// Its CPUs stand still (an I/O error, or in the middle of a capture).
+    /// Its CPUs are paused (because of an I/O error, or for a capture).
     Paused,
-    /// No QEMU; disks are kept.
+    /// It has no QEMU; its disks are kept.
     Stopped,
-    /// QEMU ended by itself, badly.
+    /// Its QEMU ended with an error.
     Failed,
 }
 
-/// What the mount counted for a machine.
+/// Statistics of a machine, mostly counted by its mount.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineStats {
     /// Requests that had to wait for a source.
     pub misses: u64,
-    /// Requests in all.
+    /// All requests.
     pub requests: u64,
-    /// Time spent waiting for sources.
+    /// Time spent waiting for sources, in milliseconds.
     pub wait_ms: f64,
-    /// Bytes that arrived from the sources of its image, as sent.
+    /// Bytes received from the sources of its image, as transferred.
     pub wire_bytes: u64,
-    /// Bytes that its disks hold beyond the image.
+    /// Bytes on its disks that differ from the image.
     pub overlay_bytes: u64,
-    /// Processor time that its QEMU has taken, microseconds; 0 without a control group.
+    /// Processor time that its QEMU has used, in microseconds; 0 without a control group.
     #[serde(default)]
     pub cpu_us: u64,
-    /// Memory that its QEMU has; 0 without a control group. Pages that clones share count for the first that touched them.
+    /// Memory of its QEMU in bytes; 0 without a control group. A page that clones share counts for the clone that
+    /// touched it first.
     #[serde(default)]
     pub memory_bytes: u64,
 }
@@ -233,10 +238,10 @@ pub struct MachineStats {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct LogQuery {
-    /// Go on as the guest writes, until the client hangs up.
+    /// Continue with what the guest writes, until the client disconnects.
     #[serde(default)]
     pub follow: bool,
-    /// Only the last so many bytes.
+    /// Return only this many bytes from the end.
     #[serde(default)]
     pub tail_bytes: Option<u64>,
 }
@@ -246,7 +251,7 @@ pub struct LogQuery {
 pub struct ConsoleInfo {
     /// Unix socket of the serial console; one client at a time.
     pub socket: String,
-    /// File with what the guest wrote last, at most 4 MiB; what it wrote before that is in the file with `.1` appended.
+    /// File with the last output of the guest, at most 4 MiB; earlier output is in the file with `.1` appended.
     pub log: String,
     /// Unix socket of the screen (VNC).
     pub vnc: Option<String>,
@@ -259,11 +264,11 @@ pub struct CaptureRequest {
     /// `name` or `name:tag` of the new image.
     #[serde(default)]
     pub name: Option<String>,
-    /// End the machine instead of letting it go on.
+    /// End the machine instead of letting it continue.
     #[serde(default)]
     pub stop: bool,
-    /// For how many seconds an isolated copy runs to learn what a resume touches first; [`REHEARSE_S_DEFAULT`] by default,
-    /// 0 for not at all.
+    /// For how many seconds an isolated copy runs, to learn what a resumed machine touches first; by default
+    /// [`REHEARSE_S_DEFAULT`], 0 for no rehearsal.
     #[serde(default)]
     pub rehearse_s: Option<u32>,
     /// Free text by key.
@@ -271,7 +276,8 @@ pub struct CaptureRequest {
     pub labels: BTreeMap<String, String>,
 }
 
-/// How long a capture is rehearsed, seconds: a resumed guest answers its first user within that, even emulated.
+/// Default length of a capture's rehearsal in seconds: a resumed guest answers its first user within that, even
+/// emulated.
 pub const REHEARSE_S_DEFAULT: u32 = 4;
 /// The longest rehearsal, seconds.
 pub const REHEARSE_S_MAX: u32 = 600;
@@ -280,15 +286,15 @@ pub const REHEARSE_S_MAX: u32 = 600;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// Don't ask the guest.
+    /// End the machine without asking the guest to power down.
     #[serde(default)]
     pub now: bool,
-    /// How long the guest may take; [`STOP_TIMEOUT_S_DEFAULT`] by default. After it QEMU is ended.
+    /// Seconds that the guest has to power down; by default [`STOP_TIMEOUT_S_DEFAULT`]. After that QEMU is ended.
     #[serde(default)]
     pub timeout_s: Option<u64>,
 }
 
-/// How long a guest gets to power down, seconds (systemd gives a stopping service 90, few need 30).
+/// Default time that a guest gets to power down, in seconds (systemd gives a stopping service 90, few need 30).
 pub const STOP_TIMEOUT_S_DEFAULT: u64 = 30;
 
 /// Body of `POST /v1/machines/{name}/start`.
@@ -298,7 +304,7 @@ pub struct StartRequest {
     /// What to wait for.
     #[serde(default)]
     pub wait: Wait,
-    /// How long; [`WAIT_TIMEOUT_S_DEFAULT`] by default.
+    /// Longest wait in seconds; by default [`WAIT_TIMEOUT_S_DEFAULT`].
     #[serde(default)]
     pub wait_timeout_s: Option<u64>,
     /// As in [`RunRequest::overcommit`].
@@ -310,7 +316,7 @@ pub struct StartRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveMachineQuery {
-    /// End it first if it runs.
+    /// End the machine first if it runs.
     #[serde(default)]
     pub force: bool,
 }
@@ -319,9 +325,9 @@ pub struct RemoveMachineQuery {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForwardRequest {
-    /// The port; host port 0 chooses a free one.
+    /// The ports; host port 0 chooses a free one.
     pub forward: PortForward,
-    /// Take it away instead.
+    /// Remove this forward instead of adding it.
     #[serde(default)]
     pub remove: bool,
 }

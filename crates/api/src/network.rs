@@ -1,21 +1,22 @@
-//! Family networks: what is asked and told of them.
+//! Networks of families: the requests and answers about them.
 
 use super::*;
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
-/// Where guests of a family network may go beyond it: `10.0.0.0/8`, `192.0.2.7:443`, `0.0.0.0/0:53`.
+/// A destination outside of their network that guests of a family may reach: `10.0.0.0/8`, `192.0.2.7:443`,
+/// `0.0.0.0/0:53`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Allow {
-    /// Destination.
+    /// Address of the destination.
     pub address: Ipv4Addr,
-    /// Leading bits of it that count, 0 to 32.
+    /// Number of leading bits of the address that must match, 0 to 32.
     pub bits: u8,
-    /// TCP and UDP port; all ports and protocols if none.
+    /// TCP and UDP port; if absent, all ports and protocols.
     pub port: Option<u16>,
 }
 
-/// Text that is no destination.
+/// Text that does not denote a destination. The field says why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no destination; write ADDRESS[/BITS][:PORT] such as 192.0.2.0/24:443 (IPv4)")]
 pub struct AllowError(pub String);
@@ -69,51 +70,51 @@ impl From<Allow> for String {
     }
 }
 
-/// A network of a machine and all of its clones.
+/// Settings of a network for a machine and all of its clones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkRequest {
-    /// Where they may go beyond it, through the host's address; nowhere by default.
+    /// Destinations outside of the network that its guests may reach, through the host's address; by default none.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub allow: Vec<Allow>,
-    /// Most bytes a second that they exchange with those destinations in all, on each host; [`NETWORK_BYTES_PER_S`] by
-    /// default.
+    /// Largest rate, in bytes per second, of all traffic with those destinations on each host; by default
+    /// [`NETWORK_BYTES_PER_S`].
     #[serde(default)]
     pub bytes_per_s: Option<u64>,
 }
 
-/// What a clone's host is told of its family's network.
+/// What the host of a clone needs to know about the network of the clone's family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkOrder {
-    /// The network.
+    /// Id of the network.
     pub id: String,
-    /// The clone's number in it, from which its addresses follow.
+    /// The clone's number in the network, which determines its addresses.
     pub number: u32,
-    /// Of the network card of member 0.
+    /// MAC address of the network card of member 0.
     pub parent_mac: String,
-    /// Destinations beyond the network.
+    /// Destinations outside of the network that may be reached.
     #[schema(value_type = Vec<String>)]
     pub allow: Vec<Allow>,
-    /// Most bytes a second to and from there.
+    /// Largest rate of traffic with those, in bytes per second.
     pub bytes_per_s: u64,
-    /// The host's own address among the family's hosts (IPv4).
+    /// The receiving host's own address among the family's hosts (IPv4).
     pub local: String,
-    /// All of the family's hosts.
+    /// Addresses of all of the family's hosts.
     pub hosts: Vec<String>,
-    /// Between members of a cluster: how the network is encrypted. `local` and `hosts` say nothing then.
+    /// Between members of a cluster, how the network is encrypted; `local` and `hosts` are not used then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal: Option<NetworkSeal>,
 }
 
-/// How a family's network is encrypted between its hosts.
+/// How the network of a family is encrypted between its hosts.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkSeal {
-    /// From which the key follows: 64 hex digits.
+    /// The secret from which the key is derived: 64 hexadecimal digits.
     pub secret: String,
-    /// All of the family's hosts, as members of the cluster: `ADDRESS:PORT`.
+    /// `ADDRESS:PORT` of all of the family's hosts, as members of the cluster.
     pub hosts: Vec<String>,
 }
 
@@ -123,31 +124,32 @@ impl fmt::Debug for NetworkSeal {
     }
 }
 
-/// Body of `POST /v1/networks/{id}/hosts`: a family has come to more hosts.
+/// Body of `POST /v1/networks/{id}/hosts`: the new list of a family's hosts, after it has spread to more of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkHosts {
-    /// All of the family's hosts: IPv4, or as members of the cluster, `ADDRESS:PORT`.
+    /// All of the family's hosts: IPv4 addresses, or `ADDRESS:PORT` of members of the cluster.
     pub hosts: Vec<String>,
 }
 
-/// Most destinations of one network.
+/// Most destinations that one network may have.
 pub const NETWORK_ALLOW_MAX: usize = 256;
-/// What a family may exchange with the world unless told otherwise, bytes a second: 100 Mbit/s.
+/// Default rate of a family's traffic with destinations outside of its network, in bytes per second: 100 Mbit/s.
 pub const NETWORK_BYTES_PER_S: u64 = 12_500_000;
 
-/// A machine's place in its family's network.
+/// A machine's addresses in its family's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkInfo {
-    /// The network, the same for the whole family.
+    /// Id of the network, the same for the whole family.
     pub id: String,
-    /// Its address there, with the network's bits. A clone's guest must take it; frames with another one go nowhere.
+    /// Its IPv4 address there, with the network's prefix length. A clone's guest must use it; frames with another
+    /// address are dropped.
     pub address: String,
-    /// Of its network card, for which the same goes.
+    /// MAC address of its network card, which its guest must use, too.
     pub mac: String,
-    /// The way out.
+    /// Address of the gateway.
     pub gateway: String,
-    /// Destinations beyond the network.
+    /// Destinations outside of the network that may be reached.
     #[schema(value_type = Vec<String>)]
     pub allow: Vec<Allow>,
 }

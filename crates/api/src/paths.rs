@@ -1,41 +1,41 @@
-//! Where everything lies on the disk.
+//! Where everything is stored on the disk.
 //!
 //! ```text
 //! $FLOE_HOME (root: /var/lib/floe, others: ~/.local/share/floe)
 //!   repo/       images of this node (floe_store::Repository)
 //!   cache/      verified chunks (floe_store::Cache)
 //!   machines/   NAME/{machine.json, lock, disks/, run/, console.log, qemu.log}
-//!   forks/      what forks there were, with their clones
+//!   forks/      the forks and their clones
 //!   networks/   networks of families that have members here
 //!   cluster/    keys, certificates and members of the cluster that this node is in
-//!   hosts       nodes that are known by name, the operator's
-//!   placement/  programs that share hosts out, the operator's
-//!   tickets/    what they granted and has to be given back
+//!   hosts       nodes that forks know by name; written by the operator
+//!   placement/  placement programs; written by the operator
+//!   tickets/    allocations that these granted and that have to be given back
 //!   traces/     what machines touched, by image, and the models made of it (floe_traces::TraceStore)
 //!   models/     models that hubs sent
-//!   outbox/     traces on their way to hubs
+//!   outbox/     traces that wait to be sent to hubs
 //!   mnt/        the mount
 //!   hub/        hub.db, repo/            (floe hub, floe up)
-//!   hub.token   of the hub of floe up: its address, and the token of the directory's owner
-//!   page.token  of the page
+//!   hub.token   address of the hub of floe up, and the token of the directory's owner for it
+//!   page.token  token of the page
 //! $FLOE_SOCKET (root: /run/floe/node.sock, others: $XDG_RUNTIME_DIR/floe/node.sock; with FLOE_HOME: $FLOE_HOME/node.sock)
 //! ```
 
 use std::path::{Path, PathBuf};
 
-/// The state directory and what lies in it.
+/// The state directory and the paths in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home {
     root: PathBuf,
 }
 
 impl Home {
-    /// A state directory at a place of the caller's choice.
+    /// Uses the given directory as state directory.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Home { root: root.into() }
     }
 
-    /// The directory that `FLOE_HOME` names, or else the user's.
+    /// Uses the directory that `FLOE_HOME` names; without it the default for the current user.
     pub fn from_env() -> Self {
         if let Some(home) = non_empty("FLOE_HOME") {
             return Home::at(std::path::absolute(&home).unwrap_or(home));
@@ -49,88 +49,88 @@ impl Home {
         Home::at(data.join("floe"))
     }
 
-    /// The directory itself.
+    /// Returns the state directory itself.
     pub fn root(&self) -> &Path {
         &self.root
     }
-    /// Images.
+    /// Returns the directory of images.
     pub fn repo(&self) -> PathBuf {
         self.root.join("repo")
     }
-    /// Chunks.
+    /// Returns the directory of the chunk cache.
     pub fn cache(&self) -> PathBuf {
         self.root.join("cache")
     }
-    /// Machines.
+    /// Returns the directory of all machines.
     pub fn machines(&self) -> PathBuf {
         self.root.join("machines")
     }
-    /// One machine.
+    /// Returns the directory of one machine.
     pub fn machine(&self, name: &str) -> PathBuf {
         self.machines().join(name)
     }
-    /// The mount.
+    /// Returns the mount point.
     pub fn mountpoint(&self) -> PathBuf {
         self.root.join("mnt")
     }
-    /// What belongs to a running node: supervisor's socket, live maps.
+    /// Returns the directory for the files of a running node: the supervisor's socket, live maps.
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
     }
-    /// Temporary files, on the same file system as the rest.
+    /// Returns the directory for temporary files, on the same file system as the rest.
     pub fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
     }
-    /// Forks.
+    /// Returns the directory of forks.
     pub fn forks(&self) -> PathBuf {
         self.root.join("forks")
     }
-    /// Images shown in directories of users.
+    /// Returns the file that lists the images which `floe mount` shows in users' directories.
     pub fn views(&self) -> PathBuf {
         self.root.join("views")
     }
-    /// The cluster that this node is in.
+    /// Returns the directory with the keys and members of the cluster that this node is in.
     pub fn cluster(&self) -> PathBuf {
         self.root.join("cluster")
     }
-    /// Nodes that are known by name.
+    /// Returns the file with the nodes that are known by name.
     pub fn hosts(&self) -> PathBuf {
         self.root.join("hosts")
     }
-    /// Programs that share hosts out.
+    /// Returns the directory of placement programs.
     pub fn placement(&self) -> PathBuf {
         self.root.join("placement")
     }
-    /// What they granted.
+    /// Returns the directory of allocations that placement programs granted.
     pub fn tickets(&self) -> PathBuf {
         self.root.join("tickets")
     }
-    /// Networks of families.
+    /// Returns the directory of families' networks.
     pub fn networks(&self) -> PathBuf {
         self.root.join("networks")
     }
-    /// Traces of machines, by image.
+    /// Returns the directory of machines' traces, by image.
     pub fn traces(&self) -> PathBuf {
         self.root.join("traces")
     }
-    /// Models that hubs sent.
+    /// Returns the directory of models that hubs sent.
     pub fn models(&self) -> PathBuf {
         self.root.join("models")
     }
-    /// Traces on their way to hubs.
+    /// Returns the directory of traces that wait to be sent to hubs.
     pub fn outbox(&self) -> PathBuf {
         self.root.join("outbox")
     }
-    /// Address and token of the hub of `floe up`.
+    /// Returns the file with the address and token of the hub of `floe up`.
     pub fn hub_token(&self) -> PathBuf {
         self.root.join("hub.token")
     }
-    /// The hub's part.
+    /// Returns the hub's directory.
     pub fn hub(&self) -> PathBuf {
         self.root.join("hub")
     }
 
-    /// The node's socket: `FLOE_SOCKET`, or the place that belongs to this state directory.
+    /// Returns the node's socket: `FLOE_SOCKET`, or the default for this state directory.
     pub fn socket(&self) -> PathBuf {
         if let Some(socket) = non_empty("FLOE_SOCKET") {
             return socket;

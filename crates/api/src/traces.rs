@@ -3,11 +3,11 @@
 use super::*;
 pub use floe_traces::{ModelEntry, TraceEntry, TraceList, TraceSummary};
 
-/// Body of `POST /v1/traces/list`: whose traces.
+/// Body of `POST /v1/traces/list`: the image whose traces are wanted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TracesRequest {
-    /// A local image, the id of one that was run here, or the address of one of yours on a hub.
+    /// A local image, the id of one that was run here, or the address of one that you own on a hub.
     pub image: String,
     /// Token for the hub.
     #[serde(default)]
@@ -21,9 +21,9 @@ pub struct TracesRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TraceRequest {
-    /// Whose trace.
+    /// The image that the trace belongs to.
     pub of: TracesRequest,
-    /// Which one: its hash, or the beginning of it.
+    /// Hash of the trace, or the beginning of it.
     pub trace: String,
     /// File to write, absolute path (`export` only).
     #[serde(default)]
@@ -37,35 +37,35 @@ pub struct TraceRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TraceImportRequest {
-    /// For which image.
+    /// The image that the trace is for.
     pub to: TracesRequest,
-    /// The file, absolute path.
+    /// File to read, absolute path.
     pub path: String,
 }
 
 /// Answer of `POST /v1/traces/show`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TraceDetail {
-    /// The trace in figures.
+    /// The trace's summary.
     #[serde(flatten)]
     pub entry: TraceEntry,
     /// Its accesses by region.
     pub regions: Vec<TraceRegion>,
-    /// Its accesses over time, in equal parts of its length (at most [`TRACE_PARTS`]).
+    /// Number of accesses in each of at most [`TRACE_PARTS`] equal parts of its length.
     pub accesses_over_time: Vec<u64>,
 }
 
-/// Parts of a trace's time that are shown.
+/// Number of parts into which a trace's time is divided.
 pub const TRACE_PARTS: usize = 40;
 
-/// What a trace touched of a region.
+/// What a trace touched in one region.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TraceRegion {
-    /// `ram`, `disk0`, ...
+    /// Name of the region: `ram`, `disk0`, ...
     pub region: String,
     /// Chunks that were touched.
     pub chunks: u64,
-    /// Their bytes.
+    /// Bytes of these chunks.
     pub bytes: u64,
 }
 
@@ -76,52 +76,52 @@ pub struct TraceMoved {
     pub hash: String,
     /// The file.
     pub path: String,
-    /// Whether it had been there already (`import` only).
+    /// Whether the trace was stored already (`import` only).
     pub known: bool,
 }
 
-/// How a machine's image streams (`GET /v1/machines/{name}/stream`). A chunk has 4096 bytes.
+/// How a machine's image is streamed (`GET /v1/machines/{name}/stream`). A chunk has 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StreamInfo {
-    /// How the machine is.
+    /// The machine's state.
     pub state: MachineStatus,
-    /// What it waits for while it is paused so that it need not crawl.
+    /// What it waits for while it is paused for buffering.
     pub buffering: Option<Buffering>,
-    /// Whether a model of earlier runs says what is fetched ahead.
+    /// Whether a model of earlier runs decides what is fetched ahead.
     pub model: bool,
-    /// Chunks that the model expects to be wanted.
+    /// Chunks that the model expects to be needed.
     pub planned_chunks: u64,
-    /// Those of them that are here.
+    /// How many of these chunks are on this host.
     pub buffered_chunks: u64,
-    /// First touches of chunks that weren't here.
+    /// First touches of chunks that were not on this host.
     pub misses: u64,
-    /// First touches of chunks.
+    /// All first touches of chunks.
     pub touched: u64,
-    /// Bytes that arrived since the machine began, as sent.
+    /// Bytes received since the machine began, as transferred.
     pub fetched_bytes: u64,
     /// Bytes of the compressed image that were not fetched; 0 while its size is not known.
     pub saved_bytes: u64,
-    /// Bandwidth of the link to the sources, as measured.
+    /// Measured bandwidth of the link to the sources, in bytes per second.
     pub rate_bytes_s: Option<u64>,
-    /// Round-trip time to the sources.
+    /// Measured round-trip time to the sources, in microseconds.
     pub rtt_us: Option<u64>,
-    /// Chunks fetched for each chunk touched.
+    /// Number of chunks fetched for each chunk touched.
     pub fetch_ratio: f64,
     /// Requests of the machine that waited for a chunk.
     pub waits: u64,
-    /// Seconds waited in all of them; two CPUs that wait at the same time count twice.
+    /// Seconds that these waited in all; two CPUs that wait at the same time count twice.
     pub waited_s: f64,
     /// Times that the machine was paused for buffering.
     pub pauses: u64,
-    /// Seconds of all these pauses.
+    /// Seconds of all these pauses together.
     pub paused_s: f64,
 }
 
-/// A pause so that what comes next is here.
+/// A pause in which the chunks that are needed next are fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Buffering {
-    /// Bytes that still have to come.
+    /// Bytes that are still missing.
     pub missing_bytes: u64,
-    /// Seconds until then, estimated.
+    /// Estimated seconds until they have arrived.
     pub eta_s: f64,
 }

@@ -1,5 +1,5 @@
-//! The `floe` command: its line, and [`up`], which is hub and node in one process. It decides nothing: what there is to decide is
-//! decided by the node and the hub, and the rest is asking and showing.
+//! The `floe` command: its command line, and [`up`], which is hub and node in one process. It decides nothing: the node
+//! and the hub decide, and the command asks and shows.
 
 pub mod cli;
 pub mod up;

@@ -1,26 +1,26 @@
-//! `floe up`: hub and node in one process, everything embedded. What a laptop needs.
+//! `floe up`: hub and node in one process with everything embedded, as needed on a laptop.
 
 use floe_api::credentials::{HubAddress, OwnHub};
 use floe_api::paths::Home;
 use floe_hub::{HubError, HubHandle, HubOptions};
 use floe_node::{NodeError, NodeHandle, NodeOptions};
 
-/// The user of the hub whose images are those of the state directory's owner.
+/// The hub's user who owns the images of the state directory's owner.
 const USER: &str = "local";
 use std::path::Path;
 
-/// Why one of the two did not start. The other has been ended again.
+/// Why one of the two did not start. The other one has been ended again.
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
-    /// The hub.
+    /// The hub did not start.
     #[error("the hub did not start: {0}")]
     Hub(#[from] HubError),
-    /// The node.
+    /// The node did not start.
     #[error("the node did not start: {0}")]
     Node(#[from] NodeError),
 }
 
-/// Hub and node at work.
+/// A running hub and a running node.
 pub struct UpHandle {
     /// The hub.
     pub hub: HubHandle,
@@ -28,8 +28,8 @@ pub struct UpHandle {
     pub node: NodeHandle,
 }
 
-/// Starts both and returns once both answer. The node has a token for the hub: whoever may use the node may use what its owner
-/// has on the hub, and nobody else may.
+/// Starts both and returns once both answer. The node has a token for the hub: whoever may use the node may use what its
+/// owner has on the hub, and nobody else may.
 pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError> {
     let dir = hub.dir.clone();
     let hub = floe_hub::serve(hub)?;
@@ -50,7 +50,8 @@ pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError
     }
 }
 
-/// The token in the state directory if the hub still knows it, else a new one; with the address where the hub answers now.
+/// Returns the token in the state directory if the hub still knows it, otherwise a new one, with the hub's current
+/// address.
 fn own_hub(home: &Home, dir: &Path, hub: &HubHandle) -> Result<OwnHub, HubError> {
     let file = home.hub_token();
     let kept = OwnHub::load(&file).map(|own| own.token);
@@ -65,7 +66,7 @@ fn own_hub(home: &Home, dir: &Path, hub: &HubHandle) -> Result<OwnHub, HubError>
 }
 
 impl UpHandle {
-    /// Blocks until somebody asks the node to end or a signal comes, then ends both; machines go on.
+    /// Blocks until the node is asked to end or a signal arrives, then ends both; machines keep running.
     pub fn wait_or_signal(self) {
         self.node.wait_or_signal();
         self.hub.shutdown();

@@ -1,4 +1,4 @@
-//! [`Turns`](super::turns::Turns) with clocks and tasks: requests wait here for their turn.
+//! [`Turns`](super::turns::Turns) with a clock and tasks: requests wait here for their turn.
 
 use super::Party;
 use super::turns::{Next, Room, Ticket, Turns};
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// A request that waited for so long is given up.
+/// A request that has waited this long is refused.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 struct State {
     turns: Turns,
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
-    /// A task will look again.
+    /// Whether a task is already scheduled to dispatch again later.
     alarm: bool,
 }
 
@@ -23,18 +23,18 @@ struct Inner {
     began: Instant,
 }
 
-/// Where requests wait for their turn. Clones share it.
+/// Where requests wait for their turn. All clones share one queue.
 #[derive(Clone)]
 pub struct Gate(Arc<Inner>);
 
-/// A turn: work may be done until it is dropped.
+/// A turn: the request may work until this is dropped.
 pub struct Turn {
     gate: Gate,
     party: Party,
     since: Instant,
 }
 
-/// A request that waits; dropping it gives its place up.
+/// A waiting request. Dropping it gives up its place.
 struct Waiting {
     gate: Gate,
     party: Party,
@@ -42,7 +42,7 @@ struct Waiting {
 }
 
 impl Gate {
-    /// A gate with this room behind it.
+    /// Makes a gate that shares out `room`.
     pub fn new(room: Room) -> Gate {
         let state = State {
             turns: Turns::new(room),
@@ -59,7 +59,7 @@ impl Gate {
         self.0.began.elapsed()
     }
 
-    /// Waits for `party`'s next turn; `None` if it did not come for a long time.
+    /// Waits for the next turn of `party`; returns `None` after [`WAIT_MAX`].
     pub async fn enter(&self, party: &Party) -> Option<Turn> {
         let mut place = Waiting {
             gate: self.clone(),
@@ -89,7 +89,7 @@ impl Gate {
         })
     }
 
-    /// Lets go who may; tells whether `own` was among them.
+    /// Gives turns to all requests that may go now. Returns whether `own` was among them.
     fn dispatch(&self, state: &mut State, now: Duration, own: Option<Ticket>) -> bool {
         let mut own_goes = false;
         loop {
@@ -99,7 +99,7 @@ impl Gate {
                     if Some(ticket) == own {
                         own_goes = true;
                     } else if let Some(go) = go {
-                        // one that has gone meanwhile gives its turn back when its place is dropped
+                        // if the request has gone meanwhile, dropping its `Waiting` gives the turn back
                         let _ = go.send(());
                     }
                 }
@@ -116,7 +116,7 @@ impl Gate {
         if std::mem::replace(&mut state.alarm, true) {
             return;
         }
-        // The alarm must not keep the gate alive.
+        // The scheduled task must not keep the gate alive.
         let gate = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             tokio::time::sleep(wait).await;
@@ -146,7 +146,7 @@ impl Drop for Waiting {
         if state.waiting.remove(&ticket).is_some() {
             state.turns.cancel(&self.party, ticket);
         } else {
-            // its turn came in this very moment
+            // its turn came at the same moment
             state.turns.done(now, &self.party, Duration::ZERO);
         }
         self.gate.dispatch(&mut state, now, None);

@@ -1,22 +1,23 @@
-//! The front of every TCP port that floe listens on (the hub's, the node's page): who may take how much of it.
+//! The front of every TCP port that floe listens on (the hub's, the node's page): limits how much of it each client can
+//! use.
 //!
-//! A stranger costs a hub what the hub lets a stranger cost. Five things are shared, and each is bounded as a whole and for
-//! every [`Party`] (a user who showed a token, else an address):
+//! Clients share five things. Each is bounded as a whole and for every [`Party`] (a user who has shown a token, otherwise
+//! an address):
 //!
 //! | shared | decided by | when it runs short |
 //! | --- | --- | --- |
-//! | connections | [`seats`] | whoever holds most loses the one that has waited longest |
+//! | connections | [`seats`] | the party that holds most loses the connection that has been idle longest |
 //! | the processor and the disk | [`turns`] | parties take turns, users before strangers |
-//! | memory of bodies and answers | [`memory`] | a party beyond its share is answered 503 |
-//! | time of one request's bytes | [`pace`] | whoever moves fewer bytes than the slowest honest link is cut off |
-//! | time of a request's head | `stream` | a head must be whole some seconds after its first byte |
+//! | memory of bodies and answers | [`memory`] | a party that exceeds its share gets 503 |
+//! | time of one request's bytes | [`pace`] | a client that moves fewer bytes than the slowest honest link is disconnected |
+//! | time of a request's head | `stream` | a head must be complete some seconds after its first byte |
 //!
-//! The four decisions are state machines without sockets and clocks. `stream` wraps a connection, `listener` accepts
-//! and serves them, [`Gate`] makes requests wait for their turn.
+//! The first four are decided by state machines without sockets and clocks. `stream` wraps a connection, `listener`
+//! accepts and serves connections, [`Gate`] makes requests wait for their turn.
 //!
-//! HTTP/1.1 alone is spoken: one connection has one request at a time, so that bounding connections bounds requests. HTTP/2
-//! would multiply each of them by its streams, whose windows a client may leave shut at no cost. floe's own clients never
-//! used it.
+//! Only HTTP/1.1 is spoken: a connection has one request at a time, so bounding connections bounds requests. HTTP/2 would
+//! allow many streams per connection, whose windows a client can leave closed at no cost. floe's own clients never used
+//! it.
 
 mod gate;
 mod listener;
@@ -37,17 +38,17 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who is counted together.
+/// Clients that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Party {
-    /// Somebody who has shown a token, from wherever.
+    /// A user who has shown a token, from any address.
     User(Arc<str>),
-    /// All others behind one address.
+    /// All clients at one address that have shown no token.
     Address(IpAddr),
 }
 
 impl Party {
-    /// Strangers at an address. One IPv6 customer has a whole /64, so that counts as one.
+    /// Returns the party of the strangers at an address. An IPv6 customer has a whole /64, so that counts as one address.
     pub fn at(address: IpAddr) -> Party {
         Party::Address(match address.to_canonical() {
             IpAddr::V6(v6) => {
@@ -58,27 +59,27 @@ impl Party {
         })
     }
 
-    /// Whether it has shown a token.
+    /// Returns whether the party is a user who has shown a token.
     pub fn is_user(&self) -> bool {
         matches!(self, Party::User(_))
     }
 }
 
-/// What a port's connections may take.
+/// Limits of a port's connections.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// Connections in all.
+    /// Most connections in all.
     pub connections_max: usize,
-    /// Connections of one party.
+    /// Most connections of one party.
     pub connections_each_max: usize,
-    /// Time for a TLS handshake.
+    /// Longest time for a TLS handshake.
     pub handshake: Duration,
-    /// Time from the first byte of a request's head to its last.
+    /// Longest time from the first to the last byte of a request's head.
     pub head: Duration,
-    /// How long a connection is kept for its next request.
+    /// How long an idle connection is kept open for its next request.
     pub idle: Duration,
-    /// How slow a peer may be.
+    /// How slow a client may be.
     pub pace: pace::Pace,
-    /// How long requests in flight may go on after the end was asked for.
+    /// How long requests that are being answered may continue when the port is to be closed.
     pub drain: Duration,
 }

@@ -1,8 +1,8 @@
-//! Connections: accept, seat, TLS, hand to hyper, and close in order.
+//! Accepts connections, gives them a seat, does TLS, passes them to hyper, and closes them in an orderly way.
 //!
-//! Ours rather than `axum::serve`, which bounds neither connections nor the time that they take. Every socket gets
-//! TCP_NODELAY (an answer of one chunk must not wait for an acknowledgement), and the kernel keeps little of what is not
-//! sent yet, so that a reader who takes nothing costs some kilobytes.
+//! `axum::serve` is not used, because it limits neither connections nor the time that they take. Every socket gets
+//! TCP_NODELAY (an answer of one chunk must not wait for an acknowledgement), and the kernel buffers little unsent data,
+//! so that a client that does not read costs only some kilobytes.
 
 use super::seats::{Arrival, Id, Seats};
 use super::stream::{Coming, Going, OverTcp, Stream};
@@ -27,21 +27,21 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-/// Time between two tries when accept fails (out of descriptors): as fast would only burn the processor.
+/// Pause after a failed accept (out of descriptors), so that retrying does not waste the processor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
-/// Bytes of a request's head, and of what hyper reads ahead of a body.
+/// Most bytes of a request's head, and of what hyper reads ahead of a body.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
-/// Fields of a request's head.
+/// Most fields of a request's head.
 const FIELDS_MAX: usize = 64;
-/// Bytes that the kernel keeps for a connection beyond what is on its way.
+/// Most bytes that the kernel buffers for a connection and has not sent yet.
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
-/// Descriptors that are left for files, catalogue and sockets of our own.
+/// Descriptors that are reserved for files, the catalogue and floe's own sockets.
 const DESCRIPTORS_LEFT: u64 = 512;
 
 /// All connections of a port.
 struct Table {
     seats: Mutex<Seats>,
-    /// Tells a connection to go.
+    /// Notifies a connection that it must close.
     leave: Mutex<HashMap<Id, Arc<Notify>>>,
 }
 
@@ -54,15 +54,15 @@ impl Table {
     }
 }
 
-/// One connection, as its requests and its stream know it.
+/// One connection, with what its requests and its stream need to know.
 pub struct Connection {
-    /// Who is at the other end.
+    /// The client's address.
     pub address: SocketAddr,
-    /// What it may take.
+    /// Limits of the connection.
     pub bounds: Arc<Bounds>,
     id: Id,
     table: Arc<Table>,
-    /// What is known of the next request's head.
+    /// Progress of the next request's head.
     head: Mutex<Head>,
 }
 
@@ -70,16 +70,16 @@ pub struct Connection {
 enum Head {
     /// The next request has not begun.
     None,
-    /// Its first byte came then.
+    /// The first byte arrived at this time.
     Since(Instant),
-    /// It is being answered.
+    /// The head is complete; the request is being answered.
     Whole,
-    /// None will come any more: the connection speaks something else than HTTP by now.
+    /// No further request will come, because the connection has switched to another protocol.
     Upgraded,
 }
 
 impl Connection {
-    /// Some bytes of the peer's came.
+    /// Records that bytes arrived from the client.
     pub fn bytes_came(&self) {
         let mut head = self.head.lock();
         if *head == Head::None {
@@ -87,7 +87,7 @@ impl Connection {
         }
     }
 
-    /// When the head that is coming must be whole.
+    /// Returns when the head that is arriving must be complete; `None` if none is arriving.
     pub fn head_due(&self) -> Option<Instant> {
         match *self.head.lock() {
             Head::Since(since) => Some(since + self.bounds.head),
@@ -95,13 +95,13 @@ impl Connection {
         }
     }
 
-    /// A request's head is whole.
+    /// Records that a request's head is complete.
     fn asked(&self) {
         *self.head.lock() = Head::Whole;
         self.table.seats.lock().turns(self.id, true);
     }
 
-    /// Its answer has gone.
+    /// Records that the request has been answered.
     pub fn answered(&self) {
         let mut head = self.head.lock();
         if *head != Head::Upgraded {
@@ -111,17 +111,17 @@ impl Connection {
         }
     }
 
-    /// It speaks something else than HTTP from now on.
+    /// Records that the connection has switched to another protocol.
     fn upgraded(&self) {
         *self.head.lock() = Head::Upgraded;
     }
 
-    /// Whether it is something else than HTTP by now.
+    /// Returns whether the connection has switched to another protocol.
     pub fn is_upgraded(&self) -> bool {
         *self.head.lock() == Head::Upgraded
     }
 
-    /// The socket is closed.
+    /// Gives the connection's seat back when the socket is closed.
     pub fn closed(&self) {
         self.table.seats.lock().leave(self.id);
         self.table.leave.lock().remove(&self.id);
@@ -129,17 +129,17 @@ impl Connection {
     }
 }
 
-/// Who is at the other end; put into every request's extensions.
+/// The client of a request, as found in the request's extensions.
 #[derive(Clone)]
 pub struct Peer(Arc<Connection>);
 
 impl Peer {
-    /// All strangers at this address.
+    /// Returns the party of the strangers at this address.
     pub fn party(&self) -> Party {
         Party::at(self.0.address.ip())
     }
 
-    /// It has shown that it is `party`: the connection counts for that from now on.
+    /// Counts the connection for `party` from now on, because the client has proved to be that.
     pub fn is(&self, party: &Party) {
         let goes = self.0.table.seats.lock().known(self.0.id, party);
         if let Some(goes) = goes {
@@ -148,7 +148,8 @@ impl Peer {
     }
 }
 
-/// As many connections as `wanted`, or as the process has descriptors for: as many of those as the system allows are taken.
+/// Returns how many connections the process has descriptors for, at most `wanted`. Raises the process's limit as far as
+/// allowed.
 pub fn affordable(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -220,7 +221,7 @@ pub async fn run(
     }
 }
 
-/// A place for a new connection, and how it hears that it must go.
+/// Gives a new connection a seat, and a notification by which it learns that it must close.
 fn seat(
     table: &Arc<Table>,
     bounds: &Arc<Bounds>,
@@ -273,13 +274,13 @@ fn prepare(stream: &TcpStream) {
     }
 }
 
-/// Waits for the signal to stop (or for its sender to be gone). On its own, as the guard that `wait_for` returns must
-/// not live across an await.
+/// Waits for the signal to stop, or for its sender to be dropped. It is a separate function because the guard that
+/// `wait_for` returns must not live across an await.
 async fn ended(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 
-/// What is counted ends with the stream, or here if there is none yet.
+/// Gives the seat back if the connection ends before it has a stream, which does this otherwise.
 struct Closes(Option<Arc<Connection>>);
 
 impl Drop for Closes {
@@ -365,7 +366,7 @@ async fn answer(
     let pace = connection.bounds.pace;
     let mut request = request.map(|body| Body::new(Coming::new(body, pace)));
     request.extensions_mut().insert(Peer(connection.clone()));
-    // If the request is dropped before there is an answer, the connection goes too.
+    // If the request is dropped before there is an answer, the connection is closed.
     let response = router.oneshot(request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         connection.upgraded();

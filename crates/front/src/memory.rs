@@ -1,13 +1,13 @@
-//! Who may hold how much memory, for bodies that come and answers that wait for their reader.
+//! Limits how much memory each party holds for bodies being received and answers that wait for their reader.
 
 use super::Party;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Bytes held now: a state machine without any memory.
+/// Counts the bytes that are held: a state machine that owns no memory itself.
 ///
-/// One party has at most a quarter, all strangers together at most half: what they hold, users still find.
+/// One party may hold at most a quarter, and all strangers together at most half, so that some is always left for users.
 #[derive(Debug)]
 pub struct Shares {
     max: u64,
@@ -28,7 +28,7 @@ impl Shares {
 
     fn take(&mut self, party: &Party, bytes: u64) -> bool {
         if bytes == 0 {
-            return true; // nothing to remember, and nothing that would be given back
+            return true; // nothing to count
         }
         let own = self.parties.get(party).copied().unwrap_or(0);
         let strange = !party.is_user();
@@ -57,17 +57,17 @@ impl Shares {
     }
 }
 
-/// [`Shares`] for all threads.
+/// [`Shares`] for several threads.
 #[derive(Clone, Debug)]
 pub struct Memory(Arc<Mutex<Shares>>);
 
 impl Memory {
-    /// At most `max` bytes.
+    /// Allows at most `max` bytes.
     pub fn new(max: u64) -> Memory {
         Memory(Arc::new(Mutex::new(Shares::new(max))))
     }
 
-    /// Nothing yet, for `party`.
+    /// Returns a count for `party`, which is 0 at first.
     pub fn hold(&self, party: &Party) -> Held {
         Held {
             memory: self.clone(),
@@ -77,7 +77,7 @@ impl Memory {
     }
 }
 
-/// Bytes that a party holds, until it is dropped.
+/// Bytes that a party holds until this is dropped.
 #[derive(Debug)]
 pub struct Held {
     memory: Memory,
@@ -86,7 +86,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds more; `false` if that is more than its share.
+    /// Counts more bytes. Returns `false`, and counts nothing, if the party's share would be exceeded.
     pub fn grow(&mut self, bytes: u64) -> bool {
         let grown = self.memory.0.lock().take(&self.party, bytes);
         self.bytes += if grown { bytes } else { 0 };
@@ -129,7 +129,7 @@ mod tests {
                 prop_assert!(shares.parties.values().all(|own| *own <= 250));
             }
             held.clear();
-            // a user finds a share, whatever strangers hold
+            // a user still gets a share, however much strangers hold
             let mut strangers: Vec<Held> = Vec::new();
             for n in 4..8 {
                 let mut more = memory.hold(&party(n));

@@ -1,32 +1,32 @@
-//! How slow a peer may be: a state machine without sockets and clocks.
+//! Decides whether a client is too slow: a state machine without sockets and clocks.
 //!
-//! What counts is time in which *we* wait for the peer, to send or to take bytes; whatever time we need ourselves is not its
-//! fault. In each stretch of such waiting it must move some bytes. The bound lies far below what an honest slow link moves (100
-//! kbit/s shared by twenty connections gives each 600 bytes a second) and far above what a stranger sends who only wants
-//! to hold something.
+//! Only the time in which the *server* waits for the client counts, to send or to take bytes. In each stretch of such
+//! waiting, the client must move a minimum of bytes. The minimum is far below what an honest slow link moves (100 kbit/s
+//! shared by twenty connections gives each 600 bytes per second) and far above what an attacker sends who only wants to
+//! occupy a connection.
 
 use std::time::Duration;
 
-/// How slow a peer may be.
+/// How slow a client may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Bytes a second, on the average of each stretch.
+    /// Least bytes per second, averaged over each stretch.
     pub bytes_per_s_min: u64,
     /// Length of a stretch of waiting.
     pub stretch: Duration,
 }
 
-/// Watches one direction of a connection or one body.
+/// Measures one direction of a connection, or one body.
 #[derive(Clone, Debug)]
 pub struct Watch {
     pace: Pace,
     waited: Duration,
-    /// Bytes moved when the stretch began.
+    /// Bytes that had been moved when the stretch began.
     began_at: u64,
 }
 
 impl Watch {
-    /// From now on, with `moved` bytes moved before.
+    /// Begins to measure; `moved` bytes have been moved before.
     pub fn new(pace: Pace, moved: u64) -> Watch {
         Watch {
             pace,
@@ -35,12 +35,13 @@ impl Watch {
         }
     }
 
-    /// How much longer to wait before looking again.
+    /// Returns how much longer to wait before checking again.
     pub fn look_in(&self) -> Duration {
         self.pace.stretch.saturating_sub(self.waited)
     }
 
-    /// We have waited for so long since the last call, and `moved` bytes have been moved in all. Whether the peer is too slow.
+    /// Adds `waited`, the time spent waiting since the last call; `moved` is the total of bytes. Returns whether the
+    /// client is too slow.
     pub fn is_too_slow(&mut self, waited: Duration, moved: u64) -> bool {
         self.waited += waited;
         if self.waited < self.pace.stretch {
@@ -63,7 +64,7 @@ mod tests {
         stretch: Duration::from_secs(30),
     };
 
-    /// Whether a peer that moves `bytes` every `every_ms` is cut off within ten minutes.
+    /// Returns whether a client that moves `bytes` every `every_ms` is cut off within ten minutes.
     fn is_cut(bytes: u64, every_ms: u64) -> bool {
         let mut watch = Watch::new(PACE, 0);
         let every = Duration::from_millis(every_ms);

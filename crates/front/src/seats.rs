@@ -1,37 +1,38 @@
-//! Who may hold a connection: a state machine without sockets.
+//! Decides which connections may stay: a state machine without sockets.
 //!
-//! A new connection is always let in if its party holds fewer than the largest party does: that one then loses a connection,
-//! the one that has waited longest for a request if any waits, else the one that has been busy longest. So an address that
-//! opens all connections that there are keeps nobody out, and a connection that does nothing is the first to go.
+//! If all seats are taken, a new connection is still accepted if its party holds fewer than the largest party. The
+//! largest party then loses a connection: the one that has waited longest for a request, or if none waits, the one that
+//! has been busy longest. So an address that opens every available connection keeps nobody out, and idle connections go
+//! first.
 //!
-//! A connection counts for its address until a request on it shows a right token; from then on it counts for the user, so
-//! that strangers behind the same address cannot push it out.
+//! A connection counts for its address until a request on it has a valid token; from then on it counts for the user, so
+//! that strangers at the same address cannot displace it.
 
 use super::Party;
 use std::collections::{BTreeMap, HashMap};
 
-/// One connection.
+/// Identifies a connection.
 pub type Id = u64;
 
-/// What becomes of a new connection.
+/// What to do with a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It is let in.
+    /// Accept it.
     Seated(Id),
-    /// It is let in, and this other one must be closed.
+    /// Accept the first, and close the second.
     Instead(Id, Id),
-    /// It must be closed.
+    /// Close it.
     Refused,
 }
 
 struct Seat {
     party: Party,
-    /// Since when it is as it is: counts events.
+    /// When its state last changed, as a count of events.
     since: u64,
     busy: bool,
 }
 
-/// A party's connections, the oldest first.
+/// A party's connections. Those longest in their state are first.
 #[derive(Default)]
 struct Holding {
     waiting: BTreeMap<u64, Id>,
@@ -57,7 +58,7 @@ impl Holding {
     }
 }
 
-/// See the module.
+/// The seats and who holds them: see the module's documentation.
 pub struct Seats {
     max: usize,
     each_max: usize,
@@ -67,7 +68,7 @@ pub struct Seats {
 }
 
 impl Seats {
-    /// Room for `max` connections, `each_max` of one party.
+    /// Makes seats for `max` connections, at most `each_max` for one party.
     pub fn new(max: usize, each_max: usize) -> Seats {
         Seats {
             max: max.max(1),
@@ -78,7 +79,7 @@ impl Seats {
         }
     }
 
-    /// A connection comes.
+    /// Decides about a new connection.
     pub fn arrive(&mut self, party: Party) -> Arrival {
         let own = self.parties.get(&party).map_or(0, Holding::len);
         let goes = if own >= self.each_max {
@@ -121,7 +122,7 @@ impl Seats {
         id
     }
 
-    /// A request came on a connection (`busy`), or its answer has gone.
+    /// Records that a request arrived on a connection (`busy`), or that it was answered.
     pub fn turns(&mut self, id: Id, busy: bool) {
         let Some(seat) = self.seats.get_mut(&id).filter(|seat| seat.busy != busy) else {
             return;
@@ -134,7 +135,8 @@ impl Seats {
         (seat.busy, seat.since) = (busy, self.events);
     }
 
-    /// A connection is found to be `party`'s. Returns one of that party which must be closed for it.
+    /// Counts a connection for `party` from now on. Returns a connection of that party which must be closed in exchange,
+    /// if any.
     pub fn known(&mut self, id: Id, party: &Party) -> Option<Id> {
         let seat = self
             .seats
@@ -154,7 +156,7 @@ impl Seats {
         goes
     }
 
-    /// A connection has gone, or must go.
+    /// Removes a connection that is closed or must be closed.
     pub fn leave(&mut self, id: Id) {
         if let Some(seat) = self.seats.remove(&id) {
             self.take_from(&seat.party, seat.busy, seat.since);
@@ -193,7 +195,7 @@ mod tests {
         // the first is busy, so the second has waited longest
         assert!(matches!(seats.arrive(address(2)), Arrival::Instead(_, goes) if goes == ids[1]));
         assert!(matches!(seats.arrive(address(2)), Arrival::Instead(_, goes) if goes == ids[2]));
-        // now the two hold one and two: the smaller may go on, the larger may not
+        // now they hold one and two: the smaller one gets another, the larger one does not
         assert_eq!(seats.arrive(address(2)), Arrival::Refused);
         assert!(matches!(seats.arrive(address(1)), Arrival::Instead(..)));
     }
@@ -253,7 +255,7 @@ mod tests {
                                 open.retain(|other| *other != goes);
                                 open.push(id);
                             }
-                            // only who holds as much as anybody does is kept out
+                            // only a party that holds as much as any other is refused
                             Arrival::Refused => prop_assert!(own >= largest),
                         }
                     }

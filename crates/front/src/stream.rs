@@ -1,4 +1,4 @@
-//! A connection's bytes, watched: heads must come whole in time, and what is sent must be taken.
+//! Watches a connection's bytes: heads must be complete in time, and what is sent must be read.
 
 use super::listener::Connection;
 use super::pace::{Pace, Watch};
@@ -17,7 +17,7 @@ use tokio_rustls::server::TlsStream;
 
 /// A stream over a TCP socket.
 pub trait OverTcp: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The socket.
+    /// Returns the socket.
     fn tcp(&self) -> &TcpStream;
 }
 
@@ -33,7 +33,7 @@ impl OverTcp for TlsStream<TcpStream> {
     }
 }
 
-/// Bytes in the kernel that the peer has not acknowledged.
+/// Returns how many sent bytes the client has not acknowledged.
 fn unacknowledged(socket: BorrowedFd<'_>) -> u64 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one int to the address given, which is that of a live one; the descriptor is borrowed and
@@ -46,14 +46,14 @@ fn unacknowledged(socket: BorrowedFd<'_>) -> u64 {
     }
 }
 
-/// See the module. The connection's seat is given back when this is dropped.
+/// A watched stream: see the module's documentation. Dropping it gives the connection's seat back.
 pub struct Stream<S> {
     inner: S,
     connection: Arc<Connection>,
-    /// Bytes handed to the kernel.
+    /// Bytes passed to the kernel.
     written: u64,
     watch: Option<Watch>,
-    /// Since when the reader is waited for.
+    /// Since when the server has been waiting for the reader.
     waits_since: Option<Instant>,
     timer: Pin<Box<Sleep>>,
 }
@@ -76,7 +76,7 @@ impl<S: OverTcp> Stream<S> {
             .saturating_sub(unacknowledged(self.inner.tcp().as_fd()))
     }
 
-    /// The kernel takes no more: waits, as long as the reader takes enough.
+    /// Called when the kernel accepts no more bytes: waits as long as the reader reads fast enough.
     fn reader_waits(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.connection.is_upgraded() {
             return Poll::Pending;
@@ -104,7 +104,7 @@ impl<S: OverTcp> Stream<S> {
             if let Some(watch) = &mut self.watch
                 && watch.is_too_slow(since.elapsed(), taken)
             {
-                // it moves after all; the next stretch begins
+                // it is progressing after all; begin a new stretch
                 self.watch = None;
             }
         }
@@ -143,7 +143,7 @@ impl<S: OverTcp> AsyncRead for Stream<S> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
-                // the sending side has no use for the timer while a head comes
+                // the sending side does not need the timer while a head arrives
                 if let Some(until) = self.connection.head_due() {
                     self.timer.as_mut().reset(until);
                     ready!(self.timer.as_mut().poll(cx));
@@ -199,7 +199,7 @@ impl<S> Drop for Stream<S> {
     }
 }
 
-/// A request's body that must keep coming.
+/// A request's body, which must keep arriving fast enough.
 pub struct Coming<B> {
     inner: B,
     pace: Pace,
@@ -209,7 +209,7 @@ pub struct Coming<B> {
     came: u64,
 }
 
-/// The body came too slowly.
+/// The body arrived too slowly.
 #[derive(Debug, thiserror::Error)]
 #[error("fewer than {bytes_per_s_min} bytes a second came for {stretch:?}")]
 pub struct TooSlow {
@@ -293,7 +293,7 @@ impl<B> Coming<B> {
     }
 }
 
-/// An answer's body: the connection is busy until it has gone.
+/// An answer's body: the connection counts as busy until it is sent.
 pub struct Going {
     inner: axum::body::Body,
     connection: Arc<Connection>,

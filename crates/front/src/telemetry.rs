@@ -1,25 +1,25 @@
 //! Logs and metrics.
 //!
-//! Logs go to standard error by `tracing`: warnings and errors unless asked for more, as text or as JSON lines.
-//! Metrics are declared once, in [`METRICS`], with unit and meaning; `/metrics` of node and hub render the same table.
+//! Logs go to standard error with `tracing`: warnings and errors by default, as text or as JSON lines. Metrics are
+//! declared once, in [`METRICS`], with unit and meaning; `/metrics` of node and hub render the same table.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 
-/// How logs are written.
+/// Settings of the log.
 #[derive(Clone, Debug, Default)]
 pub struct LogOptions {
     /// JSON lines instead of text.
     pub json: bool,
-    /// 0: warnings; 1: info; 2: debug; 3 and more: trace. The variable `FLOE_LOG` (a `tracing` filter) goes first.
+    /// 0: warnings; 1: info; 2: debug; 3 and more: trace. The variable `FLOE_LOG` (a `tracing` filter) overrides this.
     pub verbosity: u8,
 }
 
 /// The environment variable with a `tracing` filter such as `info,floe_hub=debug`.
 pub const LOG_VARIABLE: &str = "FLOE_LOG";
 
-/// Starts logging to standard error. Later calls do nothing: the first one in the process decides.
+/// Starts logging to standard error. Only the first call in a process has an effect.
 pub fn init_logs(options: &LogOptions) {
     let level = match options.verbosity {
         0 => "warn",
@@ -33,7 +33,7 @@ pub fn init_logs(options: &LogOptions) {
         .unwrap_or_else(|| EnvFilter::new(level));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // told to standard error, too, and a thread that can't do that dies: of a full disk, with the log on it
+        // these would also go to standard error, and a thread that can't write there (full disk) would panic
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let started = if options.json {
@@ -46,12 +46,12 @@ pub fn init_logs(options: &LogOptions) {
     }
 }
 
-/// What a metric does over time.
+/// How a metric's value changes over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// Only grows.
+    /// It only increases.
     Counter,
-    /// Goes up and down.
+    /// It increases and decreases.
     Gauge,
     /// A distribution, in the buckets of [`LATENCY_BUCKETS_S`].
     Histogram,
@@ -62,7 +62,7 @@ pub enum MetricKind {
 pub struct Metric {
     /// The full name.
     pub name: &'static str,
-    /// What it does over time.
+    /// How its value changes over time.
     pub kind: MetricKind,
     /// What it means, in one sentence.
     pub help: &'static str,
@@ -112,7 +112,7 @@ metrics_table! {
 
 static METRICS_HANDLE: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
-/// Starts collecting metrics in this process (once, whoever calls first) and returns what renders them; `None` if
+/// Starts collecting metrics in this process at the first call, and returns the handle that renders them; `None` if
 /// another recorder was installed before.
 pub fn metrics() -> Option<&'static PrometheusHandle> {
     METRICS_HANDLE
@@ -135,7 +135,7 @@ pub fn metrics() -> Option<&'static PrometheusHandle> {
         .as_ref()
 }
 
-/// The text of `/metrics`, in Prometheus' exposition format.
+/// Returns the text of `/metrics`, in Prometheus' exposition format.
 pub fn render_metrics() -> String {
     metrics()
         .map(|handle| {

@@ -1,48 +1,49 @@
-//! Whose request is worked on next: a state machine without threads and clocks.
+//! Decides which request is processed next: a state machine without threads and clocks.
 //!
-//! Work takes slots, few more than there are processors. Parties that wait take turns: the one whose requests took least time
-//! so far goes first, whatever the number of its requests or connections; within a party the oldest request goes first. No
-//! party has more than half of the slots while another waits.
+//! Processing takes slots, of which there are a few more than processors. Waiting parties take turns: the party whose
+//! requests have used least time goes first, however many requests or connections it has; within a party the oldest
+//! request goes first. No party has more than half of the slots while another waits.
 //!
-//! Users go before strangers. While users are about, strangers have one slot in eight and a bounded part of the time: a flood
-//! of requests each of which is cheap would otherwise keep the processors busy all the time, and a user's request would
-//! wait for the scheduler instead of for a slot. Without users, strangers have all but the slots that a first user needs.
+//! Users go before strangers. While users are active, strangers have one slot in eight and a bounded part of the time:
+//! otherwise a flood of requests, each of them cheap, would keep the processors busy all the time, and a user's request
+//! would wait for the scheduler instead of for a slot. While no user is active, strangers get all slots except those that
+//! a first user needs.
 
 use super::Party;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-/// A request that waits or is worked on.
+/// Identifies a request that waits or is being processed.
 pub type Ticket = u64;
 
-/// Users count as being about for so long after their last request.
+/// How long users count as active after their last request.
 const USERS_ABOUT: Duration = Duration::from_secs(2);
-/// Time that strangers may have saved up.
+/// Most processing time that strangers can accumulate.
 const CREDIT_MAX: Duration = Duration::from_millis(20);
-/// Time that they may owe: one long request does not lock them out for minutes.
+/// Most processing time that they can owe, so that one long request does not lock them out for minutes.
 const DEBT_MAX: Duration = Duration::from_secs(1);
-/// What a request costs at least, beside its slot: its head, its answer, the kernel's part.
+/// Least cost of a request besides its slot: its head, its answer, the kernel's part.
 const COST_MIN: Duration = Duration::from_micros(200);
-/// Parties that are remembered beyond those that wait or are worked for.
+/// Most parties that are remembered although none of their requests waits or is being processed.
 const REMEMBERED_MAX: usize = 4096;
 
-/// What there is to share.
+/// The capacity to be shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Requests that are worked on at a time.
+    /// Number of requests that are processed at the same time.
     pub slots: usize,
-    /// What of a second of one processor strangers may use a second while users are about.
+    /// Processor seconds per second that strangers may use while users are active.
     pub strangers_share: f64,
 }
 
-/// Who goes next.
+/// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// This one.
+    /// Process this request.
     Go(Ticket),
-    /// Nobody before so much time has passed or something ends.
+    /// Nothing, until this much time has passed or a request ends.
     In(Duration),
-    /// Nobody before something ends or comes.
+    /// Nothing, until a request ends or arrives.
     Nobody,
 }
 
@@ -50,17 +51,17 @@ pub enum Next {
 struct Line {
     waiting: VecDeque<Ticket>,
     running: usize,
-    /// Time that its requests took: whoever has least goes first.
+    /// Time that its requests took: the party with least goes first.
     used: Duration,
 }
 
-/// See the module. `now` is the time since any fixed moment.
+/// The queue of requests: see the module's documentation. `now` is always the time since any fixed moment.
 pub struct Turns {
     room: Room,
     lines: HashMap<Party, Line>,
-    /// Parties with a request that may go, by time used: strangers and users.
+    /// Parties with a waiting request, ordered by time used: strangers, then users.
     ready: [BTreeSet<(Duration, Party)>; 2],
-    /// Time used of the party that went last: who comes anew begins there, so that nobody saves up turns by staying away.
+    /// Time used by the party that went last. A new party begins there, so that nobody accumulates turns by staying away.
     floor: [Duration; 2],
     running: [usize; 2],
     tickets: Ticket,
@@ -70,7 +71,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// All slots are free.
+    /// Makes a queue with all slots free.
     pub fn new(room: Room) -> Turns {
         Turns {
             room,
@@ -85,7 +86,7 @@ impl Turns {
         }
     }
 
-    /// A request comes. Ask [`next`](Self::next) afterwards.
+    /// Adds a request. Call [`next`](Self::next) afterwards.
     pub fn ask(&mut self, now: Duration, party: &Party) -> Ticket {
         let class = usize::from(party.is_user());
         if party.is_user() {
@@ -103,7 +104,7 @@ impl Turns {
         ticket
     }
 
-    /// A request that waited has gone.
+    /// Removes a waiting request that is no longer wanted.
     pub fn cancel(&mut self, party: &Party, ticket: Ticket) {
         if let Some(line) = self.lines.get_mut(party) {
             line.waiting.retain(|other| *other != ticket);
@@ -112,7 +113,7 @@ impl Turns {
         self.forget();
     }
 
-    /// A request is done; it took so long. Ask [`next`](Self::next) afterwards.
+    /// Records that a request is done and how long it took. Call [`next`](Self::next) afterwards.
     pub fn done(&mut self, now: Duration, party: &Party, took: Duration) {
         let class = usize::from(party.is_user());
         let cost = took.max(COST_MIN);
@@ -132,7 +133,7 @@ impl Turns {
         self.forget();
     }
 
-    /// Gives a slot away, if there is one to give. Ask again until it says no more.
+    /// Gives a slot to the next request, if possible. Call it again until it returns no more requests.
     pub fn next(&mut self, now: Duration) -> Next {
         let running = self.running[0] + self.running[1];
         if running >= self.room.slots {
@@ -170,7 +171,7 @@ impl Turns {
             (self.credit_s + since * self.room.strangers_share).min(CREDIT_MAX.as_secs_f64());
     }
 
-    /// The class's first, to whom a slot is given.
+    /// Gives a slot to the first party of a class that may have one.
     fn go(&mut self, class: usize) -> Option<Ticket> {
         let half = (self.room.slots / 2).max(1);
         let alone = self.ready[0].len() + self.ready[1].len() <= 1;
@@ -188,7 +189,7 @@ impl Turns {
         Some(ticket)
     }
 
-    /// Puts a party where it belongs.
+    /// Adds a party to the ready ones if it has a waiting request, otherwise removes it.
     fn enter(&mut self, party: &Party) {
         if let Some(line) = self.lines.get(party) {
             let ready = &mut self.ready[usize::from(party.is_user())];
@@ -201,7 +202,7 @@ impl Turns {
         }
     }
 
-    /// Forgets who has nothing here, once they are many.
+    /// Forgets parties without requests once there are many.
     fn forget(&mut self) {
         if self.lines.len() > REMEMBERED_MAX {
             self.lines
@@ -240,7 +241,7 @@ mod tests {
         while let Next::Go(_) = turns.next(now) {
             strangers += 1;
         }
-        // some slots are left for the first user
+        // some slots are reserved for the first user
         assert_eq!(strangers, 6);
         let ann = turns.ask(now, &party(0));
         assert_eq!(turns.next(now), Next::Go(ann));
@@ -248,7 +249,7 @@ mod tests {
             turns.done(now, &party(9), 10 * MS);
         }
         turns.done(now, &party(0), MS);
-        // from now on strangers wait until they have earned what they took
+        // from now on strangers wait until they have paid for what they used
         let Next::In(wait) = turns.next(now) else {
             panic!("strangers owe some time");
         };
@@ -270,7 +271,7 @@ mod tests {
         }
         for _ in 0..110 {
             if let Some((_, who)) = running.pop() {
-                // the second's requests take ten times as long
+                // the second party's requests take ten times as long
                 let took = if who == 0 { MS } else { 10 * MS };
                 turns.done(Duration::ZERO, &party(who), took);
             }
@@ -316,13 +317,13 @@ mod tests {
                     running.extend(who);
                 }
                 prop_assert!(running.len() <= ROOM.slots);
-                // a user waits only for slots that are taken, or for its own half
+                // a user waits only for slots that are taken, or because it has its half
                 for who in waiting.values().filter(|who| **who < 3) {
                     let own = running.iter().filter(|other| *other == who).count();
                     prop_assert!(running.len() == ROOM.slots || own >= ROOM.slots / 2);
                 }
             }
-            // and when all ends, all who wait go
+            // and when all requests end, all waiting ones go
             for _ in 0..waiting.len() + running.len() + 1 {
                 for who in running.drain(..) {
                     turns.done(now, &party(who), MS);

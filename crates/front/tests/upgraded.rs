@@ -1,4 +1,4 @@
-//! A connection that has become something else than HTTP is a WebSocket for as long as both sides want.
+//! A connection that was upgraded to a WebSocket stays open for as long as both sides want.
 
 use axum::Router;
 use axum::extract::ws::WebSocketUpgrade;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a head may take in this test.
+/// Time limit for heads in this test.
 const HEAD: Duration = Duration::from_millis(200);
 
-/// A port that sends every message of a WebSocket back.
+/// Starts a port that returns every message of a WebSocket.
 async fn echo() -> std::net::SocketAddr {
     let upgrade = |upgrade: WebSocketUpgrade| async move {
         upgrade.on_upgrade(async |mut socket| {
@@ -60,7 +60,7 @@ async fn a_quiet_websocket_stays_and_a_head_that_does_not_end_does_not() {
     assert!(head.starts_with(b"HTTP/1.1 101 "), "{head:?}");
 
     for word in [b"once", b"then"] {
-        // one message, masked with zeroes
+        // one message, masked with zeros
         let mut frame = vec![0x82, 0x84, 0, 0, 0, 0];
         frame.extend(word);
         browser.write_all(&frame).await.unwrap();
@@ -68,10 +68,10 @@ async fn a_quiet_websocket_stays_and_a_head_that_does_not_end_does_not() {
         browser.read_exact(&mut back).await.unwrap();
         assert_eq!((&back[..2], &back[2..]), (&[0x82, 4][..], &word[..]));
 
-        // a head that does not end is given up in the same time
+        // a head that does not end is given up within the same time
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"GET / HT").await.unwrap();
         let mut answer = Vec::new();
-        let _ = slow.read_to_end(&mut answer).await; // a reset is an end as well
+        let _ = slow.read_to_end(&mut answer).await; // a connection reset also counts as closed
     }
 }

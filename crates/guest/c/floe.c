@@ -22,7 +22,7 @@
 static _Thread_local enum floe_code last_code;
 static _Thread_local char last_error[512];
 static int timeout_ms_of_calls = TIMEOUT_MS_DEFAULT;
-/* Of a hierarchical clone: 0 in an ordinary process, 1 in the one that has forked, 2 in those that it forked. */
+/* The process's role in a hierarchical clone: 0 none, 1 has forked the others, 2 was forked. */
 static int role;
 
 static int fail(enum floe_code code, const char *format, ...)
@@ -39,7 +39,7 @@ enum floe_code floe_error_code(void) { return last_code; }
 const char *floe_error(void) { return last_error; }
 void floe_set_timeout(int timeout_ms) { timeout_ms_of_calls = timeout_ms; }
 
-/* Milliseconds that go on in a clone as in its parent. */
+/* Returns milliseconds that continue in a clone where they were in its parent. */
 static long long now_ms(void)
 {
     struct timespec time;
@@ -47,7 +47,7 @@ static long long now_ms(void)
     return time.tv_sec * 1000LL + time.tv_nsec / 1000000;
 }
 
-/* Waits until the socket is ready; 0 if the time is over. */
+/* Waits until the socket is ready; returns 0 if the time limit has passed. */
 static int ready(int fd, short events, long long until_ms)
 {
     for (;;) {
@@ -126,7 +126,7 @@ static int hex(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* A key's value, unescaped; 0 if there is none or it does not fit. */
+/* Unescapes a key's value; returns 0 if there is none or it does not fit. */
 static int value(const char *line, const char *key, char *out, size_t size)
 {
     size_t length = strlen(key);
@@ -177,7 +177,7 @@ static enum floe_code code_of(const char *word)
     return FLOE_FAILED;
 }
 
-/* One call: the answer is in `answer` if its verb is the one that is expected. */
+/* Makes one call; stores the answer in `answer` if it has the expected verb. */
 static int call(const char *line, const char *expected, char *answer, int timeout_ms)
 {
     if (ask(line, answer, timeout_ms) < 0)
@@ -191,7 +191,7 @@ static int call(const char *line, const char *expected, char *answer, int timeou
     char code[32] = "", message[384] = "", fix[256] = "";
     if (strncmp(answer, "refused ", 8) || !value(answer, "code", code, sizeof code))
         return fail(FLOE_FAILED, "the agent's answer can't be understood");
-    /* a reason that does not fit is no reason to have none */
+    /* a message that does not fit is left out, the code is still set */
     value(answer, "message", message, sizeof message);
     value(answer, "fix", fix, sizeof fix);
     return fail(code_of(code), "%s%s%s", message, *fix ? "; " : "", fix);
@@ -199,7 +199,7 @@ static int call(const char *line, const char *expected, char *answer, int timeou
 
 static int garbled(void) { return fail(FLOE_FAILED, "the agent's answer lacks something; is libfloe older than floe-guest?"); }
 
-/* A line about a ticket. The id is the agent's own word, and goes out only if it looks like one. */
+/* Makes a line about a ticket. The id came from the agent, and is used only if it looks valid. */
 static int about(char *line, const char *verb, const floe_ticket *ticket)
 {
     size_t length = strnlen(ticket->id, sizeof ticket->id);
@@ -222,7 +222,7 @@ int floe_request_ticket(unsigned long n, int hierarchical, floe_ticket *ticket)
     return (int)ticket->clones;
 }
 
-/* The processes of a hierarchical clone: this one has the first number, those that it forks the others. */
+/* Forks the processes of a hierarchical clone: this one has the first number, the forked ones have the others. */
 static int spread(const floe_ticket *ticket, unsigned machine)
 {
     unsigned first = (machine - 1) * ticket->each + 1;
@@ -236,7 +236,7 @@ static int spread(const floe_ticket *ticket, unsigned machine)
             role = 2;
             return (int)id;
         }
-        if (pid < 0) /* its part of the work would be missing without a word */
+        if (pid < 0) /* otherwise its part of the work would be missing silently */
             return fail(FLOE_FAILED, "process %u of clone %u: %s", id, machine, strerror(errno));
         role = 1;
     }
@@ -250,7 +250,7 @@ int floe_clone(floe_ticket *ticket)
     if (about(line, "clone", ticket) < 0)
         return -1;
     strcat(line, "\n");
-    /* what is in a buffer would be written by every clone */
+    /* otherwise every clone would write what is buffered */
     fflush(NULL);
     if (call(line, "cloned", answer, timeout_ms_of_calls) < 0)
         return -1;
@@ -273,7 +273,7 @@ int floe_exit(void)
         ;
     if (call("exit version=1\n", "done", answer, timeout_ms_of_calls) < 0)
         return -1;
-    for (;;) /* the machine is being taken away */
+    for (;;) /* until the machine is removed */
         pause();
 }
 
@@ -286,7 +286,7 @@ int floe_join_lost(floe_ticket *ticket, int timeout_ms, unsigned *lost)
     if (timeout_ms >= 0)
         snprintf(limit, sizeof limit, " timeout-ms=%d", timeout_ms);
     strcat(strcat(line, limit), "\n");
-    /* the node keeps the time; a node that is gone is noticed by the agent */
+    /* the node enforces the time limit; the agent notices if the node is gone */
     if (call(line, "done", answer, timeout_ms < 0 ? -1 : timeout_ms + 30000) < 0)
         return -1;
     if (!number(answer, "ended", &ended) || !number(answer, "lost", &were_lost))

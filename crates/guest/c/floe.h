@@ -6,9 +6,9 @@
  *     if (id > 0) { work(id); floe_exit(); }             // a clone ends with its work
  *     if (id == 0) floe_join(&ticket, -1);               // the parent waits for all of them
  *
- * Every call blocks until its answer has come or its time is over, returns -1 if it went wrong, and leaves the reason in
+ * Every call blocks until its answer has come or its time limit has passed, returns -1 if it failed, and stores the reason for
  * floe_error_code() and floe_error(). Calls may be made from several threads. All processes and threads of the machine are
- * cloned, whoever calls; only the one that called is told which clone it is in.
+ * cloned, whoever calls; only the caller learns which clone it is in.
  */
 #ifndef FLOE_H
 #define FLOE_H
@@ -20,12 +20,12 @@ extern "C" {
 /* The agent's socket, unless FLOE_SOCKET in the environment names another. */
 #define FLOE_SOCKET_PATH "/run/floe.sock"
 
-/* The right to clone once. It may be copied; memory of the parent is in all clones anyway. */
+/* The right to clone once. It may be copied; the parent's memory is in all clones anyway. */
 typedef struct floe_ticket {
     char id[64];
-    unsigned clones;  /* granted: ids go from 1 to this; fewer than were asked for is normal */
-    unsigned each;    /* how many of them are processes of one machine; 1 unless hierarchical */
-    unsigned running; /* set by floe_clone in the parent: machines that run */
+    unsigned clones;  /* number granted: ids go from 1 to this; fewer than requested is normal */
+    unsigned each;    /* number of clones that are processes of one machine; 1 unless hierarchical */
+    unsigned running; /* number of machines that run; set by floe_clone in the parent */
 } floe_ticket;
 
 /* Which machine this is. */
@@ -39,44 +39,44 @@ typedef struct floe_self {
 enum floe_code {
     FLOE_OK = 0,
     FLOE_NO_AGENT,       /* floe-guest does not run, or this user may not use it */
-    FLOE_TIMEOUT,        /* no answer in time; what was asked for may still happen */
+    FLOE_TIMEOUT,        /* no answer in time; the request may still be carried out */
     FLOE_UNREACHABLE,    /* the node does not answer, or was restarted */
-    FLOE_USAGE,          /* the call is wrong in itself */
+    FLOE_USAGE,          /* the call itself is wrong */
     FLOE_UNKNOWN_TICKET, /* not a ticket of this machine */
-    FLOE_SPENT,          /* the ticket was used */
-    FLOE_NO_ROOM,        /* no host has room, or the family has all the clones that it may */
-    FLOE_NOT_A_CLONE,    /* only clones can do that */
-    FLOE_OTHER_MACHINE,  /* another process has cloned the machine meanwhile, and this is a clone */
-    FLOE_BUSY,           /* too much at a time */
-    FLOE_FAILED          /* it was tried and went wrong */
+    FLOE_SPENT,          /* the ticket was used already */
+    FLOE_NO_ROOM,        /* no host has room, or the family has all the clones that it may have */
+    FLOE_NOT_A_CLONE,    /* only clones can do this */
+    FLOE_OTHER_MACHINE,  /* another process has cloned the machine meanwhile, and this is one of its clones */
+    FLOE_BUSY,           /* too many calls at once */
+    FLOE_FAILED          /* the attempt failed */
 };
 
-/* Requests room for n clones. With hierarchical set, clones are processes: one machine for as many of them as the machine
+/* Requests room for n clones. With hierarchical set, clones are processes: each cloned machine has as many of them as it
  * has processors. Returns how many are granted (at least 1), also in ticket->clones. */
 int floe_request_ticket(unsigned long n, int hierarchical, floe_ticket *ticket);
 
 /* Clones the machine with an unused ticket. Returns 0 in the parent and the clone's number in each clone. */
 int floe_clone(floe_ticket *ticket);
 
-/* Ends this clone. It returns only if that can't be done. Of a hierarchical clone, the process ends, and the machine once
+/* Ends this clone. Returns only if that fails. With hierarchical clones, the process ends, and the machine once
  * all of its processes have. */
 int floe_exit(void);
 
 /* Waits until all clones of a ticket have ended; timeout_ms -1 waits for ever. Returns how many machines there were. Those
- * that crashed are removed, and counted in *lost if it is not NULL. The ticket is over. */
+ * that crashed are removed, and counted in *lost if it is not NULL. The ticket is then used up. */
 int floe_join_lost(floe_ticket *ticket, int timeout_ms, unsigned *lost);
 int floe_join(floe_ticket *ticket, int timeout_ms);
 
-/* Ends all clones of a ticket at once. Returns how many. The ticket is over, used or not. */
+/* Ends all clones of a ticket at once. Returns their number. The ticket is then used up, even if it was unused. */
 int floe_kill(floe_ticket *ticket);
 
 /* Which machine this is. */
 int floe_whoami(floe_self *self);
 
-/* How long calls other than floe_join wait, ms; 180000 at first, -1 is for ever. */
+/* Sets how long calls other than floe_join wait, in ms; 180000 by default, -1 waits forever. */
 void floe_set_timeout(int timeout_ms);
 
-/* Why the last call of this thread went wrong: a word for programs, a sentence for people. */
+/* Return why the last call of this thread failed: as a code for programs, and as a sentence for people. */
 enum floe_code floe_error_code(void);
 const char *floe_error(void);
 

@@ -1,4 +1,4 @@
-/* All examples in one program, which does what it is called, for guests that are small. */
+/* All examples in one program, selected by the name that it is called by, for small guests. */
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>

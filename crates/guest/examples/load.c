@@ -1,4 +1,4 @@
-/* Figure 1 (c): one clone more when there is much to do, one less when there is little. Lines on its input say how it is:
+/* Figure 1 (c): one clone more when there is much to do, one fewer when there is little. Lines on its input give the load:
  * `high`, `low`; the end of the input ends all workers.
  *
  *     load < FILE
@@ -14,7 +14,7 @@ static int give_up(const char *what)
     return 1;
 }
 
-/* A worker: what it would do for its users it does here. */
+/* A worker. A real one would do its work here. */
 static void accept_work(int number)
 {
     report("load: worker %d is ready", number);

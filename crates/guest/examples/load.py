@@ -1,5 +1,5 @@
-"""Figure 1 (c): one clone more when there is much to do, one less when there is little: lines `high` and `low` on its
-input; the end of the input ends all workers."""
+"""Figure 1 (c): one clone more when there is much to do, one fewer when there is little. Lines `high` and `low` on its
+input give the load; the end of the input ends all workers."""
 
 import random
 import signal

@@ -1,5 +1,5 @@
-/* An ordinary MPI program, which knows nothing of clones: where each rank runs, pi by all of them together, and whether a
- * larger reduction comes out right.
+/* An ordinary MPI program, which knows nothing of clones. It prints where each rank runs, computes pi on all ranks, and
+ * checks that a larger reduction is correct.
  *
  *   mpicc -o mpi-ranks mpi-ranks.c
  *   floe-mpirun -n 4 ./mpi-ranks
@@ -12,7 +12,7 @@
 
 /* Intervals of the integral of 4 / (1 + x*x) from 0 to 1. */
 #define INTERVALS 100000
-/* Numbers that all ranks add up: more than goes in one message of any transport. */
+/* Numbers that all ranks add up: more than fit into one message of any transport. */
 #define NUMBERS 65536
 /* How a rank fails. */
 #define FAILURE 7

@@ -1,4 +1,4 @@
-/* Figure 1 (d): a job that takes whatever room there is at the moment, again and again, until it is done.
+/* Figure 1 (d): a job that repeatedly uses whatever room there is, until it is done.
  *
  *     opportunistic [PIECES [AT-ONCE]]
  */
@@ -20,7 +20,7 @@ int main(int argc, char **argv)
         if (floe_request_ticket((unsigned long)(left < at_once ? left : at_once), 0, &ticket) < 1) {
             if (floe_error_code() != FLOE_NO_ROOM)
                 return give_up("ticket");
-            sleep(1); /* somebody else has all of it */
+            sleep(1); /* others use all of it */
             continue;
         }
         int id = floe_clone(&ticket);
@@ -35,7 +35,7 @@ int main(int argc, char **argv)
         if (floe_join_lost(&ticket, -1, &lost) < 0)
             return give_up("join");
         if (!lost && ticket.running == ticket.clones)
-            done += (int)ticket.clones; /* else these pieces are done again: nobody knows which are missing */
+            done += (int)ticket.clones; /* otherwise repeat these pieces: it is unknown which are missing */
     }
     report("opportunistic 0: %d pieces are done", done);
     return 0;

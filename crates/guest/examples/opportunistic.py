@@ -1,4 +1,4 @@
-"""Figure 1 (d): a job that takes whatever room there is at the moment, again and again, until it is done.
+"""Figure 1 (d): a job that repeatedly uses whatever room there is, until it is done.
 
     opportunistic.py [PIECES [AT-ONCE]]
 """
@@ -18,7 +18,7 @@ while done < pieces:
     except floe.Error as error:
         if error.code != "no-room":
             raise
-        time.sleep(1)  # somebody else has all of it
+        time.sleep(1)  # others use all of it
         continue
     me = floe.clone(ticket)
     if me:
@@ -26,5 +26,5 @@ while done < pieces:
         floe.exit()
     _, lost = floe.join(ticket)
     if not lost and ticket.running == ticket.clones:
-        done += ticket.clones  # else these pieces are done again: nobody knows which are missing
+        done += ticket.clones  # otherwise repeat these pieces: it is unknown which are missing
 report(f"opportunistic 0: {done} pieces are done")

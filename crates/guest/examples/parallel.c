@@ -1,4 +1,4 @@
-/* Figure 1 (b): a job on n clones, each of which has all that the parent has prepared. Counts the primes below a limit.
+/* Figure 1 (b): a job on n clones, each of which has everything that the parent has prepared. Counts the primes below a limit.
  *
  *     parallel [CLONES [LIMIT [hierarchical]]]
  */
@@ -19,7 +19,7 @@ int main(int argc, char **argv)
     floe_ticket ticket;
     if (floe_request_ticket(wanted, hierarchical, &ticket) < 1)
         return give_up("ticket");
-    /* what is made here is in every clone's memory: it is never sent as such */
+    /* what is made here is in every clone's memory, so it need not be sent */
     unsigned char *composite = calloc(limit + 1, 1);
     if (!composite)
         return 1;
@@ -31,7 +31,7 @@ int main(int argc, char **argv)
     if (id < 0)
         return give_up("clone");
     if (id > 0) {
-        /* fewer clones than were asked for: the parts are made of what was granted */
+        /* there may be fewer clones than requested: divide by what was granted */
         unsigned long part = limit / ticket.clones + 1, from = part * (unsigned)(id - 1), count = 0;
         for (unsigned long n = from; n < from + part && n <= limit; n++)
             count += n >= 2 && !composite[n];

@@ -1,4 +1,4 @@
-"""Figure 1 (b): a job on n clones, each of which has all that the parent has prepared. Counts primes.
+"""Figure 1 (b): a job on n clones, each of which has everything that the parent has prepared. Counts primes.
 
     parallel.py [CLONES [LIMIT [hierarchical]]]
 """
@@ -11,7 +11,7 @@ from report import report
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 limit = int(sys.argv[2]) if len(sys.argv) > 2 else 10000
 ticket = floe.request_ticket(wanted, hierarchical=sys.argv[3:] == ["hierarchical"])
-# what is made here is in every clone's memory: it is never sent as such
+# what is made here is in every clone's memory, so it need not be sent
 composite = bytearray(limit + 1)
 for p in range(2, int(limit**0.5) + 1):
     if not composite[p]:
@@ -19,7 +19,7 @@ for p in range(2, int(limit**0.5) + 1):
             composite[q] = 1
 me = floe.clone(ticket)
 if me:
-    # fewer clones than were asked for: the parts are made of what was granted
+    # there may be fewer clones than requested: divide by what was granted
     part = limit // ticket.clones + 1
     first = part * (me - 1)
     count = sum(1 for n in range(max(first, 2), min(first + part, limit + 1)) if not composite[n])

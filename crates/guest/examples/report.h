@@ -1,5 +1,5 @@
-/* A result, on the terminal, and to FLOE_REPORT=ADDRESS:PORT if that is set: what a clone has on its own terminal goes with
- * it when it ends. */
+/* Prints a result on the terminal, and sends it to FLOE_REPORT=ADDRESS:PORT if that is set, because a clone's own terminal
+ * disappears when it ends. */
 #ifndef REPORT_H
 #define REPORT_H
 
@@ -30,7 +30,7 @@ __attribute__((format(printf, 1, 2))) static inline void report(const char *form
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)port)};
     if (inet_pton(AF_INET, host, &address.sin_addr) != 1)
         return;
-    /* a card that has just been given its cable takes a moment */
+    /* a card whose cable was just connected takes a moment */
     for (int tries = 0; tries < 100; tries++) {
         int fd = socket(AF_INET, SOCK_STREAM, 0);
         if (fd < 0)
@@ -40,7 +40,7 @@ __attribute__((format(printf, 1, 2))) static inline void report(const char *form
             ssize_t sent = send(fd, text, length, MSG_NOSIGNAL);
             shutdown(fd, SHUT_WR);
             char end;
-            /* until the other side has read it */
+            /* wait until the other side has read it */
             while (sent > 0 && recv(fd, &end, 1, 0) > 0)
                 ;
             close(fd);

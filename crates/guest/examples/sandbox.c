@@ -1,5 +1,5 @@
-/* Figure 1 (a) of the SnowFlock paper: code that is not trusted runs in a clone, which ends with it. Whatever it does to the
- * machine, this machine is as it was.
+/* Figure 1 (a) of the SnowFlock paper: untrusted code runs in a clone, which is ended afterwards. Whatever the code does to its
+ * machine, this machine stays unchanged.
  *
  *     sandbox [COMMAND]
  */

@@ -1,4 +1,4 @@
-"""Figure 1 (a): code that is not trusted runs in a clone, which ends with it."""
+"""Figure 1 (a): untrusted code runs in a clone, which is ended afterwards."""
 
 import os
 import sys

@@ -9,8 +9,8 @@
         floe.exit()                       # a clone ends with its work
     floe.join(ticket)                     # the parent waits for all of them
 
-Every call blocks until its answer has come or its time is over, and raises floe.Error (with .code, one of the words of
-docs/guest.md) if it went wrong. The same protocol as libfloe's, without C: one line each way over the agent's socket.
+Every call blocks until its answer has come or its time limit has passed, and raises floe.Error (with .code, one of the codes in
+docs/guest.md) if it failed. It uses the same protocol as libfloe, without C: one line each way over the agent's socket.
 """
 
 import os
@@ -23,16 +23,16 @@ __version__ = "0.1.0"
 __all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami"]
 
 SOCKET_PATH = "/run/floe.sock"
-#: How long calls other than join wait, seconds; None is for ever.
+#: How long calls other than join wait, in seconds; None waits forever.
 timeout_s = 180.0
 
 _LINE_BYTES_MAX = 2048
-# Of a hierarchical clone: None in an ordinary process, a list of pids in the one that has forked, () in those that it forked.
+# In a hierarchical clone: a list of pids in the process that has forked, () in those that it forked. None in other processes.
 _workers = None
 
 
 class Error(Exception):
-    """Why a call went wrong; `code` is a word for programs."""
+    """Why a call failed; `code` is for programs."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -40,11 +40,11 @@ class Error(Exception):
 
 
 class Ticket:
-    """The right to clone once: `clones` were granted, `each` of them are processes of one machine."""
+    """The right to clone once, for `clones` clones, of which `each` are processes of one machine."""
 
     def __init__(self, id, clones, each):
         self.id, self.clones, self.each = id, clones, each
-        #: Machines that run; set by clone() in the parent.
+        #: Number of machines that run; set by clone() in the parent.
         self.running = 0
 
     def __repr__(self):
@@ -52,7 +52,7 @@ class Ticket:
 
 
 def _call(verb, expected, limit_s, **fields):
-    """One call: the keys of its answer."""
+    """Makes one call and returns the keys of its answer."""
     path = os.environ.get("FLOE_SOCKET") or SOCKET_PATH
     words = [verb, "version=1"] + [f"{key.replace('_', '-')}={value}" for key, value in fields.items()]
     line = " ".join(words) + "\n"
@@ -104,17 +104,17 @@ def _id(ticket):
 
 
 def request_ticket(n, hierarchical=False):
-    """Requests room for n clones; fewer may be granted, which the ticket's `clones` tells.
+    """Requests room for n clones. Fewer may be granted: see the ticket's `clones`.
 
-    With hierarchical set, clones are processes: one machine for as many of them as the machine has processors.
+    With hierarchical set, clones are processes: each cloned machine has as many of them as it has processors.
     """
     keys = _call("ticket", "ticket", timeout_s, clones=int(n), hierarchical=int(bool(hierarchical)))
     return Ticket(keys["ticket"], int(keys["clones"]), int(keys["each"]))
 
 
 def clone(ticket):
-    """Clones the machine: 0 in the parent, the clone's number in each clone."""
-    sys.stdout.flush()  # what is in a buffer would be written by every clone
+    """Clones the machine. Returns 0 in the parent, the clone's number in each clone."""
+    sys.stdout.flush()  # otherwise every clone would write what is buffered
     sys.stderr.flush()
     keys = _call("clone", "cloned", timeout_s, ticket=_id(ticket))
     me = int(keys["id"])
@@ -125,7 +125,7 @@ def clone(ticket):
 
 
 def _spread(ticket, machine):
-    """The processes of a hierarchical clone: this one has the first number, those that it forks the others."""
+    """Forks the processes of a hierarchical clone: this one has the first number, the forked ones have the others."""
     global _workers
     first = (machine - 1) * ticket.each + 1
     last = min(machine * ticket.each, ticket.clones)
@@ -141,7 +141,7 @@ def _spread(ticket, machine):
 
 
 def exit():
-    """Ends this clone; it does not return. Of a hierarchical one the process ends, and the machine after the last of them."""
+    """Ends this clone; it does not return. In a hierarchical clone the process ends, and the machine after its last process."""
     sys.stdout.flush()
     sys.stderr.flush()
     if _workers == ():
@@ -149,13 +149,13 @@ def exit():
     for pid in _workers or ():
         os.waitpid(pid, 0)
     _call("exit", "done", timeout_s)
-    while True:  # the machine is being taken away
+    while True:  # until the machine is removed
         time.sleep(3600)
 
 
 def join(ticket, timeout=None):
-    """Waits until all clones of a ticket have ended, `timeout` seconds at most: how many there were, and how many of them
-    crashed. The ticket is over."""
+    """Waits at most `timeout` seconds until all clones of a ticket have ended. Returns how many there were, and how many of
+    them crashed. The ticket is then used up."""
     if timeout is None:
         keys = _call("join", "done", None, ticket=_id(ticket))
     else:
@@ -164,11 +164,11 @@ def join(ticket, timeout=None):
 
 
 def kill(ticket):
-    """Ends all clones of a ticket at once: how many. The ticket is over, used or not."""
+    """Ends all clones of a ticket at once and returns their number. The ticket is then used up, even if it was unused."""
     return int(_call("kill", "done", timeout_s, ticket=_id(ticket))["ended"])
 
 
 def whoami():
-    """Which machine this is: its number (0 is no clone), its name, its parent's name."""
+    """Returns which machine this is: its number (0 if it is no clone), its name, its parent's name."""
     keys = _call("whoami", "me", timeout_s)
     return int(keys["id"]), keys["machine"], keys["parent"]

@@ -1,4 +1,4 @@
-//! Calling the agent, one call a connection. Programs in C and Python have their own of this.
+//! Calls the agent, with one call per connection. The C and Python libraries have their own implementations.
 
 use crate::line::LINE_BYTES_MAX;
 use crate::message::{Answer, Call};
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Calls, and waits for the answer until `limit` is over.
+/// Sends a call and waits for the answer, at most for `limit`.
 pub fn call(socket: &Path, call: &Call, limit: Option<Duration>) -> io::Result<Answer> {
     let until = limit.map(|limit| Instant::now() + limit);
     let mut stream = UnixStream::connect(socket).map_err(|error| {

@@ -4,31 +4,32 @@
 //! cloned id=3 clones=8\n
 //! refused code=spent message=the%20ticket%20was%20used%20already fix=\n
 //! ```
-//! A verb, then keys with values, one blank between them; a newline ends it. Verbs and keys are of `a-z` and `-`. Whatever
-//! is no letter, digit or one of `._:/,+@-` stands in a value as `%` and two hex digits in capitals. So every message has
-//! exactly one form, a line can be read with any tool, and whoever has lost the thread finds it at the next newline.
+//! A line is a verb, then keys with values, separated by single blanks, and a newline. Verbs and keys consist of `a-z`
+//! and `-`. In a value, every byte that is not a letter, digit or one of `._:/,+@-` is written as `%` and two capital hex
+//! digits. So every message has exactly one form, any tool can read a line, and a reader that lost its place continues
+//! after the next newline.
 
 use std::fmt;
 
-/// Longest line, its newline included.
+/// Longest line in bytes, including its newline.
 pub const LINE_BYTES_MAX: usize = 2048;
-/// Most keys of a line.
+/// Most keys in a line.
 pub const KEYS_MAX: usize = 24;
-/// Longest verb or key.
+/// Longest verb or key, in bytes.
 pub const WORD_BYTES_MAX: usize = 24;
 
-/// Why bytes are no message.
+/// Why bytes are not a valid message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LineError {
-    /// More than [`LINE_BYTES_MAX`].
+    /// The line is longer than [`LINE_BYTES_MAX`].
     TooLong,
-    /// A byte or an order of bytes that no message has.
+    /// A byte or a sequence that no message contains.
     Malformed(&'static str),
     /// A verb that this version does not know.
     UnknownVerb(String),
-    /// A key that the verb needs.
+    /// A key that the verb needs is missing.
     Missing(&'static str),
-    /// A value that makes no sense under its key.
+    /// The value of this key is invalid.
     BadValue(&'static str),
 }
 
@@ -48,7 +49,7 @@ impl fmt::Display for LineError {
 
 impl std::error::Error for LineError {}
 
-/// A verb and its keys, in the order in which they stand.
+/// A verb and its keys, in their order in the line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     verb: String,
@@ -56,7 +57,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line that says only this.
+    /// Makes a line with this verb and no keys.
     pub fn new(verb: &str) -> Line {
         Line {
             verb: verb.into(),
@@ -64,14 +65,14 @@ impl Line {
         }
     }
 
-    /// The same with one key more.
+    /// Appends a key with its value.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl ToString) -> Line {
         self.fields.push((key.into(), value.to_string()));
         self
     }
 
-    /// The same with one key more if there is a value.
+    /// Appends a key if there is a value.
     #[must_use]
     pub fn with_some(self, key: &str, value: Option<impl ToString>) -> Line {
         match value {
@@ -80,30 +81,30 @@ impl Line {
         }
     }
 
-    /// What it says.
+    /// Returns the verb.
     pub fn verb(&self) -> &str {
         &self.verb
     }
 
-    /// A key's value.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         let mut fields = self.fields.iter();
         let (_, value) = fields.find(|(known, _)| known == key)?;
         Some(value)
     }
 
-    /// The value of a key that must be there.
+    /// Returns the value of a key that must be present.
     pub fn text(&self, key: &'static str) -> Result<&str, LineError> {
         self.get(key).ok_or(LineError::Missing(key))
     }
 
-    /// The same as a number.
+    /// Returns the value of a key that must be present, as a number.
     pub fn number<T: std::str::FromStr>(&self, key: &'static str) -> Result<T, LineError> {
         let text = self.text(key)?;
         text.parse().map_err(|_| LineError::BadValue(key))
     }
 
-    /// Understands a line's bytes, without or with the newline.
+    /// Parses a line, with or without its newline.
     pub fn decode(bytes: &[u8]) -> Result<Line, LineError> {
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         if bytes.len() >= LINE_BYTES_MAX {
@@ -124,7 +125,8 @@ impl Line {
         Ok(Line { verb, fields })
     }
 
-    /// Its bytes with the newline, at most [`LINE_BYTES_MAX`]: values that would make it too long are cut.
+    /// Returns the line's bytes with the newline, at most [`LINE_BYTES_MAX`]: values that would make it longer are
+    /// truncated.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = self.verb.clone().into_bytes();
         let keys: usize = self.fields.iter().map(|(key, _)| key.len() + 2).sum();
@@ -152,7 +154,8 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._:/,+@-".contains(&byte)
 }
 
-/// Whole characters of the value, as many as fit; how much room they took.
+/// Appends as many whole characters of the value, escaped, as fit into `room` bytes. Returns the number of bytes that
+/// they take.
 fn escape(value: &str, room: usize, out: &mut Vec<u8>) -> usize {
     let begin = out.len();
     for char in value.chars() {
@@ -199,7 +202,7 @@ fn unescape(bytes: &[u8]) -> Result<String, LineError> {
     String::from_utf8(out).map_err(|_| LineError::Malformed("a value is no UTF-8"))
 }
 
-/// Bytes of a stream, line by line; what is too long for one is thrown away up to the next newline.
+/// Splits a stream of bytes into lines; a line that is too long is dropped up to the next newline.
 #[derive(Debug, Default)]
 pub struct Lines {
     bytes: Vec<u8>,
@@ -207,7 +210,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Takes what was read; the lines that it completes, without their newlines. `Err` stands for one that was too long.
+    /// Adds bytes that were read. Returns the lines that they complete, without newlines; `Err` stands for one that was
+    /// too long.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<Result<Vec<u8>, LineError>> {
         let mut lines = Vec::new();
         for &byte in bytes {
@@ -226,7 +230,7 @@ impl Lines {
         lines
     }
 
-    /// Forgets what it has of a line.
+    /// Drops the incomplete line.
     pub fn clear(&mut self) {
         *self = Lines::default();
     }

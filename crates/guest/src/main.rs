@@ -1,4 +1,4 @@
-//! `floe-guest`: the agent, and its calls for shells.
+//! `floe-guest`: the agent, and its calls as shell commands.
 
 use floe_guest::agent::{self, Options, SOCKET_PATH};
 use floe_guest::client;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Takes `--name VALUE` out of the arguments.
+/// Removes `--name VALUE` from the arguments and returns the value.
 fn option(args: &mut Vec<String>, name: &str) -> Result<Option<String>, String> {
     let Some(at) = args.iter().position(|arg| arg == name) else {
         return Ok(None);

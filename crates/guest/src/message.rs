@@ -1,4 +1,4 @@
-//! What agent, node and programs say to each other; each message is a [`Line`].
+//! The messages between agent, node and programs; each message is a [`Line`].
 //!
 //! ```text
 //! node                                       agent
@@ -10,87 +10,87 @@
 //!   <- call session=S number=7 do=clone ticket=T
 //!   answer session=S number=7 is=cloned id=0 clones=4 ->
 //! ```
-//! Whatever carries another session than the last hello is of an earlier life of the machine, perhaps of its parent's, and
-//! is not obeyed: bytes in flight at the instant of a fork arrive twice, on both sides of it.
+//! Messages with a session other than that of the last hello belong to an earlier life of the machine, perhaps to its
+//! parent's, and are ignored: bytes in flight at the moment of a fork arrive twice, in the parent and in its clones.
 
 use crate::line::{Line, LineError};
 
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
-/// Longest name, ticket or address.
+/// Longest name, ticket or address, in bytes.
 pub const TEXT_BYTES_MAX: usize = 255;
-/// Random bytes that a node gives: what the kernel's generator is seeded with.
+/// Number of random bytes that a node sends to seed the kernel's generator.
 pub const ENTROPY_BYTES: usize = 64;
 
-/// What a program asks for (SnowFlock, table 1).
+/// A program's call (SnowFlock, table 1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// Room for clones. `hierarchical`: one machine for each `vCPUs` of them, and processes in it.
+    /// Request room for clones. With `hierarchical`, clones are processes: each cloned machine has as many of them as vCPUs.
     Ticket {
-        /// How many, at best.
+        /// How many clones are wanted.
         clones: u64,
-        /// Processes follow machines.
+        /// Whether clones are processes.
         hierarchical: bool,
     },
     /// Clone this machine.
     Clone {
-        /// Who may.
+        /// The ticket that permits it.
         ticket: String,
     },
     /// End this machine, a clone.
     Exit,
     /// Wait until all clones of a ticket have ended.
     Join {
-        /// Whose.
+        /// The ticket.
         ticket: String,
-        /// For how long, ms; `None` is for ever.
+        /// Longest wait in ms; `None` means forever.
         timeout_ms: Option<u64>,
     },
     /// End all clones of a ticket.
     Kill {
-        /// Whose.
+        /// The ticket.
         ticket: String,
     },
-    /// Which machine is this?
+    /// Return which machine this is.
     Whoami,
 }
 
-/// What comes of a [`Call`].
+/// The answer to a [`Call`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// There is room.
+    /// There is room for clones.
     Ticket {
-        /// The right to clone once.
+        /// The ticket, which permits one `clone`.
         ticket: String,
-        /// How many clones (with `hierarchical`: processes in clones) there will be.
+        /// Number of clones that are granted; with `hierarchical`, processes in clones.
         clones: u32,
-        /// How many of them a machine holds: 1 unless `hierarchical`.
+        /// Number of these clones in each machine: 1 unless `hierarchical`.
         each: u32,
     },
-    /// The machine was cloned; this is one of those that came of it.
+    /// The machine was cloned; this is either the parent or one of the clones.
     Cloned {
-        /// 0 is the parent.
+        /// The clone's number; 0 in the parent.
         id: u32,
-        /// Machines that run, told to the parent only.
+        /// Number of cloned machines that run; only in the parent.
         clones: Option<u32>,
     },
-    /// It is done.
+    /// The call has succeeded.
     Done {
-        /// Clones that ended.
+        /// Number of clones that ended.
         ended: u32,
-        /// Those of them that did not end by themselves: they crashed, or their host is gone.
+        /// How many of these did not end by themselves: they crashed, or their host is gone.
         lost: u32,
     },
     /// Which machine this is.
     Me(Box<Me>),
-    /// It is not done.
+    /// The call failed.
     Refused(Refusal),
 }
 
 /// Why a call was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// One word for programs, of [`codes`].
+    /// The reason for programs, one of [`codes`].
     pub code: String,
     /// What is wrong, for people.
     pub message: String,
@@ -98,7 +98,7 @@ pub struct Refusal {
     pub fix: String,
 }
 
-/// The words of [`Refusal::code`].
+/// The values of [`Refusal::code`].
 pub mod codes {
     /// The call itself is wrong.
     pub const USAGE: &str = "usage";
@@ -106,9 +106,9 @@ pub mod codes {
     pub const UNKNOWN_TICKET: &str = "unknown-ticket";
     /// The ticket was used.
     pub const SPENT: &str = "spent";
-    /// Nobody has room, or the family has as many as it may.
+    /// No host has room, or the family has all the clones that it may have.
     pub const NO_ROOM: &str = "no-room";
-    /// Only a clone can do that.
+    /// Only a clone can do this.
     pub const NOT_A_CLONE: &str = "not-a-clone";
     /// The machine was cloned or moved while the call was under way.
     pub const OTHER_MACHINE: &str = "other-machine";
@@ -116,14 +116,14 @@ pub mod codes {
     pub const UNREACHABLE: &str = "unreachable";
     /// It took too long.
     pub const TIMEOUT: &str = "timeout";
-    /// Too much is asked at a time.
+    /// There are too many calls at once.
     pub const BUSY: &str = "busy";
-    /// It was tried and went wrong.
+    /// The attempt failed.
     pub const FAILED: &str = "failed";
 }
 
 impl Refusal {
-    /// One of these.
+    /// Makes a refusal with one of these codes.
     pub fn new(code: &str, message: impl Into<String>, fix: impl Into<String>) -> Refusal {
         Refusal {
             code: code.into(),
@@ -143,120 +143,120 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Which machine this is, as its agent knows it.
+/// Which machine this is, as far as its agent knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Me {
-    /// In its fork; 0 is no clone.
+    /// The clone's number in its fork; 0 if it is no clone.
     pub id: u32,
-    /// Its name on its node; empty as long as it is no clone.
+    /// Its name on its node; empty if it is no clone.
     pub machine: String,
     /// Its parent's name.
     pub parent: String,
-    /// The ticket that it is of.
+    /// The ticket that it was cloned with.
     pub ticket: String,
 }
 
-/// What makes a clone a machine of its own (SnowFlock, section 4.6: the address follows from the id).
+/// What distinguishes a clone from its siblings (SnowFlock, section 4.6: the address is derived from the id).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Which machine.
+    /// The clone's number and names.
     pub me: Me,
-    /// Address of its network card, `52:54:00:12:34:56`; `None` if it has no card.
+    /// MAC address of its network card, such as `52:54:00:12:34:56`; `None` if it has no card.
     pub mac: Option<String>,
-    /// The one that the card had in the parent.
+    /// The MAC address that the card had in the parent.
     pub mac_was: Option<String>,
     /// Host name.
     pub hostname: String,
     /// 32 hex digits for `/etc/machine-id`.
     pub machine_id: String,
-    /// `10.64.0.7/16`: what the card gets instead of its parent's; `None` leaves that.
+    /// Address such as `10.64.0.7/16` that the card gets instead of its parent's; with `None` it keeps the parent's.
     pub address: Option<String>,
-    /// Where everything beyond that network goes.
+    /// The default gateway.
     pub gateway: Option<String>,
 }
 
-/// What a node tells a guest at the beginning.
+/// What a node sends to a guest at the beginning of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The host's time, nanoseconds since 1970.
     pub time_ns: u64,
     /// Random numbers that no other machine gets.
     pub entropy: Vec<u8>,
-    /// Of a clone: who it is.
+    /// The identity, if this is a clone.
     pub identity: Option<Identity>,
 }
 
-/// From the node to the agent.
+/// A message from the node to the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToGuest {
-    /// A node is there.
+    /// A node has connected.
     Hello {
-        /// Of this connection.
+        /// The session that this connection begins.
         session: u64,
-        /// The node's.
+        /// The node's version of the protocol.
         version: u32,
     },
-    /// Put this in place and say so.
+    /// Set clock, random numbers and identity, then report that.
     Place {
-        /// Of this connection.
+        /// The session.
         session: u64,
-        /// What.
+        /// The values to set.
         place: Place,
     },
-    /// What came of a call.
+    /// The answer to a call.
     Answer {
-        /// Of this connection.
+        /// The session.
         session: u64,
-        /// The call's.
+        /// The call's number.
         number: u64,
         /// The result.
         answer: Answer,
     },
 }
 
-/// From the agent to the node.
+/// A message from the agent to the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToHost {
     /// The agent has started and waits for a hello.
     Wake,
-    /// It has heard one.
+    /// The agent has received a hello.
     Ready {
-        /// The hello's.
+        /// The hello's session.
         session: u64,
-        /// The agent's.
+        /// The agent's version of the protocol.
         version: u32,
     },
-    /// All is in place.
+    /// Everything is in place.
     Placed {
-        /// The hello's.
+        /// The hello's session.
         session: u64,
     },
-    /// It is not.
+    /// Something could not be put in place.
     NotPlaced {
-        /// The hello's.
+        /// The hello's session.
         session: u64,
         /// Why.
         why: String,
     },
-    /// A program asks for something.
+    /// A program makes a call.
     Call {
-        /// The hello's.
+        /// The hello's session.
         session: u64,
-        /// The agent's number for the answer.
+        /// The number that the agent gave to the call.
         number: u64,
-        /// What.
+        /// The call.
         call: Call,
     },
-    /// The program that asked has gone: a call that only waits may end.
+    /// The program that made the call has disconnected: a call that only waits may end.
     Cancel {
-        /// The hello's.
+        /// The hello's session.
         session: u64,
         /// The call's.
         number: u64,
     },
 }
 
-/// A text of bounded length from a line.
+/// Returns a key's value as text of bounded length.
 fn text(line: &Line, key: &'static str) -> Result<String, LineError> {
     let text = line.text(key)?;
     match text.len() <= TEXT_BYTES_MAX {
@@ -322,13 +322,13 @@ impl Call {
         })
     }
 
-    /// As a program says it to the agent.
+    /// Returns the bytes that a program sends to the agent.
     pub fn encode(&self) -> Vec<u8> {
         let line = Line::new(self.verb()).with("version", VERSION);
         self.add_to(line).encode()
     }
 
-    /// Understands what a program said.
+    /// Parses what a program sent.
     pub fn decode(bytes: &[u8]) -> Result<Call, LineError> {
         let line = Line::decode(bytes)?;
         if line.number::<u32>("version")? == 0 {
@@ -397,12 +397,12 @@ impl Answer {
         })
     }
 
-    /// As the agent says it to a program.
+    /// Returns the bytes that the agent sends to a program.
     pub fn encode(&self) -> Vec<u8> {
         self.add_to(Line::new(self.verb())).encode()
     }
 
-    /// Understands what the agent said.
+    /// Parses what the agent sent.
     pub fn decode(bytes: &[u8]) -> Result<Answer, LineError> {
         let line = Line::decode(bytes)?;
         Answer::of(line.verb(), &line)
@@ -479,7 +479,7 @@ impl Place {
     }
 }
 
-/// Sessions are written as 16 hex digits.
+/// Returns the session, which is written as 16 hex digits.
 fn session_of(line: &Line) -> Result<u64, LineError> {
     let text = line.text("session")?;
     let good = text.len() == 16 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -492,7 +492,7 @@ fn opened(verb: &str, session: u64) -> Line {
 }
 
 impl ToGuest {
-    /// Its bytes.
+    /// Returns the message's bytes.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             ToGuest::Hello { session, version } => {
@@ -511,7 +511,7 @@ impl ToGuest {
         .encode()
     }
 
-    /// Understands a line of the node's.
+    /// Parses a line of the node.
     pub fn decode(bytes: &[u8]) -> Result<ToGuest, LineError> {
         let line = Line::decode(bytes)?;
         let session = session_of(&line);
@@ -535,7 +535,7 @@ impl ToGuest {
 }
 
 impl ToHost {
-    /// Its bytes.
+    /// Returns the message's bytes.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             ToHost::Wake => Line::new("wake").with("version", VERSION),
@@ -557,7 +557,7 @@ impl ToHost {
         .encode()
     }
 
-    /// Understands a line of a guest's, which may hold anything.
+    /// Parses a line of a guest, which may contain anything.
     pub fn decode(bytes: &[u8]) -> Result<ToHost, LineError> {
         let line = Line::decode(bytes)?;
         let session = session_of(&line);

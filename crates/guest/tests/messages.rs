@@ -1,4 +1,4 @@
-//! Every message comes back as it was, and nothing else is one.
+//! Every message is decoded to what was encoded, and nothing else is accepted.
 
 use floe_guest::line::LineError;
 use floe_guest::message::*;

@@ -1,4 +1,4 @@
-//! Who asks: a bearer token becomes a user name, or a refusal.
+//! Who sends a request: a bearer token becomes a user name, or a refusal.
 
 use super::Anonymous;
 use super::error::{ApiError, ApiResult};
@@ -17,16 +17,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the catalogue is asked whether tokens were made or revoked by another process.
+/// How old the list of tokens in memory may be before the catalogue is asked for changes by other processes.
 const TOKENS_CHECKED: Duration = Duration::from_secs(1);
-/// The same where a token is unknown: it may have been made just now.
+/// The same for an unknown token: it may have been created just now.
 const UNKNOWN_CHECKED: Duration = Duration::from_millis(50);
-/// Addresses whose wrong tokens are counted at most.
+/// Most addresses whose wrong tokens are counted.
 const REMEMBERED_MAX: usize = 16 * 1024;
 /// The window in which wrong tokens are counted.
 const WRONG_TOKEN_WINDOW: Duration = Duration::from_secs(60);
 
-/// Who asks; `None` is anybody.
+/// The sender of a request; without a user, a stranger.
 #[derive(Clone, Debug)]
 pub(crate) struct Viewer {
     name: Option<Arc<str>>,
@@ -34,30 +34,30 @@ pub(crate) struct Viewer {
 }
 
 impl Viewer {
-    /// The user's name.
+    /// Returns the user's name; `None` for a stranger.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The user's name, for what needs one.
+    /// Returns the user's name, or the refusal for a stranger.
     pub fn user(&self) -> ApiResult<&str> {
         self.name()
             .ok_or_else(|| ApiError::unauthorized("this needs a token"))
     }
 
-    /// With whom the request shares what it takes.
+    /// Returns the party (user or address) with which the request shares resources.
     pub fn party(&self) -> &Party {
         &self.party
     }
 }
 
-/// All tokens, and wrong ones counted. Tokens are in memory, by hash, so that a wrong one costs no more than a lookup there,
-/// however many come.
+/// All tokens, and counts of wrong ones. Tokens are kept in memory, by hash, so that a wrong one costs only a lookup,
+/// however many are tried.
 #[derive(Default)]
 pub(crate) struct Tokens {
-    /// By the token's hash, so that neither timing nor a memory dump shows tokens.
+    /// Users by their token's hash, so that neither timing nor a memory dump reveals tokens.
     known: RwLock<HashMap<Hash, Arc<str>>>,
-    /// When the catalogue was asked last, and its version then.
+    /// When the catalogue was last asked for changes, and its version at that time.
     checked: tokio::sync::Mutex<Option<(Instant, i64)>>,
     wrong: Mutex<HashMap<IpAddr, (u32, Instant)>>,
 }
@@ -67,11 +67,12 @@ impl Tokens {
         self.known.read().get(hashed).cloned()
     }
 
-    /// Sees to it that what is known is not older than `age`; waits until then rather than asking more often.
+    /// Brings the list up to date if it is older than `age`, else waits until it is that old, so that the catalogue is
+    /// not asked more often.
     async fn refresh(&self, hub: &Arc<Hub>, age: Duration, asked: Instant) -> ApiResult<()> {
         let mut checked = self.checked.lock().await;
         let version = match *checked {
-            // somebody else asked after this request came
+            // another request asked the catalogue after this request arrived
             Some((at, _)) if at >= asked => return Ok(()),
             Some((at, version)) => {
                 tokio::time::sleep(age.saturating_sub(at.elapsed())).await;
@@ -89,12 +90,12 @@ impl Tokens {
         Ok(())
     }
 
-    /// Whose token this is. Answered from memory, but for one request a second and for unknown tokens.
+    /// Returns the user of a token. Answers from memory, except for one request a second and for unknown tokens.
     async fn look_up(&self, hub: &Arc<Hub>, hashed: &Hash) -> ApiResult<Option<Arc<str>>> {
         let asked = Instant::now();
         let fresh = match self.checked.try_lock() {
             Ok(checked) => checked.is_some_and(|(at, _)| at.elapsed() < TOKENS_CHECKED),
-            // another request is asking now
+            // another request is asking the catalogue now
             Err(_) => true,
         };
         if !fresh {
@@ -107,7 +108,7 @@ impl Tokens {
         Ok(self.user(hashed))
     }
 
-    /// Counts a wrong token; whether there were too many of them.
+    /// Counts a wrong token. Returns whether the address has sent more than `max` of them in the window.
     fn count_wrong(&self, address: IpAddr, max: u32) -> bool {
         let mut wrong = self.wrong.lock();
         if wrong.len() >= REMEMBERED_MAX {
@@ -156,17 +157,17 @@ impl FromRequestParts<Arc<Hub>> for Viewer {
     }
 }
 
-/// What was found out about a request's sender, in its extensions: it is asked once.
+/// The sender of a request, kept in the request's extensions so that it is determined once.
 #[derive(Clone)]
 struct Asked(ApiResult<Viewer>);
 
-/// Has a request's sender found out anew: its token is another one now.
+/// Discards what is known about a request's sender, because its token has changed.
 pub(crate) fn ask_again(parts: &mut Parts) {
     parts.extensions.remove::<Asked>();
 }
 
-/// Strangers' requests take turns from their head on, whatever they ask for: a flood of what costs next to nothing would cost
-/// more than any of them is worth. Users are let through; their work waits for its turn where it is done.
+/// Makes strangers' requests wait for their turn before they are routed, whatever they ask for, because a flood of cheap
+/// requests is costly as a whole. Users' requests pass; their work waits for its turn where it is done.
 pub(crate) async fn admit(State(hub): State<Arc<Hub>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let viewer = Viewer::from_request_parts(&mut parts, &hub).await;
@@ -186,7 +187,7 @@ pub(crate) async fn admit(State(hub): State<Arc<Hub>>, request: Request, next: N
     next.run(Request::from_parts(parts, body)).await
 }
 
-/// The user who asks, or nobody in particular.
+/// Returns the user who sent the request; `None` for a stranger.
 async fn who(parts: &Parts, hub: &Arc<Hub>, strangers: &Party) -> ApiResult<Option<Arc<str>>> {
     let Some(token) = login::token_of(parts)? else {
         return match hub.anonymous {

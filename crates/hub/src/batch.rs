@@ -1,11 +1,12 @@
 //! The batch read: the hot path of a page fault on another host.
 //!
-//! A read whose frames are all in memory is answered where the request is parsed: no other thread, no await after the
-//! body. What needs the disk goes to a thread that may block, and a large answer goes there for each of its pieces: a reader
-//! who takes nothing holds one piece in memory, and no thread.
+//! If all frames of a read are in memory, the answer is made where the request is parsed: no other thread, no await after
+//! the body. What needs the disk is done on a thread that may block; each piece of a large answer is made there separately,
+//! so a client that stops reading holds one piece in memory, and no thread.
 //!
-//! With zstd, a frame of which most items are wanted is sent as it lies in the pack, neighbours included; of others
-//! only the wanted items are sent, packed anew: over a slow link 16 chunks for one cost more than 10 us of work.
+//! With zstd, a frame of which most items are wanted is sent as it is stored in the pack, including the other items. Of
+//! other frames, only the wanted items are sent, compressed again: over a slow link, 16 chunks instead of one cost more
+//! than 10 us of work.
 
 use super::access::Viewer;
 use super::catalogue::Holding;
@@ -27,22 +28,22 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Most raw bytes that are answered on the spot: more would keep other connections of the thread waiting.
+/// Most raw bytes that are answered from memory at once: more would delay other connections of the thread.
 const INLINE_BYTES_MAX: usize = 256 << 10;
-/// Size of the pieces of answers that are larger than one.
+/// Size of the pieces of longer answers, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
-/// zstd level for single items: the fastest, as a guest waits.
+/// zstd level for single items: the fastest, because a guest waits.
 const LEVEL: i32 = 1;
 
-/// Items of one frame that are wanted.
+/// The wanted items of one frame.
 struct Group {
     pack: u32,
     frame: u32,
-    /// One bit an item.
+    /// One bit per item.
     mask: u16,
 }
 
-/// A request against a scope: what to send, in the order in which it was asked for.
+/// What to send for a request, in the order in which it was requested.
 struct Plan {
     scope: Arc<Scope>,
     groups: Vec<Group>,
@@ -134,11 +135,11 @@ fn write_group<W: Write>(
             ),
         }
     });
-    // A frame was checked when it came into memory.
+    // A frame was checked when it was read into memory.
     written.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
 }
 
-/// Says that a group is not here.
+/// Writes records that say that a group's items are missing.
 fn write_lost<W: Write>(
     out: &mut ResponseEncoder<W>,
     pack: &Pack,
@@ -152,7 +153,7 @@ fn write_lost<W: Write>(
     lost.try_for_each(|(_, hash)| out.missing(frame.kind, hash))
 }
 
-/// The whole answer if all of it is in memory.
+/// Returns the whole answer if all of it is in memory.
 fn from_memory(hub: &Hub, plan: &Plan) -> Option<Vec<u8>> {
     let frames: Option<Vec<_>> = plan
         .groups
@@ -170,7 +171,7 @@ fn from_memory(hub: &Hub, plan: &Plan) -> Option<Vec<u8>> {
         out.finish().map(|_| ())
     };
     frames.as_ref()?;
-    // Writing to memory fails only if a frame is out of bounds, which no verified pack is.
+    // Writing to memory fails only if an item is outside of its frame, which no verified pack has.
     write().ok().map(|()| answer)
 }
 
@@ -180,21 +181,21 @@ fn write_missing<W: Write>(out: &mut ResponseEncoder<W>, plan: &Plan) -> io::Res
         .try_for_each(|(kind, hash)| out.missing(*kind, hash))
 }
 
-/// An answer that goes out piece by piece. Each piece is made in the asker's turn; between two of them nothing is held but
-/// the piece that the reader has not taken yet, and no thread.
+/// An answer that is sent piece by piece. Each piece is made in the client's turn; between two turns, only the piece that
+/// the client has not yet taken is held, and no thread.
 struct Sending {
     hub: Arc<Hub>,
     party: Party,
     plan: Plan,
     next: usize,
     out: Option<ResponseEncoder<Vec<u8>>>,
-    /// The pack that was read last, and its file.
+    /// Number and file of the pack that was read last.
     open: (u32, Option<File>),
     _held: Held,
 }
 
 impl Sending {
-    /// The next piece. Blocks.
+    /// Returns the next piece. Blocks.
     fn piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(mut out) = self.out.take() else {
             return Ok(Vec::new());
@@ -212,7 +213,7 @@ impl Sending {
             let pack = self.plan.pack(group);
             match self.hub.shelf.frame(pack, group.frame, &mut self.open.1) {
                 Ok(frame) => write_group(&mut out, pack, group, &frame, self.plan.encoding)?,
-                // A rotten pack: another source may have it, and this answer goes on.
+                // A damaged pack: another source may have its items, and the answer continues.
                 Err(error) if is_damage(&error) => {
                     self.hub.found_damaged(&pack.reference.id, &error);
                     write_lost(&mut out, pack, group)?;
@@ -224,7 +225,7 @@ impl Sending {
         out.finish()
     }
 
-    /// The next piece, in its turn.
+    /// Makes the next piece when it is the client's turn.
     async fn next(self) -> Option<(io::Result<Vec<u8>>, Option<Sending>)> {
         self.out.as_ref()?;
         let (hub, party) = (self.hub.clone(), self.party.clone());
@@ -238,7 +239,7 @@ impl Sending {
                 count_bytes(piece.len());
                 (Ok(piece), Some(sending))
             }
-            // The answer is cut off visibly: the client must not take it for whole.
+            // The connection is cut, so that the client does not take the answer for complete.
             Err(error) => (Err(io::Error::other(error.body.message)), None),
         })
     }
@@ -265,8 +266,8 @@ fn answer(body: Body, encoding: Encoding) -> Response {
 
 /// Reads many chunks and segments of one image in one request.
 ///
-/// Body and answer are in floe's batch format (docs/format.md). Items that the image does not have are answered by
-/// records that say so.
+/// Body and answer are in floe's batch format (docs/format.md). For an item that the image does not have, the answer
+/// contains a record that says so.
 #[utoipa::path(
     post, path = "/v1/images/{id}/read", tag = "read",
     params(("id" = String, Path, description = "64 hex digits"),
@@ -320,7 +321,7 @@ pub(crate) async fn read(
     from_disk(&hub, &viewer, (id, holding), plan, wants, encoding).await
 }
 
-/// The answer with frames from memory or disk: whole if it is short.
+/// Makes the answer from frames in memory and on disk: as one body if it is short, else piece by piece.
 async fn from_disk(
     hub: &Arc<Hub>,
     viewer: &Viewer,

@@ -1,12 +1,13 @@
-//! Who may see what: users, tokens, images, tags and unfinished uploads, in SQLite.
+//! Users, tokens, images, tags and unfinished uploads, and who may read what, in SQLite.
 //!
 //! A *holding* is one owner's copy of an image: the same manifest can be held privately by one user and publicly by
-//! another, each with the packs that this audience may read. A row here is what publishes an image: files without a
-//! row are litter, and the row is written last. The write-ahead log with `synchronous=FULL` makes every answered
+//! another, each with the packs that its readers may read. A row here is what publishes an image: files without a
+//! row are garbage, and the row is written last. The write-ahead log with `synchronous=FULL` makes every acknowledged
 //! change survive a killed process and a power cut.
 //!
-//! What every read request asks (who holds this image?) is answered from memory; only this process changes images.
-//! Tokens may be made by another process (`floe hub token create`), so they are looked up in the file.
+//! The question of every read request (who holds this image?) is answered from memory, as only this process changes images.
+//! Tokens may be created by another process (`floe hub token create`), so [`Catalogue::tokens_since`] looks for changes in
+//! the file.
 
 use super::quota::{Used, used};
 use super::{HubError, Quota};
@@ -19,13 +20,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The catalogue's format, in SQLite's `user_version`.
+/// Version of the catalogue's schema, in SQLite's `user_version`.
 const VERSION: i64 = 2;
-/// How long a writer waits for another process's write.
+/// How long a writer waits for another process's write to end.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Random bytes in a token.
+/// Number of random bytes in a token.
 const TOKEN_BYTES: usize = 32;
-/// What a token begins with, so that secret scanners find leaked ones.
+/// Prefix of every token, so that secret scanners find leaked ones.
 const TOKEN_PREFIX: &str = "floe_";
 
 const SCHEMA: &str = "
@@ -51,20 +52,20 @@ CREATE TABLE upload_packs (upload TEXT NOT NULL REFERENCES uploads(key) ON DELET
 CREATE INDEX upload_packs_by_pack ON upload_packs(pack);
 ";
 
-/// What came with the second version.
+/// What version 2 adds to the schema.
 const SCHEMA_2: &str = "
 CREATE TABLE quotas (user TEXT PRIMARY KEY REFERENCES users(name), bytes INTEGER, images INTEGER, traces INTEGER) STRICT;
 CREATE TABLE damaged (pack BLOB PRIMARY KEY) STRICT;
 ";
 
-/// One owner's copy of an image, as the hot path needs it.
+/// One owner's copy of an image, with what read requests need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub owner: Arc<str>,
     pub public: bool,
 }
 
-/// One owner's copy of an image, as a list shows it.
+/// One owner's copy of an image, with what lists show.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageRow {
     pub id: Hash,
@@ -78,7 +79,7 @@ pub(crate) struct ImageRow {
     pub tags: Vec<(String, String)>,
 }
 
-/// An image that is complete and verified, about to be shown.
+/// An image that is complete and verified, about to be made visible.
 pub(crate) struct Publication<'a> {
     pub id: Hash,
     pub owner: &'a str,
@@ -86,11 +87,11 @@ pub(crate) struct Publication<'a> {
     pub created_unix_s: u64,
     pub raw_bytes: u64,
     pub packs: &'a [PackRef],
-    /// `(name, tag)` that shall point to it.
+    /// `(name, tag)` that is to point to it.
     pub name: Option<(&'a str, &'a str)>,
-    /// The upload that ends with it.
+    /// Key of the upload that this completes.
     pub upload: Option<&'a str>,
-    /// What its owner may have, this image included.
+    /// What its owner may store, this image included.
     pub quota: Quota,
 }
 
@@ -113,31 +114,32 @@ pub(crate) struct Upload {
     pub touched_unix_s: u64,
 }
 
-/// A pack of an unfinished upload.
+/// A pack that an unfinished upload needs.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadPack {
     pub pack: PackRef,
-    /// Sent for this upload; otherwise one that the hub had, kept from removal until the commit.
+    /// Whether it was sent for this upload. Otherwise the hub had it already, and it is protected from removal until
+    /// the commit.
     pub staged: bool,
 }
 
-/// Whose each token is, by the token's hash.
+/// Users by the hashes of their tokens.
 pub(crate) type TokenUsers = HashMap<Hash, Arc<str>>;
 
-/// See the module.
+/// The hub's database: see the module's documentation.
 pub(crate) struct Catalogue {
     pub(super) db: Mutex<Connection>,
     holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
-    /// Bytes of each owner's images, as they were counted since the last change.
+    /// Bytes of each owner's images, as counted since the last change.
     pub(super) stored: Mutex<HashMap<String, u64>>,
 }
 
 pub(super) type Rows<T> = rusqlite::Result<T>;
 
 impl Catalogue {
-    /// Opens `hub.db`, making it where it is missing.
+    /// Opens `hub.db`; creates it if it is missing.
     pub fn open(path: &Path) -> Result<Self, HubError> {
-        // SQLite gives what it puts beside the file the file's mode
+        // SQLite gives its journal files the mode of the database file
         floe_store::private::options()
             .write(true)
             .open(path)
@@ -152,7 +154,7 @@ impl Catalogue {
             |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
         if version(&db)? < VERSION {
             let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            // Another process may have been first.
+            // Another process may have created the schema first.
             let before = version(&change)?;
             if before == 0 {
                 change.execute_batch(SCHEMA)?;
@@ -216,7 +218,7 @@ impl Catalogue {
 
     // ---- users and tokens
 
-    /// Makes sure that `user` exists.
+    /// Creates `user` unless it exists.
     pub fn ensure_user(&self, user: &str) -> Result<(), HubError> {
         if !is_user_name(user) {
             return Err(HubError::UserName(user.to_owned()));
@@ -230,7 +232,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// A new token for `user`, who is created if need be. Only the token's hash is kept; as a token is 256 random
+    /// Creates a token for `user`, who is created if necessary. Only the token's hash is stored; as a token is 256 random
     /// bits, a plain hash is as good as a slow one.
     pub fn create_token(&self, user: &str) -> Result<String, HubError> {
         self.ensure_user(user)?;
@@ -250,12 +252,12 @@ impl Catalogue {
         Ok(token)
     }
 
-    /// Ends all tokens of `user`; tells how many there were.
+    /// Revokes all tokens of `user`. Returns how many there were.
     pub fn revoke_tokens(&self, user: &str) -> Result<usize, HubError> {
         Ok(self.change(|db| db.execute("DELETE FROM tokens WHERE user = ?1", [user]))?)
     }
 
-    /// Users with the number of their tokens.
+    /// Returns the users, each with the number of its tokens.
     pub fn users(&self) -> Result<Vec<(String, u64)>, HubError> {
         let db = self.db.lock();
         let mut rows = db.prepare(
@@ -265,7 +267,7 @@ impl Catalogue {
         Ok(rows.collect::<Rows<_>>()?)
     }
 
-    /// The user whose token this is, by the token's hash.
+    /// Returns the user of a token, given by its hash.
     pub fn token_user(&self, hashed: &Hash) -> Rows<Option<String>> {
         let db = self.db.lock();
         let mut rows = db.prepare("SELECT user FROM tokens WHERE hash = ?1")?;
@@ -273,7 +275,8 @@ impl Catalogue {
             .optional()
     }
 
-    /// All tokens, by hash, if another connection has changed anything since `version`; and the version now.
+    /// Returns the current version and, if another connection has changed anything since `version`, all tokens by
+    /// hash.
     pub fn tokens_since(&self, version: Option<i64>) -> Rows<(i64, Option<TokenUsers>)> {
         let db = self.db.lock();
         let now = db.query_row("PRAGMA data_version", [], |row| row.get(0))?;
@@ -289,7 +292,7 @@ impl Catalogue {
 
     // ---- images
 
-    /// The holding of image `id` that `viewer` may read: the viewer's own, or a public one.
+    /// Returns the holding of image `id` that `viewer` may read: the viewer's own, or a public one.
     pub fn readable(&self, id: &Hash, viewer: Option<&str>) -> Option<Holding> {
         let held = self.holdings.read();
         let holdings = held.get(id)?;
@@ -297,19 +300,19 @@ impl Catalogue {
         own.or_else(|| holdings.iter().find(|h| h.public)).cloned()
     }
 
-    /// Whether `owner` holds the image.
+    /// Returns whether `owner` holds the image.
     pub fn holds(&self, id: &Hash, owner: &str) -> bool {
         let held = self.holdings.read();
         held.get(id)
             .is_some_and(|holdings| holdings.iter().any(|h| *h.owner == *owner))
     }
 
-    /// Whether anybody holds the image.
+    /// Returns whether anybody holds the image.
     pub fn held(&self, id: &Hash) -> bool {
         self.holdings.read().contains_key(id)
     }
 
-    /// What `viewer` may see, newest first.
+    /// Returns the images that `viewer` may see, newest first.
     pub fn images(&self, viewer: Option<&str>) -> Rows<Vec<ImageRow>> {
         let db = self.db.lock();
         let mut rows = db.prepare(
@@ -342,8 +345,8 @@ impl Catalogue {
         .collect()
     }
 
-    /// What `name:tag` means to `viewer`: its own first, then the public one that has been there longest (so that
-    /// nobody takes a name over by publishing it again).
+    /// Returns the image that `name:tag` means to `viewer`: the viewer's own, otherwise the public one that was published
+    /// first (so that nobody takes over a name by publishing it again).
     pub fn resolve(
         &self,
         owner: Option<&str>,
@@ -363,7 +366,7 @@ impl Catalogue {
             .optional()
     }
 
-    /// The packs of a holding, in layout order.
+    /// Returns the packs of a holding, in layout order.
     pub fn packs(&self, id: &Hash, owner: &str) -> Rows<Vec<PackRef>> {
         let db = self.db.lock();
         let mut rows = db.prepare_cached(
@@ -374,7 +377,7 @@ impl Catalogue {
         rows.collect()
     }
 
-    /// Whether `viewer` may read the whole pack: it belongs to a public image or to one of the viewer's own.
+    /// Returns the pack if `viewer` may read all of it: it belongs to a public image or to one of the viewer's own.
     pub fn pack_readable(&self, pack: &Hash, viewer: Option<&str>) -> Rows<Option<PackRef>> {
         self.db
             .lock()
@@ -387,7 +390,8 @@ impl Catalogue {
             .optional()
     }
 
-    /// Packs of images that `owner` may read, those of `first` before all others, then the owner's and the newest.
+    /// Returns the packs of images that `owner` may read: those of image `first`, then the owner's, then others,
+    /// newest images first.
     pub fn visible_packs(&self, owner: &str, first: Option<&Hash>) -> Rows<Vec<PackRef>> {
         let db = self.db.lock();
         let mut rows = db.prepare(
@@ -403,13 +407,13 @@ impl Catalogue {
         rows.collect()
     }
 
-    /// Packs that public images hold.
+    /// Returns whether a public image holds the pack.
     pub fn is_public_pack(&self, pack: &Hash) -> Rows<bool> {
         self.pack_readable(pack, None).map(|found| found.is_some())
     }
 
-    /// Shows an image, in one transaction: all of it or nothing. If its owner would have too much, nothing changes, and what
-    /// the owner would have is returned.
+    /// Makes an image visible in one transaction: completely or not at all. If its owner would exceed the quota, nothing
+    /// changes, and what the owner would have used is returned.
     pub fn publish(&self, new: &Publication<'_>) -> Rows<Result<(), Used>> {
         let stored: u64 = new.packs.iter().map(|pack| pack.file_bytes).sum();
         let now = now_unix_s() as i64;
@@ -447,7 +451,7 @@ impl Catalogue {
             if let Some(key) = new.upload {
                 db.execute("DELETE FROM uploads WHERE key = ?1", [key])?;
             }
-            // Whoever has too much already may still do what takes no more.
+            // An owner who is over the quota already may still make changes that use no more.
             let after = used(&db, new.owner)?;
             let more_bytes = after.bytes > new.quota.bytes && after.bytes > before.bytes;
             let more_images = after.images > new.quota.images && after.images > before.images;
@@ -460,12 +464,12 @@ impl Catalogue {
         Ok(Ok(()))
     }
 
-    /// Points a tag of `owner` to an image that the owner holds.
+    /// Points a tag of `owner` to an image that this owner holds.
     pub fn tag(&self, owner: &str, name: &str, tag: &str, id: &Hash) -> Rows<()> {
         self.change(|db| move_tag(db, owner, name, tag, id))
     }
 
-    /// Removes a tag of `owner`; tells whether it was there.
+    /// Removes a tag of `owner`. Returns whether it existed.
     pub fn untag(&self, owner: &str, name: &str, tag: &str) -> Rows<bool> {
         let changed = self.change(|db| {
             db.execute(
@@ -476,7 +480,7 @@ impl Catalogue {
         Ok(changed > 0)
     }
 
-    /// Removes an owner's holding with its tags; tells whether it was there.
+    /// Removes an owner's holding with its tags. Returns whether it existed.
     pub fn remove(&self, id: &Hash, owner: &str) -> Rows<bool> {
         let changed = self.change(|db| {
             db.execute(
@@ -488,7 +492,8 @@ impl Catalogue {
         Ok(changed > 0)
     }
 
-    /// Forgets packs that no image and no upload needs any more, and returns them so that their files can go.
+    /// Deletes the rows of packs that no image and no upload needs, and returns the packs so that their files can be
+    /// removed.
     pub fn forget_unused_packs(&self) -> Rows<Vec<Hash>> {
         self.change(|db| {
             let mut rows = db.prepare(
@@ -500,7 +505,7 @@ impl Catalogue {
         })
     }
 
-    /// Whether the catalogue knows the pack.
+    /// Returns whether the catalogue knows the pack.
     pub fn knows_pack(&self, pack: &Hash) -> Rows<bool> {
         self.db.lock().query_row(
             "SELECT EXISTS (SELECT 1 FROM packs WHERE id = ?1)",
@@ -511,8 +516,8 @@ impl Catalogue {
 
     // ---- uploads
 
-    /// The owner's upload of `image`: the one that is under way, or a new one if there is room for it. What the owner has is counted in
-    /// the same transaction, so that any number of uploads that begin at once stay within the quota.
+    /// Returns the owner's open upload of `image`, or a new one if there is room for it. What the owner has is counted in the same
+    /// transaction, so that any number of uploads that begin at once stay within the quota.
     pub fn open_upload(
         &self,
         owner: &str,
@@ -560,7 +565,7 @@ impl Catalogue {
         })
     }
 
-    /// The upload with this key, if it is `owner`'s.
+    /// Returns the upload with this key if it belongs to `owner`.
     pub fn upload(&self, key: &str, owner: &str) -> Rows<Option<Upload>> {
         self.change(|db| {
             db.query_row(
@@ -572,7 +577,7 @@ impl Catalogue {
         })
     }
 
-    /// Notes packs that this upload needs.
+    /// Records packs that this upload needs.
     pub fn add_upload_packs(&self, key: &str, packs: &[PackRef], staged: bool) -> Rows<()> {
         self.change(|db| {
             for pack in packs {
@@ -586,7 +591,7 @@ impl Catalogue {
         })
     }
 
-    /// The packs of an upload, in the order in which they came.
+    /// Returns the packs of an upload, in the order in which they were recorded.
     pub fn upload_packs(&self, key: &str) -> Rows<Vec<UploadPack>> {
         let db = self.db.lock();
         let mut rows = db.prepare(
@@ -602,7 +607,7 @@ impl Catalogue {
         rows.collect()
     }
 
-    /// Staged, unpublished bytes of `owner`.
+    /// Returns the bytes that `owner` has sent and not yet published.
     pub fn staged_bytes(&self, owner: &str) -> Rows<u64> {
         let bytes: i64 = self.db.lock().query_row(
             "SELECT coalesce(sum(p.file_bytes), 0) FROM uploads u JOIN upload_packs up ON up.upload = u.key
@@ -613,7 +618,7 @@ impl Catalogue {
         Ok(bytes as u64)
     }
 
-    /// Uploads that nobody touched since `before_unix_s`.
+    /// Returns the uploads that were last used before `before_unix_s`.
     pub fn stale_uploads(&self, before_unix_s: u64) -> Rows<Vec<Upload>> {
         let db = self.db.lock();
         let mut rows =
@@ -622,7 +627,7 @@ impl Catalogue {
         rows.collect()
     }
 
-    /// Keys of all uploads.
+    /// Returns the keys of all uploads.
     pub fn upload_keys(&self) -> Rows<Vec<String>> {
         let db = self.db.lock();
         let mut rows = db.prepare("SELECT key FROM uploads")?;
@@ -630,7 +635,7 @@ impl Catalogue {
         rows.collect()
     }
 
-    /// Drops an upload.
+    /// Deletes an upload's rows.
     pub fn drop_upload(&self, key: &str) -> Rows<()> {
         self.change(|db| db.execute("DELETE FROM uploads WHERE key = ?1", [key]))?;
         Ok(())
@@ -687,14 +692,14 @@ fn is_user_name(name: &str) -> bool {
         && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 pub(crate) fn now_unix_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(crate) fn now_unix_s() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,38 +1,38 @@
-//! What goes wrong in a hub: for the operator who starts it ([`HubError`]) and for the client that asks
-//! ([`ApiError`], as JSON `{code, message, fix}`).
+//! A hub's errors: for the operator who starts it ([`HubError`]) and for clients ([`ApiError`], as JSON `{code,
+//! message, fix}`).
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use floe_api::hub::ErrorBody;
 use std::path::{Path, PathBuf};
 
-/// Why a hub could not start, or its catalogue not be changed.
+/// Why a hub could not start, or its catalogue could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// An option that does not fit the others.
+    /// An option that conflicts with others.
     #[error("{0}")]
     Options(String),
-    /// The address is taken or not ours.
+    /// The address is in use or does not belong to this host.
     #[error(
         "cannot listen on {addr}: {source}; choose another address with --listen, or stop what listens there"
     )]
     Listen {
         /// The address that was asked for.
         addr: std::net::SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// A file or folder of the hub.
+    /// A file or folder of the hub could not be used.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was tried, as in "cannot create".
+        /// What was attempted, such as "cannot create".
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// The catalogue.
+    /// The catalogue could not be read or written.
     #[error(
         "catalogue: {0}; if the disk is full, free some space; if the file is damaged, stop the hub, move hub.db, hub.db-wal and hub.db-shm away and copy hub.db.backup to hub.db: it is of the last day"
     )]
@@ -44,17 +44,17 @@ pub enum HubError {
     Served {
         /// The folder.
         dir: PathBuf,
-        /// Its process and address.
+        /// Process and address of the other hub.
         by: String,
     },
-    /// Going on without the catalogue would remove all images.
+    /// The catalogue is missing. Continuing without it would remove all images.
     #[error(
         "{} is missing or empty, but there are images in {}: without it they would be removed as litter; \
          restore it from {}.backup or another copy, or move the whole folder away to begin anew",
         path.display(), repo.display(), path.display()
     )]
     CatalogueLost {
-        /// Where the catalogue should be.
+        /// Where the catalogue is expected.
         path: PathBuf,
         /// Where the images are.
         repo: PathBuf,
@@ -64,28 +64,28 @@ pub enum HubError {
     CatalogueVersion {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Its schema version.
         found: i64,
-        /// The newest version that is known.
+        /// The newest schema version that this floe knows.
         known: i64,
     },
-    /// The certificate or its key.
+    /// The certificate or its key cannot be used.
     #[error("TLS: {0}")]
     Tls(String),
-    /// A user name that is none.
+    /// A user name that is not allowed.
     #[error("{0:?} is no user name: 1 to 64 of a-z 0-9 . _ -, beginning with a letter or digit")]
     UserName(String),
 }
 
 impl HubError {
-    /// A file of the hub could not be used: `what` was to be done with it, such as `cannot write`.
+    /// Returns a function that makes the error for `path`; `what` is the attempted operation, such as `cannot write`.
     pub fn file(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> HubError {
         let path = path.to_owned();
         move |source| HubError::File { what, path, source }
     }
 }
 
-/// A refusal: status and body.
+/// A refused request: HTTP status and body.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
@@ -112,7 +112,8 @@ impl ApiError {
         }
     }
 
-    /// The same words whether the image does not exist or is somebody else's: a private image must not show.
+    /// The same message whether the image does not exist or belongs to somebody else, so that it doesn't reveal
+    /// private images.
     pub fn no_image(what: impl std::fmt::Display) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -126,7 +127,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", message, fix)
     }
 
-    /// Bytes that do not prove what they claim: nothing of them is kept.
+    /// For bytes that do not match the hash or format that they claim: nothing of them is kept.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -163,7 +164,7 @@ impl ApiError {
         )
     }
 
-    /// Too much is asked for at once by the same user or address.
+    /// For a user or address that makes too many requests at the same time.
     pub fn busy(what: &str) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,

@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 /// Bytes that are read from the disk at a time for a long answer.
 const READ_BYTES: u64 = 256 << 10;
-/// What an id names never changes.
+/// Cache header of content that is named by an id and so never changes.
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
-/// The same for what not everybody may see.
+/// The same for content that not everybody may read.
 const IMMUTABLE_PRIVATE: HeaderValue =
     HeaderValue::from_static("private, max-age=31536000, immutable");
-/// What may change: a layout, a tag.
+/// Cache header of what may change: a layout, a tag.
 const MUTABLE: HeaderValue = HeaderValue::from_static("no-cache");
 const BYTES: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
@@ -34,7 +34,7 @@ enum Wanted {
     Unsatisfiable,
 }
 
-/// RFC 9110, 14.2: one range of bytes; several, or other units, may be ignored and are.
+/// Parses one range of bytes (RFC 9110, 14.2). Several ranges or other units are ignored, as the RFC permits.
 fn parse_range(value: Option<&HeaderValue>, size: u64) -> Wanted {
     let spec = value
         .and_then(|value| value.to_str().ok())
@@ -84,7 +84,7 @@ struct Part {
 }
 
 impl Part {
-    /// Reads the next piece, in its turn; no thread waits while the reader takes it.
+    /// Reads the next piece when it is the client's turn; no thread waits while the client takes it.
     async fn next(mut self) -> Option<(io::Result<Vec<u8>>, Part)> {
         let length = self.left.min(READ_BYTES);
         if length == 0 {
@@ -103,7 +103,7 @@ impl Part {
     }
 }
 
-/// A file that an id names, whole or in part.
+/// Answers with a file that an id names, or with a part of it.
 async fn immutable_file(
     hub: &Arc<Hub>,
     viewer: &Viewer,
@@ -195,7 +195,7 @@ fn missing_pack(id: &Hash) -> ApiError {
     )
 }
 
-/// A pack, or a part of it (`Range`).
+/// Returns a pack, or a part of it (`Range`).
 #[utoipa::path(
     get, path = "/v1/packs/{id}", tag = "read",
     params(("id" = String, Path), ("Range" = Option<String>, Header)),
@@ -230,7 +230,7 @@ async fn send_pack(
     immutable_file(hub, viewer, path, &id, public, headers).await
 }
 
-/// An image's manifest.
+/// Returns an image's manifest.
 #[utoipa::path(
     get, path = "/v1/images/{id}/manifest", tag = "read", params(("id" = String, Path)),
     responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>), (status = 304),
@@ -255,7 +255,7 @@ async fn send_manifest(
     immutable_file(hub, viewer, path, &id, holding.public, headers).await
 }
 
-/// Which packs hold an image.
+/// Returns the list of packs that hold an image.
 #[utoipa::path(
     get, path = "/v1/images/{id}/layout", tag = "read", params(("id" = String, Path)),
     responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>),
@@ -281,8 +281,8 @@ async fn send_layout(hub: &Arc<Hub>, viewer: &Viewer, id: Hash) -> ApiResult<Res
     Ok((headers, Layout { packs }.encode()).into_response())
 }
 
-/// The same files under the names that a static web server gives them: `images/<id>`, `images/<id>.layout`,
-/// `packs/<2 hex digits>/<id>.pack`, `tags/<name>`. The path is taken apart, never joined to a folder.
+/// Returns the same files under the names that a static web server gives them: `images/<id>`, `images/<id>.layout`,
+/// `packs/<2 hex digits>/<id>.pack`, `tags/<name>`. The path is parsed, never joined to a folder.
 #[utoipa::path(
     get, path = "/v1/static/{path}", tag = "read", params(("path" = String, Path)),
     responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>),

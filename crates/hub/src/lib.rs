@@ -1,12 +1,12 @@
 //! The hub: a catalogue of images, their packs, batch reads for page faults, and uploads, over HTTP.
 //!
-//! A request's way: `front` (connection, TLS, shares) -> `routes` -> `access` (who asks) -> one of
-//! `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish`
-//! (packs become an image), `traces` (what machines touched, and the models made of it). Below lie the `catalogue` (SQLite: who may see what) and the `shelf` (packs on disk,
-//! frames in memory). [`serve`] starts all of it on threads of its own.
+//! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> one of `batch` (many
+//! chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs become an image),
+//! `traces` (what machines touched, and the models made of it). These use the `catalogue` (SQLite: who may read what) and
+//! the `shelf` (packs on disk, frames in memory). [`serve`] starts all of it on its own threads.
 //!
-//! Deliberately absent: any trust in what clients send. Packs are checked item by item as they come and an image's
-//! whole tree before it is shown; no text of a request becomes part of a path.
+//! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
+//! the image becomes visible; no text of a request becomes part of a path.
 
 mod access;
 mod batch;
@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::watch;
 
-/// Time that blocking work (a commit's walk) gets to end after the connections are closed.
+/// How long a shutdown waits for blocking work (such as the walk of a commit) after the connections are closed.
 const BLOCKING_DRAIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// A running hub. Dropping it stops the hub without waiting.
@@ -58,12 +58,12 @@ pub struct HubHandle {
 }
 
 impl HubHandle {
-    /// The address that the hub listens on.
+    /// Returns the address that the hub listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The base URL for clients on this host, such as `http://127.0.0.1:4500`.
+    /// Returns the base URL for clients on this host, such as `http://127.0.0.1:4500`.
     pub fn url(&self) -> String {
         let scheme = if self.fingerprint.is_some() {
             "https"
@@ -82,19 +82,19 @@ impl HubHandle {
         format!("{scheme}://{addr}")
     }
 
-    /// The CA file that clients need for a hub that made its own certificate.
+    /// Returns the CA file that clients need, if the hub made its own certificate.
     pub fn ca_file(&self) -> Option<&Path> {
         self.ca_file.as_deref()
     }
 
-    /// SHA-256 fingerprint of the certificate, as `openssl x509 -fingerprint -sha256` prints it.
+    /// Returns the certificate's SHA-256 fingerprint, as `openssl x509 -fingerprint -sha256` prints it.
     pub fn fingerprint(&self) -> Option<&str> {
         self.fingerprint.as_deref()
     }
 
-    /// Asks the hub to stop; returns at once.
+    /// Asks the hub to stop, and returns at once.
     pub fn stop(&self) {
-        // send_replace works without receivers: the hub may have stopped already.
+        // send_replace works without receivers: the hub may already have stopped.
         self.stop.send_replace(true);
     }
 
@@ -105,7 +105,7 @@ impl HubHandle {
         self.wait();
     }
 
-    /// Blocks until the hub has stopped, by [`stop`](Self::stop) from another thread.
+    /// Blocks until the hub has stopped, because another thread called [`stop`](Self::stop).
     pub fn wait(mut self) {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -121,16 +121,16 @@ impl Drop for HubHandle {
     }
 }
 
-/// Where the catalogue of the hub in `dir` lies.
+/// Returns the path of the catalogue of the hub in `dir`.
 fn catalogue_path(dir: &Path) -> PathBuf {
     dir.join("hub.db")
 }
 
-/// Starts a hub on threads of its own and returns once it accepts connections. Callable from any thread, with or
+/// Starts a hub on its own threads and returns once it accepts connections. Can be called from any thread, with or
 /// without a tokio runtime.
 pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
     floe_front::telemetry::metrics();
-    // Before anything is touched: files that another hub has just made look like litter.
+    // Before anything is changed: files that another hub has just written would look like garbage.
     let mut lock = lock::Lock::take(&options.dir)?;
     let tls = tls::prepare(&options.tls, &options.dir, options.listen)?;
     let cannot_listen = |source| HubError::Listen {
@@ -162,7 +162,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
         .spawn(move || {
             runtime.spawn(state::housekeeping(hub.clone()));
             runtime.block_on(async {
-                // On a worker thread, not on this one: `block_on` polls with a longer wake-up path.
+                // On a worker thread, not on this one: `block_on` takes longer to wake up.
                 let served = tokio::spawn(floe_front::run(
                     listener,
                     config,
@@ -208,13 +208,13 @@ fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {
     Catalogue::open(&catalogue_path(dir))
 }
 
-/// Creates a user if need be and a token for it, straight in the catalogue of the hub in `dir` (running or not).
+/// Creates a token in the catalogue of the hub in `dir` (running or not) for a user, who is created if necessary.
 /// The token is returned once; only its hash is stored.
 pub fn create_token(dir: &Path, user: &str) -> Result<String, HubError> {
     open_catalogue(dir)?.create_token(user)
 }
 
-/// `kept` if it is a token of this user, else a new one.
+/// Returns `kept` if it is a token of this user, otherwise a new one.
 pub fn ensure_token(dir: &Path, user: &str, kept: Option<String>) -> Result<String, HubError> {
     let catalogue = open_catalogue(dir)?;
     if let Some(kept) = kept
@@ -225,23 +225,24 @@ pub fn ensure_token(dir: &Path, user: &str, kept: Option<String>) -> Result<Stri
     catalogue.create_token(user)
 }
 
-/// Ends all tokens of a user of the hub in `dir`; tells how many there were. A running hub believes a token for up to
-/// a second longer.
+/// Revokes all tokens of a user of the hub in `dir`. Returns how many there were. A running hub accepts a revoked token for
+/// up to a second longer.
 pub fn revoke_tokens(dir: &Path, user: &str) -> Result<usize, HubError> {
     open_catalogue(dir)?.revoke_tokens(user)
 }
 
-/// Users of the hub in `dir`, each with the number of its tokens.
+/// Returns the users of the hub in `dir`, each with the number of its tokens.
 pub fn users(dir: &Path) -> Result<Vec<(String, u64)>, HubError> {
     open_catalogue(dir)?.users()
 }
 
-/// Sets what `wish` names of a user's quota at the hub in `dir` (running or not); the rest stays. A running hub heeds it at once.
+/// Sets those parts of a user's quota that `wish` names, at the hub in `dir` (running or not). A running hub applies
+/// it at once.
 pub fn set_quota(dir: &Path, user: &str, wish: &QuotaWish) -> Result<(), HubError> {
     open_catalogue(dir)?.set_quota(user, wish)
 }
 
-/// What each user of the hub in `dir` has and may have.
+/// Returns what each user of the hub in `dir` uses and may use.
 pub fn quotas(dir: &Path) -> Result<Vec<UserQuota>, HubError> {
     let catalogue = open_catalogue(dir)?;
     let folder = dir.join("traces");

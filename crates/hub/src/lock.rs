@@ -1,4 +1,4 @@
-//! One hub a folder: a lock that ends with the process, whatever ends it.
+//! Allows one hub per folder: a lock that ends with the process, however that ends.
 
 use super::HubError;
 use rustix::fs::{FlockOperation, flock};
@@ -7,15 +7,16 @@ use std::io::{Read, Seek, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// The folder of a hub, held as long as this lives. `floe hub token` and the like do not need it: they only change the
-/// catalogue, which has locks of its own.
+/// The lock on a hub's folder, held until this is dropped. `floe hub token` and similar commands do not need it: they only
+/// change the catalogue, which has its own locks.
 pub(crate) struct Lock {
     file: File,
     path: PathBuf,
 }
 
 impl Lock {
-    /// Takes the folder, or says who has it. The lock's file stays: removing it would let two hubs lock two files.
+    /// Takes the lock, or returns who holds it. The lock's file is never removed: otherwise two hubs could lock two
+    /// different files.
     pub fn take(dir: &Path) -> Result<Lock, HubError> {
         std::fs::create_dir_all(dir).map_err(HubError::file("cannot create", dir))?;
         let path = dir.join("hub.lock");
@@ -48,7 +49,7 @@ impl Lock {
         }
     }
 
-    /// Tells where the hub listens, for the one who tries the same folder.
+    /// Writes the hub's address into the file, for a process that tries to lock the same folder.
     pub fn tell(&mut self, addr: SocketAddr) -> Result<(), HubError> {
         self.write(&format!("on {addr}"))
     }

@@ -1,7 +1,7 @@
-//! The token of a request: a program sends it in a header, a browser as the cookie that `/login?token=...` sets.
+//! Finds the token of a request: a program sends it in a header, a browser as the cookie that `/login?token=...` sets.
 //!
-//! A browser carries requests of any page that it shows. So the cookie is SameSite=Strict and HttpOnly, it only reads (a page
-//! of the hub changes nothing), and a request that another page made, by what the browser says of it, is as one without.
+//! A browser sends cookies with requests of any page that it shows. So the cookie is SameSite=Strict and HttpOnly, it only
+//! permits reading, and a request that the browser marks as made by another site's page is treated as one without a cookie.
 
 use super::access::{Viewer, ask_again};
 use super::error::{ApiError, ApiResult};
@@ -13,12 +13,12 @@ use axum::response::{IntoResponse, Response};
 use floe_api::credentials::{TOKEN_CHARACTERS_MAX, check_token};
 use std::sync::Arc;
 
-/// How long a browser stays logged in, seconds: a month.
+/// How long a browser stays logged in, in seconds: a month.
 const COOKIE_S: u64 = 30 * 24 * 3600;
-/// What a browser says of the page that made a request.
+/// The header in which a browser says which page made a request.
 const FETCH_SITE: &str = "sec-fetch-site";
 
-/// The token that came with a request; `None` for an anonymous one.
+/// Returns the token of a request; `None` for an anonymous request.
 pub(crate) fn token_of(parts: &Parts) -> ApiResult<Option<String>> {
     let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
         return Ok(cookie_of(parts));
@@ -33,7 +33,8 @@ pub(crate) fn token_of(parts: &Parts) -> ApiResult<Option<String>> {
         .ok_or_else(|| ApiError::unauthorized("the Authorization header is not `Bearer TOKEN`"))
 }
 
-/// The request's host as a browser names it; cookies know no ports, so the port is in the cookie's name.
+/// Returns the request's host as the browser names it. Cookies don't distinguish ports, so the port is part of the
+/// cookie's name.
 fn host(parts: &Parts) -> Option<&str> {
     let named = parts.headers.get(header::HOST);
     let named = named.and_then(|host| host.to_str().ok());
@@ -65,7 +66,7 @@ fn cookie_of(parts: &Parts) -> Option<String> {
 fn from_own_page(parts: &Parts) -> bool {
     let own = match parts.headers.get(header::ORIGIN) {
         None => true,
-        // an origin that can't be read is a foreign one
+        // an origin that can't be parsed counts as another site
         Some(origin) => {
             let origin = origin.to_str().ok().and_then(|text| text.split_once("://"));
             origin.is_some_and(|(_, at)| host(parts).is_some_and(|host| host == at))
@@ -82,7 +83,7 @@ pub(crate) struct Login {
     token: String,
 }
 
-/// Trades the token of an address for a cookie, and leads to the page without it.
+/// Stores the token of the address in a cookie, and redirects to the page without the token.
 pub(crate) async fn login(
     State(hub): State<Arc<Hub>>,
     Query(login): Query<Login>,
@@ -90,7 +91,7 @@ pub(crate) async fn login(
 ) -> Response {
     let (mut parts, _) = request.into_parts();
     let token = login.token;
-    // checked, and wrong ones counted, as those of all requests are
+    // check the token, and count wrong ones, as for all requests
     let bearer = check_token(&token).ok().map(|()| format!("Bearer {token}"));
     let Some(Ok(bearer)) = bearer.map(HeaderValue::try_from) else {
         return ApiError::unauthorized("this is no token").into_response();

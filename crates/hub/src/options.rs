@@ -1,31 +1,30 @@
-//! What a hub can be told, and the limits that it keeps: one place, each with its unit and its reason.
+//! A hub's options and the limits that it enforces, each with its unit and its reason.
 
 use floe_api::hub::PACK_BYTES_MAX;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Everything that [`serve`](super::serve) needs to know.
+/// The options of [`serve`](super::serve).
 #[derive(Clone, Debug)]
 pub struct HubOptions {
     /// The hub's folder: `hub.db` (catalogue), `repo/` (published images), `staging/` (unfinished uploads),
-    /// `traces/` (what machines touched, and models),
-    /// `tls/` (the certificate that the hub made for itself).
+    /// `traces/` (what machines touched, and models), `tls/` (the certificate that the hub made for itself).
     pub dir: PathBuf,
-    /// The address to listen on; port 0 takes a free one (see [`HubHandle::addr`](super::HubHandle::addr)).
+    /// The address to listen on; port 0 picks a free one (see [`HubHandle::addr`](super::HubHandle::addr)).
     pub listen: SocketAddr,
-    /// Plain TCP, or TLS and whose certificate.
+    /// Whether connections use TLS, and with whose certificate.
     pub tls: Tls,
     /// What a request without a token may do.
     pub anonymous: Anonymous,
-    /// Whether a trace may come without a token, of an image that everybody may read.
+    /// Whether a trace of a public image is accepted without a token.
     pub anonymous_traces: bool,
     /// Sizes, counts and times that the hub enforces.
     pub limits: Limits,
 }
 
 impl HubOptions {
-    /// A hub in `dir` on `listen`, without TLS, where anybody may read public images.
+    /// Returns the options of a hub in `dir` on `listen`, without TLS, where anybody may read public images.
     pub fn new(dir: impl Into<PathBuf>, listen: SocketAddr) -> Self {
         HubOptions {
             dir: dir.into(),
@@ -41,14 +40,15 @@ impl HubOptions {
 /// How the hub's connections are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tls {
-    /// Plain TCP: loopback, or behind a proxy that ends TLS.
+    /// Plain TCP: for loopback, or behind a proxy that terminates TLS.
     Off,
     /// A certificate authority and a certificate that the hub makes at its first start and keeps in `tls/`.
     SelfSigned {
-        /// Names and addresses beyond `localhost`, the host's name and the listen address that the certificate is for.
+        /// Names and addresses that the certificate is for besides `localhost`, the host's name and the listen
+        /// address.
         names: Vec<String>,
     },
-    /// PEM files of the operator.
+    /// PEM files that the operator provides.
     Files {
         /// The certificate chain, leaf first.
         cert: PathBuf,
@@ -60,55 +60,57 @@ pub enum Tls {
 /// What a request without a token may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Anonymous {
-    /// Nothing but `/healthz`: 401.
+    /// Only `/healthz`; everything else is answered 401.
     Denied,
-    /// Read public images.
+    /// Public images may be read.
     ReadPublic,
 }
 
-/// What the hub refuses, and when it gives up. The defaults suit a hub for a few hundred hosts on one machine.
+/// The hub's limits and timeouts. The defaults suit a hub for a few hundred hosts on one machine.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Memory for decompressed frames, in bytes: what makes a demand read cost microseconds.
+    /// Memory for frames that were read lately, in bytes: with it, a demand read takes microseconds.
     pub cache_bytes: u64,
-    /// Memory for the indices of images that are being read, in items of about 64 bytes.
+    /// Most items, of about 64 bytes each, in the indices of images that are being read.
     pub index_items_max: usize,
     /// Largest body of a pack upload, in bytes.
     pub pack_bytes_max: u64,
-    /// Largest non-zero content of one image, in bytes: bounds the memory of a commit.
+    /// Largest non-zero content of one image, in bytes. It bounds the memory of a commit.
     pub image_bytes_max: u64,
-    /// Staged, unpublished bytes of one user.
+    /// Most bytes that one user may have sent and not yet published.
     pub staged_bytes_max: u64,
-    /// Open uploads of one user.
+    /// Most open uploads of one user.
     pub uploads_max: usize,
-    /// An upload that nobody touched for so long is dropped.
+    /// An upload that was not used for this long is dropped.
     pub upload_expiry: Duration,
     /// Free space that uploads leave on the disk, in bytes, so that the catalogue can still be written.
     pub disk_reserve_bytes: u64,
-    /// How long no new trace of an image must have come before its model is made anew.
+    /// How long after the last new trace of an image its model is trained anew.
     pub training_quiet: Duration,
-    /// What a user may have unless `floe hub quota` says otherwise.
+    /// The quota of a user for whom `floe hub quota` set nothing else.
     pub quota: Quota,
-    /// Connections in all. When all are taken, a newcomer takes the place of one of the address or user that has most.
+    /// Most connections in all. When all are taken, a newcomer replaces one of the address or user that has most.
     pub connections_max: usize,
-    /// Connections of one user, or of all strangers at one address. Beyond it, the oldest of them makes room.
+    /// Most connections of one user, or of all strangers at one address. Beyond it, the longest idle one is closed,
+    /// else the oldest.
     pub connections_each_max: usize,
-    /// Memory for bodies that come and answers that wait for their readers, in bytes. A user or address has at most a quarter.
+    /// Memory for bodies being received and answers that wait for their readers, in bytes. A user or address gets at
+    /// most a quarter.
     pub transfer_bytes_max: u64,
-    /// Wrong tokens from one address in a minute before wrong ones are answered 429. The right one is always good.
+    /// Wrong tokens that one address may send in a minute; further ones are answered 429. A right token always works.
     pub wrong_tokens_per_minute: u32,
     /// Time for a TLS handshake.
     pub handshake_timeout: Duration,
-    /// Time for a request's head, from its first byte to its last.
+    /// Time for a request's head, from its first to its last byte.
     pub head_timeout: Duration,
-    /// How long an idle connection is kept for the next request.
+    /// How long an idle connection is kept open for the next request.
     pub idle_timeout: Duration,
-    /// What a client must send of a body, and take of an answer, on the average of each `slow_stretch`, in bytes a second.
+    /// Least rate, in bytes per second over each `slow_stretch`, at which a client must send a body and take an answer.
     /// Twenty connections over a link of 100 kbit/s have 600 each.
     pub slow_bytes_per_s: u64,
-    /// Over how much waiting for a client that is measured.
+    /// Length of the stretches, in time spent waiting for the client, over which that rate is measured.
     pub slow_stretch: Duration,
-    /// How long a shutdown waits for requests in flight.
+    /// How long a shutdown waits for requests that are being answered.
     pub drain_timeout: Duration,
 }
 
@@ -139,19 +141,19 @@ impl Default for Limits {
     }
 }
 
-/// What a user may have on a hub.
+/// How much a user may store on a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Bytes of the packs of the user's images, each pack counted once, and of unfinished uploads.
     pub bytes: u64,
     /// Images, unfinished uploads included.
     pub images: u64,
-    /// Traces of the user's that are kept, of whosever images.
+    /// Traces that the user has sent and that are kept, whoever owns the images.
     pub traces: u64,
 }
 
 impl Quota {
-    /// As much as there is.
+    /// A quota that refuses nothing.
     pub const UNLIMITED: Quota = Quota {
         bytes: u64::MAX,
         images: u64::MAX,
@@ -169,7 +171,7 @@ impl Default for Quota {
     }
 }
 
-/// What an operator set of a user's [`Quota`]; the rest is the hub's default.
+/// The parts of a user's [`Quota`] that an operator has set; the hub's defaults hold for the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuotaWish {
     /// See [`Quota::bytes`].
@@ -182,7 +184,7 @@ pub struct QuotaWish {
 
 /// Largest encoded manifest, in bytes: 1 TiB of state needs 8 MiB of segment hashes.
 pub const MANIFEST_BYTES_MAX: usize = 16 << 20;
-/// Most raw bytes that one batch read answers, so that one request cannot take the hub's memory.
+/// Most raw bytes that one batch read returns, so that one request cannot use up the hub's memory.
 pub const READ_BYTES_MAX: usize = 16 << 20;
 /// Largest JSON body, in bytes.
 pub const JSON_BYTES_MAX: usize = 64 << 10;

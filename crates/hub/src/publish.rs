@@ -1,11 +1,11 @@
-//! From packs to a published image, and what changes it later.
+//! Makes an image out of packs and publishes it; changes its visibility and removes it.
 //!
-//! Nothing is shown before the Merkle tree was walked: the manifest's segments are read and hashed, and each chunk that
-//! they name must lie in a pack of the scope, every item of which was checked when it came. Then files are moved in,
-//! and one transaction in the catalogue shows the image.
+//! An image becomes visible only after its Merkle tree was walked: the manifest's segments are read and hashed, and each
+//! chunk that they name must be in a pack of the scope, every item of which was checked when it was received. Then files
+//! are moved to their places, and one transaction in the catalogue makes the image visible.
 //!
-//! Packs that the public may read hold only what the public may know: one that also carries other chunks (of a private
-//! image that the owner built on) is written anew without them.
+//! A pack that the public may read must not contain anything private: one that also has other chunks (of a private image
+//! that the owner built on) is written anew without them.
 
 use super::catalogue::Publication;
 use super::error::{ApiError, ApiResult};
@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 /// zstd level of frames that the hub writes itself.
 const LEVEL: i32 = 3;
 
-/// Which items of each frame of each pack an image uses.
+/// The items of each frame of each pack that an image uses.
 struct Used {
-    /// By pack and frame: one bit an item.
+    /// Masks by pack and frame: one bit per item.
     masks: Vec<Vec<u16>>,
-    /// Raw bytes of them.
+    /// Raw bytes of these items.
     bytes: u64,
 }
 
@@ -41,7 +41,7 @@ impl Used {
         }
     }
 
-    /// Marks an item; tells whether it is the first time.
+    /// Marks an item. Returns whether it was not marked before.
     fn mark(&mut self, kind: Kind, place: Place) -> bool {
         let mask = &mut self.masks[place.pack as usize][place.at.frame as usize];
         let bit = 1 << place.at.slot;
@@ -54,7 +54,7 @@ impl Used {
     }
 }
 
-/// Walks the tree from the manifest down.
+/// Walks the tree from the manifest down. Returns the used items; an error if any is missing or wrong.
 fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
     let mut used = Used::new(scope);
     let mut missing = 0u64;
@@ -135,7 +135,7 @@ fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
     }
 }
 
-/// A segment, read from its pack and checked against its name.
+/// Reads a segment from its pack and checks its hash.
 pub(crate) fn read_segment(
     hub: &Hub,
     scope: &Scope,
@@ -157,14 +157,14 @@ pub(crate) fn read_segment(
     Segment::decode(bytes).map_err(|e| damaged(&e))
 }
 
-/// The packs of an image as they will be published, and where those lie that are new.
+/// The packs of an image as they will be published, and the paths of the new ones.
 struct Assembled {
     packs: Vec<PackRef>,
     raw_bytes: u64,
 }
 
-/// Proves that `scope` holds the image, and picks its packs, writing those anew into `folder` that the audience may
-/// not have whole.
+/// Checks that `scope` holds the image, and selects its packs. A pack that its readers may not read as a whole is written
+/// anew into `folder`.
 fn assemble(
     hub: &Hub,
     manifest: &Manifest,
@@ -200,7 +200,7 @@ fn assemble(
     })
 }
 
-/// Writes a pack with the marked items of another.
+/// Writes a pack with the marked items of another pack.
 fn strip(hub: &Hub, pack: &super::shelf::Pack, masks: &[u16], folder: &Path) -> ApiResult<PackRef> {
     let out = tempfile::NamedTempFile::new_in(folder)?;
     let mut writer = PackWriter::new(io::BufWriter::new(out))?;
@@ -234,7 +234,7 @@ fn strip(hub: &Hub, pack: &super::shelf::Pack, masks: &[u16], folder: &Path) -> 
     Ok(reference)
 }
 
-/// What a commit asks for.
+/// The settings of a commit.
 pub(crate) struct Wish<'a> {
     pub owner: &'a str,
     pub public: bool,
@@ -242,7 +242,7 @@ pub(crate) struct Wish<'a> {
     pub upload: Option<&'a str>,
 }
 
-/// Publishes an image whose packs are in `scope`. Fresh packs lie in `folder` or are made there.
+/// Publishes an image whose packs are in `scope`. New packs are in `folder` or are made there.
 pub(crate) fn publish(
     hub: &Hub,
     id: &Hash,
@@ -263,7 +263,7 @@ pub(crate) fn publish(
         if !to.exists() {
             move_in(&from, &to)?;
         } else if from.exists() && !is_whole(&to, &pack.id) {
-            // What was sent was checked when it came.
+            // The sent pack was checked when it was received.
             tracing::warn!(pack = %pack.id, "a damaged pack is replaced by what was sent");
             move_in(&from, &to)?;
             hub.mended(&pack.id)?;
@@ -295,7 +295,8 @@ pub(crate) fn publish(
     Ok(assembled.raw_bytes)
 }
 
-/// Whether a stored pack is what its name says. At most some megabytes, which the one who publishes waits for.
+/// Returns whether a stored pack has the content that its id says. It has at most some megabytes; the publisher waits
+/// for this.
 fn is_whole(path: &Path, id: &Hash) -> bool {
     std::fs::read(path).is_ok_and(|bytes| super::verify_pack(&bytes, id).is_ok())
 }
@@ -312,7 +313,7 @@ fn move_in(from: &Path, to: &Path) -> io::Result<()> {
     sync_folder(&folder)
 }
 
-/// Shows an image to everybody, or to its owner alone.
+/// Makes an image visible to everybody, or to its owner alone.
 pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) -> ApiResult<()> {
     let scope = hub.scope_of(&hub.catalogue.packs(id, owner)?)?;
     let bytes = std::fs::read(hub.manifest_path(id))?;
@@ -334,7 +335,8 @@ pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) ->
     hub.sweep()
 }
 
-/// Removes an owner's holding with its traces and models, and the files that nobody else needs; tells whether it was there.
+/// Removes an owner's holding with its traces and models, and the files that nobody else needs. Returns whether it
+/// existed.
 pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
     let removed = hub.catalogue.remove(id, owner)?;
     hub.shelf.forget_scope(id, owner);

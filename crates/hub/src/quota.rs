@@ -1,4 +1,4 @@
-//! What a user may have, has, and is refused.
+//! Quotas: what a user may store, what the user stores, and the refusals.
 
 use super::catalogue::{Catalogue, Rows};
 use super::error::{ApiError, ApiResult, HubError};
@@ -7,32 +7,32 @@ use super::{Quota, QuotaWish};
 use axum::http::StatusCode;
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// What a user has.
+/// What a user stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// Bytes of the packs of the user's images and unfinished uploads, each pack counted once.
     pub bytes: u64,
-    /// Images and unfinished uploads of others.
+    /// Images, and unfinished uploads of other images.
     pub images: u64,
 }
 
-/// A user with what it has and may have.
+/// A user with what it stores and may store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserQuota {
     /// The user's name.
     pub user: String,
-    /// Its bytes and images.
+    /// Its bytes and images that are stored.
     pub used: Used,
     /// Its traces that are kept.
     pub traces: u64,
-    /// What was set of its quota.
+    /// The parts of its quota that the operator has set.
     pub wish: QuotaWish,
-    /// What holds: that, and the default for the rest.
+    /// The quota in force: what was set, and the defaults for the rest.
     pub quota: Quota,
 }
 
 impl QuotaWish {
-    /// With the default for what was not set.
+    /// Returns the quota with the default for each part that was not set.
     pub fn or(&self, default: &Quota) -> Quota {
         Quota {
             bytes: self.bytes.unwrap_or(default.bytes),
@@ -61,13 +61,13 @@ pub(super) fn used(db: &Connection, owner: &str) -> Rows<Used> {
 }
 
 impl Catalogue {
-    /// What a user has.
+    /// Returns what a user stores.
     pub fn used(&self, owner: &str) -> Rows<Used> {
         used(&self.db.lock(), owner)
     }
 
-    /// Bytes of the packs of a user's images. Counted once after each change of any image: a user may have a hundred thousand
-    /// packs, and each pack that is sent asks.
+    /// Returns the bytes of the packs of a user's images. They are counted once after each change of any image, because a
+    /// user may have a hundred thousand packs and each pack that is sent asks for them.
     fn stored_bytes(&self, owner: &str) -> Rows<u64> {
         if let Some(bytes) = self.stored.lock().get(owner) {
             return Ok(*bytes);
@@ -82,7 +82,7 @@ impl Catalogue {
         Ok(bytes as u64)
     }
 
-    /// What was set of a user's quota.
+    /// Returns the parts of a user's quota that were set.
     pub fn quota(&self, user: &str) -> Rows<QuotaWish> {
         let found = self
             .db
@@ -105,7 +105,7 @@ impl Catalogue {
         Ok(found.unwrap_or_default())
     }
 
-    /// Sets what `wish` names of a user's quota; the rest stays. The user is made if need be.
+    /// Sets the parts of a user's quota that `wish` names. The user is created if necessary.
     pub fn set_quota(&self, user: &str, wish: &QuotaWish) -> Result<(), HubError> {
         self.ensure_user(user)?;
         let number = |n: Option<u64>| n.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
@@ -125,7 +125,7 @@ impl Catalogue {
     }
 }
 
-/// What `user` may have.
+/// Returns the quota of `user`.
 pub(super) fn of(hub: &Hub, user: &str) -> ApiResult<Quota> {
     Ok(hub.catalogue.quota(user)?.or(&hub.limits.quota))
 }
@@ -135,7 +135,7 @@ fn refused(message: String, fix: &str) -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, "quota", message, fix)
 }
 
-/// The refusal for a user who has, or would have, too much.
+/// Returns the refusal for a user who exceeds the quota, or would.
 pub(super) fn exceeded(user: &str, used: &Used, quota: &Quota) -> ApiError {
     let (what, has, may) = if used.bytes > quota.bytes {
         ("bytes", used.bytes, quota.bytes)
@@ -148,11 +148,11 @@ pub(super) fn exceeded(user: &str, used: &Used, quota: &Quota) -> ApiError {
     )
 }
 
-/// Whether `user` may send so many bytes more.
+/// Returns an error unless `user` may send this many more bytes.
 pub(super) fn check_bytes(hub: &Hub, user: &str, bytes: u64) -> ApiResult<()> {
     let quota = of(hub, user)?;
     let catalogue = &hub.catalogue;
-    // Counts what is both stored and staged twice: only what might be too much is counted again.
+    // The sum counts twice what is both stored and staged; only if it is too much, it is counted exactly.
     if catalogue.stored_bytes(user)? + catalogue.staged_bytes(user)? + bytes <= quota.bytes {
         return Ok(());
     }
@@ -164,7 +164,7 @@ pub(super) fn check_bytes(hub: &Hub, user: &str, bytes: u64) -> ApiResult<()> {
     Ok(())
 }
 
-/// Whether one more trace of `sender`'s may be kept. Those of nobody in particular are bounded by image alone.
+/// Returns an error unless one more trace of `sender` may be kept. Traces of strangers are bounded per image only.
 pub(super) fn check_traces(hub: &Hub, sender: Option<&str>) -> ApiResult<()> {
     let Some(user) = sender else { return Ok(()) };
     let (kept, quota) = (hub.traces.count_of(user), of(hub, user)?);

@@ -29,7 +29,7 @@ pub(crate) struct NameQuery {
     name: String,
 }
 
-/// Says that the hub is alive, and that it is a hub.
+/// Says that the hub works, and that it is a hub.
 #[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, body = Health)))]
 async fn healthz() -> Json<Health> {
     Json(Health {
@@ -38,7 +38,7 @@ async fn healthz() -> Json<Health> {
     })
 }
 
-/// The hub's metrics in Prometheus' format.
+/// Returns the hub's metrics in Prometheus' format.
 #[utoipa::path(get, path = "/metrics", tag = "operation",
     responses((status = 200, content_type = "text/plain", body = String), (status = 401, body = ErrorBody)))]
 async fn metrics(_viewer: Viewer) -> Response {
@@ -49,12 +49,12 @@ async fn metrics(_viewer: Viewer) -> Response {
         .into_response()
 }
 
-/// This description.
+/// Returns this description.
 async fn openapi() -> Json<utoipa::openapi::OpenApi> {
     Json(Api::openapi())
 }
 
-/// What a name means to the asker: an own image first, then a public one.
+/// Returns the image that a name means to the client: its own image, otherwise a public one.
 #[utoipa::path(get, path = "/v1/resolve", tag = "read", params(NameQuery),
     responses((status = 200, body = Resolved), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
               (status = 404, body = ErrorBody)))]
@@ -91,7 +91,7 @@ async fn resolve(
     Ok(Json(Resolved { id: id.to_string() }))
 }
 
-/// Lists the images that the asker may read.
+/// Lists the images that the client may read.
 #[utoipa::path(get, path = "/v1/images", tag = "catalogue",
     responses((status = 200, body = ImageList), (status = 401, body = ErrorBody)))]
 async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<ImageList>> {
@@ -123,8 +123,8 @@ async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<I
     Ok(Json(ImageList { images }))
 }
 
-/// An image that the asker owns, or the refusal: the same whether it is foreign or absent, but where the asker sees
-/// it anyway.
+/// Returns the name of the client, who must own the image, or the refusal. A foreign image is refused like a missing one,
+/// unless the client may read it.
 fn own_image(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<String> {
     let user = viewer.user()?;
     match hub.catalogue.readable(id, Some(user)) {
@@ -139,7 +139,7 @@ fn own_image(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<String> {
     }
 }
 
-/// Removes an image of the asker, and its tags.
+/// Removes an image that the client owns, and its tags.
 #[utoipa::path(delete, path = "/v1/images/{id}", tag = "catalogue", params(("id" = String, Path)),
     responses((status = 204), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
 async fn remove(
@@ -156,7 +156,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Shows an image of the asker to everybody, or to its owner alone.
+/// Makes an image that the client owns visible to everybody, or to its owner alone.
 #[utoipa::path(put, path = "/v1/images/{id}/visibility", tag = "catalogue", params(("id" = String, Path)),
     request_body = Visibility,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
@@ -178,7 +178,7 @@ async fn visibility(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Points a name to an image of the asker.
+/// Points a name to an image that the client owns.
 #[utoipa::path(put, path = "/v1/tags", tag = "catalogue", request_body = TagRequest,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
               (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
@@ -199,7 +199,7 @@ async fn tag(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes a name of the asker; the image stays.
+/// Removes a name of the client; the image is kept.
 #[utoipa::path(delete, path = "/v1/tags", tag = "catalogue", params(NameQuery),
     responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody), (status = 404, body = ErrorBody)))]
 async fn untag(
@@ -221,7 +221,7 @@ async fn untag(
     }
 }
 
-/// The description of the hub's interface; `docs/openapi-hub.json` is its checked-in form.
+/// The OpenAPI description of the hub's interface; `docs/openapi-hub.json` is its checked-in form.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -259,7 +259,7 @@ async fn untag(
 )]
 struct Api;
 
-/// The OpenAPI description as JSON text, as it is checked in.
+/// Returns the OpenAPI description as JSON text, as it is checked in.
 pub fn openapi_json() -> String {
     let mut text = Api::openapi()
         .to_pretty_json()
@@ -268,7 +268,7 @@ pub fn openapi_json() -> String {
     text
 }
 
-/// All routes.
+/// Returns the router with all routes.
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
     Router::new()
         .merge(assets::router(assets::Page::Hub))
@@ -303,7 +303,7 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
         .route("/v1/uploads/{id}/commit", post(uploads::commit))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        // Every handler reads its body through `collect_body`, which knows the route's own limit.
+        // Every handler reads its body through `collect_body`, which enforces the route's own limit.
         .layer(DefaultBodyLimit::disable())
         .layer(axum::middleware::from_fn_with_state(hub.clone(), admit))
         .layer(axum::middleware::from_fn(measure))
@@ -330,7 +330,7 @@ async fn no_method(request: Request) -> ApiError {
     )
 }
 
-/// Counts and times a request, under its route's name rather than its path, which clients could make up.
+/// Counts and times a request under its route's name, not its path, since clients could make up any number of paths.
 async fn measure(route: Option<MatchedPath>, request: Request, next: Next) -> Response {
     let from = Instant::now();
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());

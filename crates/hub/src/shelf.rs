@@ -1,8 +1,8 @@
-//! The packs on the hub's disk, and what of them is in memory.
+//! The packs on the hub's disk, and their indices and frames in memory.
 //!
 //! A [`Scope`] is a set of packs that may be read together: those of one holding, or those that an upload may build
-//! on. Reading goes through a scope only, so that a private image's chunks cannot be had by asking another image for
-//! them. The frame cache below is shared: it is keyed by pack and frame, never by a chunk's hash.
+//! on. All reads go through a scope, so that nobody can get a private image's chunks by asking another image for
+//! them. All scopes share the frame cache, whose key is pack and frame, never a chunk's hash.
 //!
 //! Memory for each indexed item: 36 bytes in the pack's index (shared between scopes) and 16 in the scope.
 
@@ -20,15 +20,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Shards of the frame cache: enough that two cores rarely meet.
+/// Shards of the frame cache: enough that two cores rarely compete for one.
 const SHARDS: usize = 16;
-/// What a cached frame costs beside its bytes.
+/// Memory that a cached frame takes besides its bytes.
 const FRAME_OVERHEAD_BYTES: u64 = 160;
 
-/// A pack whose index is in memory. Its file is opened for each read: thousands of packs would use up the
-/// descriptors, and a read that needs the file pays for the disk anyway.
+/// A pack whose index is in memory. Its file is opened for each read: thousands of open packs would use up the
+/// descriptors, and a read that needs the file waits for the disk anyway.
 pub(crate) struct Pack {
-    /// Names the pack in the frame cache.
+    /// Identifies the pack in the frame cache.
     number: u32,
     pub reference: PackRef,
     pub index: PackIndex,
@@ -36,7 +36,7 @@ pub(crate) struct Pack {
 }
 
 impl Pack {
-    /// A frame's bytes as they lie in the file.
+    /// Reads a frame's bytes from the file, as they are stored.
     fn read(&self, file: &File, info: &FrameInfo) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; info.len as usize];
         file.read_exact_at(&mut bytes, info.offset)?;
@@ -48,7 +48,7 @@ impl Pack {
     }
 }
 
-/// A frame in memory: compressed as it travels, raw once somebody wanted a part of it.
+/// A frame in memory: compressed as it is sent, and also raw once a part of it was needed.
 pub(crate) struct Frame {
     pub info: FrameInfo,
     pub compressed: Vec<u8>,
@@ -56,7 +56,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// The unpacked items, one after the other.
+    /// Returns the unpacked items, one after the other.
     pub fn raw(&self) -> Result<&[u8], FormatError> {
         if let Some(raw) = self.raw.get() {
             return Ok(raw);
@@ -65,14 +65,15 @@ impl Frame {
         Ok(self.raw.get_or_init(|| raw))
     }
 
-    /// The unpacked item at `slot`.
+    /// Returns the unpacked item at `slot`.
     pub fn item(&self, slot: u16) -> Result<&[u8], FormatError> {
         let size = self.info.kind.raw_size();
         let at = usize::from(slot) * size;
         Ok(&self.raw()?[at..at + size])
     }
 
-    /// Whether every item is what its hash says: disks rot. Unpacking it for that is no loss, as it stays unpacked.
+    /// Checks that every item matches its hash, as disks can corrupt data. The unpacked items are kept, so unpacking
+    /// is not wasted.
     fn check(&self, hashes: &[Hash]) -> Result<(), FormatError> {
         let items = self.raw()?.chunks_exact(self.info.kind.raw_size());
         for (item, hash) in items.zip(hashes) {
@@ -81,14 +82,15 @@ impl Frame {
         Ok(())
     }
 
-    /// What it is counted as: with its raw bytes, whether they are there yet or not, so that the budget holds.
+    /// Returns what the frame counts in the cache, in bytes: always with its raw bytes, so that the budget holds when
+    /// they are unpacked.
     fn cost(&self) -> u64 {
         let raw = usize::from(self.info.items) * self.info.kind.raw_size();
         (self.compressed.len() + raw) as u64 + FRAME_OVERHEAD_BYTES
     }
 }
 
-/// Where an item of a scope lies.
+/// The place of an item in a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     /// Position of the pack in the scope.
@@ -96,10 +98,10 @@ pub(crate) struct Place {
     pub at: Location,
 }
 
-/// A set of packs that may be read together. The first pack that has an item wins.
+/// A set of packs that may be read together. If several packs have an item, the first one is read.
 pub(crate) struct Scope {
     pub packs: Vec<Arc<Pack>>,
-    /// First eight bytes of each hash, and the pack that has it; sorted.
+    /// First eight bytes of each hash, and the position of the pack that has it; sorted.
     items: Vec<(u64, u32)>,
 }
 
@@ -120,12 +122,12 @@ impl Scope {
         Scope { packs, items }
     }
 
-    /// Items in all packs.
+    /// Returns the number of items in all packs.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Where the item is, if it is of this kind.
+    /// Returns the item's place, if the scope has it and it is of this kind.
     pub fn find(&self, kind: Kind, hash: &Hash) -> Option<Place> {
         let wanted = prefix(hash);
         let from = self.items.partition_point(|(prefix, _)| *prefix < wanted);
@@ -148,8 +150,8 @@ fn prefix(hash: &Hash) -> u64 {
     ])
 }
 
-/// Frames in memory, by pack number and frame number; second-chance eviction, as it needs no write on a hit but one
-/// flag.
+/// Frames in memory, by pack number and frame number. Eviction gives a second chance, so that a hit writes nothing but
+/// one flag.
 struct FrameCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_budget: u64,
@@ -227,22 +229,22 @@ struct Scopes {
     items: usize,
 }
 
-/// See the module.
+/// The packs and their cache: see the module's documentation.
 pub(crate) struct Shelf {
     folder: PathBuf,
     frames: FrameCache,
     scopes: Mutex<Scopes>,
     index_items_max: usize,
     packs: Mutex<HashMap<Hash, Weak<Pack>>>,
-    /// Packs whose files are not what they were.
+    /// Packs whose files were found damaged.
     damaged: RwLock<HashSet<Hash>>,
     next_number: AtomicU32,
-    /// One scope is loaded at a time, so that a hundred hosts that start the same image load it once.
+    /// Held while a scope is loaded, so that a hundred hosts that start the same image load it once.
     pub loading: Mutex<()>,
 }
 
 impl Shelf {
-    /// The packs below `folder` (`xx/<id>.pack`).
+    /// Uses the packs below `folder` (`xx/<id>.pack`).
     pub fn new(folder: PathBuf, cache_bytes: u64, index_items_max: usize) -> Shelf {
         Shelf {
             folder,
@@ -256,13 +258,13 @@ impl Shelf {
         }
     }
 
-    /// Where a published pack lies.
+    /// Returns the path of a published pack.
     pub fn pack_path(&self, id: &Hash) -> PathBuf {
         let name = id.to_string();
         self.folder.join(&name[..2]).join(format!("{name}.pack"))
     }
 
-    /// The pack with its index in memory; read from `path` unless it is there already.
+    /// Returns the pack with its index in memory; reads the index from `path` unless it is in memory already.
     pub fn pack(&self, reference: &PackRef, path: PathBuf) -> Result<Arc<Pack>, HubError> {
         if let Some(pack) = self.packs.lock().get(&reference.id).and_then(Weak::upgrade)
             && pack.path == path
@@ -283,22 +285,22 @@ impl Shelf {
         Ok(pack)
     }
 
-    /// Whether a pack was found damaged.
+    /// Returns whether a pack was found damaged.
     pub fn is_damaged(&self, pack: &Hash) -> bool {
         self.damaged.read().contains(pack)
     }
 
-    /// Remembers that a pack is damaged; tells whether that is new.
+    /// Records that a pack is damaged. Returns whether this was not known.
     pub fn mark_damaged(&self, pack: &Hash) -> bool {
         self.damaged.write().insert(*pack)
     }
 
-    /// A pack was replaced.
+    /// Records that a damaged pack was replaced.
     pub fn forget_damage(&self, pack: &Hash) {
         self.damaged.write().remove(pack);
     }
 
-    /// The scope of a holding, if it is in memory.
+    /// Returns the scope of a holding, if it is in memory.
     pub fn scope(&self, id: &Hash, owner: &Arc<str>) -> Option<Arc<Scope>> {
         let mut scopes = self.scopes.lock();
         scopes.tick += 1;
@@ -308,7 +310,7 @@ impl Shelf {
         Some(scope.clone())
     }
 
-    /// Keeps the scope of a holding, dropping those that were not read for the longest time.
+    /// Keeps the scope of a holding; drops those that were not read for the longest time.
     pub fn keep_scope(&self, id: &Hash, owner: &Arc<str>, scope: Arc<Scope>) {
         let mut scopes = self.scopes.lock();
         scopes.tick += 1;
@@ -331,17 +333,18 @@ impl Shelf {
             .insert((*id, owner.clone()), (scope, tick));
     }
 
-    /// Forgets the scope of a holding that changed.
+    /// Drops the scope of a holding that has changed.
     pub fn forget_scope(&self, id: &Hash, owner: &str) {
         forget(&mut self.scopes.lock(), &(*id, owner.into()));
     }
 
-    /// A frame from memory.
+    /// Returns a frame if it is in memory.
     pub fn cached(&self, pack: &Pack, frame: u32) -> Option<Arc<Frame>> {
         self.frames.get((pack.number, frame))
     }
 
-    /// A frame from memory or disk, checked; `file` is the pack's, opened when first needed and kept for the next frame.
+    /// Returns a frame from memory or disk, checked. `file` is the pack's, opened when first needed and kept for the
+    /// next frame.
     pub fn frame(
         &self,
         pack: &Pack,
@@ -359,7 +362,7 @@ impl Shelf {
         Ok(frame_data)
     }
 
-    /// A frame from disk that is not kept: a verification walk must not push out what guests are reading.
+    /// Reads a frame from disk without caching it: the walk of a commit must not evict what guests are reading.
     pub fn frame_uncached(
         &self,
         pack: &Pack,
@@ -396,8 +399,8 @@ fn read_index(reference: &PackRef, path: &Path) -> io::Result<PackIndex> {
     PackIndex::decode(&bytes, reference).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Checks a whole pack in memory: header, footer, index, and that every item of every frame is what its hash says.
-/// Memory beyond `bytes`: the index and one unpacked frame, whatever the pack claims.
+/// Checks a whole pack in memory: header, footer, index, and that every item of every frame matches its hash. Uses memory
+/// beyond `bytes` only for the index and one unpacked frame, whatever the pack claims.
 pub fn verify_pack(bytes: &[u8], id: &Hash) -> Result<PackRef, FormatError> {
     let truncated = |need: u64| FormatError::Truncated {
         what: "pack",

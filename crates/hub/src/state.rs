@@ -1,4 +1,4 @@
-//! What all requests share, and the housekeeping that no request does.
+//! The state that all requests share, and the housekeeping.
 
 use super::access::Tokens;
 use super::catalogue::{Catalogue, Holding, now_unix_s};
@@ -15,20 +15,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Requests that are worked on at a time, for each processor, and in all at least and at most: work is mostly hashing and
-/// packing, and a little waiting for the disk.
+/// Requests that are processed at the same time, per processor; the total has a minimum and a maximum. The work is mostly
+/// hashing and packing, and a little waiting for the disk.
 const SLOTS_PER_PROCESSOR: usize = 4;
 const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 64;
-/// Long works (commits, trainings that are waited for) at a time. They have slots of their own, as each may take minutes.
+/// Long operations (commits, trainings that a request waits for) at the same time. They have their own slots, as each
+/// may take minutes.
 const LONG_SLOTS: usize = 4;
-/// What of each processor's time strangers may use while users are about.
+/// The part of each processor's time that strangers may use while users are active.
 const STRANGERS_SHARE: f64 = 0.125;
 /// Time between two copies of the catalogue.
 const BACKUP_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Time between two looks for stale uploads.
+/// Time between two searches for stale uploads.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(600);
-/// Uploads whose candidates are kept in memory.
+/// Most uploads whose scopes are kept in memory.
 const UPLOADS_REMEMBERED_MAX: usize = 8;
 
 /// The packs that an upload may build on, in memory.
@@ -36,11 +37,11 @@ const UPLOADS_REMEMBERED_MAX: usize = 8;
 pub(crate) struct Remembered {
     /// Packs of images that its owner may read.
     pub visible: Arc<Scope>,
-    /// Packs that were sent, and how many there were when this was made.
+    /// Packs that were sent, and how many there were when this scope was made.
     pub staged: Option<(usize, Arc<Scope>)>,
 }
 
-/// See the module.
+/// The state of a hub: see the module's documentation.
 pub(crate) struct Hub {
     pub limits: Limits,
     pub anonymous: super::Anonymous,
@@ -50,15 +51,16 @@ pub(crate) struct Hub {
     pub thumbnails: super::thumbnail::Known,
     pub traces: Arc<TraceStore>,
     pub trainer: Trainer,
-    /// Held while files are moved in or out of the published folders, so that a sweep never meets a commit.
+    /// Held while files are moved into or out of the published folders, so that removing unused packs never runs
+    /// beside a commit.
     pub publishing: Mutex<()>,
-    /// Held while traces come and while they go with their image.
+    /// Held while a trace is added, and while traces are removed with their image.
     pub tracing: Mutex<()>,
     /// Where requests wait for their turn.
     pub gate: Gate,
-    /// The same for long works.
+    /// The same for long operations.
     pub long_gate: Gate,
-    /// What bodies and answers may take.
+    /// The bound on memory for bodies and answers.
     pub memory: Memory,
     /// See [`HubOptions::anonymous_traces`].
     pub anonymous_traces: bool,
@@ -67,7 +69,7 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Opens the hub's folder and puts it in order after a crash.
+    /// Opens the hub's folder and cleans up after a crash.
     pub fn open(options: &HubOptions) -> Result<Hub, HubError> {
         let dir = options.dir.clone();
         for folder in [
@@ -130,18 +132,18 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Where a manifest lies.
+    /// Returns the path of a manifest.
     pub fn manifest_path(&self, id: &Hash) -> PathBuf {
         self.dir.join("repo/images").join(id.to_string())
     }
 
-    /// Where an upload's files lie. Keys are made by the catalogue; no text of a client becomes a path.
+    /// Returns the folder of an upload. Keys are made by the catalogue; no text of a client becomes a path.
     pub fn staging(&self, key: &str) -> PathBuf {
         self.dir.join("staging").join(key)
     }
 
-    /// Where a staged pack lies: in the upload's folder, or published if a commit was cut off between its files and
-    /// its row.
+    /// Returns the path of a staged pack: in the upload's folder, or in the published one if a commit was interrupted after
+    /// its files were moved and before its row was written.
     pub fn staged_pack_path(&self, key: &str, pack: &Hash) -> PathBuf {
         let staged = self.staging(key).join(format!("{pack}.pack"));
         if staged.exists() {
@@ -151,9 +153,9 @@ impl Hub {
         }
     }
 
-    /// The scope of a published set of packs.
+    /// Returns the scope of a set of published packs.
     ///
-    /// A pack whose index is damaged is left out: what is in it is answered as missing, the rest can be read.
+    /// A pack whose index is damaged is left out: its items are answered as missing, the others can be read.
     pub fn scope_of(&self, packs: &[PackRef]) -> Result<Scope, HubError> {
         let mut whole = Vec::with_capacity(packs.len());
         for pack in packs {
@@ -168,7 +170,8 @@ impl Hub {
         Ok(Scope::new(whole))
     }
 
-    /// A stored pack is not what it was: from now on nobody is told that the hub has what is in it, until it is sent again.
+    /// Records that a stored pack is damaged: from now on nobody is told that the hub has its items, until it is sent
+    /// again.
     pub fn found_damaged(&self, pack: &Hash, error: &dyn std::fmt::Display) {
         if !self.shelf.mark_damaged(pack) {
             return;
@@ -180,14 +183,14 @@ impl Hub {
         }
     }
 
-    /// A damaged pack was replaced.
+    /// Records that a damaged pack was replaced.
     pub fn mended(&self, pack: &Hash) -> Result<(), HubError> {
         self.catalogue.note_damaged(pack, false)?;
         self.shelf.forget_damage(pack);
         Ok(())
     }
 
-    /// Copies the catalogue beside it, for the day on which it can't be read.
+    /// Copies the catalogue to the file beside it, in case it can't be read one day.
     fn back_up(&self) {
         let to = super::catalogue_path(&self.dir).with_extension("db.backup");
         if let Err(error) = self.catalogue.copy_to(&to) {
@@ -195,7 +198,7 @@ impl Hub {
         }
     }
 
-    /// The scope of a holding, loaded if it is not in memory. Blocks.
+    /// Returns the scope of a holding; loads it if it is not in memory. Blocks.
     pub fn load_scope(&self, id: &Hash, holding: &Holding) -> ApiResult<Arc<Scope>> {
         let _one = self.shelf.loading.lock();
         if let Some(scope) = self.shelf.scope(id, &holding.owner) {
@@ -206,12 +209,12 @@ impl Hub {
         Ok(scope)
     }
 
-    /// What is remembered of an upload.
+    /// Returns what is kept in memory for an upload.
     pub fn remembered(&self, key: &str) -> Option<Remembered> {
         self.remembered.lock().get(key).cloned()
     }
 
-    /// Remembers an upload's packs, forgetting another's if there are too many.
+    /// Keeps an upload's scopes in memory; drops another upload's if there are too many.
     pub fn remember(&self, key: &str, packs: Remembered) {
         let mut all = self.remembered.lock();
         if all.len() >= UPLOADS_REMEMBERED_MAX
@@ -223,7 +226,7 @@ impl Hub {
         all.insert(key.to_owned(), packs);
     }
 
-    /// Forgets what was remembered of all uploads: packs have gone.
+    /// Drops the scopes of all uploads, because packs were removed.
     pub fn forget_uploads(&self) {
         self.remembered.lock().clear();
     }
@@ -249,7 +252,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Refuses more bytes than the disk has room for beyond the reserve.
+    /// Returns an error unless the disk has room for this many bytes beyond the reserve.
     pub fn check_room(&self, bytes: u64) -> ApiResult<()> {
         let disk = rustix::fs::statvfs(&self.dir).map_err(std::io::Error::from)?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
@@ -260,7 +263,7 @@ impl Hub {
         }
     }
 
-    /// Files without a row: what a killed process left.
+    /// Removes files without a row, which a killed process left behind.
     fn clear_litter(&self) -> Result<(), HubError> {
         let keys = self.catalogue.upload_keys()?;
         for (name, path) in entries(&self.dir.join("staging"))? {
@@ -305,7 +308,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Drops uploads that nobody went on with.
+    /// Drops uploads that were not used for too long. Returns their number.
     pub fn expire_uploads(&self) -> ApiResult<usize> {
         let before = now_unix_s().saturating_sub(self.limits.upload_expiry.as_secs());
         let stale = self.catalogue.stale_uploads(before)?;
@@ -324,7 +327,7 @@ impl Hub {
     }
 }
 
-/// As many slots as the processors are good for.
+/// Returns the number of slots for this host's processors, between `min` and `max`.
 fn room(min: usize, max: usize) -> Room {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     Room {
@@ -333,7 +336,7 @@ fn room(min: usize, max: usize) -> Room {
     }
 }
 
-/// Whether a file is not what was written, rather than hard to read just now.
+/// Returns whether an error means that a file's content is wrong, not that it is merely hard to read now.
 pub(crate) fn is_damage(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(
@@ -342,7 +345,8 @@ pub(crate) fn is_damage(error: &std::io::Error) -> bool {
     )
 }
 
-/// The catalogue's path, unless it has gone and the images would go with it.
+/// Returns the catalogue's path; an error if it is missing although there are images, which would be removed without
+/// it.
 fn catalogue_of(dir: &Path) -> Result<PathBuf, HubError> {
     let path = super::catalogue_path(dir);
     let repo = dir.join("repo/images");
@@ -353,7 +357,7 @@ fn catalogue_of(dir: &Path) -> Result<PathBuf, HubError> {
     Ok(path)
 }
 
-/// Runs blocking work on a thread that may block, when it is `who`'s turn.
+/// Runs blocking work on a thread that may block, when it is the turn of `who`.
 pub(crate) async fn blocking<T: Send + 'static>(
     hub: &Arc<Hub>,
     who: &Party,
@@ -362,7 +366,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     behind(&hub.gate, hub, who, work).await
 }
 
-/// The same for what may take minutes.
+/// The same for operations that may take minutes.
 pub(crate) async fn blocking_long<T: Send + 'static>(
     hub: &Arc<Hub>,
     who: &Party,
@@ -380,14 +384,14 @@ pub(crate) async fn behind<T: Send + 'static>(
     let turn = gate.enter(who).await;
     let turn = turn.ok_or_else(|| ApiError::busy("this did not get its turn for a minute"))?;
     apart(hub, move |hub| {
-        // The work ends here, not where its answer is waited for: that one may have gone.
+        // The turn ends with the work, not with the request, which may have been dropped.
         let _turn = turn;
         work(hub)
     })
     .await
 }
 
-/// Runs blocking work on a thread that may block, at once, and turns a panic into an answer: what is the hub's own, or cheap.
+/// Runs the hub's own or cheap blocking work at once, on a thread that may block; a panic becomes an error.
 pub(crate) async fn apart<T: Send + 'static>(
     hub: &Arc<Hub>,
     work: impl FnOnce(&Hub) -> ApiResult<T> + Send + 'static,
@@ -396,7 +400,7 @@ pub(crate) async fn apart<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&hub)).await?
 }
 
-/// Looks for stale uploads now and then, until the runtime ends.
+/// Searches for stale uploads every [`HOUSEKEEPING_INTERVAL`], until the runtime ends.
 pub(crate) async fn housekeeping(hub: Arc<Hub>) {
     let mut interval = tokio::time::interval(HOUSEKEEPING_INTERVAL.min(hub.limits.upload_expiry));
     let mut copied = std::time::Instant::now();
@@ -450,7 +454,7 @@ fn remove_folder(path: &Path) {
     }
 }
 
-/// Writes a file so that it is there whole or not at all, and survives a power cut.
+/// Writes a file atomically, so that it survives a power cut.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::io::Write;
     let folder = path

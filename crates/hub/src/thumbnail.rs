@@ -15,14 +15,15 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Images of which it is remembered whether they have one; beyond it, all are forgotten.
+/// Most images for which it is remembered whether they have a thumbnail; beyond that, all are forgotten.
 const REMEMBERED_MAX: usize = 64 * 1024;
 
-/// Whether images have a thumbnail: an id never changes its mind, and its manifest may be megabytes.
+/// Remembers which images have a thumbnail: that never changes for an id, and finding out may mean reading megabytes
+/// of manifest.
 #[derive(Default)]
 pub(crate) struct Known(Mutex<HashMap<Hash, bool>>);
 
-/// Whether an image of the catalogue has a thumbnail. Blocks.
+/// Returns whether an image of the catalogue has a thumbnail. Blocks.
 pub(crate) fn there(hub: &Hub, row: &ImageRow) -> bool {
     if let Some(known) = hub.thumbnails.0.lock().get(&row.id) {
         return *known;
@@ -40,7 +41,7 @@ pub(crate) fn there(hub: &Hub, row: &ImageRow) -> bool {
     found
 }
 
-/// The screen at an image's capture, as PNG.
+/// Returns the screen at an image's capture, as PNG.
 #[utoipa::path(
     get, path = "/v1/images/{id}/thumbnail", tag = "catalogue", params(("id" = String, Path)),
     responses((status = 200, content_type = "image/png", body = Vec<u8>), (status = 304),
@@ -70,7 +71,7 @@ pub(crate) async fn thumbnail(
     Ok(answer(&id, png, keep, &headers))
 }
 
-/// The region's bytes; `None` if there is none, or a pack is damaged.
+/// Returns the region's bytes; `None` if there is no such region, or a pack is damaged.
 fn read(hub: &Hub, scope: &Scope, id: &Hash) -> Option<Vec<u8>> {
     let manifest = Manifest::decode(&std::fs::read(hub.manifest_path(id)).ok()?).ok()?;
     let region = manifest.region(THUMB_REGION)?;

@@ -1,4 +1,4 @@
-//! The hub's certificate: the operator's, or one of its own that clients trust by its CA file.
+//! The hub's certificate: the operator's, or one that the hub makes and that clients verify with its CA file.
 
 use super::{HubError, Tls};
 use rcgen::{
@@ -20,7 +20,7 @@ pub(crate) struct Prepared {
     pub fingerprint: String,
 }
 
-/// Loads the certificate that `tls` names, making it first where the hub is its own authority.
+/// Loads the certificate that `tls` names; makes it first if the hub is its own authority.
 pub(crate) fn prepare(
     tls: &Tls,
     dir: &Path,
@@ -36,7 +36,7 @@ pub(crate) fn prepare(
                 folder.join("hub.key"),
                 folder.join("ca.pem"),
             );
-            // The key is written last: with it there, all of them are.
+            // The key is written last: if it exists, so do the other files.
             set_aside_unreadable(&folder, &cert, &key);
             if !key.exists() {
                 make(&folder, &subject_names(names, listen))?;
@@ -89,8 +89,8 @@ pub(crate) fn prepare(
     }))
 }
 
-/// A certificate of our own that can't be read (an empty file after a full disk) is moved away, so that a new one is made:
-/// clients need the new CA file then, but the hub serves.
+/// Moves a certificate of the hub's own that can't be read (an empty file after a full disk) away, so that a new one is
+/// made: clients then need the new CA file, but the hub works.
 fn set_aside_unreadable(folder: &Path, cert: &Path, key: &Path) {
     let whole = CertificateDer::pem_file_iter(cert).is_ok_and(|mut certs| {
         certs.next().is_some_and(|first| first.is_ok()) && certs.all(|cert| cert.is_ok())
@@ -110,7 +110,7 @@ fn set_aside_unreadable(folder: &Path, cert: &Path, key: &Path) {
     }
 }
 
-/// Names that clients on this host and network will use.
+/// Returns the names that clients on this host and network will use.
 fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
     let mut names = vec![
         "localhost".to_owned(),
@@ -131,8 +131,8 @@ fn subject_names(extra: &[String], listen: SocketAddr) -> Vec<String> {
     names
 }
 
-/// An authority and a leaf below it, not a lone self-signed leaf: clients keep the CA file when the leaf is renewed,
-/// and some verifiers refuse a CA certificate as a server's.
+/// Makes an authority and a certificate that it signed, not a lone self-signed one: clients keep the CA file when the
+/// certificate is renewed, and some verifiers refuse a CA certificate as a server's.
 fn make(folder: &Path, names: &[String]) -> Result<(), HubError> {
     let failed =
         |e: rcgen::Error| HubError::Tls(format!("cannot make a certificate for {names:?}: {e}"));
@@ -177,7 +177,8 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), HubError> {
     write().map_err(HubError::file("cannot write", path))
 }
 
-/// SHA-256 in colon-separated hex, as browsers and `openssl x509 -fingerprint -sha256` show it.
+/// Returns the SHA-256 fingerprint in hexadecimal with colons, as browsers and `openssl x509 -fingerprint -sha256`
+/// show it.
 fn fingerprint(cert: &CertificateDer<'_>) -> String {
     let suite = rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
     let hash = suite

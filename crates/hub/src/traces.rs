@@ -1,8 +1,8 @@
-//! Traces come in, models go out.
+//! Receives traces, and returns the models that were trained on them.
 //!
-//! Whoever may read an image may send a trace of it; only the owner may see what was sent, to everybody else there is nothing
-//! here (404), as with a private image. Traces belong to a holding: what ann's readers send is ann's, although bob holds the
-//! same image. Models are for all who may read the image.
+//! Whoever may read an image may send a trace of it. Only the owner may see the traces that were sent; everybody else gets
+//! 404, as for a private image. Traces belong to a holding: a trace that a reader of Ann's image sends belongs to Ann, even
+//! if Bob holds the same image. Models are for everybody who may read the image.
 
 use super::access::Viewer;
 use super::catalogue::{Holding, now_unix_ms};
@@ -24,20 +24,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use utoipa::IntoParams;
 
-/// How long a request waits for the training that it caused. A training of the longest traces takes about as long.
+/// How long a request waits for the training that it caused. Training on the longest traces takes about as long.
 const TRAINING_WAIT: Duration = Duration::from_secs(20);
-/// Memory and time of a model: it may change with the next training.
+/// Cache header of a model: it may change with the next training.
 const CHANGING: HeaderValue = HeaderValue::from_static("no-cache");
 const BYTES: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
-/// Which model.
+/// Which model is wanted.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct ModelQuery {
     /// `floe` (the default), `vtube` or `vmtorrent`.
     method: Option<String>,
 }
 
-/// The asker's own holding; anybody else's does not show, be it public.
+/// Returns the client's own holding; an error if somebody else holds the image, even publicly.
 fn own(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<Holding> {
     let holding = readable(hub, id, viewer)?;
     if viewer.name() == Some(&*holding.owner) {
@@ -53,7 +53,7 @@ fn shape(hub: &Hub, id: &Hash) -> ApiResult<Shape> {
     Ok(Shape::of(*id, &manifest))
 }
 
-/// Takes a machine's trace of an image that the sender may read.
+/// Stores a machine's trace of an image that the sender may read.
 #[utoipa::path(
     post, path = "/v1/images/{id}/traces", tag = "traces", params(("id" = String, Path)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
@@ -92,7 +92,7 @@ pub(crate) async fn send(
         };
         floe_traces::check(&body, &shape(hub, &id)?).map_err(refused)?;
         hub.check_room(body.len() as u64)?;
-        // the owner may have removed the image meanwhile; what comes later finds it gone
+        // the owner may have removed the image meanwhile; once this lock is held, a removal waits
         let _tracing = hub.tracing.lock();
         if !hub.catalogue.holds(&id, &holding.owner) {
             return Err(ApiError::no_image(id));
@@ -116,7 +116,7 @@ pub(crate) async fn send(
     }))
 }
 
-/// Lists the traces of an image of the asker.
+/// Lists the traces of an image that the client owns.
 #[utoipa::path(
     get, path = "/v1/images/{id}/traces", tag = "traces", params(("id" = String, Path)),
     responses((status = 200, body = TraceList), (status = 401, body = super::ErrorBody), (status = 404, body = super::ErrorBody)))]
@@ -146,7 +146,7 @@ fn no_trace(id: &Hash) -> ApiError {
     )
 }
 
-/// One trace of an image of the asker.
+/// Returns one trace of an image that the client owns.
 #[utoipa::path(
     get, path = "/v1/images/{id}/traces/{hash}", tag = "traces", params(("id" = String, Path), ("hash" = String, Path)),
     responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>),
@@ -166,7 +166,7 @@ pub(crate) async fn one(
     Ok(([(header::CONTENT_TYPE, BYTES)], bytes.await?).into_response())
 }
 
-/// Removes one trace of an image of the asker; the next training does without it.
+/// Removes one trace of an image that the client owns; the next training does not use it.
 #[utoipa::path(
     delete, path = "/v1/images/{id}/traces/{hash}", tag = "traces", params(("id" = String, Path), ("hash" = String, Path)),
     responses((status = 204), (status = 401, body = super::ErrorBody), (status = 404, body = super::ErrorBody)))]
@@ -188,8 +188,8 @@ pub(crate) async fn remove(
     .await
 }
 
-/// The model of an image, for its planner. Its ETag is the BLAKE3 of its bytes. One of another method than the usual is made
-/// when it is first asked for.
+/// Returns the model of an image, for its planner. The ETag is the BLAKE3 of its bytes. The default method's model is
+/// trained in the background; another method's is trained when it is first requested.
 #[utoipa::path(
     get, path = "/v1/images/{id}/model", tag = "traces", params(("id" = String, Path), ModelQuery),
     responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>), (status = 304),
@@ -216,7 +216,7 @@ pub(crate) async fn model(
                 })?
         }
     };
-    // Only what may have to be trained first is long.
+    // Only models that may have to be trained first can take long.
     let gate = match method {
         Method::Floe => &hub.gate,
         _ => &hub.long_gate,
@@ -240,7 +240,7 @@ pub(crate) async fn model(
         let model = model.ok_or_else(absent)?;
         match std::fs::read(&model.path) {
             Ok(bytes) => Ok(bytes),
-            // removed in this moment, with its image
+            // removed just now, with its image
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(absent()),
             Err(error) => Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! What keeps the catalogue in order: a copy for the day on which it can't be read, and which packs are damaged.
+//! Upkeep of the catalogue: a backup copy for when it can't be read, and the list of damaged packs.
 
 use super::HubError;
 use super::catalogue::{Catalogue, Rows, hash};
@@ -6,7 +6,7 @@ use floe_image::Hash;
 use std::path::Path;
 
 impl Catalogue {
-    /// Copies the whole catalogue to a file, which is there whole or as it was before.
+    /// Copies the whole catalogue to a file, atomically.
     pub fn copy_to(&self, path: &Path) -> Result<(), HubError> {
         let failed = |what| HubError::file(what, path);
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -22,7 +22,7 @@ impl Catalogue {
         moved().map_err(failed("cannot copy to"))
     }
 
-    /// Notes that a pack is damaged, or no more.
+    /// Records whether a pack is damaged.
     pub fn note_damaged(&self, pack: &Hash, damaged: bool) -> Rows<()> {
         let change = match damaged {
             true => "INSERT OR IGNORE INTO damaged VALUES (?1)",
@@ -32,7 +32,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Packs that were found damaged and not replaced.
+    /// Returns the packs that were found damaged and not yet replaced.
     pub fn damaged_packs(&self) -> Rows<Vec<Hash>> {
         let db = self.db.lock();
         let mut rows = db.prepare("SELECT pack FROM damaged")?;

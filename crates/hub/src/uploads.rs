@@ -1,8 +1,9 @@
-//! Uploads: only what the hub lacks, in packs that are checked as they come, shown when all is there.
+//! Uploads: clients send only what the hub lacks, in packs that are checked as they arrive; the image becomes visible
+//! when all is there.
 //!
-//! An upload belongs to its owner and the manifest: whoever begins it again goes on with it, on any connection and after
-//! any restart. What has been acknowledged is on the disk. `have` counts packs of images that the owner may read anyway,
-//! and what this upload has staged: asking cannot find out what others keep private.
+//! An upload is identified by its owner and manifest: beginning it again continues it, on any connection and after any
+//! restart. Whatever was acknowledged is on the disk. `have` considers only packs of images that the owner may read anyway
+//! and packs that this upload has sent, so nobody can find out by it what others keep private.
 
 use super::access::Viewer;
 use super::catalogue::{Opened, Upload};
@@ -40,7 +41,7 @@ async fn owned(hub: &Arc<Hub>, viewer: &Viewer, key: String) -> ApiResult<Upload
     .await
 }
 
-/// Begins an upload, or goes on with the owner's upload of the same manifest.
+/// Begins an upload, or continues the owner's upload of the same manifest.
 #[utoipa::path(
     post, path = "/v1/uploads", tag = "upload", request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, body = UploadOpened), (status = 401, body = super::ErrorBody),
@@ -91,10 +92,10 @@ fn refused(reason: &'static str, error: &dyn std::fmt::Display) -> ApiError {
     ApiError::invalid(error.to_string())
 }
 
-/// Tells which items need not be sent: one bit for each question, least significant first.
+/// Returns which items need not be sent: one bit for each question, least significant first.
 ///
 /// The body is a list of kind (0 chunk, 1 segment) and hash, 33 bytes each. A segment's bit is set only if all of its
-/// chunks are there too, so that whole unchanged subtrees cost one question.
+/// chunks are there too, so that a whole unchanged subtree takes one question.
 #[utoipa::path(
     post, path = "/v1/uploads/{id}/have", tag = "upload", params(("id" = String, Path)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
@@ -120,7 +121,7 @@ pub(crate) async fn have(
                 bits[i / 8] |= 1 << (i % 8);
             }
         }
-        // What was answered yes must stay until the commit.
+        // Packs that a yes was based on must stay until the commit.
         let needed: Vec<PackRef> = needed.into_iter().collect();
         hub.catalogue
             .add_upload_packs(&upload.key, &needed, false)?;
@@ -130,7 +131,7 @@ pub(crate) async fn have(
     Ok(Bytes::from(bits).into_response())
 }
 
-/// Reads the body of `have`.
+/// Parses the body of `have`.
 pub fn decode_questions(body: &[u8]) -> Result<Vec<(Kind, Hash)>, ApiErrorText> {
     if !body.len().is_multiple_of(HAVE_QUESTION_BYTES)
         || body.len() / HAVE_QUESTION_BYTES > HAVE_ITEMS_MAX
@@ -158,7 +159,7 @@ pub fn decode_questions(body: &[u8]) -> Result<Vec<(Kind, Hash)>, ApiErrorText> 
     body.chunks_exact(HAVE_QUESTION_BYTES).map(item).collect()
 }
 
-/// Why a question could not be read.
+/// Why a question could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ApiErrorText(String);
@@ -169,7 +170,8 @@ impl From<ApiErrorText> for ApiError {
     }
 }
 
-/// The scopes that an upload may build on: what its owner can read anyway, the parent image first, and its own packs.
+/// Returns the scopes that an upload may build on: what its owner may read anyway, the parent image first, and its own
+/// packs.
 fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
     let staged: Vec<_> = hub
         .catalogue
@@ -191,14 +193,15 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
                 .catalogue
                 .visible_packs(&upload.owner, parent.as_ref())?
             {
-                // What is damaged must be sent again, so nobody is told that it is here.
+                // Damaged packs must be sent again, so they do not count as present.
                 let readable = match hub.shelf.is_damaged(&reference.id) {
                     true => continue,
                     false => hub.scope_of(&[reference])?,
                 };
                 items += readable.len();
                 packs.extend(readable.packs);
-                // An honest "not here" costs the client some bytes, an unbounded index would cost the hub its memory.
+                // Answering "not here" wrongly costs the client some bytes; an unbounded index would use up the hub's
+                // memory.
                 if items > HAVE_INDEX_ITEMS_MAX {
                     break;
                 }
@@ -226,7 +229,7 @@ fn staged_scope(hub: &Hub, key: &str, packs: &[PackRef]) -> ApiResult<Scope> {
     Ok(Scope::new(packs.collect::<Result<_, _>>()?))
 }
 
-/// Whether an item is there with all that is below it; adds the packs that this rests on.
+/// Returns whether an item is there with everything below it; adds the packs that contain these to the needed ones.
 fn holds(
     hub: &Hub,
     scopes: &[Arc<Scope>],
@@ -260,7 +263,7 @@ fn holds(
     Ok(true)
 }
 
-/// Takes a pack in: checked item by item, then on the disk, then acknowledged.
+/// Receives a pack: checks each item, writes it to the disk, then acknowledges it.
 #[utoipa::path(
     put, path = "/v1/uploads/{id}/packs/{pack}", tag = "upload", params(("id" = String, Path), ("pack" = String, Path)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
@@ -303,7 +306,7 @@ pub(crate) async fn put_pack(
     .await
 }
 
-/// Walks the whole tree of the uploaded image, and shows it if it is complete.
+/// Walks the whole tree of the uploaded image, and publishes the image if it is complete.
 #[utoipa::path(
     post, path = "/v1/uploads/{id}/commit", tag = "upload", params(("id" = String, Path)), request_body = CommitRequest,
     responses((status = 200, body = Committed), (status = 400, body = super::ErrorBody), (status = 401, body = super::ErrorBody),
@@ -323,7 +326,8 @@ pub(crate) async fn commit(
         let folder = hub.staging(&upload.key);
         let manifest = std::fs::read(folder.join("manifest"))?;
         let packs = hub.catalogue.upload_packs(&upload.key)?;
-        // A pack that went away with its image since `have` counted on it is missing, not an error; a damaged one too.
+        // A pack that was removed with its image since `have` relied on it counts as missing, not as an error; so does
+        // a damaged one.
         let files = packs
             .iter()
             .map(|p| (p.pack, hub.staged_pack_path(&upload.key, &p.pack.id)));

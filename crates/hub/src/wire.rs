@@ -1,4 +1,4 @@
-//! Reading requests: ids, names and bodies, all bounded.
+//! Parses requests: ids, names and bodies, all of bounded size.
 
 use super::access::Viewer;
 use super::catalogue::Holding;
@@ -12,16 +12,16 @@ use floe_image::{Hash, ImageName};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
-/// Bytes that are set aside before a body came, whatever its length claims to be.
+/// Bytes that are allocated before a body arrives, whatever its length claims to be.
 const BODY_FIRST_BYTES_MAX: u64 = 64 << 10;
 
-/// The holding of an image that a reader sees.
+/// Returns the holding of an image that the client may read.
 pub(crate) fn readable(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<Holding> {
     let found = hub.catalogue.readable(id, viewer.name());
     found.ok_or_else(|| ApiError::no_image(id))
 }
 
-/// An image or pack id in a path. Anything else is answered like an id that is not here.
+/// Parses an image or pack id in a path. Anything else is answered like an unknown id.
 pub(crate) fn parse_id(text: &str) -> ApiResult<Hash> {
     text.parse().map_err(|error: floe_image::ParseHashError| {
         ApiError::new(
@@ -33,12 +33,12 @@ pub(crate) fn parse_id(text: &str) -> ApiResult<Hash> {
     })
 }
 
-/// An image name.
+/// Parses an image name.
 pub(crate) fn parse_name(text: &str) -> ApiResult<ImageName> {
     ImageName::parse(text).map_err(|error| ApiError::bad(error.to_string(), "use NAME or NAME:TAG"))
 }
 
-/// Bytes, counted for somebody as long as they live.
+/// Bytes whose memory is counted for a party until they are dropped.
 struct Counted {
     bytes: Bytes,
     _held: Held,
@@ -50,7 +50,7 @@ impl AsRef<[u8]> for Counted {
     }
 }
 
-/// Counts what an answer needs until its reader has taken it.
+/// Counts the memory that an answer takes until its reader has taken it.
 pub(crate) fn counted(hub: &Hub, viewer: &Viewer, bytes: impl Into<Bytes>) -> ApiResult<Bytes> {
     let bytes = bytes.into();
     let mut held = hub.memory.hold(viewer.party());
@@ -62,7 +62,8 @@ pub(crate) fn counted(hub: &Hub, viewer: &Viewer, bytes: impl Into<Bytes>) -> Ap
     Ok(Bytes::from_owner(Counted { bytes, _held: held }))
 }
 
-/// A whole body of at most `max` bytes, counted for the sender. That its bytes keep coming is the connection's care.
+/// Reads a whole body of at most `max` bytes, counted for the sender. The connection makes sure that the bytes keep
+/// coming.
 pub(crate) async fn collect_body(
     hub: &Hub,
     viewer: &Viewer,
@@ -96,7 +97,7 @@ pub(crate) async fn collect_body(
             return Err(ApiError::busy("too many bodies are under way"));
         }
         match first.take() {
-            // A small body comes in one piece and is not copied.
+            // A small body arrives in one piece and is not copied.
             None if whole.is_empty() => first = Some(data),
             piece => {
                 if whole.is_empty() {
@@ -124,7 +125,7 @@ fn cut_off(what: &str, error: axum::Error) -> ApiError {
     ApiError::bad(format!("{what} was cut off: {error}"), "send it again")
 }
 
-/// A JSON body.
+/// Parses a JSON body.
 pub(crate) async fn json<T: DeserializeOwned>(
     hub: &Hub,
     viewer: &Viewer,

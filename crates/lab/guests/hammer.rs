@@ -1,16 +1,19 @@
-//! What a guest of `floe-lab hammer` runs: it writes its disk without end, says what is durable, and verifies disk and memory all the time.
+//! The program in the guests of `floe-lab hammer`: it writes its disk without end, reports what is durable, and
+//! constantly verifies disk and memory.
 //!
-//! Every 512-byte sector tells which write it came from: the write's number, its place, and 448 bytes that follow from both. Which
-//! sectors a write covers follows from its number alone, so that whoever knows how many writes were acknowledged knows what each sector
-//! holds at least. Acknowledged is what was written before an fsync that succeeded.
+//! Every 512-byte sector identifies the write that it came from: the write's number, its place, and 448 bytes that are
+//! derived from both. The number of a write also determines which sectors it covers, so whoever knows how many writes
+//! were acknowledged knows what each sector must at least contain. A write is acknowledged when an fsync after it has
+//! succeeded.
 //!
-//! Over the console, one line each, with a checksum (a killed QEMU cuts lines, and the kernel writes between them):
+//! The program talks over the console, in lines with a checksum (a killed QEMU truncates lines, and the kernel writes
+//! between them):
 //!
 //! ```text
-//! guest: @H                                   started; says so until it is answered
-//! host:  F ACKED DISK                         every write up to ACKED must be there; DISK marks this disk's content
+//! guest: @H                                   has started; repeated until it is answered
+//! host:  F ACKED DISK                         every write up to ACKED must be there; DISK identifies this disk's content
 //! guest: @A ACKED PASSES RAM_PASSES LOST WRONG_DISK WRONG_RAM ERRORS
-//! guest: @B WHAT                              what was found wrong
+//! guest: @B WHAT                              what was found to be wrong
 //! ```
 //!
 //! It needs no crate: `floe-lab hammer` compiles it with `rustc -C target-feature=+crt-static`.
@@ -25,17 +28,18 @@ const SECTORS: usize = 8;
 const BLOCK: usize = SECTOR * SECTORS;
 /// Blocks of the disk that are used: 4 MiB. A power of two, so that odd factors permute them.
 const BLOCKS: u64 = 1024;
-/// Writes before an fsync.
+/// Writes before each fsync.
 const BATCH: u64 = 16;
 /// Blocks that are read again after each batch.
 const READ_AGAIN: u64 = 64;
-/// Pages of memory with a pattern, 8 MiB; and those that are looked at, and changed, after each batch.
+/// Pages of memory with a pattern, 8 MiB; then the numbers of pages that are checked, and changed, after each batch.
 const PAGES: usize = 2048;
 const PAGES_LOOKED_AT: usize = 128;
 const PAGES_CHANGED: usize = 8;
-/// Writes that are looked back for what a sector must hold: each block is written once in BLOCKS writes, mostly whole.
+/// Number of earlier writes that are searched for what a sector must contain: of BLOCKS writes, one goes to each block,
+/// mostly to all of it.
 const LOOK_BACK: u64 = 12 * BLOCKS;
-/// Rest after each batch, so that two emulated guests leave the host some time.
+/// Pause after each batch, so that two emulated guests leave the host some time.
 const REST: Duration = Duration::from_millis(60);
 /// `O_DIRECT` on x86-64: what is read again comes from the disk and not from the guest's page cache.
 const O_DIRECT: i32 = 0o40000;
@@ -51,14 +55,14 @@ fn mix(seed: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The block that a write goes to: all blocks in another order each time round.
+/// Returns the block that a write goes to. Each pass goes through all blocks in another order.
 fn block_of(write: u64) -> u64 {
     let (round, step) = ((write - 1) / BLOCKS, (write - 1) % BLOCKS);
     let random = mix(round);
     step.wrapping_mul(random | 1).wrapping_add(random >> 32) % BLOCKS
 }
 
-/// The sectors of its block that a write covers: all, or in one of four writes some.
+/// Returns the sectors of its block that a write covers: all of them, or some of them in one of four writes.
 fn sectors_of(write: u64) -> std::ops::Range<usize> {
     let random = mix(write ^ MAGIC);
     if random & 3 != 0 {
@@ -86,7 +90,7 @@ fn fill(sector: &mut [u8], disk: u64, write: u64, place: u64) {
     }
 }
 
-/// The write that a sector came from (0: never written), if it is one that this program can have written there.
+/// Returns the write that a sector came from (0: never written); `None` if this program can't have written it there.
 fn origin(sector: &[u8], disk: u64, place: u64) -> Option<u64> {
     if sector.iter().all(|byte| *byte == 0) {
         return Some(0);
@@ -101,7 +105,7 @@ fn origin(sector: &[u8], disk: u64, place: u64) -> Option<u64> {
     (sector == expected).then_some(write)
 }
 
-/// What was found wrong so far.
+/// What was found to be wrong so far.
 #[derive(Default)]
 struct Found {
     lost: u64,
@@ -110,7 +114,7 @@ struct Found {
     errors: u64,
 }
 
-/// One line with its checksum. A console that nobody reads takes it all the same.
+/// Prints a line with its checksum, whether or not anybody reads the console.
 fn say(text: &str) {
     let sum = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -120,7 +124,7 @@ fn say(text: &str) {
     let _ = out.flush();
 }
 
-/// Says hello until the host tells what must be there.
+/// Repeats the hello until the host answers what must be there.
 fn greet() -> (u64, u64) {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -147,7 +151,7 @@ fn greet() -> (u64, u64) {
 struct Disk {
     file: File,
     id: u64,
-    /// For each sector the write that it holds.
+    /// The write that each sector contains.
     holds: Vec<u64>,
     found: Found,
 }
@@ -188,7 +192,7 @@ impl Disk {
         }
     }
 
-    /// After a start: every sector holds what was acknowledged, or something later.
+    /// Verifies after a start that every sector contains what was acknowledged, or something later.
     fn look_over(&mut self, acked: u64) {
         let mut least = vec![0; self.holds.len()];
         for write in acked.saturating_sub(LOOK_BACK).max(1)..=acked {
@@ -239,7 +243,7 @@ impl Disk {
         for (index, sector) in buffer.0.chunks_exact_mut(SECTOR).enumerate() {
             fill(sector, self.id, write, (first + index) as u64);
         }
-        // The kernel wants memory and length in multiples of the disk's sectors, which are 512 bytes.
+        // The kernel requires memory and length to be multiples of the disk's sectors of 512 bytes.
         let bytes = &buffer.0[sectors.start * SECTOR..sectors.end * SECTOR];
         let at = block * BLOCK as u64 + (sectors.start * SECTOR) as u64;
         self.insist("written", |file| file.write_all_at(bytes, at));
@@ -252,7 +256,7 @@ impl Disk {
         self.insist("flushed", |file| file.sync_data());
     }
 
-    /// An error is told and counted, and the same is tried again: nothing is acknowledged meanwhile.
+    /// Repeats an operation until it succeeds. Errors are reported and counted; nothing is acknowledged meanwhile.
     fn insist(&mut self, what: &str, operation: impl Fn(&File) -> std::io::Result<()>) {
         while let Err(error) = operation(&self.file) {
             self.found.errors += 1;
@@ -282,7 +286,7 @@ impl Disk {
     }
 }
 
-/// Pages whose content follows from how often they were changed.
+/// Pages whose content is derived from how often they were changed.
 struct Memory {
     words: Vec<u64>,
     changes: Vec<u64>,
@@ -312,7 +316,7 @@ impl Memory {
         }
     }
 
-    /// Wrong bytes of a page.
+    /// Returns the number of wrong bytes in a page.
     fn verify(&self, page: usize) -> u64 {
         let seed = self.seed(page);
         let words = self.words[page * WORDS..][..WORDS].iter().enumerate();
@@ -327,7 +331,7 @@ fn main() {
     let (acked, id) = greet();
     let mut disk = Disk::open(id);
     disk.look_over(acked);
-    // Writes that were not acknowledged are done again: they are the same ones.
+    // Writes that were not acknowledged are repeated, identically.
     let mut write = acked;
     let (mut block, mut passes) = (0, 0u64);
     let (mut page, mut ram_passes) = (0, 0u64);

@@ -1,4 +1,4 @@
-//! An image's chunks as they stand in a node's repository: which ones are zero, and how well they compress.
+//! An image's chunks as they are in a node's repository: which ones are zero, and how well they compress.
 use anyhow::Context;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Segment};
 use floe_store::{Repository, Scope};
@@ -6,21 +6,21 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
 use std::path::Path;
 
-/// What images are compressed with when they travel.
+/// The level at which images are compressed for transfer.
 const ZSTD_LEVEL: i32 = 3;
 /// Chunks that are read at a time, 16 MiB.
 const READ_CHUNKS: usize = 4096;
 
-/// An image with all its segment tables.
+/// An image with all of its segment tables.
 pub struct Content {
     manifest: Manifest,
     scope: Scope,
-    /// One list of tables a region; an empty table stands for 1024 zero chunks.
+    /// One list of tables per region; an empty table stands for 1024 zero chunks.
     tables: Vec<Vec<Segment>>,
 }
 
 impl Content {
-    /// The image with this id (in hexadecimal) in the repository of a node's home.
+    /// Opens the image with this id (in hexadecimal) in the repository of a node's home.
     pub fn open(home: &Path, id: &str) -> anyhow::Result<Content> {
         let repository = Repository::open(&home.join("repo"))?;
         let id: Hash = id.parse().context("not an image's id")?;
@@ -40,7 +40,7 @@ impl Content {
         })
     }
 
-    /// A chunk's hash; none if it is zero or there is no such chunk.
+    /// Returns a chunk's hash; `None` if it is zero or there is no such chunk.
     pub fn hash(&self, region: u8, chunk: u32) -> Option<Hash> {
         let table = self
             .tables
@@ -50,7 +50,7 @@ impl Content {
         (!hash.is_zero()).then_some(hash)
     }
 
-    /// The chunks of a region that are not zero, ascending.
+    /// Returns the chunks of a region that are not zero, in ascending order.
     pub fn nonzero_of(&self, region: usize) -> impl Iterator<Item = usize> {
         let tables = self.tables.get(region).into_iter().flatten().enumerate();
         tables.flat_map(|(number, table)| {
@@ -60,13 +60,13 @@ impl Content {
         })
     }
 
-    /// The regions' names by their number.
+    /// Returns the regions' names by their number.
     pub fn regions(&self) -> Vec<String> {
         let regions = self.manifest.regions.iter();
         regions.map(|region| region.name.clone()).collect()
     }
 
-    /// How many chunks of each region are not zero. Regions without any are left out.
+    /// Returns how many chunks of each region are not zero. Regions without any are left out.
     pub fn nonzero(&self) -> BTreeMap<String, u64> {
         let regions = self.manifest.regions.iter().enumerate();
         regions
@@ -75,7 +75,7 @@ impl Content {
             .collect()
     }
 
-    /// Mean bytes of these chunks when each is compressed alone, as a demanded one is on the wire.
+    /// Returns the mean size in bytes of these chunks when each is compressed alone, as it is sent on demand.
     pub fn mean_wire_bytes(&self, chunks: &BTreeSet<(u8, u32)>) -> anyhow::Result<f64> {
         let hashes = chunks
             .iter()
@@ -85,14 +85,14 @@ impl Content {
         let mut compressor = zstd::bulk::Compressor::new(ZSTD_LEVEL)?;
         let mut bytes = 0;
         self.read(&wanted, &mut |chunk| {
-            // A chunk that does not get smaller travels as it is.
+            // A chunk that does not compress is sent as it is.
             bytes += compressor.compress(chunk)?.len().min(CHUNK_SIZE);
             Ok(())
         })?;
         Ok(bytes as f64 / wanted.len() as f64)
     }
 
-    /// Bytes of the whole image, each distinct chunk once, as one zstd stream.
+    /// Returns the bytes of the whole image, with equal chunks counted once, as one zstd stream.
     pub fn zstd_bytes(&self) -> anyhow::Result<u64> {
         let tables = self.tables.iter().flatten();
         let all = distinct(
@@ -129,13 +129,13 @@ impl Content {
     }
 }
 
-/// Each hash once, where it comes first: neighbours stay neighbours, which compressors and packs like.
+/// Returns each hash once, at its first place: neighbours stay neighbours, which suits compressors and packs.
 fn distinct(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
     let mut seen = HashSet::new();
     hashes.filter(|hash| seen.insert(*hash)).collect()
 }
 
-/// Counts what is written.
+/// Counts the bytes written to it.
 struct Counted(u64);
 
 impl Write for Counted {

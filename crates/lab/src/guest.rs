@@ -1,4 +1,4 @@
-//! The guests: found where they were built, or built now.
+//! The guests: an existing build, or a new one.
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,27 +9,28 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// busybox: seconds to a shell.
+    /// Returns a guest with busybox: seconds to a shell.
     pub fn tiny() -> anyhow::Result<Guest> {
         Guest::find("tiny")
     }
 
-    /// A small systemd Debian 12 with a disk.
+    /// Returns a small Debian 12 with systemd and a disk.
     pub fn debian() -> anyhow::Result<Guest> {
         Guest::find("debian")
     }
 
-    /// Debian with programs that compute.
+    /// Returns Debian with programs that compute.
     pub fn apps() -> anyhow::Result<Guest> {
         Guest::find("apps")
     }
 
-    /// Debian with a screen and the workloads' programs.
+    /// Returns Debian with a screen and the workloads' programs.
     pub fn desktop() -> anyhow::Result<Guest> {
         Guest::find("desktop")
     }
 
-    /// `$FLOE_GUESTS/KIND`, or `.cache/guests/KIND` in the workspace; built if it isn't there.
+    /// Returns the guest in `$FLOE_GUESTS/KIND`, or in `.cache/guests/KIND` in the workspace; builds it if it isn't
+    /// there.
     fn find(kind: &str) -> anyhow::Result<Guest> {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let guests = match std::env::var_os("FLOE_GUESTS") {
@@ -59,7 +60,7 @@ impl Guest {
         })
     }
 
-    /// A guest in a directory of its own.
+    /// Returns the guest in a given directory.
     pub fn at(dir: &Path) -> anyhow::Result<Guest> {
         let dir = dir
             .canonicalize()
@@ -67,22 +68,22 @@ impl Guest {
         Ok(Guest { dir })
     }
 
-    /// The kernel.
+    /// Returns the kernel's path.
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
 
-    /// The initial RAM disk.
+    /// Returns the path of the initial RAM disk.
     pub fn initrd(&self) -> PathBuf {
         self.dir.join("initrd")
     }
 
-    /// The disk (the tiny guest has none).
+    /// Returns the disk's path (the tiny guest has none).
     pub fn disk(&self) -> PathBuf {
         self.dir.join("disk.raw")
     }
 
-    /// The kernel's command line.
+    /// Returns the kernel's command line.
     pub fn cmdline(&self) -> anyhow::Result<String> {
         let path = self.dir.join("cmdline");
         Ok(std::fs::read_to_string(&path)
@@ -92,10 +93,10 @@ impl Guest {
     }
 }
 
-/// What the guests print on the serial line when their shell is there.
+/// The line that guests print on the serial line when their shell is ready.
 pub const READY: &str = "floe-guest ready";
 
-/// How guests run here.
+/// Returns how guests run on this host: `kvm` or `tcg`, with the reason.
 pub fn accelerator() -> String {
     if !Path::new("/dev/kvm").exists() {
         "tcg (no /dev/kvm)".into()

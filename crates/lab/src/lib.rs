@@ -1,20 +1,21 @@
-//! floe-lab finds out how well floe works: each figure against its alternative, measured in the same run.
+//! floe-lab measures how well floe works: each figure is compared with its alternative, measured in the same run.
 //!
 //! ```text
-//! floe-lab list                                   what there is to measure
+//! floe-lab list                                   what can be measured
 //! floe-lab import --json import.json              run one experiment
-//! floe-lab link --rate 7.2mbit --delay 60ms       a slow link between two network namespaces, for anyone
+//! floe-lab link --rate 7.2mbit --delay 60ms       a slow link between two network namespaces, for any use
 //! ```
 //!
 //! - [`link`]: the link emulator, a state machine and its driver.
-//! - [`sim`]: streaming in virtual time: recorded runs ([`traces`]) replayed through the live planner; [`plot`]: pictures of it.
+//! - [`sim`]: streaming in virtual time: replays recorded runs ([`traces`]) through the live planner; [`plot`]: draws
+//!   plots of it.
 //! - [`harness`]: interleaved runs, statistics, the report.
-//! - [`experiments`]: one file each; what they measure is the real thing, over the real kernel, QEMU and network.
-//! - [`workloads`]: what a user does in a guest, scripted; the traces that the simulator replays are collected from it.
-//! - [`content`]: an image's chunks, looked up by those who count them.
+//! - [`experiments`]: one file each; they measure the real product on the real kernel, QEMU and network.
+//! - [`workloads`]: scripts of what a user does in a guest; they yield the traces that the simulator replays.
+//! - [`content`]: an image's chunks, for experiments that count them.
 //! - [`guest`]: the guests that experiments run, built from Debian packages by `guests/build`.
 //!
-//! Not here: tests of right and wrong (each crate has its own), anything that ships to a user.
+//! This crate contains no tests of correctness (each crate has its own), and nothing that users install.
 
 pub mod content;
 pub mod experiments;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Exit code after Ctrl-C, as shells have it.
+/// Exit code after Ctrl-C, as in shells.
 const INTERRUPTED_CODE: i32 = 130;
 
 /// Measures floe against its alternatives
@@ -29,7 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What there is to measure
+    /// List what can be measured
     List,
     Link(tool::Arguments),
     Collect(floe_lab::workloads::Arguments),
@@ -74,7 +74,7 @@ struct RunArguments {
 }
 
 fn main() -> ExitCode {
-    // Nodes of the experiments start their supervisor and wrap their QEMUs with this program.
+    // The experiments' nodes use this program to start their supervisor and to wrap their QEMUs.
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some(code) = floe_node::helpers::dispatch(&arguments) {
         return code;
@@ -116,7 +116,7 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
             for experiment in experiments::ALL {
                 writeln!(out, "{:<12} {}", experiment.name, experiment.about)?;
             }
-            // those that have options of their own
+            // add the experiments that have options of their own
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
                 if let ("hammer" | "fuzz", Some(about)) = (name, command.get_about()) {
@@ -149,7 +149,7 @@ fn other(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The workloads' images and machines live in a directory that is kept if the user names it.
+/// Collects traces. The workloads' images and machines are in a directory that is kept if the user names it.
 fn collect(arguments: floe_lab::workloads::Arguments) -> anyhow::Result<ExitCode> {
     let (scratch, work);
     match arguments.work() {
@@ -165,7 +165,7 @@ fn collect(arguments: floe_lab::workloads::Arguments) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// QEMUs run as users of their own, who must be able to pass through to what is theirs.
+/// Makes a scratch directory. QEMUs run as users of their own, who must be able to pass through to their files.
 fn scratch_in(base: &Path) -> std::io::Result<tempfile::TempDir> {
     let passable = std::fs::Permissions::from_mode(0o711);
     tempfile::Builder::new()
@@ -174,8 +174,8 @@ fn scratch_in(base: &Path) -> std::io::Result<tempfile::TempDir> {
         .tempdir_in(base)
 }
 
-/// Ctrl-C: nothing stays mounted, no data stays behind. Namespaces have no names and end with us; nodes and hubs end
-/// their machines when our end of their input closes.
+/// Cleans up on Ctrl-C, so that nothing stays mounted and no data stays behind. Namespaces have no names and end with
+/// this process; nodes and hubs end their machines when this process closes its end of their input.
 fn clean_up_when_interrupted(scratch: &Path) -> anyhow::Result<()> {
     const LOOK_EVERY: Duration = Duration::from_millis(100);
     let (interrupted, scratch) = (signals::until_interrupted()?, scratch.to_path_buf());
@@ -234,7 +234,7 @@ fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Into the folder `plots` beside the figures.
+/// Writes the plots into the folder `plots` next to the figures.
 fn write_plots(report: &Report, json: &Path) -> anyhow::Result<()> {
     let dir = json.with_file_name("plots");
     if !report.plots.is_empty() {

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM as a flag, so that what was begun can be taken away.
+//! Turns Ctrl-C and SIGTERM into a flag, so that the program can clean up.
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -8,8 +8,8 @@ extern "C" fn raise(_signal: libc::c_int) {
     INTERRUPTED.store(true, Relaxed);
 }
 
-/// The flag that the first SIGINT or SIGTERM raises; the second one ends the process at once. Processes that are started
-/// later are not affected: exec gives them the default back.
+/// Returns the flag that the first SIGINT or SIGTERM sets; the second one ends the process at once. Processes that are
+/// started later are not affected, because exec restores the default.
 pub fn until_interrupted() -> io::Result<&'static AtomicBool> {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: all-zero is a valid sigaction; the handler only stores to an atomic.

@@ -1,4 +1,4 @@
-//! Recorded workloads: `lab/traces/<workload>/{NN.trace.zst, meta.json}`, written by the workloads' recorder, read by the
+//! Recorded workloads: `lab/traces/<workload>/{NN.trace.zst, meta.json}`, written by `floe-lab collect` and read by the
 //! simulator.
 use crate::sim::{ImageShape, RegionShape};
 use crate::workloads::Meta;
@@ -9,10 +9,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Largest file that is taken for a trace, unpacked.
+/// Largest unpacked size of a trace file, in bytes.
 const TRACE_BYTES_MAX: usize = 64 << 20;
 
-/// The regions' names by number. Without a list it is the order in which a capture writes those that hold something.
+/// Returns the regions' names by number. If they are not listed, it is the order in which a capture writes regions with
+/// content.
 fn names(meta: &Meta) -> Vec<String> {
     if !meta.regions.is_empty() {
         return meta.regions.clone();
@@ -26,21 +27,22 @@ fn names(meta: &Meta) -> Vec<String> {
     names
 }
 
-/// A workload: its traces with the waiting taken out.
+/// A workload: its traces with waits removed.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// What is known beside them.
+    /// What else is known about them.
     pub meta: Meta,
     /// The runs, in the order of their files' names.
     pub traces: Vec<ZeroTrace>,
-    /// The image as far as it is known.
+    /// The image, as far as it is known.
     pub image: ImageShape,
-    /// Its id.
+    /// The image's id.
     pub image_id: Hash,
 }
 
 impl Workload {
-    /// Runs of several workloads of one image as one: what a hub learns from whose users do different things.
+    /// Combines runs of several workloads of one image into one workload: what a hub learns from if its users do
+    /// different things.
     pub fn pool(name: &str, of: &[&Workload], runs: usize) -> anyhow::Result<Workload> {
         let first = of.first().context("a pool of no workload")?;
         let wire: f64 = of.iter().map(|w| w.meta.wire_bytes_per_chunk).sum();
@@ -53,7 +55,7 @@ impl Workload {
             ..Meta::default()
         };
         let most = of.iter().map(|w| w.traces.len()).max().unwrap_or(0);
-        // by turns, as different users come
+        // in turn, because different users come in any order
         let by_turns =
             (0..most.min(runs)).flat_map(|n| of.iter().filter_map(move |w| w.traces.get(n)));
         let traces: Vec<ZeroTrace> = by_turns.cloned().collect();
@@ -67,12 +69,12 @@ impl Workload {
     }
 }
 
-/// Where the traces are: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory.
+/// Returns the folder of the traces: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory.
 pub fn folder() -> PathBuf {
     std::env::var_os("FLOE_LAB_TRACES").map_or_else(|| "lab/traces".into(), PathBuf::from)
 }
 
-/// All workloads of a folder, by name.
+/// Reads all workloads of a folder, ordered by name.
 pub fn read_all(folder: &Path) -> anyhow::Result<Vec<Workload>> {
     let entries = fs::read_dir(folder).with_context(|| {
         format!(
@@ -94,7 +96,7 @@ pub fn read_all(folder: &Path) -> anyhow::Result<Vec<Workload>> {
     paths.iter().map(|path| read(path)).collect()
 }
 
-/// One workload.
+/// Reads one workload.
 pub fn read(dir: &Path) -> anyhow::Result<Workload> {
     let meta = fs::read(dir.join("meta.json"))
         .with_context(|| format!("cannot read meta.json in {}", dir.display()))?;
@@ -132,7 +134,7 @@ pub fn read(dir: &Path) -> anyhow::Result<Workload> {
     })
 }
 
-/// The traces of a workload's directory alone, and the image that they are of.
+/// Reads only the traces of a workload's directory, and the id of their image.
 pub fn read_runs(dir: &Path) -> anyhow::Result<(Hash, Vec<ZeroTrace>)> {
     let workload = read(dir)?;
     Ok((workload.image_id, workload.traces))
@@ -144,8 +146,8 @@ fn read_trace(file: &Path) -> anyhow::Result<(Hash, ZeroTrace)> {
     Ok((reader.header().image, ZeroTrace::from_reader(reader)))
 }
 
-/// Traces tell which chunks exist among those that were touched. The rest of what the image is said to hold is spread evenly
-/// by a fixed rule, so that a guess at a neighbour meets what it would meet on average.
+/// Builds the image from its description. Traces show which of the touched chunks exist. The other non-zero chunks are
+/// spread evenly by a fixed rule, so that a prefetch of neighbours finds as many as it would on average.
 fn image_of(meta: &Meta, traces: &[ZeroTrace]) -> anyhow::Result<ImageShape> {
     let names = names(meta);
     let mut touched: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); names.len()];
@@ -180,7 +182,7 @@ fn image_of(meta: &Meta, traces: &[ZeroTrace]) -> anyhow::Result<ImageShape> {
     })
 }
 
-/// A fixed scattering of numbers (the finaliser of splitmix64).
+/// Scatters numbers by a fixed rule (the finaliser of splitmix64).
 fn scattered(n: u64) -> u64 {
     let n = (n.wrapping_add(0x9E37_79B9_7F4A_7C15) ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

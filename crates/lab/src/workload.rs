@@ -6,11 +6,11 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Data of a synthetic disk lies in runs of this many bytes with holes between them.
+/// Bytes in each contiguous part of a synthetic disk's data; there are holes between the parts.
 const RUN_BYTES: u64 = 1 << 20;
 
-/// A sparse disk of `size` bytes, of which `data` bytes are real files of this system (programs and libraries: what
-/// disks are full of), laid out in runs with holes between them.
+/// Makes a sparse disk of `size` bytes, of which `data` bytes are real files of this system (programs and libraries, as
+/// on real disks), in contiguous parts with holes between them.
 pub fn sparse_disk(path: &Path, size: u64, data: u64) -> anyhow::Result<()> {
     let disk = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
     disk.set_len(size)?;
@@ -23,7 +23,7 @@ pub fn sparse_disk(path: &Path, size: u64, data: u64) -> anyhow::Result<()> {
                 .next()
                 .context("/usr/lib has no files to make a disk of")?;
             File::open(file)?.take(16 << 20).read_to_end(&mut pending)?;
-            // File systems start each file on a block of its own.
+            // File systems start each file on a new block.
             pending.resize(pending.len().next_multiple_of(4096), 0);
         }
         let rest = pending.split_off(RUN_BYTES as usize);
@@ -34,7 +34,7 @@ pub fn sparse_disk(path: &Path, size: u64, data: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Regular files of some size, sorted, so that two runs on one machine make the same disk.
+/// Returns regular files up to a total size, sorted, so that two runs on one machine make the same disk.
 fn files_below(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     const ENOUGH: usize = 2000;
     let (mut files, mut dirs) = (Vec::new(), vec![dir.to_path_buf()]);
@@ -60,7 +60,7 @@ fn files_below(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Copies the data of a sparse file, its holes left out. Returns the bytes.
+/// Copies the data of a sparse file without its holes. Returns the number of bytes.
 pub fn without_holes(from: &Path, to: &Path) -> anyhow::Result<u64> {
     let mut source = File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
     let mut dense = File::create(to)?;
@@ -79,8 +79,8 @@ pub fn without_holes(from: &Path, to: &Path) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Pages that no compressor and no deduplication shortens, different for each `seed`: the cost of a page fault must not
-/// depend on luck with its content.
+/// Returns pages that no compressor and no deduplication can reduce, different for each `seed`: the cost of a page fault
+/// must not depend on its content.
 pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     use rand::{RngCore, SeedableRng};
     let mut data = vec![0; bytes];

@@ -1,8 +1,9 @@
-//! Three minutes of the hammer: node, hub, supervisor, QEMU, network and disk are hit under two guests that write and verify.
+//! Three minutes of the hammer: hits node, hub, supervisor, QEMU, network and disk under two guests that write and
+//! verify.
 use floe_lab::harness::Report;
 use std::process::Command;
 
-/// Which blows fall. Any seed must hold; this one has every kind of victim among its first thirty.
+/// Determines the blows. The test must pass with any seed; this one hits every kind of victim among its first thirty.
 const SEED: &str = "15";
 
 #[test]
@@ -13,7 +14,7 @@ fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
         .tempdir()
         .unwrap();
     let json = dir.path().join("hammer.json");
-    // no time is asserted: a guest counts as hung only if it makes no progress for two minutes
+    // no duration is asserted: a guest counts as hung only if it makes no progress for two minutes
     let output = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
         .args([
             "hammer",

@@ -1,5 +1,5 @@
-//! Multicast between hosts of their own, over the kernel's own UDP: losses, a stranger on the segment, and a network that
-//! lets no multicast through.
+//! Multicast between separate hosts, over the kernel's own UDP: with losses, with a stranger on the segment, and in a
+//! network that blocks multicast.
 use floe_image::datagram::{Ask, GroupKey, GroupSealer, Want};
 use floe_image::{Hash, Kind, Segment as Table};
 use floe_lab::experiments::local::LocalRam;
@@ -31,7 +31,7 @@ impl Host {
         }
     }
 
-    /// Reads everything, some at a time; every byte is checked.
+    /// Reads everything, in several requests, and checks every byte.
     fn read(&self, image: &Hash, wants: &[(Kind, Hash)]) {
         for part in wants.chunks(128) {
             let mut got = 0;
@@ -59,7 +59,7 @@ fn chunks(repository: &Repository, image: &Hash) -> Vec<(Kind, Hash)> {
 #[test]
 #[ignore = "needs root, iproute2 and nftables: make system"]
 fn hosts_share_one_reply_through_losses_and_forgeries_and_do_without_where_none_passes() {
-    // the parent, three that lose 2 % of all packets, one that multicast does not reach, a stranger
+    // the parent, three hosts that lose 2 % of all packets, one that multicast does not reach, a stranger
     let segment = Segment::new(6).unwrap();
     let (deaf, stranger) = (4, 5);
     let dir = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ fn hosts_share_one_reply_through_losses_and_forgeries_and_do_without_where_none_
         for host in &hosts[..deaf - 1] {
             let stats = host.group.stats();
             assert!(host.group.passes() && stats.invalid == 0, "{stats:?}");
-            // a busy machine may take longer than a guest is to wait
+            // on a busy machine, answers may take longer than a guest may wait
             assert!(
                 host.source.by_unicast() < all / 2,
                 "{}",
@@ -132,9 +132,9 @@ fn hosts_share_one_reply_through_losses_and_forgeries_and_do_without_where_none_
     );
 }
 
-/// A stranger on the segment: asks for everything, answers with noise, and claims that nothing arrives.
+/// Simulates a stranger on the segment: it asks for everything, answers with noise, and claims that nothing arrives.
 fn forge(own: Ipv4Addr, invitation: &Invitation, wants: &[(Kind, Hash)], over: &AtomicBool) {
-    // what is sent to a group leaves by the device that has this address
+    // what is sent to a group leaves through the device that has this address
     let socket = UdpSocket::bind((own, 0)).unwrap();
     let key = GroupKey::of("not the token");
     let want = |(kind, hash): &(Kind, Hash)| Want {

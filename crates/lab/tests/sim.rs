@@ -1,4 +1,4 @@
-//! The simulator against sums that can be done by hand, and its laws over made-up runs.
+//! Compares the simulator with sums that can be calculated by hand, and checks its laws on generated runs.
 use floe_lab::link::Rate;
 use floe_lab::sim::download::{Download, Item};
 use floe_lab::sim::synthetic::{Shape, workload};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 const CHUNK_BYTES: usize = 2000;
 
-/// 8 Mbit/s: a byte takes a microsecond. Round trips of 100 ms.
+/// Makes a link of 8 Mbit/s, on which a byte takes a microsecond, with round trips of 100 ms.
 fn link() -> LinkSpec {
     LinkSpec {
         name: "8".into(),
@@ -59,7 +59,8 @@ fn run_demand(image: &ImageShape, trace: &ZeroTrace, link: &LinkSpec) -> Run {
 
 #[test]
 fn one_miss_costs_the_round_trip_and_its_bytes() {
-    // The start: 100 ms and 1000 bytes. At 3 s of the machine's time all tables are long here: one miss of 102 ms.
+    // The start takes 100 ms and 1000 bytes. At 3 s of the machine's time all tables have long arrived, so there is one
+    // miss of 102 ms.
     let run = run_demand(&image(&[7]), &trace(&[(7, 3_000_000)], 4_000_000), &link());
     let waits: Vec<_> = run.stalls.iter().map(|s| (s.kind, s.ns())).collect();
     assert_eq!(
@@ -80,11 +81,12 @@ fn one_miss_costs_the_round_trip_and_its_bytes() {
 
 #[test]
 fn a_miss_without_its_table_waits_for_that_first() {
-    // Touched at once: the table (128 bytes and one hash of 32) is under way since the start, and asked for at the same moment.
+    // Touched at once: the table (128 bytes and one hash of 32) has been under way since the start, and is needed at the
+    // same moment.
     let run = run_demand(&image(&[7]), &trace(&[(7, 0)], 1_000_000), &link());
     assert_eq!(run.table_bytes, 160);
     let wait: u64 = run.stalls.iter().map(|s| s.ns()).sum();
-    // Start and table share their round trip; then the chunk.
+    // Start and table share their round trip; then comes the chunk's.
     assert!((202_000_000..=203_400_000).contains(&wait), "{wait} ns");
 }
 
@@ -143,7 +145,7 @@ fn run_with(
     .unwrap()
 }
 
-/// What is true of every run.
+/// Checks what is true of every run.
 fn check(run: &Run, trace: &ZeroTrace) {
     assert_eq!(run.accessed, trace.accesses.len() as u64);
     assert!(

@@ -1,4 +1,5 @@
-//! What needs root and the kernel's own devices: the emulated link with real packets, and an experiment from its command.
+//! Tests that need root and the kernel's own devices: the emulated link with real packets, and an experiment run by its
+//! command.
 use floe_image::{Access, TraceReader};
 use floe_lab::content::Content;
 use floe_lab::guest::Guest;

@@ -1,7 +1,7 @@
-//! Which accelerator this host really has.
+//! Determines which accelerator works on this host.
 //!
-//! That `/dev/kvm` opens, and even that a VM and a vCPU can be created, proves nothing: under nested PVM all of that
-//! works and an ordinary guest kernel then spins for ever. So the known impostor is recognised by its module.
+//! It proves nothing that `/dev/kvm` opens, or even that a VM and a vCPU can be created: under nested PVM all of that
+//! works, and an ordinary guest kernel then spins forever. So that known case is recognised by its kernel module.
 
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accel {
-    /// By the processor.
+    /// The processor executes them.
     Kvm,
-    /// By translation, some 10 to 50 times slower.
+    /// QEMU translates them (TCG), which is some 10 to 50 times slower.
     Tcg {
         /// Why KVM is not used, for `floe doctor` and the run's first line.
         reason: String,
@@ -22,7 +22,7 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// QEMU's name of it, as recorded in an image's configuration.
+    /// Returns QEMU's name of the accelerator, as it is recorded in an image's configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Accel::Kvm => "kvm",
@@ -45,7 +45,7 @@ const KVM_CREATE_VM: libc::c_ulong = 0xae01;
 /// The only version of the KVM API since Linux 2.6.22.
 const KVM_API_VERSION: libc::c_int = 12;
 
-/// Find the best accelerator that can run an unmodified guest here.
+/// Finds the best accelerator that can run an unmodified guest on this host.
 pub fn detect() -> Accel {
     match kvm_trouble() {
         None => Accel::Kvm,

@@ -1,4 +1,5 @@
-//! Where copied pages go: buffers that are faulted in before a guest is paused, and files of them that outlive this process.
+//! Buffers for copied pages, faulted in before a guest is paused, and memory files with such buffers that outlive this
+//! process.
 
 use crate::memory::{BLOCK_BYTES, PAGE};
 use floe_image::CHUNK_SIZE;
@@ -7,28 +8,28 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::io;
 
-/// More threads than this only wait for the memory.
+/// Most threads: more of them would only wait for the memory.
 const THREADS_MAX: usize = 4;
-/// Buffers that are faulted in beyond what the counting pass found: a running guest goes on writing.
+/// Bytes of buffers that are faulted in beyond what the counting pass found, because the running guest keeps writing.
 const SPARE_BYTES: u64 = 4 << 20;
 
-/// Length of one buffer: one thread may find every page of a region.
+/// Returns the length of one buffer: it holds a whole region, as one thread may find every page.
 pub(crate) fn stride(size: u64) -> u64 {
     size.max(PAGE)
 }
 
-/// Buffers for one copy: one for each thread, faulted in already.
+/// Buffers for one copy: one for each thread, already faulted in.
 pub(crate) struct Buffers {
     pub file: Option<File>,
-    /// Where in that file the first of them begins.
+    /// Offset of the first buffer in the file.
     pub start: u64,
     pub maps: Vec<MmapMut>,
     pub limit: u64,
 }
 
 impl Buffers {
-    /// For `expected` bytes of a region of `size` bytes; never more than `limit` are used. `file`: a memory file ([`memory_file`])
-    /// that grows by these buffers; none of it is used before.
+    /// Makes buffers for about `expected` bytes of a region of `size` bytes; never more than `limit` bytes are used. With
+    /// `file`, a memory file ([`memory_file`]), the buffers are appended to that file.
     pub fn new(size: u64, expected: u64, limit: u64, file: Option<&File>) -> io::Result<Buffers> {
         let threads = threads(size);
         let ready = ((expected + expected / 8 + SPARE_BYTES) / threads as u64)
@@ -44,13 +45,14 @@ impl Buffers {
             }
         };
         let maps = (0..threads as u64).map(|number| {
-            // Address space for the worst case, one thread finding everything; memory only for what is expected.
+            // Reserve address space for the worst case, that one thread finds everything; allocate memory only for what
+            // is expected.
             let mut options = MmapOptions::new();
             options.len(stride(size) as usize).no_reserve_swap();
             let map = match &file {
                 None => options.map_anon()?,
-                // SAFETY: the file is long enough for all buffers and never gets shorter; nobody else has this part of it yet,
-                // and who gets it later only reads.
+                // SAFETY: the file is long enough for all buffers and never gets shorter; nobody else has this part of it
+                // yet, and whoever gets it later only reads.
                 Some(file) => unsafe {
                     options
                         .offset(start + number * stride(size))
@@ -58,7 +60,7 @@ impl Buffers {
                 },
             };
             let _ = map.advise(Advice::HugePage);
-            // An old kernel can't populate: the pages are faulted in by the copy, which takes a little longer.
+            // An old kernel can't populate the buffers; then the copy faults the pages in, which takes a little longer.
             let _ = map.advise_range(Advice::PopulateWrite, 0, ready.min(limit) as usize);
             Ok(map)
         });
@@ -71,13 +73,13 @@ impl Buffers {
     }
 }
 
-/// An empty file for copied pages, which another process can hold.
+/// Creates an empty file in memory for copied pages, which another process can hold.
 pub(crate) fn memory_file() -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(memfd_create("floe-pages", flags)?.into())
 }
 
-/// How many threads scan a region.
+/// Returns the number of threads that scan a region.
 pub(crate) fn threads(size: u64) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     cores
@@ -85,33 +87,33 @@ pub(crate) fn threads(size: u64) -> usize {
         .min(size.div_ceil(BLOCK_BYTES).max(1) as usize)
 }
 
-/// A memory file that nobody changes any more, such as that of [`crate::Pages::file`].
+/// A memory file that can no longer change, such as that of [`crate::Pages::file`].
 pub struct MemoryFile {
     file: File,
     map: Mmap,
 }
 
 impl MemoryFile {
-    /// Seals and maps it. Nobody may have it mapped for writing any more.
+    /// Seals the file and maps it. Fails if anybody has it mapped for writing.
     pub fn seal(file: File) -> io::Result<MemoryFile> {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
         fcntl_add_seals(&file, seals)?;
-        // SAFETY: the seals say that nobody can write to the file or cut it off, in this process or another.
+        // SAFETY: after sealing, nobody can write to the file or truncate it, in this process or another.
         let map = unsafe { Mmap::map(&file)? };
         Ok(MemoryFile { file, map })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// All of it.
+    /// Returns all of its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// The chunk at an offset, if there is a whole one.
+    /// Returns the chunk at an offset; `None` if the file does not contain all of it.
     pub fn chunk(&self, offset: u64) -> Option<&[u8]> {
         let from = usize::try_from(offset).ok()?;
         self.map.get(from..from.checked_add(CHUNK_SIZE)?)

@@ -1,9 +1,10 @@
-//! The state of a running machine, taken in a pause of some tens of milliseconds.
+//! Captures the state of a running machine in a pause of some tens of milliseconds.
 //!
-//! Before the pause: find the guest's memory, estimate what is to be kept, fault in the buffers. In the pause: QMP `stop`
-//! (which also completes the disks' requests), `xen-save-devices-state` into a descriptor, the caller's freeze of the disks,
-//! the pages that are not zero, and `cont`. After it the caller hashes and compresses. Whatever fails after `stop`, the
-//! machine is continued. The state exists in memory only, so that a QEMU or a node that dies leaves no file behind.
+//! Before the pause: find the guest's memory, estimate how much is to be kept, fault in the buffers. In the pause: QMP
+//! `stop` (which also completes the disks' requests), `xen-save-devices-state` into a descriptor, the caller's freeze of
+//! the disks, copying the pages that are not zero, and `cont`. After the pause, the caller hashes and compresses. If
+//! anything fails after `stop`, the machine is resumed. The state exists in memory only, so that a QEMU or a node that
+//! dies leaves no file behind.
 //!
 //! `xen-save-devices-state` works with every accelerator and machine type; it is the only command that writes the devices
 //! without RAM. Rejected: the migration stream with RAM in it (a GiB to write and to parse in the pause) and
@@ -30,24 +31,25 @@ use crate::process::is_mapping_of;
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
 
-/// How long the disks' outstanding requests may take when the machine is stopped.
+/// Longest time to complete the disks' outstanding requests when the machine is paused.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Largest device state that is read: 100 times that of a machine with every device.
+/// Largest device state that is read, in bytes: 100 times that of a machine with every device.
 const DEVICE_BYTES_MAX: u64 = 64 << 20;
 
-/// What the caller decides about a capture.
+/// Options of a capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CaptureOptions {
-    /// Leave the machine paused after a successful capture, to be ended: nothing that it did is then missing in the image.
+    /// Leave the machine paused after a successful capture, because it is to be ended: the image then holds all that it
+    /// did.
     pub stay_paused: bool,
-    /// Most bytes of pages to keep; not bounded by default.
+    /// Most bytes of pages to keep; by default there is no limit.
     pub bytes_max: Option<u64>,
-    /// Copy the pages of the RAM and of all blocks into one memory file ([`Pages::file`]), which another process can hold when
-    /// this one ends.
+    /// Copy the pages of the RAM and of all added blocks into one memory file ([`Pages::file`]), which another process
+    /// can keep after this one has ended.
     pub in_file: bool,
 }
 
-/// Where the time of the pause went.
+/// How the time of the pause was spent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pause {
     /// Stopping the vCPUs and completing the disks' requests.
@@ -58,12 +60,12 @@ pub struct Pause {
     pub freeze: Duration,
     /// Scanning and copying RAM and video memory.
     pub memory: Duration,
-    /// Continuing; zero if the machine stays paused.
+    /// Resuming the machine; zero if it stays paused.
     pub cont: Duration,
 }
 
 impl Pause {
-    /// From the command to stop until the guest runs again.
+    /// Returns the time from the command to pause until the guest runs again.
     pub fn total(&self) -> Duration {
         self.stop + self.device + self.freeze + self.memory + self.cont
     }
@@ -71,26 +73,29 @@ impl Pause {
 
 /// A captured machine.
 pub struct Capture<F> {
-    /// What a restore must repeat.
+    /// The configuration with which a restore must start.
     pub config: MachineConfig,
     /// The `device` region.
     pub device: Vec<u8>,
-    /// The `ram` region: what is not zero (cold start), or what differs from the image that the machine was restored from.
+    /// The `ram` region: pages that are not zero (after a cold start), or that differ from the image the machine was
+    /// restored from.
     pub ram: Pages,
-    /// The regions `ram1`, `ram2`, ...: memory blocks that were added while the machine ran, in the order of the configuration.
+    /// The regions `ram1`, `ram2`, ...: memory blocks that were added while the machine ran, in the configuration's
+    /// order.
     pub blocks: Vec<Pages>,
     /// The `vram` region; empty without a video device.
     pub vram: Pages,
     /// What the caller's freeze returned.
     pub frozen: F,
-    /// Where the time of the pause went.
+    /// How the time of the pause was spent.
     pub pause: Pause,
-    /// The time before the pause, while the guest ran.
+    /// Time before the pause, in which the guest still ran.
     pub prepare: Duration,
 }
 
 impl Machine {
-    /// Capture the machine. `freeze` is called in the pause, once the disks are quiet; it should take no time.
+    /// Captures the machine. `freeze` is called in the pause, once the disks have no requests; it should take almost no
+    /// time.
     pub fn capture<F, E: std::fmt::Display>(
         &self,
         options: CaptureOptions,
@@ -119,7 +124,8 @@ impl Machine {
         if let Status::Ended(_) = status {
             return Err(self.dead());
         }
-        // The memory that is looked for now is the memory that is copied, and the configuration that of the device state.
+        // While this lock is held, the hardware can't change between finding the memory, saving the device state and
+        // copying.
         let _unchanged = self.hardware.lock();
         let failed = |step: &'static str, e: CopyError| match e {
             CopyError::TooLarge(limit_bytes) => MachineError::CaptureTooLarge {
@@ -178,12 +184,12 @@ impl Machine {
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
         if !self.record.lock().removing.is_empty() {
-            // a guest may let a device go at any time until now
+            // up to now, a guest may have released a device at any time
             self.settle_alone()?;
         }
         pause.stop = lap();
         self.with_fdset(state.as_fd(), |file| {
-            // live: true would also hand the disks over to a migration's other side.
+            // live: true would also hand the disks over to the target of a migration.
             self.qmp.execute(
                 "xen-save-devices-state",
                 json!({"filename": file, "live": false}),
@@ -218,7 +224,7 @@ impl Machine {
         blocks.iter_mut().for_each(Pages::sort);
         vram.sort();
         let pages = blocks.iter().map(Pages::len).sum::<usize>();
-        let ram = blocks.remove(0); // `memories` has it first
+        let ram = blocks.remove(0); // `memories` returns it first
         let device = read_state(&state).map_err(MachineError::io("read the device state"))?;
         tracing::info!(
             machine = self.name(),
@@ -265,7 +271,7 @@ impl Machine {
         }
     }
 
-    /// The memory of the machine's start, and then each block that was added to it.
+    /// Returns the memory with which the machine was started, then each block that was added to it.
     fn memories(&self) -> std::io::Result<Vec<Memory>> {
         let record = self.record();
         let size = record.config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT);
@@ -298,7 +304,7 @@ impl Machine {
     }
 }
 
-/// The memfds that QEMU has for memory: inode number and a path to open.
+/// Returns the memfds that QEMU has for memory: inode number and a path to open.
 pub(crate) fn memfds(pid: u32) -> std::io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -311,7 +317,7 @@ pub(crate) fn memfds(pid: u32) -> std::io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The mappings of a file of memory; the kernel may have split one into several.
+/// Returns the mappings of a memory file; the kernel may have split one into several.
 fn ram_spans(machine: &Machine, file: &Path, size: u64) -> std::io::Result<Vec<Span>> {
     let mappings = machine.process().mappings()?;
     let ours = mappings
@@ -334,10 +340,11 @@ fn ram_spans(machine: &Machine, file: &Path, size: u64) -> std::io::Result<Vec<S
     Ok(spans)
 }
 
-/// Where the video memory is, if there is any.
+/// Returns where the video memory is; `None` if there is none.
 ///
-/// QEMU tells a block's size, not its address. Its own mappings of device memory are anonymous, apart from their neighbours
-/// (guard pages, and a flag that keeps them out of forks), and none but this has that size; two candidates are an error.
+/// QEMU reports a block's size, but not its address. Its mappings of device memory are anonymous, separate from their
+/// neighbours (guard pages, and a flag that keeps them out of forks), and only this one has that size; two candidates are
+/// an error.
 pub(crate) fn vram_span(machine: &Machine) -> Result<Option<Span>, MachineError> {
     let blocks = machine.qmp.human("info ramblock")?;
     let Some(size) = vram_size(&blocks) else {
@@ -367,10 +374,10 @@ pub(crate) fn vram_span(machine: &Machine) -> Result<Option<Span>, MachineError>
     }
 }
 
-/// The used length of the video memory in the table of `info ramblock`.
+/// Returns the used length of the video memory from the table of `info ramblock`.
 fn vram_size(blocks: &str) -> Option<u64> {
     let line = blocks.lines().find(|l| l.contains("vga.vram"))?;
-    // Name, page size, unit, offset, used, total.
+    // The columns: name, page size, unit, offset, used, total.
     let mut numbers = line
         .split_ascii_whitespace()
         .filter_map(|w| w.strip_prefix("0x"));
@@ -378,7 +385,7 @@ fn vram_size(blocks: &str) -> Option<u64> {
 }
 
 fn read_state(state: &File) -> std::io::Result<Vec<u8>> {
-    // The writer had an offset of its own.
+    // QEMU wrote through an open file of its own, so this one is still at its beginning.
     let mut device = Vec::new();
     state.take(DEVICE_BYTES_MAX).read_to_end(&mut device)?;
     if device.is_empty() {
@@ -388,7 +395,7 @@ fn read_state(state: &File) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// Ends the claim on a capture.
+/// Marks the machine as no longer being captured when it is dropped.
 struct Busy<'a>(&'a Machine);
 
 impl Drop for Busy<'_> {
@@ -397,7 +404,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Continues the machine whatever happens.
+/// Resumes the machine when it is dropped, whatever happens.
 struct Paused<'a> {
     machine: &'a Machine,
     go_on: bool,
@@ -430,7 +437,7 @@ mod tests {
                                        ram0    4 KiB  0x0000000000000000 0x0000000004000000 0x0000000004000000\r\n\
                        0000:00:01.0/vga.vram    4 KiB  0x0000000004080000 0x0000000001000000 0x0000000001000000\r\n";
         assert_eq!(vram_size(old), Some(16 << 20));
-        // QEMU 9 tells more columns.
+        // QEMU 9 prints more columns.
         let new = "0000:00:01.0/vga.vram    4 KiB  0x0000000004080000 0x0000000000800000 0x0000000000800000 0x00007f 0 rw\n";
         assert_eq!(vram_size(new), Some(8 << 20));
         assert_eq!(vram_size("vga.vram 4 KiB"), None);

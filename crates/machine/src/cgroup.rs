@@ -1,12 +1,13 @@
-//! A control group for each machine: what its QEMU may take of the host's processor and memory, and what it has taken.
+//! A control group for each machine: it limits the processor time and memory of the machine's QEMU, and counts what it
+//! uses.
 //!
-//! The groups of a node are `floe/NODE/MACHINE`, below the root of the hierarchy: of version 2 where the host has that, else of the
-//! controllers `cpu`, `cpuacct` and `memory` of version 1. They are not below the node's own group, because there version 2 lets no
-//! group have limited groups and processes of its own, and because a machine outlives its node. QEMU enters its group before it
-//! becomes QEMU (see [`crate::exec`]), so that nothing of it is ever outside. A group lives until somebody removes it;
-//! it is found again by its name.
+//! The groups of a node are `floe/NODE/MACHINE`, below the root of the hierarchy: of version 2 if the host has that,
+//! otherwise of the controllers `cpu`, `cpuacct` and `memory` of version 1. They are not below the node's own group,
+//! because in version 2 a group can't have both processes and limited groups below it, and because a machine outlives its
+//! node. The process enters its group before it executes QEMU (see [`crate::exec`]), so that QEMU is never outside. A
+//! group exists until somebody removes it, and is found again by its name.
 //!
-//! Making groups needs root, and a hierarchy that is mounted for writing.
+//! Making groups needs root, and a hierarchy that is mounted writable.
 
 use std::fs;
 use std::io;
@@ -15,30 +16,31 @@ use std::sync::OnceLock;
 
 use crate::error::MachineError;
 
-/// All groups of all nodes of the host are in this one.
+/// The group that contains all groups of all nodes of the host.
 const ROOM: &str = "floe";
-/// Controllers that version 2 needs, as they are switched on for the groups below one.
+/// Controllers that version 2 needs, in the form that enables them for the groups below a group.
 const CONTROLLERS_2: &str = "+cpu +memory";
-/// How often a group is made again that others removed meanwhile.
+/// How often creating a group is retried if others remove its parents at the same time.
 const TRIES: u32 = 100;
-/// The time within which a group gets its share of the processor. The kernel's own default.
+/// The period in which a group gets its share of the processor, in microseconds: the kernel's own default.
 const PERIOD_US: u64 = 100_000;
 
-/// What a machine's QEMU may take of its host.
+/// Limits of what a machine's QEMU may use of its host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Processor time, in thousandths of one core: 1500 is one and a half cores. At least 10.
     pub cpu_millicores: Option<u32>,
-    /// Memory of the QEMU process: what the guest has touched, and QEMU's own.
+    /// Memory of the QEMU process in bytes: what the guest has touched, and QEMU's own.
     pub memory_max_bytes: Option<u64>,
 }
 
-/// What a machine's QEMU has taken.
+/// What a machine's QEMU has used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Processor time since its group was made, microseconds.
+    /// Processor time since its group was made, in microseconds.
     pub cpu_us: u64,
-    /// Memory that is charged to its group now. Pages of shared files count for whoever touched them first.
+    /// Memory that is charged to its group now, in bytes. A page of a shared file is charged to the group that touched it
+    /// first.
     pub memory_bytes: u64,
 }
 
@@ -54,12 +56,12 @@ pub struct Group {
     path: String,
 }
 
-/// Where the host's groups are.
+/// The control group hierarchy of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Hierarchy {
-    /// Version 2, with the controllers that are needed.
+    /// Version 2, with the controllers that are needed; its mount point.
     Two(PathBuf),
-    /// Version 1: the root of each controller. Some may be at the same place.
+    /// Version 1: the root of each controller. Several may be the same directory.
     One {
         cpu: PathBuf,
         cpuacct: PathBuf,
@@ -68,7 +70,7 @@ enum Hierarchy {
 }
 
 impl Hierarchy {
-    /// This host's, looked for once; `None` if it has not all that is needed.
+    /// Returns this host's hierarchy, which is searched for once; `None` if a controller is missing.
     fn of_this_host() -> Option<&'static Hierarchy> {
         static FOUND: OnceLock<Option<Hierarchy>> = OnceLock::new();
         let find = || {
@@ -80,8 +82,8 @@ impl Hierarchy {
         FOUND.get_or_init(find).as_ref()
     }
 
-    /// By the text of `/proc/self/mountinfo`. `controllers`: what `cgroup.controllers` says at the root of version 2. That may be
-    /// mounted beside version 1, without the controllers that version 1 has.
+    /// Finds the hierarchy in the text of `/proc/self/mountinfo`. `controllers` returns the text of `cgroup.controllers`
+    /// at a root of version 2, which may be mounted beside version 1 and then lacks the controllers that version 1 has.
     fn find(mountinfo: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierarchy> {
         let mounts: Vec<(PathBuf, &str, &str)> = mountinfo.lines().filter_map(mount_of).collect();
         let two = mounts.iter().find(|(root, kind, _)| {
@@ -105,7 +107,7 @@ impl Hierarchy {
         })
     }
 
-    /// The root of each of its trees, each once.
+    /// Returns the root directories of the hierarchy, each once.
     fn roots(&self) -> Vec<&PathBuf> {
         let mut roots = match self {
             Hierarchy::Two(root) => vec![root],
@@ -121,7 +123,7 @@ impl Hierarchy {
     }
 }
 
-/// A line of mountinfo: where, which file system, and its own options.
+/// Parses a line of mountinfo. Returns the mount point, the type of file system and its own options.
 fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
     let (left, right) = line.split_once(" - ")?;
     let mut right = right.split(' ');
@@ -130,14 +132,13 @@ fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
 }
 
 impl Groups {
-    /// Those of the node with this id, on a host where groups can be made; else why not.
+    /// Returns the groups of the node with this id; an error with the reason if groups can't be made on this host.
     pub fn open(id: &str) -> Result<Groups, String> {
         if Hierarchy::of_this_host().is_none() {
             return Err("control groups with cpu and memory are not mounted".into());
         }
         let groups = Groups::of_node(id);
-        // a limit that is only written down would be worse than none
-        // no machine has such a name
+        // try it: a limit that has no effect would be worse than none; no machine can have this name
         let probe = groups.make("-probe").map_err(|error| error.to_string())?;
         let tried = probe.apply(&Limits {
             cpu_millicores: Some(1000),
@@ -148,14 +149,14 @@ impl Groups {
         Ok(groups)
     }
 
-    /// Those of the node with this id, to be looked at; none may be there.
+    /// Returns the groups of the node with this id for reading; there may be none.
     pub fn of_node(id: &str) -> Groups {
         Groups {
             path: format!("{ROOM}/{id}"),
         }
     }
 
-    /// A machine's group, made if it is not there.
+    /// Returns a machine's group; creates it if it does not exist.
     pub fn make(&self, machine: &str) -> Result<Group, MachineError> {
         let group = self.of(machine);
         let made = create(&group.path);
@@ -166,14 +167,14 @@ impl Groups {
         Ok(group)
     }
 
-    /// A machine's group, whether it is there or not.
+    /// Returns a machine's group, which need not exist.
     pub fn of(&self, machine: &str) -> Group {
         Group {
             path: format!("{}/{machine}", self.path),
         }
     }
 
-    /// Machines that have a group.
+    /// Returns the names of the machines that have a group.
     pub fn machines(&self) -> Vec<String> {
         let mut names = Vec::new();
         for dir in dirs(&self.path) {
@@ -188,24 +189,24 @@ impl Groups {
         names
     }
 
-    /// Removes what is left of them once no machine has a group.
+    /// Removes the node's directories if no machine has a group.
     pub fn close(&self) {
         for dir in dirs(&self.path).into_iter().chain(dirs(ROOM)) {
-            // another node's groups may be in it
+            // fails if another node's groups are in it
             let _ = fs::remove_dir(dir);
         }
     }
 }
 
 impl Group {
-    /// Where a process goes in: it writes its number into these files.
+    /// Returns the files through which a process enters the group: it writes its process id into each.
     pub fn entrances(&self) -> Vec<PathBuf> {
         let dirs = dirs(&self.path).into_iter();
         dirs.map(|dir| dir.join("cgroup.procs")).collect()
     }
 
-    /// Sets its limits; those that are `None` are taken away. Memory that is in use already is not taken back by force: a limit
-    /// below it is an error.
+    /// Sets the group's limits; those that are `None` are removed. Memory in use is not reclaimed by force: a memory
+    /// limit below it is an error.
     pub fn apply(&self, limits: &Limits) -> Result<(), MachineError> {
         let apply = || -> io::Result<()> {
             if let Some(max) = limits.memory_max_bytes {
@@ -252,7 +253,7 @@ impl Group {
         )))
     }
 
-    /// What its processes have taken; nothing if it is not there.
+    /// Returns what the group's processes have used; zero if the group does not exist.
     pub fn usage(&self) -> Usage {
         let read = |root: &Path, file: &str| {
             fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
@@ -273,7 +274,7 @@ impl Group {
         }
     }
 
-    /// Whether a process is in it.
+    /// Returns whether a process is in the group.
     pub fn is_in_use(&self) -> bool {
         let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
         self.entrances()
@@ -281,7 +282,7 @@ impl Group {
             .any(|path| !read(path).is_empty())
     }
 
-    /// Removes it, once nothing is in it any more; one that is not there is no error.
+    /// Removes the group once no process is in it. It is no error if the group does not exist.
     pub fn remove(&self) -> io::Result<()> {
         for dir in dirs(&self.path) {
             match fs::remove_dir(&dir) {
@@ -293,14 +294,14 @@ impl Group {
     }
 }
 
-/// Makes a group and those above it.
+/// Creates a group and its parents.
 fn create(path: &str) -> io::Result<()> {
     let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
     let hierarchy = Hierarchy::of_this_host().ok_or_else(unsupported)?;
     let mut tries = 0..TRIES;
     loop {
         match create_in(hierarchy, path) {
-            // a node that ends has just removed the one above
+            // a node that is ending has just removed the parent
             Err(error) if error.kind() == io::ErrorKind::NotFound && tries.next().is_some() => {}
             made => return made,
         }
@@ -311,7 +312,7 @@ fn create_in(hierarchy: &Hierarchy, path: &str) -> io::Result<()> {
     let Hierarchy::Two(root) = hierarchy else {
         return dirs(path).into_iter().try_for_each(fs::create_dir_all);
     };
-    // each group switches the controllers on for those below it
+    // each group enables the controllers for those below it
     let mut dir = root.clone();
     for part in Path::new(path) {
         fs::write(dir.join("cgroup.subtree_control"), CONTROLLERS_2)?;
@@ -324,14 +325,14 @@ fn create_in(hierarchy: &Hierarchy, path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The directories that a group is: one in version 2, one for each controller in version 1.
+/// Returns the directories of a group: one in version 2, one for each controller in version 1.
 fn dirs(path: &str) -> Vec<PathBuf> {
     let roots = Hierarchy::of_this_host().map(Hierarchy::roots);
     let roots = roots.unwrap_or_default().into_iter();
     roots.map(|root| root.join(path)).collect()
 }
 
-/// `usage_usec` of version 2's cpu.stat.
+/// Returns `usage_usec` from the text of version 2's cpu.stat.
 fn usage_us(stat: &str) -> Option<u64> {
     let line = stat
         .lines()

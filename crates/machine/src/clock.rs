@@ -1,18 +1,19 @@
 //! The guest's clock after a restore.
 //!
-//! A restored guest goes on with the time that it had at the capture, which may be weeks ago; certificates then look as if
-//! they came from the future and TLS fails. What each of its clocks does:
+//! A restored guest continues with the time that it had at the capture, which may be weeks ago; certificates then seem to
+//! come from the future and TLS fails. What happens to each of its clocks:
 //!
-//! - *Monotonic clocks* (TSC, HPET, ACPI timer, kvm-clock) go on from where they were: QEMU restores their counters with
-//!   the device state. That is right: a guest must not see hours pass between two instructions.
-//! - *The clock on the mainboard* (RTC) is told to follow the host (`-rtc base=utc,clock=host`): its state holds the moment of
-//!   its last update in host time, so that it is right at the first read after a restore.
-//! - *The wall clock* is kept by the guest's kernel as an offset to its monotonic clock. No device can move it: Linux reads the
-//!   RTC, or kvm-clock's wall clock, only at boot and after its own suspend. Somebody inside has to set it.
+//! - *Monotonic clocks* (TSC, HPET, ACPI timer, kvm-clock) continue from where they were: QEMU restores their counters
+//!   with the device state. That is right: a guest must not see hours pass between two instructions.
+//! - *The clock on the mainboard* (RTC) follows the host (`-rtc base=utc,clock=host`): its state holds the moment of its
+//!   last update in host time, so that it is right at the first read after a restore.
+//! - *The wall clock* is kept by the guest's kernel as an offset to its monotonic clock. No device can move it: Linux
+//!   reads the RTC, or kvm-clock's wall clock, only at boot and after its own suspend. A program in the guest has to set
+//!   it.
 //!
-//! That somebody is the guest agent: `guest-set-time` over the virtio serial port. Where none answers, the guest is stale
-//! until its own NTP client notices, or something in it runs `hwclock --hctosys`, which gives the right time at once; the
-//! caller is told ([`ClockSync::Stale`]) and tells the user.
+//! That program is the guest agent: `guest-set-time` over the virtio serial port. If no agent answers, the wall clock is
+//! wrong until the guest's own NTP client notices, or a program in it runs `hwclock --hctosys`, which sets the right time
+//! at once. The caller gets [`ClockSync::Stale`] and informs the user.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,33 +23,33 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::qga::{Agent, QgaError};
 
-/// How long the agent is waited for after a restore: it was running at the capture or it will not come, but its pages may
-/// have to cross a slow link first.
+/// Longest wait for the agent after a restore. It either was running at the capture or will not answer, but its pages may
+/// first have to cross a slow link.
 pub const AGENT_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// What became of the guest's clock.
+/// Whether the guest's clock was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClockSync {
-    /// The agent set it.
+    /// The agent has set it.
     Set {
         /// From the guest's first instruction to the agent's answer.
         took: Duration,
     },
-    /// Nobody did: the wall clock shows the time of the capture. Its RTC is right.
+    /// It was not set: the wall clock shows the time of the capture. The guest's RTC is right.
     Stale {
-        /// Why, with the way out.
+        /// Why, and what to do.
         reason: String,
     },
 }
 
-/// The setting of a guest's clock, going on in the background.
+/// An attempt to set a guest's clock that continues in the background.
 #[derive(Clone)]
 pub struct PendingClock {
     shared: Arc<(Mutex<Option<ClockSync>>, Condvar)>,
 }
 
 impl PendingClock {
-    /// Begin now; the guest runs.
+    /// Starts the attempt. The guest must be running.
     pub(crate) fn begin(socket: PathBuf, has_agent_port: bool) -> PendingClock {
         let shared = Arc::new((Mutex::new(None), Condvar::new()));
         let pending = PendingClock {
@@ -88,7 +89,7 @@ impl PendingClock {
         pending
     }
 
-    /// The result, if there is one within `limit`.
+    /// Waits up to `limit` for the result.
     pub fn wait(&self, limit: Duration) -> Option<ClockSync> {
         let (result, changed) = &*self.shared;
         let mut result = result.lock();

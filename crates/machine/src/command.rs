@@ -18,44 +18,44 @@ use crate::spec::{
 
 /// Names of the machine's files, all in its `run` directory, which is QEMU's working directory.
 pub mod files {
-    /// The node's QMP socket.
+    /// QMP socket for the node.
     pub const QMP: &str = "qmp.sock";
-    /// A second one, for people and tools.
+    /// A second QMP socket, for people and tools.
     pub const QMP_SPARE: &str = "qmp-spare.sock";
-    /// The serial console.
+    /// Socket of the serial console.
     pub const CONSOLE: &str = "console.sock";
-    /// What the serial console said last.
+    /// File with the latest output of the serial console.
     pub const CONSOLE_LOG: &str = "console.log";
-    /// What it said before that: the guard in QEMU puts a log that is full aside.
+    /// File with the output before that: the guard in QEMU renames a full log to this name.
     pub const CONSOLE_LOG_BEFORE: &str = "console.log.1";
-    /// The guest agent.
+    /// Socket of the guest agent.
     pub const AGENT: &str = "qga.sock";
-    /// The port on which programs in the guest speak with the node.
+    /// Socket of the port on which programs in the guest talk to the node.
     pub const FLOE: &str = "floe.sock";
-    /// The screen.
+    /// Socket of the screen.
     pub const VNC: &str = "vnc.sock";
 }
 
-/// The host's end of the first network card.
+/// QEMU's name for the host's end of the first network card.
 const NETDEV: &str = "net0";
 
-/// What QEMU may not do: old system calls, gaining privileges, starting processes, changing its own priority.
+/// What QEMU's sandbox forbids: obsolete system calls, gaining privileges, starting processes, changing its own priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// QEMU's descriptor of its tap device: standard input, of which it has no other use, and which needs no care that no other
-/// process inherits it.
+/// QEMU's descriptor of its tap device: standard input, which QEMU does not use otherwise, and which needs no special
+/// care to keep other processes from inheriting it.
 pub(crate) const TAP_FD: u32 = 0;
 
-/// Where the guest's RAM is.
+/// What holds the guest's RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RamBacking {
-    /// Zeros at first, in a memfd that a capture maps and scans in place (60 ms a GiB on one core; copying anonymous memory
-    /// out of another process takes three times that).
+    /// A memfd that is zero at first, and that a capture maps and scans in place (60 ms per GiB on one core; copying
+    /// anonymous memory out of another process takes three times as long).
     Anonymous,
-    /// The same for a memory block that was added while the machine ran: QEMU's memfd with this inode number.
+    /// Like `Anonymous`, for a memory block that was added while the machine ran: QEMU's memfd with this inode number.
     Added {
-        /// The number, which tells QEMU's memfds apart: they all have one name.
+        /// The inode number, which distinguishes QEMU's memfds: they all have the same name.
         inode: u64,
     },
     /// A private mapping of this file: an image's `ram` (or `ram1`, ...) region on the mount.
@@ -63,7 +63,7 @@ pub enum RamBacking {
 }
 
 impl RamBacking {
-    /// The file that is mapped, if it is one.
+    /// Returns the mapped file, if a file is mapped.
     pub(crate) fn file(&self) -> Option<&PathBuf> {
         match self {
             RamBacking::File(path) => Some(path),
@@ -72,7 +72,8 @@ impl RamBacking {
     }
 }
 
-/// Give every open field of the configuration its value for a cold start on this host. `own_kernel`: QEMU loads the guest's kernel.
+/// Fills every open field of the configuration for a cold start on this host. `own_kernel`: QEMU loads the guest's
+/// kernel.
 pub fn complete(
     config: &MachineConfig,
     profile: Profile,
@@ -106,13 +107,13 @@ pub fn complete(
     Ok(config)
 }
 
-/// Give a copy of a machine a network address of its own. The guest has the old one in its memory and goes on with that; the
-/// new one counts from its next cold start on.
+/// Gives the copy of a machine new network addresses. The running guest keeps the old ones, which are in its memory, and
+/// uses the new ones from its next cold start on.
 pub fn renew_mac(config: &mut MachineConfig) {
     give_mac(config, &random_mac());
 }
 
-/// Give a machine's first network card this address, and those that were added to it new ones.
+/// Sets the address of a machine's first network card, and gives the added cards new addresses.
 pub fn give_mac(config: &mut MachineConfig, mac: &str) {
     for device in &mut config.devices {
         if device.starts_with("virtio-net-pci,")
@@ -132,13 +133,13 @@ pub fn give_mac(config: &mut MachineConfig, mac: &str) {
     }
 }
 
-/// A locally administered address with QEMU's prefix.
+/// Returns a random, locally administered address with QEMU's prefix.
 pub(crate) fn random_mac() -> String {
     let [a, b, c]: [u8; 3] = rand::rng().random();
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
 }
 
-/// Refuse a configuration that floe would not have written: it may come from anyone's image, and becomes command line.
+/// Refuses a configuration that floe would not have written: it may come from anyone's image, and becomes a command line.
 pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
     let untrusted = |what: String| Err(MachineError::Untrusted { what });
     if let Some(name) = &config.machine_type
@@ -196,13 +197,14 @@ pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
     devices::check(&config.devices, model)
 }
 
-/// Whether a text is a network address as QEMU takes it.
+/// Returns whether a text is a network address in the form that QEMU accepts.
 pub(crate) fn is_mac(mac: &str) -> bool {
     let is_byte = |part: &str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
     mac.split(':').count() == 6 && mac.split(':').all(is_byte)
 }
 
-/// The user network of an added card, each in a subnet of its own so that the guest's routes don't clash: 10.0.3.0/24 for the first.
+/// Returns the subnet of an added card's user network. Each card has its own so that the guest's routes don't
+/// conflict: 10.0.3.0/24 for the first.
 pub(crate) fn added_subnet(netdev: &str) -> String {
     let number: u8 = netdev
         .strip_prefix("net")
@@ -211,13 +213,13 @@ pub(crate) fn added_subnet(netdev: &str) -> String {
     format!("10.0.{}.0/24", number.saturating_add(2))
 }
 
-/// `-smp` and `-m`: what the machine is started with, and the most that it can have.
+/// Returns the values of `-smp` and `-m`: what the machine starts with, and the most that it can have.
 fn sizes(config: &MachineConfig) -> (String, String) {
     let mib = config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT) >> 20;
     let cpus = config.cpus.unwrap_or(1);
     let smp = match config.cpus_max {
         None => cpus.to_string(),
-        // spelled out: machine types differ in whether more vCPUs are cores or sockets
+        // in full, because machine types differ in whether additional vCPUs are cores or sockets
         Some(most) => format!("{cpus},maxcpus={most},sockets=1,cores={most},threads=1"),
     };
     let memory = match config.memory_bytes_max {
@@ -230,7 +232,7 @@ fn sizes(config: &MachineConfig) -> (String, String) {
     (smp, memory)
 }
 
-/// A memory backend: `ram0` is the memory of the start, `ram1` the first block that was added.
+/// Returns a memory backend: `ram0` is the memory of the start, `ram1` the first block that was added.
 fn memory_backend(number: usize, bytes: u64, backing: &RamBacking) -> OsString {
     match backing {
         RamBacking::Anonymous | RamBacking::Added { .. } => {
@@ -246,8 +248,8 @@ fn memory_backend(number: usize, bytes: u64, backing: &RamBacking) -> OsString {
     }
 }
 
-/// The arguments for a complete configuration. `blocks` is where the memory is that was added to the captured machine.
-/// `incoming` waits for a state and starts paused.
+/// Returns the arguments for a complete configuration. `blocks` says what holds the memory that was added to the captured
+/// machine. With `incoming`, QEMU starts paused and waits for a state.
 pub fn arguments(
     spec: &Spec,
     config: &MachineConfig,
@@ -290,8 +292,8 @@ pub fn arguments(
     for (index, (backing, bytes)) in blocks.iter().zip(&config.memory_blocks).enumerate() {
         arg("-object", memory_backend(index + 1, *bytes, backing));
     }
-    // The clock on the mainboard follows the host's clock rather than the guest's, so that it is right at once after a
-    // restore, however long the state was at rest (see `clock`).
+    // The mainboard's clock follows the host's clock rather than the guest's, so that it is right immediately after a
+    // restore, however old the state is (see `clock`).
     arg("-rtc", "base=utc,clock=host".into());
     arg("-sandbox", SANDBOX.into());
     arg("-display", "none".into());
@@ -343,7 +345,7 @@ pub fn arguments(
         };
         arg("-netdev", netdev.into());
         if spec.tap.is_some() && incoming {
-            // a state that was saved on the user network has a part for that, which must go somewhere; no card leads there
+            // a state that was saved on the user network contains data of that network; this unused network receives it
             arg("-netdev", "user,id=unused0,restrict=on".into());
         }
         for netdev in netdevs(config).filter(|netdev| *netdev != NETDEV) {
@@ -354,7 +356,7 @@ pub fn arguments(
             );
         }
     }
-    // after a removal the numbers have gaps
+    // after a removal, the numbers have gaps
     let mut drives = devices::values(&config.devices, "virtio-blk-pci", "drive");
     for (i, path) in spec.disks.iter().enumerate() {
         let node = drives.next().map_or(format!("disk{i}"), str::to_owned);
@@ -382,7 +384,8 @@ pub fn arguments(
     if incoming {
         arg("-global", "migration.send-configuration=off".into());
         arg("-incoming", "defer".into());
-        // Firmware, ROMs and kernel of a reset are those of a cold start: the caller does one, with the same disks.
+        // A reset needs firmware, ROMs and kernel as in a cold start: so QEMU ends, and the caller starts the machine
+        // cold with the same disks.
         arg("-action", "reboot=shutdown".into());
         args.push("-S".into());
     }
@@ -395,12 +398,12 @@ pub fn arguments(
     args
 }
 
-/// The hosts' ends of the machine's network cards.
+/// Returns QEMU's names for the host's ends of the machine's network cards.
 pub(crate) fn netdevs(config: &MachineConfig) -> impl Iterator<Item = &str> {
     devices::values(&config.devices, "virtio-net-pci", "netdev")
 }
 
-/// A comma in a value is written twice.
+/// Doubles each comma, as QEMU requires in a value.
 fn escape(path: &Path) -> OsString {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let bytes = path.as_os_str().as_bytes().iter();

@@ -1,5 +1,5 @@
-//! What the serial console said, as far as it is kept: two files, of which the older one is replaced by the newer one when that
-//! is full (by the [guard](crate::guard) in QEMU, so that it holds without a node).
+//! Reads the output of a serial console that is kept: two files. When the newer one is full, it replaces the older one
+//! (done by the [guard](crate::guard) in QEMU, so that it works without a node).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 
 use crate::command::files::{CONSOLE_LOG, CONSOLE_LOG_BEFORE};
 
-/// A console's log, read from somewhere on to its present end. Reading on later gives what was said since; of a guest that
-/// filled both files in between, what came first is missing.
+/// A reader of a console's log, which reads up to its current end. Reading again later returns what the guest has written
+/// since; if the guest has filled both files in between, the beginning of that is missing.
 #[derive(Debug)]
 pub struct ConsoleLog {
     dir: PathBuf,
-    /// What is being read; `None` before the machine has said anything.
+    /// The file being read; `None` before the machine has written anything.
     file: Option<File>,
-    /// To be left out at the beginning, bytes.
+    /// Bytes that are to be skipped at the beginning.
     skip: u64,
 }
 
 impl ConsoleLog {
-    /// The log in a machine's `run` directory: all that is kept, or the last so many bytes of it.
+    /// Opens the log in a machine's `run` directory: all that is kept, or only its last `tail_bytes` bytes.
     pub fn open(dir: &Path, tail_bytes: Option<u64>) -> ConsoleLog {
         let [before, now] = [CONSOLE_LOG_BEFORE, CONSOLE_LOG].map(|name| open(&dir.join(name)));
         let len = |file: &Option<File>| file.as_ref().map_or(0, size);
@@ -32,14 +32,14 @@ impl ConsoleLog {
         }
     }
 
-    /// Where a console's log is at: a value that changes when the guest says something, and two zeros before it says anything.
+    /// Returns a value that changes when the guest writes to its console, and is `(0, 0)` before it writes anything.
     pub fn position(dir: &Path) -> (u64, u64) {
         let at = |file: File| file.metadata().map(|m| (m.ino(), m.len())).ok();
         let at = open(&dir.join(CONSOLE_LOG)).and_then(at);
         at.filter(|(_, len)| *len > 0).unwrap_or_default()
     }
 
-    /// The file after this one, if there is one by now.
+    /// Returns the file that follows the current one, if there is one.
     fn next(&self) -> Option<File> {
         let inode = |file: &File| file.metadata().map(|m| (m.dev(), m.ino())).ok();
         let now = open(&self.dir.join(CONSOLE_LOG))?;
@@ -50,7 +50,7 @@ impl ConsoleLog {
             return None;
         }
         match open(&self.dir.join(CONSOLE_LOG_BEFORE)) {
-            // this one is the older by now, or is gone
+            // the current file is now the older one, or is gone
             Some(before) if inode(&before) != Some(this) => Some(before),
             _ => Some(now),
         }
@@ -60,7 +60,8 @@ impl ConsoleLog {
 impl Read for ConsoleLog {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            // looked for before the end is found: what is appended until a file is replaced is read
+            // look for the next file before reading this one to its end, so that nothing appended before the replacement
+            // is missed
             let next = self.next();
             if let Some(file) = &mut self.file {
                 if self.skip > 0 {
@@ -85,8 +86,8 @@ fn size(file: &File) -> u64 {
     file.metadata().map_or(0, |m| m.len())
 }
 
-/// The directory belongs to the machine's user: what is no ordinary file there (a link could lead anywhere, a pipe nowhere)
-/// is not read.
+/// Opens a file for reading if it is an ordinary file. The directory belongs to the machine's user, who could put a link
+/// or a pipe there.
 fn open(path: &Path) -> Option<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -139,7 +140,7 @@ mod tests {
         rotate(dir);
         append(dir, "five ");
         assert_eq!(rest(&mut log), "four five ");
-        // both files were replaced between two readings
+        // both files were replaced between two reads
         append(dir, "six ");
         rotate(dir);
         append(dir, "seven ");

@@ -1,7 +1,7 @@
-//! The devices that a machine has, as canonical `-device` strings, and the check of foreign ones.
+//! The devices of a machine as canonical `-device` strings, and the check of such strings from images.
 //!
 //! Device state is loaded into exactly the devices that it was saved from, each at its own address on the bus. So the
-//! strings are made once, at the cold start, with every address spelled out, and recorded in the image; a restore repeats
+//! strings are made once, at the cold start, with every address included, and recorded in the image; a restore repeats
 //! them. An image may come from anyone, and a `-device` string can read any file of the host (`loader,file=..`,
 //! `romfile=..`): only drivers, properties and values that floe itself writes are accepted.
 
@@ -12,46 +12,47 @@ use crate::error::MachineError;
 use crate::hardware::Profile;
 use crate::spec::DISKS_MAX;
 
-/// MiB of video memory: 1920 x 1200 in 32 bits fits. Not 8 MiB, the size of a thread's stack: the capture finds the block
-/// by its size.
+/// Size of the video memory in MiB: 1920 x 1200 in 32 bits fits. It is not 8 MiB, the size of a thread's stack, because
+/// the capture finds the block by its size.
 pub const VGA_MEMORY_MIB: u32 = 16;
-/// The slot of the first disk on the root bus; those before it are the other devices'.
+/// The slot of the first disk on the root bus; other devices use the slots before it.
 const DISK_SLOT_FIRST: usize = 8;
-/// The slot of the root port with the places for what is added later.
+/// The slot of the root port behind which added cards and disks are plugged in.
 const PORT_SLOT: usize = 0x1c;
-/// The bus of those places, behind that port. A bridge has 31 of them and costs as much as one more port.
+/// The bus behind that port. It is a bridge with 31 places, which costs as much as one more port.
 pub(crate) const PLACES_BUS: &str = "places0";
-/// Places on that bus; the first is 1.
+/// Number of places on that bus; the first is 1.
 pub(crate) const PLACES: u32 = 31;
-/// Most bytes of a device string.
+/// Longest device string that is accepted, in bytes.
 const DEVICE_BYTES_MAX: usize = 512;
 
-/// The port through which programs in a guest speak with their node, as the guest sees its name.
+/// The guest's name of the port through which its programs talk to their node.
 pub const FLOE_PORT: &str = "org.floe.0";
-/// The end of that port in QEMU.
+/// QEMU's name for the host's end of that port.
 pub(crate) const FLOE_CHARDEV: &str = "floe0";
 
-/// The devices of a machine that is started cold.
+/// Returns the devices of a machine that is started cold.
 pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
     let mut devices = vec![
         format!("VGA,id=vga0,vgamem_mb={VGA_MEMORY_MIB},bus=pcie.0,addr=0x1"),
-        // No option ROM: nothing boots from this network, and its content would have to be the same at a restore.
+        // No option ROM: nothing boots from this network, and the ROM would have to be identical at a restore.
         format!("virtio-net-pci,id=nic0,netdev=net0,mac={mac},romfile=,bus=pcie.0,addr=0x2"),
         "virtio-serial-pci,id=serial0,bus=pcie.0,addr=0x3".into(),
         "virtserialport,id=agent0,bus=serial0.0,nr=1,chardev=qga0,name=org.qemu.guest_agent.0".into(),
-        // Behind the guest agent's, whose number older images have.
+        // The number follows that of the guest agent's port, which older images have.
         format!("virtserialport,id=floe0,bus=serial0.0,nr=2,chardev={FLOE_CHARDEV},name={FLOE_PORT}"),
         "virtio-rng-pci,id=rng0,rng=entropy0,bus=pcie.0,addr=0x4".into(),
-        // page-poison=off: a guest with init_on_free counts on reported pages coming back as zeros, and on a restored
-        // machine they come back with the image's content. Without that feature such a guest reports none.
+        // page-poison=off: a guest with init_on_free expects reported pages to come back as zeros, but on a restored
+        // machine they come back with the image's content. Without that feature such a guest reports no pages.
         "virtio-balloon-pci,id=balloon0,free-page-reporting=on,page-poison=off,deflate-on-oom=on,bus=pcie.0,addr=0x5".into(),
-        // A new id at each restore: the guest's kernel reseeds its random numbers, and no two clones make the same keys.
+        // A new id at each restore: the guest's kernel reseeds its random numbers, and no two clones generate the same
+        // keys.
         "vmgenid,id=vmgenid0,guid=auto".into(),
     ];
     devices.extend((0..disks).map(|i| {
         let slot = DISK_SLOT_FIRST + i;
-        // A full disk under the overlay pauses the machine, which can go on later; a read that failed for good is told to
-        // the guest.
+        // If the disk under the overlay is full, the machine is paused and can continue later; a read that failed for
+        // good is reported to the guest.
         format!(
             "virtio-blk-pci,id=vd{i},drive=disk{i},serial=disk{i},bootindex={},werror=stop,rerror=report,bus=pcie.0,addr={slot:#x}",
             i + 1
@@ -66,12 +67,14 @@ pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
     devices
 }
 
-/// A vCPU that is added to a machine of this CPU model. The machine has one socket with a core for each vCPU that it can have.
+/// Returns the device for an additional vCPU of this model. The machine has one socket with a core for each possible
+/// vCPU.
 pub(crate) fn cpu(model: &str, number: u32) -> String {
     format!("{model}{CPU_DRIVER_SUFFIX},id=cpu{number},socket-id=0,core-id={number},thread-id=0")
 }
 
-/// A memory block that is added; QEMU chooses where, which is spelled out later ([`placed_memory`]).
+/// Returns the device for an additional memory block; QEMU chooses its address, which is recorded later
+/// ([`placed_memory`]).
 pub(crate) fn memory(number: usize) -> String {
     format!(
         "pc-dimm,id=dimm{number},memdev=ram{number},slot={}",
@@ -79,26 +82,26 @@ pub(crate) fn memory(number: usize) -> String {
     )
 }
 
-/// The same once its address is known.
+/// Returns the same device with its address.
 pub(crate) fn placed_memory(number: usize, address: u64) -> String {
     format!("{},addr={address:#x}", memory(number))
 }
 
-/// A network card that is added.
+/// Returns the device for an additional network card.
 pub(crate) fn card(number: usize, mac: &str, place: u32) -> String {
     format!(
         "virtio-net-pci,id=nic{number},netdev=net{number},mac={mac},romfile=,bus={PLACES_BUS},addr={place:#x}"
     )
 }
 
-/// A disk that is added.
+/// Returns the device for an additional disk.
 pub(crate) fn disk(number: usize, place: u32) -> String {
     format!(
         "virtio-blk-pci,id=vd{number},drive=disk{number},serial=disk{number},werror=stop,rerror=report,bus={PLACES_BUS},addr={place:#x}"
     )
 }
 
-/// A device string as the arguments of QMP's `device_add`, which tells numbers from text.
+/// Converts a device string to the arguments of QMP's `device_add`, which distinguishes numbers from text.
 pub(crate) fn arguments(device: &str) -> Value {
     let mut parts = device.split(',');
     let mut map = Map::new();
@@ -119,18 +122,19 @@ pub(crate) fn arguments(device: &str) -> Value {
     Value::Object(map)
 }
 
-/// The value of a device's property.
+/// Returns the value of a device's property.
 pub(crate) fn property<'a>(device: &'a str, key: &str) -> Option<&'a str> {
     let mut pairs = device.split(',').filter_map(|part| part.split_once('='));
     pairs.find(|(name, _)| *name == key).map(|(_, value)| value)
 }
 
-/// The device with this id.
+/// Returns the device with this id.
 pub(crate) fn by_id<'a>(devices: &'a [String], id: &str) -> Option<&'a String> {
     devices.iter().find(|d| property(d, "id") == Some(id))
 }
 
-/// The values of one property of all devices of a driver, in order: QEMU's names of the disks (`drive`) or networks (`netdev`).
+/// Returns the values of a property of all devices of a driver, in order: QEMU's names of disks (`drive`) or networks
+/// (`netdev`).
 pub(crate) fn values<'a>(
     devices: &'a [String],
     driver: &'a str,
@@ -142,12 +146,12 @@ pub(crate) fn values<'a>(
     of_driver.filter_map(move |d| property(d, key))
 }
 
-/// Whether a device was added while the machine ran and can be taken away again.
+/// Returns whether a device was added while the machine ran and can be removed again.
 pub(crate) fn is_removable(device: &str) -> bool {
     property(device, "bus") == Some(PLACES_BUS)
 }
 
-/// The first place that nothing is plugged in; `None` if all are taken.
+/// Returns the first place that is free; `None` if all are taken.
 pub(crate) fn free_place(devices: &[String]) -> Option<u32> {
     let taken: Vec<u32> = devices
         .iter()
@@ -160,18 +164,18 @@ pub(crate) fn free_place(devices: &[String]) -> Option<u32> {
     (1..=PLACES).find(|place| !taken.contains(place))
 }
 
-/// Whether the machine has places for cards and disks to be added.
+/// Returns whether cards and disks can be added to the machine.
 pub(crate) fn has_places(devices: &[String]) -> bool {
     by_id(devices, PLACES_BUS).is_some()
 }
 
-/// Network cards that were added, without the first one.
+/// Returns the network cards that were added, without the first one.
 pub(crate) fn added_cards(devices: &[String]) -> Vec<String> {
     let cards = devices.iter().filter(|d| d.starts_with("virtio-net-pci,"));
     cards.filter(|d| is_removable(d)).cloned().collect()
 }
 
-/// A driver and the properties that floe gives it.
+/// Each driver that floe uses, with the properties that floe sets.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("VGA", &["id", "vgamem_mb", "bus", "addr"]),
     (
@@ -210,10 +214,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("pcie-pci-bridge", &["id", "bus", "addr"]),
     ("pc-dimm", &["id", "memdev", "slot", "addr"]),
 ];
-/// Properties of a vCPU, whose driver is named after its model.
+/// Properties of a vCPU. Its driver is named after its model.
 const CPU_PROPERTIES: &[&str] = &["id", "socket-id", "core-id", "thread-id"];
 
-/// Refuse any device string that floe would not have written.
+/// Refuses any device string that floe would not have written.
 pub fn check(devices: &[String], cpu_model: &str) -> Result<(), MachineError> {
     for device in devices {
         check_one(device, cpu_model).map_err(|why| MachineError::Untrusted {
@@ -232,7 +236,7 @@ fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
     let allowed = ALLOWED.iter().find(|(name, _)| *name == driver);
     let properties = match (allowed, driver.strip_suffix(CPU_DRIVER_SUFFIX)) {
         (Some((_, properties)), _) => *properties,
-        // vCPUs of one machine are all of one model
+        // all vCPUs of a machine have the same model
         (None, Some(model)) if model == cpu_model => CPU_PROPERTIES,
         _ => return Err(format!("driver {driver:?} is none of floe's")),
     };
@@ -258,12 +262,12 @@ fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a device of this driver is among them.
+/// Returns whether a device of this driver is in the list.
 pub fn has(devices: &[String], driver: &str) -> bool {
     devices.iter().any(|d| d.split(',').next() == Some(driver))
 }
 
-/// Whether there is a port on which the guest speaks with its node. Images of before there was one have none.
+/// Returns whether the guest has a port to its node. Images from before that port existed have none.
 pub fn has_floe_port(devices: &[String]) -> bool {
     let chardev = format!("chardev={FLOE_CHARDEV}");
     let is_it = |device: &String| {

@@ -1,4 +1,4 @@
-//! What can go wrong with a machine, by what the caller can do about it.
+//! Errors of machines, grouped by what the caller can do about them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::qmp::QmpError;
 /// Why a machine could not be started, restored, captured or controlled.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// The spec itself can't be carried out; nothing was started.
+    /// The spec can't be carried out; nothing was started.
     #[error("the machine can't be described to QEMU: {what}")]
     Spec {
         /// What is wrong with which field, and what would be right.
@@ -26,7 +26,7 @@ pub enum MachineError {
     QemuMissing {
         /// The program that was tried.
         program: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// QEMU ended, or did not answer, before the machine was up.
@@ -34,41 +34,41 @@ pub enum MachineError {
     Start {
         /// The machine's name.
         name: String,
-        /// What was seen from outside.
+        /// What was observed from outside.
         reason: String,
         /// The last lines that QEMU itself wrote.
         log: String,
     },
-    /// The captured state was refused by QEMU.
+    /// QEMU refused the captured state.
     #[error("QEMU refused the captured state of machine {name}: {reason}{}; start it cold from its disks instead", log_suffix(.log))]
     Restore {
         /// The machine's name.
         name: String,
-        /// What was seen from outside.
+        /// What was observed from outside.
         reason: String,
         /// The last lines that QEMU itself wrote.
         log: String,
     },
-    /// This host can't go on where the captured machine was.
+    /// This host can't continue the captured machine.
     #[error(transparent)]
     Incompatible(#[from] crate::host::Incompatible),
-    /// The machine's QEMU is no longer there.
+    /// The machine's QEMU has ended.
     #[error(
         "machine {name} is not running (its QEMU, process {pid}, has ended); start it again to go on"
     )]
     Dead {
         /// The machine's name.
         name: String,
-        /// The process that it was.
+        /// The id of the process that has ended.
         pid: u32,
     },
-    /// One capture at a time.
+    /// Another capture of the machine is running; there can be only one.
     #[error("machine {name} is being captured already; wait until that capture is done")]
     CaptureRunning {
         /// The machine's name.
         name: String,
     },
-    /// The pages to be kept during the pause don't fit into memory.
+    /// The pages that must be kept during the pause don't fit into memory.
     #[error(
         "capturing machine {name} needs more than the {limit_bytes} bytes of memory that are free on this host; \
          shrink the guest with its balloon, or free memory, and capture again (the machine goes on)"
@@ -79,7 +79,7 @@ pub enum MachineError {
         /// The bytes that the capture was allowed to keep.
         limit_bytes: u64,
     },
-    /// The capture failed; the machine was continued if it still exists.
+    /// The capture failed; the machine was resumed if it still exists.
     #[error("capturing machine {name} failed at {step}: {reason}")]
     Capture {
         /// The machine's name.
@@ -89,17 +89,17 @@ pub enum MachineError {
         /// Why.
         reason: String,
     },
-    /// The caller's freeze of the disks failed; the machine was continued.
+    /// The caller's freeze of the disks failed; the machine was resumed.
     #[error(
         "freezing the disks of machine {name} failed: {reason}; the machine goes on, nothing was captured"
     )]
     Freeze {
         /// The machine's name.
         name: String,
-        /// What the caller's closure said.
+        /// The error that the caller's closure returned.
         reason: String,
     },
-    /// No state of a running machine in the directory.
+    /// The directory has no state of a running machine.
     #[error("{dir} holds no running machine: {reason}")]
     NotAdoptable {
         /// The machine's directory.
@@ -117,29 +117,29 @@ pub enum MachineError {
         /// How long.
         limit: Duration,
     },
-    /// Something can't be added to the machine, or taken away from it.
+    /// Something can't be added to the machine, or removed from it.
     #[error(transparent)]
     Grow(#[from] GrowError),
-    /// QMP failed.
+    /// A QMP command failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// The guest agent failed.
+    /// A command to the guest agent failed.
     #[error(transparent)]
     Agent(#[from] QgaError),
-    /// A file or a system call failed.
+    /// A file operation or a system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done, with the path.
+        /// What was attempted, with the path.
         what: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
 
-/// Why something can't be added to a machine, or taken away.
+/// Why something can't be added to a machine, or removed from it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrowError {
-    /// Nothing, or nothing of that kind, can be added to this machine while it runs.
+    /// This machine can't be given anything, or nothing of that kind, while it runs.
     #[error(
         "machine {name} can't be given {what} while it runs: it was started without room for that; \
          start it cold (floe run --cold) with as much as it needs"
@@ -150,7 +150,7 @@ pub enum GrowError {
         /// `CPUs`, `memory`, `cards and disks`.
         what: &'static str,
     },
-    /// More than the machine's limit, which was set at its cold start.
+    /// The machine would exceed its limit, which was set at its cold start.
     #[error(
         "machine {name} has {has} {unit} and can have {most} in all: {asked} more are too many"
     )]
@@ -178,13 +178,13 @@ pub enum GrowError {
         /// What to do.
         way_out: &'static str,
     },
-    /// An argument that can't be.
+    /// An invalid argument.
     #[error("{what}")]
     Bad {
         /// What is wrong with which argument, and what would be right.
         what: String,
     },
-    /// There is no such card or disk, or it was there from the start.
+    /// There is no such card or disk, or it can't be removed because the machine was started with it.
     #[error("machine {name} has no {id} that was added while it ran; only those can be taken away")]
     NotThere {
         /// The machine's name.
@@ -192,7 +192,7 @@ pub enum GrowError {
         /// The card's id or the disk's name.
         id: String,
     },
-    /// The guest keeps a device.
+    /// The guest refuses to release a device.
     #[error(
         "the guest of machine {name} does not let {id} go: it is in use; unmount or close it in the guest first"
     )]
@@ -202,7 +202,7 @@ pub enum GrowError {
         /// The card's id or the disk's name.
         id: String,
     },
-    /// The guest did not answer. It may still let the device go later, which is noticed then.
+    /// The guest did not answer. If it releases the device later, this is noticed then.
     #[error(
         "the guest of machine {name} has not let {id} go within {limit:?}: is it paused, or without a driver for PCI hot-plug?"
     )]
@@ -217,7 +217,7 @@ pub enum GrowError {
 }
 
 impl MachineError {
-    /// Wrap an I/O error with what was being done.
+    /// Returns a function that wraps an I/O error together with what was being done.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> MachineError {
         let what = what.into();
         move |source| MachineError::Io { what, source }

@@ -1,14 +1,15 @@
-//! The exec wrapper: what must happen in QEMU's process before QEMU is there.
+//! The exec wrapper: it prepares the process that is to become QEMU.
 //!
-//! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU: its process id in a file
-//! (so that a QEMU whose node is killed at this moment is found), its control group (so that nothing of it is outside), a session of
-//! its own (so that QEMU outlives the node), the machine's directory as working directory (so that sockets have short
-//! names), the machine's own user, the [guard], and a seccomp filter. The alternative, `pre_exec` in the node, would run in a fork of a
-//! large threaded process, where almost nothing may be called.
+//! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU. It sets up:
+//! its process id in a file (so that QEMU is found even if the node is killed at this moment), its control group (so that
+//! no part of QEMU is outside), a session of its own (so that QEMU outlives the node), the machine's directory as working
+//! directory (so that sockets have short names), the machine's own user, the [guard], and a seccomp filter. The
+//! alternative, `pre_exec` in the node, would run in a fork of a large threaded process, where almost nothing may be
+//! called.
 //!
-//! The filter answers `madvise(.., MADV_HUGEPAGE)` with EINVAL. QEMU calls it on all of its RAM, and on a mapping of the
-//! FUSE mount that makes every cold fault read 4 MiB instead of 4 KiB. QEMU ignores the error. `PR_SET_THP_DISABLE` does
-//! not help.
+//! The filter answers `madvise(.., MADV_HUGEPAGE)` with EINVAL, which QEMU ignores. QEMU makes this call for all of its
+//! RAM; for a mapping of the FUSE mount it would make every first fault read 4 MiB instead of 4 KiB. `PR_SET_THP_DISABLE`
+//! does not help.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -21,7 +22,7 @@ use crate::guard::{self, CONSOLE_LOG_BYTES, HostAccess, Role};
 use crate::process::Process;
 use crate::tool;
 
-/// A numeric user and group: machines need no entry in `/etc/passwd`.
+/// A numeric user and group. Machines need no entry in `/etc/passwd`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// The user id.
@@ -30,16 +31,16 @@ pub struct User {
     pub gid: u32,
 }
 
-/// First id of the range from which machines get their own user: above what Debian, systemd's DynamicUser and
+/// First id of the range from which machines get their own user: above the ids that Debian, systemd's DynamicUser and
 /// containers' subordinate ranges (from 100000, and 524288 up) use by default.
 pub const UID_FIRST: u32 = 90_000;
-/// Length of that range: more machines than a host can run.
+/// Number of ids in that range: more than machines that a host can run.
 pub const UID_COUNT: u32 = 8192;
 
 impl User {
-    /// The user of machine number `n`, if this process may change users at all.
+    /// Returns the user of machine number `n`; `None` if this process can't change users.
     ///
-    /// `n` is the caller's to choose so that no two live machines share it; it wraps at [`UID_COUNT`].
+    /// The caller chooses `n` so that no two live machines share it; it wraps around at [`UID_COUNT`].
     pub fn for_machine(n: u32) -> Option<User> {
         let id = UID_FIRST + n % UID_COUNT;
         rustix::process::geteuid()
@@ -48,12 +49,13 @@ impl User {
     }
 }
 
-/// Where a process says who it is, before it becomes QEMU.
+/// Where a process writes down its identity before it becomes QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
-    /// The file that gets its process id and start time, as JSON.
+    /// The file that gets the process id and start time, as JSON.
     pub file: PathBuf,
-    /// The process that started it. If that has ended when the file is there, nobody may have seen the file: then it ends too.
+    /// The process that started it. If that has ended when the file is written, perhaps nobody saw the file; so the
+    /// process ends, too.
     pub starter: u32,
 }
 
@@ -62,20 +64,20 @@ pub struct Announcement {
 pub struct ExecPlan {
     /// The working directory, owned by the machine's user.
     pub dir: PathBuf,
-    /// How others find the process; tools, which end by themselves, need none.
+    /// How others find the process. Tools need none, because they end by themselves.
     pub announcement: Option<Announcement>,
-    /// Files of control groups that get this process's number, so that it is in those groups (see [`crate::cgroup`]).
+    /// Files of control groups into which the process writes its id, to enter those groups (see [`crate::cgroup`]).
     pub cgroup: Vec<PathBuf>,
     /// The user to become; needs root.
     pub user: Option<User>,
-    /// Whether `madvise(MADV_HUGEPAGE)` is refused: for RAM that is a file of the mount.
+    /// Whether `madvise(MADV_HUGEPAGE)` is refused, as needed for RAM that is a file of the mount.
     pub refuse_huge_pages: bool,
-    /// Files of the mount that QEMU gets opened for reading though it asks for writing (see `ram_fd`): its RAM, and the memory
-    /// blocks that were added to it.
+    /// Files of the mount that QEMU gets opened read-only although it asks for writing (see `ram_fd`): its RAM, and the
+    /// memory blocks that were added to it.
     pub ram: Vec<PathBuf>,
-    /// What the [guard] in it holds.
+    /// What the [guard] enforces in the program.
     pub guard: Role,
-    /// QEMU, or a tool.
+    /// The program to execute: QEMU, or a tool.
     pub program: PathBuf,
     /// Its arguments, without its name.
     pub args: Vec<OsString>,
@@ -84,7 +86,7 @@ pub struct ExecPlan {
 const MADV_HUGEPAGE: u64 = 14;
 
 impl ExecPlan {
-    /// The wrapper's own arguments, to be understood by [`run`].
+    /// Returns the wrapper's own arguments, which [`run`] understands.
     pub fn to_args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = vec!["--dir".into(), self.dir.clone().into()];
         if let Some(Announcement { file, starter }) = &self.announcement {
@@ -117,7 +119,7 @@ impl ExecPlan {
         args
     }
 
-    /// The opposite of [`ExecPlan::to_args`].
+    /// Parses the arguments that [`ExecPlan::to_args`] returns.
     pub fn parse(args: &[OsString]) -> Result<ExecPlan, String> {
         let mut plan = ExecPlan {
             dir: PathBuf::new(),
@@ -192,9 +194,9 @@ impl ExecPlan {
     }
 }
 
-/// Become QEMU. Returns only if that failed, with the exit code for the process (126: could not become it).
+/// Becomes QEMU. Returns only if that failed, with the exit code for the process (126: could not execute it).
 ///
-/// Meant to be the whole of the hidden subcommand `floe exec-qemu`: single-threaded, right after the start of the process.
+/// This is all that the hidden subcommand `floe exec-qemu` does: single-threaded, right after the start of the process.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
     let plan = match ExecPlan::parse(&args) {
@@ -218,10 +220,10 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
         announce(announcement).map_err(failed("say which process it is"))?;
     }
     for file in &plan.cgroup {
-        // all of this process, whichever number its namespace gives it
+        // 0 means this process, whatever its id is in the reader's namespace
         std::fs::write(file, "0").map_err(failed(&format!("enter {}", file.display())))?;
     }
-    // EPERM: already a session leader, when started by hand.
+    // Fails with EPERM if the process is already a session leader, as when started by hand.
     let _ = rustix::process::setsid();
     std::env::set_current_dir(&plan.dir)
         .map_err(failed(&format!("enter {}", plan.dir.display())))?;
@@ -239,9 +241,8 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     if let Some(user) = plan.user {
         become_user(user).map_err(failed(&format!("become user {}", user.uid)))?;
     }
-    // A node that is not root reads the guest's memory for a capture; under Yama only a parent may, unless it is allowed.
-    // Where there is no Yama the call fails, and nothing was needed.
-    // SAFETY: this prctl takes only integers.
+    // A node that is not root reads the guest's memory for a capture; under Yama only a parent may do so unless it is
+    // allowed here. Without Yama the call fails and is not needed. SAFETY: this prctl takes only integers.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
     // SAFETY: as above.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
@@ -263,8 +264,8 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
         .unwrap_err())
 }
 
-/// Writes down which process this is. A node that starts looks for the file once its predecessor has ended: it finds this process, or
-/// this process finds that its starter has ended.
+/// Writes down which process this is. A node that starts looks for the file after its predecessor has ended: either it
+/// finds this process, or this process finds that its starter has ended.
 fn announce(announcement: &Announcement) -> io::Result<()> {
     let id = Process::hold(std::process::id())?.id();
     let made = announcement.file.with_extension("new");
@@ -277,10 +278,10 @@ fn announce(announcement: &Announcement) -> io::Result<()> {
     }
 }
 
-/// Standard error.
+/// Descriptor of standard error.
 const LAST_STANDARD_FD: u32 = 2;
 
-/// QEMU gets standard input, output and error and nothing else of the node's; a tool one more.
+/// Closes inherited descriptors: QEMU keeps standard input, output and error only; a tool keeps one more.
 fn close_inherited(last: u32) -> io::Result<()> {
     // SAFETY: no object in this single-threaded process owns a descriptor above that which is used afterwards.
     let r = unsafe { libc::syscall(libc::SYS_close_range, last + 1, u32::MAX, 0u32) };

@@ -1,4 +1,4 @@
-//! Adding vCPUs, memory, network cards and disks to a running machine, and taking cards and disks away.
+//! Adds vCPUs, memory, network cards and disks to a running machine, and removes cards and disks.
 //!
 //! ```no_run
 //! # use std::{path::Path, time::Duration};
@@ -19,9 +19,9 @@
 //! # }
 //! ```
 //!
-//! All that was added is in the machine's configuration, so that a capture's image names it and a restore has it on its command
-//! line. A change is written down before QEMU is told of it; whoever adopts the machine after a crash asks QEMU which of
-//! it came to be ([`Machine::settle_hardware`]).
+//! Everything that was added is in the machine's configuration: a capture records it in the image, and a restore puts it
+//! on QEMU's command line. A change is recorded before QEMU is asked to make it; whoever adopts the machine after a crash
+//! asks QEMU which changes were made ([`Machine::settle_hardware`]).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -40,29 +40,30 @@ use crate::qmp::QmpError;
 use crate::record::Record;
 use crate::spec::DISKS_MAX;
 
-/// How often a device is asked whether its driver is there: QEMU has no event for that.
+/// How often QEMU is asked whether the guest's driver has set a device up: QEMU has no event for that.
 const DRIVER_INTERVAL: Duration = Duration::from_millis(50);
-/// Where QEMU keeps the devices that have an id.
+/// The path in QEMU's object tree of the devices that have an id.
 const DEVICES: &str = "/machine/peripheral";
 
-/// What a guest made of a device that it was given.
+/// How a guest reacted to a device that was added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reception {
-    /// Its driver has it. Linux may still have to bring vCPUs and memory online, as its rules are.
+    /// Its driver uses it. Linux may still have to bring vCPUs and memory online, depending on its rules.
     Taken,
-    /// It refused, with this status of ACPI's `_OST`.
+    /// The guest refused it, with this status of ACPI's `_OST`.
     Refused(u64),
-    /// It said nothing: it is paused or busy, or has no driver; or this QEMU can't tell.
+    /// The guest did not react: it is paused or busy, or has no driver; or this QEMU can't tell.
     Silent,
 }
 
 impl Machine {
-    /// What can still be added.
+    /// Returns what can still be added.
     pub fn room(&self) -> Room {
         Room::of(&self.config())
     }
 
-    /// Adds vCPUs, which can't be taken away again. Returns their ids; where there is an error, those before it were added.
+    /// Adds vCPUs, which can't be removed again. Returns their ids. If it fails, the vCPUs before the failed one were
+    /// added.
     pub fn add_cpus(&self, count: u32) -> Result<Vec<String>, MachineError> {
         let _alone = self.hardware.lock();
         let room = self.room();
@@ -77,7 +78,8 @@ impl Machine {
             .collect()
     }
 
-    /// Adds a block of memory, which can't be taken away again. Returns its id. It is zeros, and a region of its own in captures.
+    /// Adds a block of memory, which can't be removed again. Returns its id. It is zero, and is a region of its own in
+    /// captures.
     pub fn add_memory(&self, bytes: u64) -> Result<String, MachineError> {
         let _alone = self.hardware.lock();
         let room = self.room();
@@ -105,7 +107,7 @@ impl Machine {
         self.check_limit("bytes of memory", has, most, bytes)?;
         let number = config.memory_blocks.len() + 1;
         let object = memory_region(number);
-        // what an earlier attempt left
+        // remove what an earlier attempt left behind
         let _ = self.qmp.execute("object-del", json!({"id": object}));
         let inode = self.make_memory(&object, bytes)?;
         let device = devices::memory(number);
@@ -116,7 +118,7 @@ impl Machine {
         });
         match plugged {
             Ok(id) => {
-                self.settle_alone()?; // writes down where QEMU has put it
+                self.settle_alone()?; // records the address that QEMU has chosen
                 Ok(id)
             }
             Err(error) => {
@@ -126,7 +128,7 @@ impl Machine {
         }
     }
 
-    /// Makes the memory of a block and returns its memfd's inode number.
+    /// Creates the memory of a block. Returns its memfd's inode number.
     fn make_memory(&self, object: &str, bytes: u64) -> Result<u64, MachineError> {
         let before = self.memfds()?;
         let arguments =
@@ -143,14 +145,14 @@ impl Machine {
         }
     }
 
-    /// The inode numbers of QEMU's memory.
+    /// Returns the inode numbers of QEMU's memory.
     fn memfds(&self) -> Result<BTreeSet<u64>, MachineError> {
         let found = crate::capture::memfds(self.pid());
         let found = found.map_err(MachineError::io("read QEMU's descriptors"))?;
         Ok(found.into_iter().map(|(inode, _)| inode).collect())
     }
 
-    /// Adds a network card on a user network of its own, as the first card is on one. Returns its id (`nic1`).
+    /// Adds a network card on a user network of its own, like the first card's. Returns its id (`nic1`).
     pub fn add_card(&self, mac: Option<&str>) -> Result<String, MachineError> {
         let _alone = self.hardware.lock();
         let mac = match mac {
@@ -170,7 +172,7 @@ impl Machine {
         let number = (1..).find(|number| !taken(number)).unwrap_or_default();
         let netdev = format!("net{number}");
         let subnet = command::added_subnet(&netdev);
-        // what an earlier attempt left
+        // remove what an earlier attempt left behind
         let _ = self.qmp.execute("netdev_del", json!({"id": netdev}));
         self.ask(
             "netdev_add",
@@ -183,7 +185,7 @@ impl Machine {
         })
     }
 
-    /// Takes a card away that was added. Waits up to `limit` for the guest to let it go.
+    /// Removes a card that was added. Waits up to `limit` for the guest to release it.
     pub fn remove_card(&self, id: &str, limit: Duration) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
@@ -195,7 +197,7 @@ impl Machine {
         }
     }
 
-    /// The name that the next disk can have: `disk` and the first free number.
+    /// Returns a name for the next disk: `disk` and the first free number.
     pub fn free_disk_name(&self) -> String {
         let config = self.config();
         let name = |number: usize| format!("disk{number}");
@@ -203,8 +205,8 @@ impl Machine {
         free.unwrap_or_default()
     }
 
-    /// Adds a disk: a file as those of a [`Spec`](crate::Spec). Its name is its region in captures, and the serial number that
-    /// the guest sees; [`Machine::free_disk_name`] has one.
+    /// Adds a disk, whose file must be like those of a [`Spec`](crate::Spec). Its name is the name of its region in
+    /// captures and the serial number that the guest sees; [`Machine::free_disk_name`] returns a free one.
     pub fn add_disk(&self, name: &str, file: &Path) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
@@ -243,7 +245,7 @@ impl Machine {
         })
     }
 
-    /// Takes a disk away that was added. Waits up to `limit` for the guest to let it go.
+    /// Removes a disk that was added. Waits up to `limit` for the guest to release it.
     pub fn remove_disk(&self, name: &str, limit: Duration) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
@@ -259,7 +261,8 @@ impl Machine {
         }
     }
 
-    /// What the guest made of a device that was added, by its id (of a disk: its name). Waits up to `limit` for an answer.
+    /// Returns how the guest reacted to an added device, given by its id (for a disk: its name). Waits up to `limit` for
+    /// that.
     pub fn reception(&self, id: &str, limit: Duration) -> Result<Reception, MachineError> {
         let until = Instant::now() + limit;
         let config = self.config();
@@ -285,7 +288,7 @@ impl Machine {
         }
     }
 
-    /// What the guest's firmware interface was told of a vCPU or a memory block.
+    /// Returns the guest's ACPI answer about a vCPU or a memory block.
     fn acpi_answer(&self, id: &str) -> Result<Option<Reception>, MachineError> {
         let slots = self.ask("query-acpi-ospm-status", json!({}))?;
         let mut slots = slots.as_array().into_iter().flatten();
@@ -297,11 +300,11 @@ impl Machine {
         }))
     }
 
-    /// Whether a driver of the guest's has set a card or disk up.
+    /// Returns whether a driver of the guest has set up a card or disk.
     fn driver_is_ready(&self, id: &str) -> Result<bool, MachineError> {
         let path = format!("{DEVICES}/{id}/virtio-backend");
         let status = match self.ask("x-query-virtio-status", json!({"path": path})) {
-            // a QEMU without it can't tell
+            // this QEMU does not have the command, so it can't tell
             Err(MachineError::Qmp(e)) if e.is_unknown_command() => return Ok(false),
             status => status?,
         };
@@ -310,7 +313,7 @@ impl Machine {
         Ok(words.is_some_and(|words| words.iter().any(ready)))
     }
 
-    /// Writes a device down and gives it to the guest. Returns its id.
+    /// Records a device and adds it to the machine. Returns its id.
     fn plug(&self, device: &str, write: impl FnOnce(&mut Record)) -> Result<String, MachineError> {
         let before = self.record();
         self.change(write)?;
@@ -329,7 +332,7 @@ impl Machine {
         }
     }
 
-    /// Asks the guest to let a device go and waits until it has.
+    /// Asks the guest to release a device and waits until it has.
     fn unplug(&self, id: &str, shown: &str, limit: Duration) -> Result<(), MachineError> {
         let until = Instant::now() + limit;
         let waiting = self.record().removing.iter().any(|other| other == id);
@@ -337,9 +340,9 @@ impl Machine {
             record.removing.retain(|other| other != id);
             record.removing.push(id.to_owned());
         })?;
-        self.events.take_kept(id); // an answer to an earlier request
+        self.events.take_kept(id); // forget the answer to an earlier request
         match self.ask("device_del", json!({"id": id})) {
-            // QEMU refuses to ask twice
+            // QEMU refuses a second request while the first is pending
             Err(MachineError::Qmp(QmpError::Refused { .. })) if waiting => {}
             other => drop(other?),
         }
@@ -361,8 +364,8 @@ impl Machine {
         }
     }
 
-    /// Makes what is written down of added devices what QEMU has: a change may have been cut short by the end of the process
-    /// that made it, and a guest may let a device go at any time after it was asked to.
+    /// Brings the record of added devices into agreement with QEMU: the process that made a change may have ended in the
+    /// middle of it, and a guest may release a device at any time after it was asked to.
     pub fn settle_hardware(&self) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         self.settle_alone()
@@ -401,10 +404,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Writes down that a device is no longer there, and ends what was behind it.
+    /// Records that a device is gone, and removes its backend.
     fn forget(&self, device: &str) -> Result<(), MachineError> {
         let id = devices::property(device, "id").unwrap_or_default();
-        // what is behind it may be gone already
+        // the backend may be gone already
         if let Some(netdev) = devices::property(device, "netdev") {
             let _ = self.qmp.execute("netdev_del", json!({"id": netdev}));
         }
@@ -426,14 +429,14 @@ impl Machine {
                 }
             }
             if memory.is_some() {
-                // a block that never came: only the last can be missing
+                // the block was never added: only the last one can be missing
                 config.memory_blocks.pop();
                 record.blocks.pop();
             }
         })
     }
 
-    /// Writes down where QEMU has put memory blocks: a restore must put them there again.
+    /// Records the addresses that QEMU has chosen for memory blocks, because a restore must use them again.
     fn place_memory(&self) -> Result<(), MachineError> {
         let modules = self.ask("query-memory-devices", json!({}))?;
         self.change(|record| {
@@ -518,7 +521,7 @@ impl Machine {
     }
 }
 
-/// Whether a device is one that can be added while a machine runs.
+/// Returns whether a device is one that can be added while a machine runs.
 fn is_added(device: &str) -> bool {
     let driver = device.split(',').next().unwrap_or_default();
     devices::is_removable(device)
@@ -526,7 +529,7 @@ fn is_added(device: &str) -> bool {
         || driver.ends_with(floe_image::CPU_DRIVER_SUFFIX)
 }
 
-/// Whether neither a region nor one of QEMU's disks has this name.
+/// Returns whether no region and none of QEMU's disks has this name.
 fn disk_is_free(config: &MachineConfig, name: &str) -> bool {
     let mut drives = devices::values(&config.devices, "virtio-blk-pci", "drive");
     !config.disks.iter().any(|disk| disk == name) && !drives.any(|drive| drive == name)

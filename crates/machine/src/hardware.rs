@@ -1,18 +1,19 @@
-//! Hardware profiles: what can be added to a machine while it runs.
+//! Hardware profiles, which determine what can be added to a machine while it runs.
 //!
-//! What a machine was started with is in its device state, and a state is loaded only into the same machine. So the room to grow
-//! must be there at the start: a limit of vCPUs above those that it has, slots for memory and addresses for it, a bus with places
-//! for cards and disks. An image names its profile; the state of an older one goes on as what it is.
+//! A machine's device state includes its hardware, and can be loaded only into a machine with the same. So the room to
+//! grow must be there from the start: a limit of vCPUs above the current number, slots and addresses for memory, a bus
+//! with places for cards and disks. An image records its profile; the state of an older profile runs on with that
+//! profile.
 //!
 //! | profile | vCPUs | memory | cards and disks |
 //! | --- | --- | --- | --- |
 //! | 1 | as started | as started | as started |
 //! | 2 | up to 8, or twice as many as at the start | 8 slots, up to 8 times that of the start | 31 places behind one root port |
 //!
-//! Two costs fall on the guest. Linux keeps 256 KiB for each vCPU that may come: 1.8 MB for seven. And as soon as memory may appear
-//! above 4 GiB, Linux sets 64 MiB aside for devices that can't reach it, which none of floe's needs: with a kernel of ours it is
-//! told not to (`swiotlb=noforce`); a guest that boots from its own disk can't be told, so that one below
-//! [`SLOTS_FROM_BYTES`] has no memory slots.
+//! Two costs fall on the guest. Linux reserves 256 KiB for each vCPU that may be added: 1.8 MB for seven. And as soon as
+//! memory may appear above 4 GiB, Linux sets 64 MiB aside for devices that can't reach it, of which floe has none: a
+//! kernel that floe loads gets `swiotlb=noforce`; a guest that boots from its own disk can't be configured so, and
+//! therefore has no memory slots below [`SLOTS_FROM_BYTES`].
 
 use floe_image::MachineConfig;
 
@@ -20,35 +21,38 @@ use crate::devices;
 use crate::host::Incompatible;
 use crate::spec::CPUS_MAX;
 
-/// Memory blocks that can be added to a machine of profile 2.
+/// Number of memory blocks that can be added to a machine of profile 2.
 pub const MEMORY_SLOTS: usize = 8;
-/// Memory is added in multiples of this: the least that Linux on x86 takes.
+/// Memory is added in multiples of this many bytes: the least that Linux on x86 accepts.
 pub const MEMORY_STEP_BYTES: u64 = 128 << 20;
-/// vCPUs that any machine of profile 2 can have.
+/// Number of vCPUs that every machine of profile 2 can have at least.
 const CPUS_MAX_LEAST: u32 = 8;
-/// Memory that any machine of profile 2 can have: address space costs nothing.
+/// Memory in bytes that every machine of profile 2 can have at least: address space costs nothing.
 const MEMORY_MAX_LEAST_BYTES: u64 = 16 << 30;
-/// Most memory of a machine that can grow: half of what the default CPU model addresses, which leaves room for devices.
+/// Most memory in bytes of a machine that can grow: half of what the default CPU model can address, which leaves room for
+/// devices.
 const MEMORY_MAX_MOST_BYTES: u64 = 512 << 30;
-/// A machine that boots from its own disk has slots for memory from this size on: the guest then loses at most a sixteenth.
+/// Least memory in bytes of a machine with memory slots that boots from its own disk: its guest then loses at most a
+/// sixteenth.
 const SLOTS_FROM_BYTES: u64 = 1 << 30;
-/// Keeps Linux from setting memory aside for devices that address 4 GiB only.
+/// Kernel option that keeps Linux from setting memory aside for devices that address only 4 GiB.
 const NO_BOUNCE_BUFFER: &str = "swiotlb=noforce";
 
-/// What can be added to a machine while it runs.
+/// The hardware profile of a machine: what can be added while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// Profile 1: nothing. All images of before there were profiles are of this one.
+    /// Profile 1: nothing. All images from before profiles existed have this one.
     Fixed,
-    /// Profile 2: vCPUs, memory, cards and disks. Every machine that is started cold is of this one unless its spec says otherwise.
+    /// Profile 2: vCPUs, memory, cards and disks. A machine that is started cold has this one unless its spec says
+    /// otherwise.
     Growable,
 }
 
 impl Profile {
-    /// The newest number that this floe knows.
+    /// The newest profile number that this floe knows.
     pub const NEWEST: u32 = 2;
 
-    /// The profile of an image's configuration; an error if it is of a later floe.
+    /// Returns the profile of an image's configuration; an error if a later floe defined it.
     pub fn of(config: &MachineConfig) -> Result<Profile, Incompatible> {
         match config.profile {
             None => Ok(Profile::Fixed),
@@ -61,25 +65,25 @@ impl Profile {
     }
 }
 
-/// What a machine can still be given.
+/// What a machine has and can still be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// vCPUs that it has.
+    /// vCPUs that it has now.
     pub cpus: u32,
-    /// Most that it can have.
+    /// Most vCPUs that it can have.
     pub cpus_max: u32,
-    /// Bytes of memory that it has.
+    /// Memory that it has now, in bytes.
     pub memory_bytes: u64,
-    /// Most that it can have.
+    /// Most memory that it can have, in bytes.
     pub memory_bytes_max: u64,
-    /// Slots for memory that are free; each takes one block of any size.
+    /// Free memory slots; each takes one block of any size.
     pub memory_slots_free: usize,
-    /// Places for cards and disks that are free.
+    /// Free places for cards and disks.
     pub places_free: usize,
 }
 
 impl Room {
-    /// The room of a machine with a complete configuration.
+    /// Returns the room of a machine with a complete configuration.
     pub fn of(config: &MachineConfig) -> Room {
         let cpus = config.cpus_now().unwrap_or_default();
         let memory_bytes = config.memory_bytes_now().unwrap_or_default();
@@ -100,8 +104,8 @@ impl Room {
     }
 }
 
-/// Makes what was added to a machine part of its start, and gives it the room of its profile. `own_kernel`: QEMU loads the
-/// guest's kernel, whose command line is then ours.
+/// Makes what was added to a machine part of its start configuration, and gives it the room of its profile. `own_kernel`:
+/// QEMU loads the guest's kernel, so floe controls its command line.
 pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: bool) {
     config.cpus = config.cpus_now();
     config.memory_bytes = config.memory_bytes_now();
@@ -124,10 +128,10 @@ pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: b
     config.memory_bytes_max = Some(most).filter(|most| affordable && *most > memory);
 }
 
-/// The kernel's command line for a machine: the configured one, and what the machine's hardware asks for.
+/// Returns the kernel's command line: the configured one, and an option if the machine's hardware needs it.
 pub(crate) fn cmdline(config: &MachineConfig) -> Option<String> {
     let own = config.cmdline.as_deref();
-    // who says something about it knows why
+    // a user who mentions it knows why
     let told = own.is_some_and(|line| line.split(' ').any(|word| word.starts_with("swiotlb")));
     if config.memory_bytes_max.is_none() || told {
         return own.map(str::to_owned);
@@ -138,7 +142,7 @@ pub(crate) fn cmdline(config: &MachineConfig) -> Option<String> {
     })
 }
 
-/// What a configuration that an image brings says wrongly of its hardware.
+/// Checks the hardware of a configuration from an image; otherwise returns what is wrong.
 pub(crate) fn check(config: &MachineConfig) -> Result<(), String> {
     let room = Room::of(config);
     if config.cpus.is_some() && !(room.cpus..=CPUS_MAX.max(room.cpus)).contains(&room.cpus_max) {

@@ -1,8 +1,8 @@
-//! What QEMU on this host can be, and whether an image can go on here.
+//! What QEMU on this host supports, and whether an image can run here.
 //!
-//! Device state is only understood by the same machine type; ROMs and ACPI tables are not in it but made anew by QEMU, so
-//! that the version must match too; and a guest that has seen a CPU flag will use it. All of that is asked of QEMU once
-//! and compared before anything is started, so that the refusal can name the way out.
+//! Device state can only be loaded into the same machine type. ROMs and ACPI tables are not in it but are made anew by
+//! QEMU, so the version must match too. And a guest that has seen a CPU flag will use it. QEMU is asked about all of this
+//! once, and the answers are compared before anything is started, so that a refusal can say what to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -19,48 +19,48 @@ use crate::accel::Accel;
 use crate::error::MachineError;
 use crate::qmp::wire;
 
-/// The CPU model of a machine that names none: old enough for every host that runs KVM today, known to TCG whole.
-/// Never `host`: such an image could go on nowhere else.
+/// The default CPU model: old enough for every host that runs KVM today, and fully supported by TCG. It is never `host`:
+/// such an image could run nowhere else.
 pub const CPU_MODEL_DEFAULT: &str = "Nehalem";
-/// The oldest QEMU that floe drives.
+/// The oldest supported QEMU version.
 pub const QEMU_OLDEST: (u32, u32) = (7, 2);
 
-/// What one QEMU with one accelerator on this host offers.
+/// What one QEMU with one accelerator offers on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// `7.2.22`.
+    /// Version, such as `7.2.22`.
     pub qemu_version: String,
-    /// Names such as `pc-q35-7.2`.
+    /// Machine types, such as `pc-q35-7.2`.
     pub machine_types: BTreeSet<String>,
     /// Named CPU models, with the flags that this host lacks for each.
     pub cpu_models: BTreeMap<String, Vec<String>>,
-    /// The model that was asked about, and its flags here.
+    /// The CPU model that was asked about, and its flags on this host.
     pub cpu: (String, BTreeSet<String>),
-    /// `kvm` or `tcg`, with the reason for the latter.
+    /// KVM or TCG, with the reason for the latter.
     pub accel: Accel,
 }
 
-/// Why an image can't go on here, with the way out.
+/// Why an image can't run on this host, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Incompatible {
-    /// Another QEMU would make other ROMs and ACPI tables under the guest's feet.
+    /// Another QEMU version would change ROMs and ACPI tables that the guest relies on.
     #[error(
         "the image was captured under QEMU {image} and this host has {host}: the running state can't be loaded; \
          install QEMU {image} here, run it on a host that has it, or start it cold from its disks (--cold)"
     )]
     QemuVersion {
-        /// The version in the image.
+        /// The version that the image was captured with.
         image: String,
-        /// The version here.
+        /// The version on this host.
         host: String,
     },
-    /// QEMU here is too old for floe.
+    /// QEMU on this host is too old for floe.
     #[error("QEMU {host} is too old: floe needs {}.{} or newer", QEMU_OLDEST.0, QEMU_OLDEST.1)]
     QemuTooOld {
-        /// The version here.
+        /// The version on this host.
         host: String,
     },
-    /// QEMU here does not know the machine type.
+    /// QEMU on this host does not know the machine type.
     #[error(
         "the image needs machine type {image} and QEMU {qemu} on this host does not have it; \
          run it on a host whose QEMU has it, or start it cold from its disks (--cold)"
@@ -68,10 +68,10 @@ pub enum Incompatible {
     MachineType {
         /// The machine type in the image.
         image: String,
-        /// The version of QEMU here.
+        /// QEMU's version on this host.
         qemu: String,
     },
-    /// The CPU model is unknown here.
+    /// QEMU on this host does not know the CPU model.
     #[error(
         "the image needs CPU model {model} and QEMU here does not know it; \
          run it on a host whose QEMU does, or start it cold from its disks with another model (--cold --cpu {CPU_MODEL_DEFAULT})"
@@ -80,7 +80,7 @@ pub enum Incompatible {
         /// The model in the image.
         model: String,
     },
-    /// The guest has seen flags that the processor here lacks.
+    /// The processor of this host lacks CPU flags that the guest has seen.
     #[error(
         "the guest uses CPU model {model} and this host lacks {}; run it on a host that has them, \
          or start it cold from its disks with a model that this host has (--cold --cpu {CPU_MODEL_DEFAULT})",
@@ -89,10 +89,10 @@ pub enum Incompatible {
     CpuFlags {
         /// The model in the image.
         model: String,
-        /// The flags that are missing here.
+        /// The missing flags.
         missing: Vec<String>,
     },
-    /// The image's machine could be given more while it ran than this floe knows of.
+    /// The image has a later hardware profile than this floe knows.
     #[error(
         "the image has hardware profile {image} and this floe knows profiles 1 to {known}; \
          update floe here, run it on a host with a newer one, or start it cold from its disks (--cold)"
@@ -100,25 +100,25 @@ pub enum Incompatible {
     Profile {
         /// The profile in the image.
         image: u32,
-        /// The newest that is known here.
+        /// The newest profile that this floe knows.
         known: u32,
     },
-    /// State of a processor under KVM is not state of one under TCG.
+    /// A processor's state under KVM can't be loaded under TCG, and vice versa.
     #[error(
         "the image was captured under {image} and this host has {host}; \
          run it on a host that has {image}, or start it cold from its disks (--cold)"
     )]
     Accel {
-        /// The accelerator in the image.
+        /// The accelerator that the image was captured under.
         image: String,
-        /// The one here, with the reason.
+        /// This host's accelerator, with the reason.
         host: Accel,
     },
 }
 
 impl Host {
-    /// Ask QEMU, once for each program, accelerator and model; later calls are answered from memory while the program's
-    /// file does not change. The first costs about 100 ms.
+    /// Asks QEMU once for each program, accelerator and model. Later calls are answered from memory as long as the
+    /// program's file does not change. The first call takes about 100 ms.
     pub fn probe(qemu: &Path, accel: &Accel, model: &str) -> Result<Arc<Host>, MachineError> {
         type Key = (PathBuf, Option<SystemTime>, &'static str, String);
         static PROBED: Mutex<BTreeMap<Key, Arc<Host>>> = Mutex::new(BTreeMap::new());
@@ -143,7 +143,7 @@ impl Host {
         Ok(host)
     }
 
-    /// The newest versioned q35 machine type here.
+    /// Returns the newest versioned q35 machine type of this QEMU.
     pub fn newest_machine_type(&self) -> Option<&str> {
         self.machine_types
             .iter()
@@ -155,7 +155,7 @@ impl Host {
             .map(|(_, name)| name)
     }
 
-    /// Can this configuration start cold here?
+    /// Returns an error unless this configuration can start cold here.
     pub fn check_start(&self, config: &MachineConfig) -> Result<(), Incompatible> {
         if version_of(&self.qemu_version).is_none_or(|v| v < QEMU_OLDEST) {
             return Err(Incompatible::QemuTooOld {
@@ -185,7 +185,7 @@ impl Host {
         Ok(())
     }
 
-    /// Can a state captured with this configuration go on here?
+    /// Returns an error unless a state that was captured with this configuration can run here.
     pub fn check_restore(&self, config: &MachineConfig) -> Result<(), Incompatible> {
         if let Some(image) = &config.qemu_version
             && version_of(image) != version_of(&self.qemu_version)
@@ -222,13 +222,14 @@ impl Host {
     }
 }
 
-/// `(major, minor)`: a stable update of a distribution changes the third number and no state.
+/// Returns `(major, minor)`: a distribution's stable updates change only the third number, and not the state.
 fn version_of(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// One spelling for a CPU flag of QEMU's several (`sse4.1`, `sse4_1`); `None` for what is a setting of the model and no flag.
+/// Normalizes QEMU's spellings of a CPU flag (`sse4.1`, `sse4_1`); `None` for a property that is a setting of the model,
+/// not a flag.
 fn flag_name(property: &str) -> Option<String> {
     const SETTINGS: &[&str] = &[
         "check",
@@ -249,7 +250,7 @@ fn flag_name(property: &str) -> Option<String> {
     (!setting).then(|| property.replace(['.', '_'], "-"))
 }
 
-/// Run an empty QEMU and ask it over its standard input. No guest, no devices, no machine.
+/// Runs an empty QEMU and asks it over its standard input. No guest, no devices, no machine.
 fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
     let trouble = |reason: String| MachineError::Start {
         name: "(probe)".into(),
@@ -303,7 +304,7 @@ fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
         }
         match wire::parse(&line) {
             Ok(wire::Message::Return { value, .. }) => replies.push(value),
-            // An unknown model has no expansion; it is refused by name later.
+            // An unknown model can't be expanded; it is refused by name later.
             Ok(wire::Message::Error { .. }) => replies.push(Value::Null),
             Ok(_) => {}
             Err(e) => {

@@ -1,8 +1,8 @@
-//! Going before everything else on the host.
+//! Gives a thread priority over everything else on the host.
 
-/// While it lives, the calling thread goes before everything else on the host: a guest is paused for it, for some tens of
-/// milliseconds. Only root may ask for that (others wait their turn), and niceness would not do: it counts only within a
-/// session.
+/// While this exists, the calling thread runs before everything else on the host: a guest is paused for some tens of
+/// milliseconds and waits for it. Only root may request that; without root it has no effect. Niceness would not help, as
+/// it only matters within a session.
 pub(crate) struct Hurry {
     policy: libc::c_int,
     parameters: libc::sched_param,

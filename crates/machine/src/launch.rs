@@ -1,4 +1,4 @@
-//! From a spec to a QEMU that answers.
+//! Starts QEMU from a spec, and connects to it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -23,13 +23,14 @@ use crate::qmp::{Qmp, QmpError};
 use crate::record::{self, Record};
 use crate::spec::Spec;
 
-/// How long QEMU may take until it answers: firmware, kernel and initrd are read first, perhaps over a slow link.
+/// Longest time until QEMU answers: it first reads firmware, kernel and initrd, perhaps over a slow link.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often its socket is tried if nothing is heard of it: between its making and QEMU's listening there is a moment.
+/// How often a connection to QEMU's socket is retried without a notification: QEMU creates a socket a moment before it
+/// listens.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
-/// QEMU's environment. Its emulator grows and shrinks large tables: what it frees goes back to the host at once. As glibc has
-/// it, threads have heaps of their own and the sizes from which memory is given back grow with what was freed, so that more
-/// stays: 77 instead of 70 MB a clone where it was measured.
+/// QEMU's environment. Its emulator allocates and frees large tables; freed memory is to be returned to the host at once.
+/// With glibc's defaults, threads have separate heaps, and the sizes from which memory is returned grow with what was
+/// freed, so that more is kept: a measured clone took 77 MB instead of 70.
 const ENVIRONMENT: [(&str, &str); 2] = [
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     (
@@ -37,16 +38,16 @@ const ENVIRONMENT: [(&str, &str); 2] = [
         "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072",
     ),
 ];
-/// The directory of sockets and logs that belongs to the machine's user.
+/// The directory of sockets and logs, which belongs to the machine's user.
 pub(crate) const RUN_DIR: &str = "run";
-/// Which process its QEMU is: there before QEMU is, while the record waits until it answers.
+/// The file that identifies QEMU's process. It exists before QEMU does, whereas the record is written when QEMU answers.
 pub(crate) const PROCESS: &str = "qemu.json";
-/// What QEMU itself says.
+/// QEMU's own output.
 pub(crate) const LOG: &str = "qemu.log";
-/// Last bytes of it that an error repeats.
+/// Number of bytes at the end of that output that an error repeats.
 const LOG_TAIL_BYTES: u64 = 2048;
 
-/// Start QEMU and connect to it. It is killed if that fails.
+/// Starts QEMU and connects to it. If that fails, QEMU is killed.
 pub(crate) fn launch(
     spec: &Spec,
     config: MachineConfig,
@@ -103,7 +104,7 @@ pub(crate) fn launch(
     let mut child = Command::new(wrapper)
         .args(&spec.programs.wrapper[1..])
         .args(plan.to_args())
-        // the node's environment holds tokens, and a guest may take its QEMU over
+        // the node's environment contains tokens, and a guest may take over its QEMU
         .env_clear()
         .envs(ENVIRONMENT)
         .stdin(stdin)
@@ -113,7 +114,7 @@ pub(crate) fn launch(
         .map_err(MachineError::io(format!("start {}", wrapper.display())))?;
     let pid = child.id();
     let process = Process::hold(pid);
-    // Somebody must take the child's exit status, or it stays a zombie as long as this process lives.
+    // Some thread must collect the child's exit status, otherwise it stays a zombie as long as this process lives.
     let reaper = std::thread::Builder::new()
         .name("qemu-reaper".into())
         .spawn(move || child.wait());
@@ -151,8 +152,8 @@ pub(crate) fn launch(
     })
 }
 
-/// Refuses a QEMU that has no guard in it: its guest could reach what it must not. One that was just started is still in its
-/// firmware.
+/// Refuses a QEMU that did not load the guard, because its guest could reach what it must not. A QEMU that was just
+/// started is still executing its firmware, so no guest has run.
 fn check_guard(spec: &Spec, process: &Process) -> Result<(), MachineError> {
     let mappings = process
         .mappings()
@@ -181,7 +182,7 @@ fn connect(
         log: String::new(),
     };
     let deadline = Instant::now() + START_TIMEOUT;
-    // Made before the first try: a socket that is missed now will be told of.
+    // Watch before the first try: if the socket does not exist yet, its creation is noticed.
     let made = Sockets::watch(run).map_err(|e| failed(format!("{}: {e}", run.display())))?;
     loop {
         let events = events.clone();
@@ -200,7 +201,7 @@ fn connect(
     }
 }
 
-/// Tells when QEMU makes sockets. Trying again and again instead would take more CPU time than all else of a start.
+/// Notifies when QEMU creates sockets. Polling instead would take more CPU time than the rest of a start.
 struct Sockets(OwnedFd);
 
 impl Sockets {
@@ -210,7 +211,8 @@ impl Sockets {
         Ok(Sockets(fd))
     }
 
-    /// Until QEMU has made another one, has ended, or may have begun to listen on one that it had made before.
+    /// Waits until QEMU has created another socket, has ended, or may have begun to listen on one that it had created
+    /// before.
     fn wait(&self, process: &Process) {
         process.wait_beside(Some(self.0.as_fd()), CONNECT_INTERVAL);
         let mut events = [0; 4096];
@@ -218,8 +220,8 @@ impl Sockets {
     }
 }
 
-/// The machine's directory and the one in it that belongs to the machine's user, with nothing of an earlier life but the
-/// console's history.
+/// Makes the machine's directory and the `run` directory in it that belongs to the machine's user. Removes everything of
+/// an earlier run except the console's history.
 fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
     let run = spec.dir.join(RUN_DIR);
     let make = || -> io::Result<()> {
@@ -255,7 +257,7 @@ fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
     Ok(run)
 }
 
-/// The last lines that QEMU wrote after `from`.
+/// Returns the last lines that QEMU wrote after offset `from`.
 pub(crate) fn tail(dir: &Path, from: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(dir.join(LOG))?;

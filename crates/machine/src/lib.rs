@@ -1,8 +1,8 @@
-//! A machine's life: start, capture, restore, adopt.
+//! The life of a machine: start, capture, restore, adopt.
 //!
-//! A [`Spec`] says what a machine is to be; [`Machine`] is one QEMU process that runs it, driven over QMP; a [`Capture`] is
+//! A [`Spec`] describes a machine; [`Machine`] is one QEMU process that runs it, controlled over QMP; a [`Capture`] is
 //! its state, taken in a pause of some tens of milliseconds; a [`Standby`] is a machine with a captured state loaded,
-//! waiting to be let go.
+//! waiting to be resumed.
 //!
 //! ```no_run
 //! # use floe_machine::*;
@@ -16,12 +16,12 @@
 //! # }
 //! ```
 //!
-//! A machine is confined: a user of its own where the caller is root, QEMU's own seccomp sandbox, Unix sockets only. It
-//! outlives the process that started it; [`Machine::adopt`] takes it over again. An image's configuration comes from
-//! anyone, so that nothing in it reaches QEMU's command line unchecked.
+//! A machine is confined: a user of its own if the caller is root, QEMU's own seccomp sandbox, Unix sockets only. It
+//! outlives the process that started it; [`Machine::adopt`] takes it over again. An image's configuration may come from
+//! anyone, so nothing in it gets into QEMU's command line unchecked.
 //!
-//! What this crate is not for: it stores, hashes and fetches nothing (`floe-store`, `floe-mount`); RAM and disks are paths to
-//! it. Networks between machines, placement and names are the node's. It has no asynchronous runtime: its calls block.
+//! This crate stores, hashes and fetches nothing (see `floe-store`, `floe-mount`); it gets RAM and disks as paths.
+//! Networks between machines, placement and names belong to the node. It has no asynchronous runtime: its calls block.
 
 pub mod accel;
 mod buffers;

@@ -1,4 +1,4 @@
-//! A running machine: its QEMU, and what can be asked of it.
+//! A running machine: its QEMU process and the operations on it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -30,17 +30,17 @@ use crate::record::{self, Record};
 use crate::screen;
 use crate::spec::{PortForward, Spec};
 
-/// How long a QEMU that closed its connection may take to be gone, and its last event to be read.
+/// How long to wait for a QEMU that closed its connection to end, and for its last event to be read.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// What a machine is doing.
+/// The state of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
     /// The guest runs.
     Running,
-    /// The guest is paused: by [`Machine::stop`], before its first instruction, or in a capture.
+    /// The guest is paused: by [`Machine::stop`], before its first instruction, or for a capture.
     Paused,
-    /// Paused by a disk that could not be written; [`Machine::cont`] tries again.
+    /// The guest is paused because a disk could not be written; [`Machine::cont`] retries.
     IoError {
         /// The disk, such as `disk0`.
         disk: String,
@@ -54,21 +54,21 @@ pub enum Status {
 /// How a machine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The guest of a restored machine wants to start again: start it cold from its disks.
+    /// The guest of a restored machine has rebooted: start it cold from its disks.
     GuestReset,
-    /// The guest switched itself off.
+    /// The guest powered itself off.
     GuestShutdown,
-    /// It was asked for: [`Machine::quit`], or a signal.
+    /// It was ended on request: by [`Machine::quit`], or a signal.
     Asked,
-    /// QEMU crashed or was killed, or ended while nobody was watching.
+    /// QEMU crashed or was killed, or ended while no process was connected to it.
     Lost,
 }
 
-/// What QEMU's events told.
+/// What QEMU's events reported.
 #[derive(Default)]
 pub(crate) struct EventLog {
     state: Mutex<Events>,
-    /// Notified of events about devices that the guest was given or asked to let go.
+    /// Notified of events about devices that the guest was given or asked to release.
     devices: Condvar,
 }
 
@@ -76,9 +76,9 @@ pub(crate) struct EventLog {
 struct Events {
     end: Option<End>,
     io_error: Option<(String, bool)>,
-    /// How many events about devices there were.
+    /// Number of events about devices.
     device_events: u64,
-    /// The last device that the guest refused to let go.
+    /// The last device that the guest refused to release.
     kept: Option<String>,
 }
 
@@ -117,19 +117,19 @@ impl EventLog {
         self.devices.notify_all();
     }
 
-    /// The number of events about devices so far, to be given to [`EventLog::wait_device`].
+    /// Returns the number of events about devices so far, to be passed to [`EventLog::wait_device`].
     pub(crate) fn device_events(&self) -> u64 {
         self.state.lock().device_events
     }
 
-    /// Wait until there was another one, or `until`.
+    /// Waits until there are more events than `seen`, or until `until`.
     pub(crate) fn wait_device(&self, seen: u64, until: Instant) {
         let mut state = self.state.lock();
         self.devices
             .wait_while_until(&mut state, |state| state.device_events == seen, until);
     }
 
-    /// Whether the guest has refused to let this device go; asked once.
+    /// Returns whether the guest has refused to release this device, and forgets that.
     pub(crate) fn take_kept(&self, id: &str) -> bool {
         self.state.lock().kept.take_if(|kept| kept == id).is_some()
     }
@@ -141,7 +141,7 @@ impl Events {
     }
 }
 
-/// One machine. Dropping it leaves its QEMU running; [`Machine::adopt`] takes it over again, from any process.
+/// One machine. Dropping it leaves its QEMU running; any process can take it over again with [`Machine::adopt`].
 pub struct Machine {
     dir: PathBuf,
     pub(crate) record: Mutex<Record>,
@@ -149,17 +149,17 @@ pub struct Machine {
     pub(crate) qmp: Qmp,
     pub(crate) events: Arc<EventLog>,
     pub(crate) capturing: AtomicBool,
-    /// Held while its hardware is changed, or captured.
+    /// Held while the machine's hardware is changed, or the machine is captured.
     pub(crate) hardware: Mutex<()>,
-    /// Conversations with the agent, one at a time.
+    /// Held while talking to the agent, which allows one conversation at a time.
     agent: Mutex<()>,
 }
 
-/// A guest that was told to go on.
+/// A guest that was told to resume.
 pub struct Continuing(Pending);
 
 impl Continuing {
-    /// Wait until it does.
+    /// Waits until the guest runs.
     pub fn wait(self) -> Result<(), MachineError> {
         self.0.wait(COMMAND_TIMEOUT)?;
         Ok(())
@@ -186,7 +186,7 @@ impl Machine {
         }
     }
 
-    /// Start a machine cold: firmware, then its kernel or first disk.
+    /// Starts a machine cold: firmware, then its kernel or first disk.
     pub fn start(spec: Spec) -> Result<Machine, MachineError> {
         spec.check()?;
         command::check(&spec.config)?;
@@ -200,7 +200,7 @@ impl Machine {
         let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
         let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
         if spec.network_down {
-            // its firmware looks for no network, and its kernel is not there yet
+            // the firmware does not use the network, and the kernel is not loaded yet
             machine
                 .set_network(false)
                 .inspect_err(|_| machine.process().kill())?;
@@ -208,7 +208,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Take over a machine that an earlier process started.
+    /// Takes over a machine that an earlier process started.
     pub fn adopt(dir: impl Into<PathBuf>) -> Result<Machine, MachineError> {
         let dir = dir.into();
         let record = Record::load(&dir)?;
@@ -242,8 +242,8 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The QEMU of the machine in `dir`, if one is alive, even one that has not answered yet. It is asked nothing: one that is
-    /// stuck can be ended this way.
+    /// Returns the QEMU of the machine in `dir` if it is alive, even one that has not answered yet. Nothing is sent to
+    /// it, so a QEMU that hangs can be ended this way.
     pub fn process_in(dir: &Path) -> Option<Process> {
         let started = std::fs::read(dir.join(launch::PROCESS)).unwrap_or_default();
         let started = serde_json::from_slice(&started).ok();
@@ -251,32 +251,33 @@ impl Machine {
         Process::find(started.or_else(recorded)?).ok()
     }
 
-    /// Its name.
+    /// Returns the machine's name.
     pub fn name(&self) -> String {
         self.record.lock().name.clone()
     }
 
-    /// Its directory.
+    /// Returns the machine's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What its guest sees, complete: to be written into the image of a capture.
+    /// Returns the complete configuration that the guest sees, as it is to be recorded in the image of a capture.
     pub fn config(&self) -> MachineConfig {
         self.record.lock().config.clone()
     }
 
-    /// What is written down of it.
+    /// Returns the machine's record.
     pub fn record(&self) -> Record {
         self.record.lock().clone()
     }
 
-    /// QEMU's process.
+    /// Returns the id of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.process.id().pid
     }
 
-    /// The threads of QEMU that run the guest's CPUs, by number of the CPU. With emulation one thread may run several.
+    /// Returns QEMU's threads that run the guest's CPUs, by number of the CPU. With emulation, one thread may run
+    /// several.
     pub fn vcpu_threads(&self) -> Result<Vec<u32>, MachineError> {
         let answer = self.qmp.execute("query-cpus-fast", json!({}))?;
         let mut threads: Vec<(u64, u32)> = answer
@@ -292,16 +293,17 @@ impl Machine {
         Ok(threads.into_iter().map(|(_, thread)| thread).collect())
     }
 
-    /// The user that QEMU runs as, if it is one of its own.
+    /// Returns the user that QEMU runs as, if it has one of its own.
     pub fn user(&self) -> Option<User> {
         self.record.lock().user
     }
 
-    /// What it is doing.
+    /// Returns the machine's state.
     pub fn status(&self) -> Result<Status, MachineError> {
         let answer = self.qmp.execute("query-status", json!({}));
         if !self.process.is_alive() || matches!(answer, Err(QmpError::Closed { .. })) {
-            // Why it ended is the last event before the socket's end, which the reading thread may still have before it.
+            // The reason is in the last event before the end of the connection, which the reading thread may not have
+            // processed yet.
             self.process.wait(END_WAIT);
             let until = Instant::now() + END_WAIT;
             while self.qmp.closed().is_none() && Instant::now() < until {
@@ -316,7 +318,7 @@ impl Machine {
         Ok(match answer["status"].as_str().unwrap_or_default() {
             "running" => Status::Running,
             "io-error" => {
-                // Who adopted the machine later has not seen the event; QEMU still knows.
+                // A process that adopted the machine later has not seen the event, but QEMU still knows.
                 let known = io_error().or_else(|| self.failed_disk());
                 let (disk, no_space) = known.unwrap_or_else(|| ("a disk".into(), false));
                 Status::IoError { disk, no_space }
@@ -325,36 +327,37 @@ impl Machine {
         })
     }
 
-    /// The disk for which QEMU has stopped the guest, and whether for want of space, as QEMU remembers it until the guest goes
-    /// on.
+    /// Returns the disk because of which QEMU paused the guest, and whether it was full. QEMU remembers that until the
+    /// guest is resumed.
     fn failed_disk(&self) -> Option<(String, bool)> {
         let blocks = self.qmp.execute("query-block", json!({})).ok()?;
         blocks.as_array()?.iter().find_map(failed_block)
     }
 
-    /// Pause the guest.
+    /// Pauses the guest.
     pub fn stop(&self) -> Result<(), MachineError> {
         self.command("stop")
     }
 
-    /// Let the guest go on.
+    /// Resumes the guest.
     pub fn cont(&self) -> Result<(), MachineError> {
         self.command("cont")
     }
 
-    /// Tell the guest to go on without waiting until it does.
+    /// Tells the guest to resume, without waiting until it does.
     pub fn begin_cont(&self) -> Result<Continuing, MachineError> {
         Ok(Continuing(self.qmp.begin("cont", json!({}))?))
     }
 
-    /// Ask the guest to switch itself off, as by its power button. Whether it does is its own affair.
+    /// Asks the guest to power off, as its power button does. The guest may ignore that.
     pub fn powerdown(&self) -> Result<(), MachineError> {
         self.command("system_powerdown")
     }
 
-    /// End QEMU now: what the guest has not written to its disks is lost, what it has is kept. After `limit` it is killed.
+    /// Ends QEMU now: what the guest has not written to its disks is lost, the rest is kept. If QEMU still runs after
+    /// `limit`, it is killed.
     pub fn quit(&self, limit: Duration) -> Result<(), MachineError> {
-        // A QEMU that can't answer is killed below.
+        // A QEMU that doesn't answer is killed below.
         let _ = self.qmp.execute_within("quit", json!({}), limit);
         if !self.process.wait(limit) {
             tracing::warn!(
@@ -375,17 +378,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Wait until QEMU has ended; false if it lives on after `limit`.
+    /// Waits until QEMU has ended. Returns false if it still runs after `limit`.
     pub fn wait_end(&self, limit: Duration) -> bool {
         self.process.wait(limit)
     }
 
-    /// A descriptor that can be read once QEMU has ended, for who waits for many.
+    /// Returns a descriptor that can be read once QEMU has ended, for a caller that waits for many.
     pub fn end_descriptor(&self) -> io::Result<std::os::fd::OwnedFd> {
         self.process.end_descriptor()
     }
 
-    /// The screen, as PNG in a new file at `path`.
+    /// Writes the screen as PNG to a new file at `path`.
     pub fn screenshot(&self, path: &Path) -> Result<(), MachineError> {
         let picture =
             memfd("floe-screen").map_err(MachineError::io("make a buffer for the screen"))?;
@@ -410,7 +413,7 @@ impl Machine {
                     .and_then(|()| io::copy(&mut (&picture), &mut out));
                 copied.map_err(MachineError::io(format!("write {}", path.display())))?;
             }
-            // Built without libpng.
+            // This QEMU was built without libpng.
             Err(MachineError::Qmp(QmpError::Refused { .. })) => {
                 picture
                     .set_len(0)
@@ -424,41 +427,42 @@ impl Machine {
             .map_err(MachineError::io(format!("write {}", path.display())))
     }
 
-    /// The socket of the serial console: bytes in both directions, one client at a time.
+    /// Returns the socket of the serial console: bytes in both directions, one client at a time.
     pub fn console_socket(&self) -> PathBuf {
         self.run_file(files::CONSOLE)
     }
 
-    /// The socket of the screen, for a VNC client.
+    /// Returns the socket of the screen, for a VNC client.
     pub fn vnc_socket(&self) -> PathBuf {
         self.run_file(files::VNC)
     }
 
-    /// The socket of the guest agent.
+    /// Returns the socket of the guest agent.
     pub fn agent_socket(&self) -> PathBuf {
         self.run_file(files::AGENT)
     }
 
-    /// Has the guest agent set the guest's clock, in the background and as soon as it answers. QEMU's agent starts a program
-    /// for that, seconds of an emulated guest's time.
+    /// Asks the guest agent to set the guest's clock, in the background and as soon as it answers. QEMU's agent starts a
+    /// program for that, which takes an emulated guest seconds.
     pub fn set_clock(&self) -> PendingClock {
         let has_port = devices::has(&self.config().devices, "virtserialport");
         PendingClock::begin(self.agent_socket(), has_port)
     }
 
-    /// Connects to the port on which programs in the guest speak with their node; `None` if the machine has none. One
-    /// connection at a time; what the guest writes on it is foreign.
+    /// Connects to the port through which programs in the guest talk to their node; `None` if the machine has no such
+    /// port. Only one connection at a time is possible; what the guest writes to it must not be trusted.
     pub fn connect_floe_port(&self) -> Option<io::Result<UnixStream>> {
         devices::has_floe_port(&self.config().devices)
             .then(|| connect_checked(&self.run_file(files::FLOE), self.pid()))
     }
 
-    /// Whether the machine has a network card.
+    /// Returns whether the machine has a network card.
     pub fn has_network(&self) -> bool {
         devices::has(&self.config().devices, "virtio-net-pci")
     }
 
-    /// Plugs the cables of all network cards in or pulls them out, at both ends: what the guest sends on a card without it goes nowhere.
+    /// Connects or disconnects the cables of all network cards, at both ends: frames that the guest sends without a cable
+    /// are lost.
     pub fn set_network(&self, up: bool) -> Result<(), MachineError> {
         for netdev in command::netdevs(&self.config()) {
             let arguments = json!({"name": netdev, "up": up});
@@ -467,12 +471,12 @@ impl Machine {
         Ok(())
     }
 
-    /// A second QMP socket, for people and tools.
+    /// Returns the second QMP socket, for people and tools.
     pub fn spare_qmp_socket(&self) -> PathBuf {
         self.run_file(files::QMP_SPARE)
     }
 
-    /// The last bytes, at most `bytes_max`, that the serial console said, of those that are kept.
+    /// Returns the last bytes, at most `bytes_max`, of the kept output of the serial console.
     pub fn console_history(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
         let mut log = ConsoleLog::open(&self.dir.join(RUN_DIR), Some(bytes_max));
         let mut bytes = Vec::new();
@@ -480,17 +484,17 @@ impl Machine {
         Ok(bytes)
     }
 
-    /// The last lines that QEMU itself said, for error messages.
+    /// Returns the last lines of QEMU's own output, for error messages.
     pub fn qemu_log(&self) -> String {
         launch::tail(&self.dir, 0)
     }
 
-    /// The forwards in effect.
+    /// Returns the forwards in effect.
     pub fn forwards(&self) -> Vec<PortForward> {
         self.record.lock().forwards.clone()
     }
 
-    /// Forward one more port.
+    /// Adds a port forward.
     pub fn add_forward(&self, forward: PortForward) -> Result<(), MachineError> {
         if !forward.host_address.is_ipv4() {
             return Err(MachineError::Spec {
@@ -504,7 +508,7 @@ impl Machine {
         record.save(&self.dir)
     }
 
-    /// End a forward. Connections through it go on.
+    /// Removes a forward. Its open connections continue.
     pub fn remove_forward(&self, forward: &PortForward) -> Result<(), MachineError> {
         let said = self
             .qmp
@@ -515,7 +519,7 @@ impl Machine {
         record.save(&self.dir)
     }
 
-    /// The human monitor tells success and failure in words: nothing after an addition, "... removed" after a removal.
+    /// Interprets the human monitor's text: nothing means a successful addition, "... removed" a successful removal.
     fn forward_result(
         &self,
         forward: &PortForward,
@@ -531,12 +535,12 @@ impl Machine {
         })
     }
 
-    /// Whether the guest agent answers within `limit`.
+    /// Waits up to `limit` for the guest agent to answer; an error if it doesn't.
     pub fn agent_ping(&self, limit: Duration) -> Result<(), MachineError> {
         Ok(self.with_agent(limit, |agent| agent.ping())?)
     }
 
-    /// Set the guest's clock to the host's, through its agent.
+    /// Sets the guest's clock to the host's, through its agent.
     pub fn set_guest_time(&self, limit: Duration) -> Result<(), MachineError> {
         Ok(self.with_agent(limit, |agent| agent.set_time())?)
     }
@@ -550,7 +554,8 @@ impl Machine {
         f(&mut Agent::connect(&self.agent_socket(), limit)?)
     }
 
-    /// The id that tells the guest's kernel which generation of the machine it is; new after each restore.
+    /// Returns the id by which the guest's kernel recognizes a new generation of the machine; it is new after each
+    /// restore.
     pub fn generation_id(&self) -> Result<String, MachineError> {
         let answer = self.qmp.execute("query-vm-generation-id", json!({}))?;
         Ok(answer["guid"].as_str().unwrap_or_default().to_string())
@@ -567,14 +572,14 @@ impl Machine {
         }
     }
 
-    /// Give QEMU a descriptor for as long as `f` takes, under a name that its file arguments understand. So QEMU needs no
-    /// right to any directory, and no file is left when it dies.
+    /// Gives QEMU a descriptor while `f` runs, under a path that its commands accept as a file. So QEMU needs access to
+    /// no directory, and no file remains when it dies.
     pub(crate) fn with_fdset<T>(
         &self,
         fd: BorrowedFd<'_>,
         f: impl FnOnce(&str) -> Result<T, QmpError>,
     ) -> Result<T, MachineError> {
-        // QEMU takes a descriptor from a set by its access mode, and writes files through write-only ones.
+        // QEMU selects a descriptor of the set by its access mode, and uses a write-only one to write a file.
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         let file = OpenOptions::new()
             .write(true)
@@ -603,12 +608,13 @@ impl Machine {
     }
 }
 
-/// An anonymous file, gone with its last descriptor.
+/// Creates an anonymous file in memory, which is gone with its last descriptor.
 pub(crate) fn memfd(name: &str) -> io::Result<File> {
     Ok(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?.into())
 }
 
-/// One entry of `query-block`: its name and whether it is full, if a request for it failed and stopped the guest.
+/// Returns the name of a block device from `query-block` and whether it is full, if a failed request to it paused the
+/// guest.
 fn failed_block(block: &serde_json::Value) -> Option<(String, bool)> {
     let no_space = match block["io-status"].as_str()? {
         "failed" => false,

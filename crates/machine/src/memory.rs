@@ -1,12 +1,12 @@
-//! Another process's memory: which pages count, and copies of those that are not zero.
+//! Reads another process's memory: finds the pages that must be kept, and copies those that are not zero.
 //!
-//! RAM of a cold start is a memfd, which this process maps and reads in place. RAM of a restored machine is a private
-//! mapping of the image's file: what the machine wrote are exactly the pages that `/proc/PID/pagemap` shows present or
-//! swapped with bit 61 (page of a file) clear; they are copied out with `process_vm_readv` through buffers that stay in the
-//! cache. Video memory is anonymous and goes the same way. Rejected: soft-dirty bits (not in every kernel) and
-//! userfaultfd write protection (needs QEMU's cooperation), which would let most be copied before the pause.
+//! RAM after a cold start is a memfd, which this process maps and reads in place. RAM of a restored machine is a private
+//! mapping of the image's file: the machine wrote exactly those pages that `/proc/PID/pagemap` shows as present or
+//! swapped with bit 61 (page of a file) clear; they are copied with `process_vm_readv` through buffers that fit into the
+//! cache. Video memory is anonymous and is copied the same way. Rejected: soft-dirty bits (not in every kernel) and
+//! userfaultfd write protection (needs QEMU's cooperation), which would allow copying most pages before the pause.
 //!
-//! [`Memory::copy`] runs while the guest is paused, so that every microsecond counts: the pages go into buffers that were
+//! [`Memory::copy`] runs while the guest is paused, so every microsecond counts: the pages go into buffers that were
 //! faulted in before, sized by a counting pass over the running guest. Nothing is hashed or compressed here.
 
 use std::fs::File;
@@ -20,9 +20,9 @@ use memmap2::{Mmap, MmapMut};
 use crate::buffers::{Buffers, stride, threads};
 use crate::hurry::Hurry;
 
-/// Bytes that one thread takes at a time: small enough to share out the end evenly.
+/// Bytes that one thread processes at a time: small enough that all threads finish at about the same time.
 pub(crate) const BLOCK_BYTES: u64 = 16 << 20;
-/// Pages that are copied with one system call: 256 KiB stay in the second-level cache.
+/// Pages that are copied with one system call: 256 KiB fit into the second-level cache.
 const BATCH_PAGES: usize = 64;
 
 pub(crate) const PAGE: u64 = CHUNK_SIZE as u64;
@@ -35,16 +35,16 @@ pub(crate) struct Span {
     pub address: u64,
     /// Bytes.
     pub len: u64,
-    /// Where it is in the region, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
 }
 
-/// What the pages that a copy does not list hold.
+/// The content of pages that a copy does not list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
     /// Zeros.
     Zero,
-    /// What the image that the machine was restored from holds there.
+    /// The content of the image that the machine was restored from.
     Base,
 }
 
@@ -62,13 +62,13 @@ pub(crate) enum Memory {
     },
 }
 
-/// The pages of a region that were copied, by chunk.
+/// The copied pages of a region, by chunk.
 pub struct Pages {
     size: u64,
     rest: Rest,
-    /// What the buffers are parts of, each as long as the region.
+    /// The file that contains the buffers, each as long as the region; `None` if they are anonymous memory.
     file: Option<File>,
-    /// Where in that file the first buffer begins.
+    /// Offset of the first buffer in that file.
     start: u64,
     buffers: Vec<MmapMut>,
     entries: Vec<Entry>,
@@ -78,16 +78,16 @@ pub struct Pages {
 #[derive(Clone, Copy)]
 struct Entry {
     chunk: u32,
-    /// `ZEROED`, or the buffer in the upper 8 and the page in it in the lower 56 bits.
+    /// `ZEROED`, or the number of the buffer in the upper 8 bits and of the page in the buffer in the lower 56 bits.
     place: u64,
 }
 
 const ZEROED: u64 = u64::MAX;
-/// The page in a buffer, of an entry's place.
+/// The bits of an entry's place that are the page in its buffer.
 const PLACE_MASK: u64 = (1 << 56) - 1;
 
 impl Pages {
-    /// A region of `size` bytes without any page.
+    /// Makes a region of `size` bytes without any listed page.
     pub fn empty(size: u64) -> Pages {
         Pages {
             size,
@@ -100,50 +100,51 @@ impl Pages {
         }
     }
 
-    /// The memory file that the pages are in, if they were copied into one ([`crate::CaptureOptions::in_file`]): all memory blocks
-    /// of a machine have the same.
+    /// Returns the memory file that contains the pages, if they were copied into one
+    /// ([`crate::CaptureOptions::in_file`]). All memory blocks of a machine share one file.
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Where in that file the page at a place of the list begins; `None` if it is zero.
+    /// Returns the offset in that file of a listed page, given by its index; `None` if the page is zero.
     pub fn offset(&self, index: usize) -> Option<u64> {
         let place = self.entries[index].place;
         (place != ZEROED)
             .then(|| self.start + (place >> 56) * stride(self.size) + (place & PLACE_MASK) * PAGE)
     }
 
-    /// Bytes of the region.
+    /// Returns the region's size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// What all other pages hold.
+    /// Returns what the pages that are not listed contain.
     pub fn rest(&self) -> Rest {
         self.rest
     }
 
-    /// Pages that are listed.
+    /// Returns the number of listed pages.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is listed.
+    /// Returns whether no page is listed.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Listed pages that are all zeros: the machine wrote them and they hide what its image has there.
+    /// Returns the number of listed pages that are zero: the machine wrote them, and they replace what its image has
+    /// there.
     pub fn zeroed(&self) -> usize {
         self.zeroed
     }
 
-    /// `(chunk, content)` in the order of chunks, those that became zero included.
+    /// Returns all listed pages as `(chunk, content)` in the order of chunks, including those that became zero.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8; CHUNK_SIZE])> {
         self.entries.iter().map(|e| (e.chunk, self.page(e.place)))
     }
 
-    /// The page at a place of the list, below [`Pages::len`].
+    /// Returns the listed page with this index, which must be below [`Pages::len`].
     pub fn nth(&self, index: usize) -> (u32, &[u8; CHUNK_SIZE]) {
         let entry = &self.entries[index];
         (entry.chunk, self.page(entry.place))
@@ -163,9 +164,9 @@ impl Pages {
 /// Why pages could not be copied.
 #[derive(Debug)]
 pub(crate) enum CopyError {
-    /// More than this many bytes are not zero.
+    /// There are more than this many bytes of pages to keep.
     TooLarge(u64),
-    /// The other process is gone, or the kernel refused.
+    /// The other process has ended, or the kernel refused.
     Io(io::Error),
 }
 
@@ -176,15 +177,15 @@ impl From<io::Error> for CopyError {
 }
 
 impl Memory {
-    /// A memfd of another process, by its `/proc/PID/fd/N`.
+    /// Opens a memfd of another process, given as its `/proc/PID/fd/N`.
     pub fn shared(file: File) -> io::Result<Memory> {
-        // SAFETY: the memfd is sealed against shrinking by QEMU, so that no access beyond its end can happen; its bytes
-        // change under us and are only read through raw pointers.
+        // SAFETY: QEMU sealed the memfd against shrinking, so no access beyond its end can happen; its bytes change while
+        // they are mapped here and are only read through raw pointers.
         let map = unsafe { Mmap::map(&file)? };
         Ok(Memory::Shared { file, map })
     }
 
-    /// Private pages of process `pid`.
+    /// Uses private pages of process `pid`.
     pub fn private(pid: u32, spans: Vec<Span>, size: u64, rest: Rest) -> io::Result<Memory> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         Ok(Memory::Private {
@@ -196,7 +197,7 @@ impl Memory {
         })
     }
 
-    /// Bytes of the region.
+    /// Returns the region's size in bytes.
     pub fn size(&self) -> u64 {
         match self {
             Memory::Shared { map, .. } => map.len() as u64,
@@ -204,13 +205,14 @@ impl Memory {
         }
     }
 
-    /// Bytes of pages that are not zero. For a running guest an estimate; it also brings a shared mapping's page tables up.
+    /// Counts the bytes of pages that are not zero. For a running guest this is an estimate; it also fills the page
+    /// tables of a shared mapping.
     pub fn count(&self) -> Result<u64, CopyError> {
         let counters = self.scan(vec![Counter(0); threads(self.size())])?;
         Ok(counters.iter().map(|c| c.0).sum())
     }
 
-    /// Copy every page that counts. The guest must be paused.
+    /// Copies every page that must be kept. The guest must be paused.
     pub fn copy(&self, buffers: Buffers) -> Result<Pages, CopyError> {
         let Buffers {
             file,
@@ -245,7 +247,7 @@ impl Memory {
         Ok(all)
     }
 
-    /// Show every page that counts to one of the visitors, each in a thread of its own.
+    /// Passes every page that must be kept to one of the visitors, each of which runs in its own thread.
     fn scan<V: Visitor>(&self, visitors: Vec<V>) -> Result<Vec<V>, CopyError> {
         let blocks = self.blocks();
         let next = AtomicUsize::new(0);
@@ -275,7 +277,7 @@ impl Memory {
         })
     }
 
-    /// The work, in pieces of at most `BLOCK_BYTES`.
+    /// Splits the region into pieces of at most `BLOCK_BYTES`.
     fn blocks(&self) -> Vec<Span> {
         let spans = match self {
             Memory::Shared { map, .. } => vec![Span {
@@ -298,16 +300,16 @@ impl Memory {
     }
 }
 
-/// Takes pages.
+/// Processes pages.
 trait Visitor: Send {
-    /// Whether the guest waits for it.
+    /// Whether the guest is paused meanwhile.
     const URGENT: bool;
 
-    /// The content points to a whole page, valid during the call; `None` is a page of zeros that the machine wrote.
+    /// `page` points to a whole page and is valid during the call; `None` is a page of zeros that the machine wrote.
     fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError>;
 }
 
-/// Counts bytes that are not zero.
+/// Counts the bytes of pages that are not zero.
 #[derive(Clone)]
 struct Counter(u64);
 
@@ -320,7 +322,7 @@ impl Visitor for Counter {
     }
 }
 
-/// Keeps pages in one thread's buffer.
+/// Copies pages into one thread's buffer.
 struct Keeper<'a> {
     number: u64,
     buffer: MmapMut,
@@ -349,8 +351,8 @@ impl Visitor for Keeper<'_> {
         }
         let start = self.pages * CHUNK_SIZE;
         let to = self.buffer[start..start + CHUNK_SIZE].as_mut_ptr();
-        // SAFETY: the trait promises a whole readable page; the destination is a page of our own buffer, which has room for
-        // the whole region and overlaps no memory of another process.
+        // SAFETY: the trait promises a whole readable page; the destination is a page of this thread's buffer, which has
+        // room for the whole region and overlaps no memory of another process.
         unsafe { std::ptr::copy_nonoverlapping(page, to, CHUNK_SIZE) };
         self.entries.push(Entry {
             chunk,
@@ -361,10 +363,10 @@ impl Visitor for Keeper<'_> {
     }
 }
 
-/// Show the pages of a memfd. A hole must not be read: that would make it a page of the guest's.
+/// Passes on the pages of a memfd. A hole must not be read, because that would allocate a page for the guest.
 ///
-/// `mincore` tells the resident pages of a mapping at once. What it calls absent is a hole or swapped, which the file's
-/// `SEEK_DATA` tells apart; asked about everything, that alone would take 10 ms a GiB in the pause.
+/// `mincore` lists the resident pages of a mapping at once. What it reports as absent is a hole or is swapped, which the
+/// file's `SEEK_DATA` distinguishes; to use that alone for everything would take 10 ms per GiB of the pause.
 fn scan_shared(
     file: &File,
     map: &Mmap,
@@ -400,7 +402,7 @@ fn scan_shared(
     Ok(())
 }
 
-/// Where a sparse file has data between two offsets, in whole pages.
+/// Returns where a sparse file has data between two offsets, in whole pages.
 fn data_ranges(file: &File, from: u64, to: u64) -> io::Result<Vec<(u64, u64)>> {
     use rustix::fs::{SeekFrom, seek};
     let mut ranges = Vec::new();
@@ -418,10 +420,10 @@ fn data_ranges(file: &File, from: u64, to: u64) -> io::Result<Vec<(u64, u64)>> {
     Ok(ranges)
 }
 
-/// The page itself unless it is zero.
+/// Returns the page, or `None` if it is zero.
 fn not_zero(page: *const u8) -> Option<*const u8> {
-    // SAFETY: the caller's pointer is to a whole readable page. `memcmp` is the fastest test there is without
-    // processor-specific code, in a debug build too: 17 GB/s, most of it waiting for memory.
+    // SAFETY: the caller's pointer is to a whole readable page. `memcmp` is the fastest test without processor-specific
+    // code, in a debug build too: 17 GB/s, most of it waiting for memory.
     let zero = unsafe { libc::memcmp(page.cast(), ZERO_PAGE.as_ptr().cast(), CHUNK_SIZE) } == 0;
     (!zero).then_some(page)
 }
@@ -519,13 +521,13 @@ impl Batch {
     }
 }
 
-/// Present or swapped, and not a page of a file.
+/// Returns whether a page is present or swapped, and is not a page of a file.
 fn is_private(entry: u64) -> bool {
     entry & (1 << 63 | 1 << 62) != 0 && entry & (1 << 61) == 0
 }
 
 impl Pages {
-    /// Bring the pages into order; each worker's are already. Not part of the pause.
+    /// Sorts the pages; each worker's are sorted already. Runs after the pause.
     pub(crate) fn sort(&mut self) {
         self.zeroed = self.entries.iter().filter(|e| e.place == ZEROED).count();
         self.entries.sort_unstable_by_key(|e| e.chunk);
@@ -558,7 +560,7 @@ mod tests {
         };
         let file = memory_file().unwrap();
         let pages = copy(None)?;
-        // the same, and all of it can be read by whoever has the file, whatever else was copied into it
+        // the copies are the same, and whoever has the file can read them, whatever else was copied into it
         for in_file in [copy(Some(&file))?, copy(Some(&file))?] {
             assert!(pages.iter().eq(in_file.iter()));
             let mut page = [0; CHUNK_SIZE];
@@ -577,7 +579,7 @@ mod tests {
     #[test]
     fn a_shared_memory_gives_its_pages_and_keeps_its_holes() {
         let file = memfd();
-        // Across the border of two blocks, at both ends, and a page of zeros.
+        // On both sides of the border between two blocks, at both ends, and a page of zeros.
         let written = [0, 1, 4095, 4096, 4097, PAGES - 1];
         for &page in &written {
             file.write_all_at(&[page as u8 | 1; CHUNK_SIZE], (page * CHUNK_SIZE) as u64)
@@ -612,14 +614,14 @@ mod tests {
         let file = memfd();
         let base = vec![7; CHUNK_SIZE * 20];
         file.write_all_at(&base, 0).unwrap();
-        // SAFETY: nobody shrinks the file or changes it while it is mapped.
+        // SAFETY: nobody truncates or changes the file while it is mapped.
         let mut map = unsafe { MmapOptions::new().map_copy(&file).unwrap() };
         let read = map[3 * CHUNK_SIZE];
         assert_eq!(read, 7);
         map[5 * CHUNK_SIZE] = 1;
         map[8 * CHUNK_SIZE..9 * CHUNK_SIZE].fill(0);
         map[8000 * CHUNK_SIZE + 17] = 2;
-        // The mapping in two parts, as the kernel may split it.
+        // The mapping is described in two parts, as the kernel may split it.
         let address = map.as_ptr() as u64;
         let cut = 100 * PAGE;
         let spans = vec![

@@ -1,4 +1,4 @@
-//! One process, told apart from a later one with the same number, and its address space.
+//! A process, distinguished from a later one with the same id, and its address space.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,16 +9,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// Number and start time: together they name a process for the life of the host.
+/// Process id and start time: together they identify a process until the host restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// The number.
+    /// The process id.
     pub pid: u32,
     /// Clock ticks from the host's boot to the process's start (`/proc/PID/stat`, field 22).
     pub start_ticks: u64,
 }
 
-/// A process that is held by descriptor, so that its number can't pass to another while we look.
+/// A process that is held by a descriptor, so that its id can't be reused while it is examined.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -32,20 +32,20 @@ pub struct Mapping {
     pub start: u64,
     /// Address after the last.
     pub end: u64,
-    /// `rw-p`.
+    /// Such as `rw-p`.
     pub permissions: String,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// The file, with ` (deleted)` if so; empty for anonymous memory.
+    /// The file, followed by ` (deleted)` if it was deleted; empty for anonymous memory.
     pub path: String,
 }
 
 impl Process {
-    /// Hold the process with this number, whichever it is now.
+    /// Holds whichever process has this id now.
     pub fn hold(pid: u32) -> io::Result<Process> {
         let raw = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput)?;
         let pidfd = pidfd_open(raw, PidfdFlags::empty())?;
-        // Read after the descriptor was opened: from now on the number is this process's.
+        // Read after the descriptor was opened: from then on, the id belongs to this process.
         let start_ticks = start_ticks(&std::fs::read(format!("/proc/{pid}/stat"))?)
             .ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat can't be understood")))?;
         Ok(Process {
@@ -54,7 +54,7 @@ impl Process {
         })
     }
 
-    /// Hold this very process; `NotFound` if it has ended, also if its number has passed to another.
+    /// Holds exactly this process; `NotFound` if it has ended, even if its id is in use again.
     pub fn find(id: ProcessId) -> io::Result<Process> {
         let process = Process::hold(id.pid).map_err(|e| match e.raw_os_error() {
             Some(libc::ESRCH) => io::ErrorKind::NotFound.into(),
@@ -67,22 +67,22 @@ impl Process {
         }
     }
 
-    /// Its number and start time.
+    /// Returns its id and start time.
     pub fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// Whether it has not ended; a zombie has.
+    /// Returns whether it has not ended; a zombie counts as ended.
     pub fn is_alive(&self) -> bool {
         !self.wait(Duration::ZERO)
     }
 
-    /// Wait for its end; false if it lives on after `limit`.
+    /// Waits for its end. Returns false if it still lives after `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
         self.wait_beside(None, limit)
     }
 
-    /// Wait for its end, but no longer than until `other` can be read or `limit` has passed; false if it lives on.
+    /// Waits for its end, but only until `other` can be read or `limit` has passed. Returns false if it still lives.
     pub fn wait_beside(&self, other: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
         let deadline = std::time::Instant::now() + limit;
         loop {
@@ -101,17 +101,17 @@ impl Process {
         }
     }
 
-    /// A descriptor that can be read once it has ended, for who waits for many.
+    /// Returns a descriptor that can be read once it has ended, for a caller that waits for many.
     pub fn end_descriptor(&self) -> io::Result<OwnedFd> {
         self.pidfd.try_clone()
     }
 
-    /// End it at once.
+    /// Kills it at once.
     pub fn kill(&self) {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Its mappings, in the order of addresses.
+    /// Returns its mappings, ordered by address.
     pub fn mappings(&self) -> io::Result<Vec<Mapping>> {
         let text = std::fs::read(format!("/proc/{}/maps", self.id.pid))?;
         Ok(String::from_utf8_lossy(&text)
@@ -121,7 +121,7 @@ impl Process {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`. The second field is a name that may hold spaces and parentheses.
+/// Returns field 22 of `/proc/PID/stat`. The second field is a name that may contain spaces and parentheses.
 fn start_ticks(stat: &[u8]) -> Option<u64> {
     let text = String::from_utf8_lossy(stat);
     let (_, rest) = text.rsplit_once(')')?;
@@ -143,12 +143,12 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-/// `/proc/PID/maps` writes a line end in a path as `\012`.
+/// Replaces `\012`, which `/proc/PID/maps` writes for a line end in a path.
 fn unescape(path: &str) -> String {
     path.replace("\\012", "\n")
 }
 
-/// The path that a mapping of `file` shows.
+/// Returns whether the path of a mapping is that of `file`.
 pub fn is_mapping_of(mapping: &Mapping, file: &Path) -> bool {
     Path::new(
         mapping

@@ -1,21 +1,22 @@
-//! QEMU gets the files of its RAM opened for reading, though it asks for writing. There is one for the memory of the machine's
-//! start, and one for each memory block that was added before the capture.
+//! Makes QEMU get the files of its RAM opened read-only, although it asks for writing. There is one file for the memory
+//! of the machine's start, and one for each memory block that was added before the capture.
 //!
-//! All machines of an image share the pages of one RAM file, so nobody may have a descriptor of it through which these pages can be
-//! written. The mount sees to that: what is opened for writing can't be mapped shared. But such a descriptor costs: the kernel
-//! drops the file's cached pages, also the other machines', at every private mapping of it. A descriptor for reading has
-//! neither trouble, and a private mapping of it can be written as well. QEMU before 9 always opens the file for writing; later ones can
-//! be told not to, and then refuse to give memory back. So the wrapper sees to it for all of them:
+//! All machines of an image share the pages of one RAM file, so nobody may have a descriptor through which these pages
+//! can be written. The mount ensures that: a file that is opened for writing can't be mapped shared. But such a
+//! descriptor is costly: at every private mapping of it, the kernel drops the file's cached pages, also those that other
+//! machines use. A read-only descriptor has neither problem, and its private mappings can be written as well. QEMU before
+//! 9 always opens the file for writing; later versions can be told not to, but then refuse to give memory back. So the
+//! wrapper changes it for all of them:
 //!
-//! - A seccomp filter stops `openat` with the flags `O_RDWR` and nothing else, which is how QEMU opens these files (all others
-//!   close on exec). A helper, forked before, looks at the path and answers with a descriptor of its own, read only: [`FD_FIRST`]
-//!   for the first file, the next number for the next. Other paths are let through. When QEMU has them all, or is gone, the helper
-//!   ends.
-//! - The same filter answers "done" to a hole in one of these descriptors: for a private mapping nothing is to be done there, what gives the memory back is
-//!   the `madvise` that follows.
+//! - A seccomp filter stops `openat` calls with exactly the flags `O_RDWR`, which is how QEMU opens these files (it opens
+//!   all others with close-on-exec). A helper process, forked before, examines the path and answers with a read-only
+//!   descriptor of its own: [`FD_FIRST`] for the first file, the next number for the next. Other paths are let through.
+//!   The helper ends when QEMU has all of the files, or has ended.
+//! - The same filter reports success for punching a hole in one of these descriptors: for a private mapping there is
+//!   nothing to do, because the `madvise` that follows gives the memory back.
 //!
-//! Where the kernel can't do this (Linux 5.14 can), or is itself in a container that watches system calls in this way, QEMU opens
-//! the file itself: slower, and just as safe.
+//! If the kernel can't do this (Linux 5.14 can), or floe is in a container whose runtime watches system calls in this
+//! way, QEMU opens the file itself: slower, and just as safe.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -30,8 +31,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The number that the first descriptor gets in QEMU. With those that follow it is below the usual limit of 1024, and above what
-/// QEMU comes to by itself before it has guests' connections.
+/// The number that the first descriptor gets in QEMU. It and those that follow are below the usual limit of 1024, and
+/// above the numbers that QEMU itself uses before it has connections of guests.
 const FD_FIRST: u32 = 1000;
 
 /// `_IOWR('!', 0, struct seccomp_notif)`
@@ -55,7 +56,7 @@ mod data {
     pub const ARG2: u32 = 32;
 }
 
-/// One file of RAM.
+/// One RAM file.
 struct Ram<'a> {
     path: &'a Path,
     file: File,
@@ -63,8 +64,8 @@ struct Ram<'a> {
     number: u32,
 }
 
-/// Prepares this process for becoming a QEMU that opens each of `paths` once. It must have one thread, and forbid new privileges
-/// already.
+/// Prepares this process for executing a QEMU that opens each of `paths` once. The process must have one thread, and must
+/// already have forbidden new privileges.
 pub(crate) fn open_for_reading(paths: &[PathBuf]) -> io::Result<()> {
     let open = |(number, path)| -> io::Result<Ram<'_>> {
         let path: &PathBuf = path;
@@ -82,8 +83,8 @@ pub(crate) fn open_for_reading(paths: &[PathBuf]) -> io::Result<()> {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
             drop(ours);
-            // Once more, so that QEMU is not the helper's parent and need not wait for it.
-            // SAFETY: as above; the process in the middle ends at once, the helper when it has served.
+            // Fork again, so that QEMU is not the helper's parent and need not wait for it. SAFETY: as above; the process
+            // in the middle ends at once, the helper when it has served.
             unsafe {
                 if libc::fork() == 0 {
                     let served = serve(theirs, rams);
@@ -113,7 +114,7 @@ pub(crate) fn open_for_reading(paths: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-/// Installs the filter for so many files; returns the descriptor on which stopped calls are told.
+/// Installs the filter for this number of files. Returns the descriptor on which stopped calls are announced.
 fn install(files: u32) -> io::Result<OwnedFd> {
     let load = |at| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at);
     let give = |what| statement(libc::BPF_RET | libc::BPF_K, what);
@@ -122,14 +123,14 @@ fn install(files: u32) -> io::Result<OwnedFd> {
         load(data::ARCH),
         unless(ARCH, 12), // to the end: allowed
         load(data::NR),
-        unless(libc::SYS_openat as u32, 3), // to the question for fallocate
+        unless(libc::SYS_openat as u32, 3), // to the check for fallocate
         load(data::ARG2),
         unless(libc::O_RDWR as u32, 8), // to the end
         give(libc::SECCOMP_RET_USER_NOTIF),
         unless(libc::SYS_fallocate as u32, 6), // to the end
         load(data::ARG0),
-        jump(libc::BPF_JGE, FD_FIRST, 0, 4), // below: to the end
-        jump(libc::BPF_JGE, FD_FIRST + files, 3, 0), // behind them: to the end
+        jump(libc::BPF_JGE, FD_FIRST, 0, 4), // a lower descriptor: to the end
+        jump(libc::BPF_JGE, FD_FIRST + files, 3, 0), // a higher descriptor: to the end
         load(data::ARG1),
         unless(hole, 1),               // to the end
         give(libc::SECCOMP_RET_ERRNO), // with errno 0: success
@@ -164,7 +165,7 @@ fn statement(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Compares the loaded word with `k`; leaves out so many instructions if the comparison is true, or if it is false.
+/// Compares the loaded word with `k`, and skips `if_true` instructions if the comparison is true, otherwise `if_false`.
 fn jump(comparison: u32, k: u32, if_true: u8, if_false: u8) -> libc::sock_filter {
     libc::sock_filter {
         jt: if_true,
@@ -173,14 +174,14 @@ fn jump(comparison: u32, k: u32, if_true: u8, if_false: u8) -> libc::sock_filter
     }
 }
 
-/// Goes on if the loaded word is `k`, otherwise leaves out the next `over` instructions.
+/// Continues if the loaded word is `k`, otherwise skips the next `over` instructions.
 fn unless(k: u32, over: u8) -> libc::sock_filter {
     jump(libc::BPF_JEQ, k, 0, over)
 }
 
-/// The helper: answers until each of the files was opened, or nobody is left who could.
+/// The helper process: answers calls until each of the files was opened, or until nobody is left who could open them.
 fn serve(socket: OwnedFd, mut rams: Vec<Ram<'_>>) -> io::Result<()> {
-    // The tap device, the log and whatever else is QEMU's is not kept open by this process.
+    // This process must not keep open the tap device, the log and other files of QEMU.
     for fd in 0..3 {
         // SAFETY: nothing in this process uses these descriptors any more.
         unsafe { libc::close(fd) };
@@ -218,14 +219,14 @@ fn serve(socket: OwnedFd, mut rams: Vec<Ram<'_>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers one stopped call; if it opened one of the files, which.
+/// Answers one stopped call. Returns the index of the file that it opened, if it opened one.
 fn answer(listener: &OwnedFd, rams: &[Ram<'_>]) -> io::Result<Option<usize>> {
     // SAFETY: all zeros is a value of this struct of integers, and what the kernel wants to find there.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one struct of this type behind the pointer, which lives until the call returns.
     if unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_RECV, &raw mut call) } != 0 {
         let error = io::Error::last_os_error();
-        // The caller was interrupted or killed between poll and here.
+        // The caller was interrupted or killed after poll returned.
         let gone = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR));
         return if gone { Ok(None) } else { Err(error) };
     }
@@ -249,13 +250,13 @@ fn answer(listener: &OwnedFd, rams: &[Ram<'_>]) -> io::Result<Option<usize>> {
         error: 0,
         flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
     };
-    // SAFETY: as above. It fails if the caller is gone, which is no matter.
+    // SAFETY: as above. It fails if the caller has ended, which does no harm.
     unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND, &raw mut go_on) };
     Ok(None)
 }
 
-/// Whether the path at `address` in a process is `path`. Nothing depends on the answer but how the file is opened: who changes
-/// the path afterwards opens what it may open anyway.
+/// Returns whether the path at `address` in a process is `path`. The answer only determines how the file is opened: a
+/// process that changes the path afterwards can open only what it may open anyway.
 fn names(pid: u32, address: u64, path: &Path) -> bool {
     let wanted = path.as_os_str().as_bytes();
     let mut there = vec![0; wanted.len() + 1];

@@ -1,4 +1,4 @@
-//! What is written down of a running machine, so that a later process can take it over.
+//! The record of a running machine, by which a later process can take it over.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,43 +13,43 @@ use crate::exec::User;
 use crate::process::ProcessId;
 use crate::spec::PortForward;
 
-/// The record's name in the machine's directory.
+/// The record's file name in the machine's directory.
 pub const FILE: &str = "machine.json";
-/// The only version so far.
+/// The record's format version; there has been only one.
 const VERSION: u32 = 1;
-/// Largest record that is read.
+/// Largest record that is read, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A running machine.
+/// The record of a running machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// Its name.
+    /// The machine's name.
     pub name: String,
-    /// Its QEMU.
+    /// Its QEMU process.
     pub process: ProcessId,
-    /// What the guest sees, complete.
+    /// The complete configuration that the guest sees.
     pub config: MachineConfig,
-    /// Where its RAM is.
+    /// What holds its RAM.
     pub ram: RamBacking,
-    /// Where the memory blocks are that were added to it, or to the machine that it was captured from.
+    /// What holds the memory blocks that were added to it, or to the machine that it was captured from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<RamBacking>,
-    /// Devices that the guest was asked to let go and perhaps has not yet, by their ids.
+    /// Ids of devices that the guest was asked to release and has perhaps not yet released.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removing: Vec<String>,
-    /// Its disks' files.
+    /// Files of its disks.
     pub disks: Vec<PathBuf>,
-    /// Its forwards, as of the last change.
+    /// Its port forwards, as of the last change.
     pub forwards: Vec<PortForward>,
-    /// How its instructions are run.
+    /// How its instructions are executed.
     pub accel: Accel,
-    /// Its own user.
+    /// The user that its QEMU runs as, if it has one of its own.
     pub user: Option<User>,
 }
 
 impl Record {
-    /// A new record.
+    /// Makes the record of a new machine.
     pub(crate) fn new(
         spec: &crate::spec::Spec,
         config: MachineConfig,
@@ -72,7 +72,7 @@ impl Record {
         }
     }
 
-    /// Read the record of the machine in `dir`.
+    /// Reads the record of the machine in `dir`.
     pub fn load(dir: &Path) -> Result<Record, MachineError> {
         let not = |reason: String| MachineError::NotAdoptable {
             dir: dir.into(),
@@ -99,7 +99,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Write it so that a reader sees the old or the new one whole.
+    /// Writes the record atomically: a reader sees either the old or the new one.
     pub(crate) fn save(&self, dir: &Path) -> Result<(), MachineError> {
         let write = || -> std::io::Result<()> {
             let mut file = tempfile::Builder::new()

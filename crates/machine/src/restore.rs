@@ -1,7 +1,7 @@
-//! Going on where a captured machine was.
+//! Restores a captured machine.
 //!
 //! QEMU starts with its RAM mapped privately from the image's file, loads the device state from a descriptor, and waits.
-//! That much can be done before anyone asks: a [`Standby`]. What is left then is to continue.
+//! This much can be done in advance and yields a [`Standby`], which then only has to be resumed.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -23,42 +23,42 @@ use crate::machine::{Machine, memfd};
 use crate::qmp::QmpError;
 use crate::spec::{PortForward, Spec};
 
-/// How long loading the device state may take: it touches pages of RAM, which may have to cross a slow link first.
+/// Longest time to load the device state: it touches pages of RAM, which may first have to cross a slow link.
 pub const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often QEMU is asked whether it has loaded it.
+/// How often QEMU is asked whether it has loaded the state.
 const LOAD_INTERVAL: Duration = Duration::from_micros(500);
 
-/// The state to go on from.
+/// The state to restore.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The file of the `ram` region, of exactly the configured size. It is mapped, never written.
+    /// The file of the `ram` region, of exactly the configured size. It is mapped and never written.
     pub ram: PathBuf,
-    /// The files of the regions `ram1`, `ram2`, ..., one for each of the configuration's `memory_blocks`; as `ram`.
+    /// The files of the regions `ram1`, `ram2`, ..., one for each of the configuration's `memory_blocks`; like `ram`.
     pub blocks: Vec<PathBuf>,
-    /// The `device` region.
+    /// The content of the `device` region.
     pub device: Vec<u8>,
     /// The chunks of the `vram` region that are not zero: `(index, content)`.
     pub vram: Vec<(u32, Box<[u8; CHUNK_SIZE]>)>,
 }
 
-/// A part of a restore and its time. The parts of one restore add up to its whole.
+/// A part of a restore and the time that it took. The parts of one restore add up to its whole time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stage {
-    /// `check`, `qemu` (from its start to its first answer), `load`, `vram`, `forwards`, `continue`.
+    /// `check`, `qemu` (from its start to its first answer), `load`, `vram`, `forwards` or `continue`.
     pub name: &'static str,
     /// How long it took.
     pub took: Duration,
 }
 
-/// A machine that goes on.
+/// A machine that was restored.
 pub struct Restored {
     /// The machine; its guest runs.
     pub machine: Machine,
-    /// Where the time went; only what was done in this call.
+    /// How the time was spent; only the parts that this call did.
     pub stages: Vec<Stage>,
 }
 
-/// A machine with its state loaded, waiting to be let go.
+/// A machine with its state loaded, waiting to be resumed.
 pub struct Standby {
     machine: Option<Machine>,
     stages: Vec<Stage>,
@@ -88,7 +88,7 @@ impl Stopwatch {
 }
 
 impl Machine {
-    /// Start QEMU, load the state and let the guest go on.
+    /// Starts QEMU, loads the state and resumes the guest.
     pub fn restore(spec: Spec, snapshot: &Snapshot) -> Result<Restored, MachineError> {
         let standby = Standby::prepare(spec, snapshot)?;
         let mut stages = standby.stages().to_vec();
@@ -100,11 +100,11 @@ impl Machine {
 }
 
 impl Standby {
-    /// Start QEMU and load the state. `spec.config` is the image's.
+    /// Starts QEMU and loads the state. `spec.config` must be the image's.
     pub fn prepare(spec: Spec, snapshot: &Snapshot) -> Result<Standby, MachineError> {
         let mut watch = Stopwatch::start();
         spec.check()?;
-        // first: a later profile's devices would be refused as foreign
+        // check this first: a later profile's devices would be refused as foreign
         Profile::of(&spec.config)?;
         command::check(&spec.config)?;
         let config = spec.config.clone();
@@ -141,32 +141,32 @@ impl Standby {
             machine: Some(machine),
             stages: Vec::new(),
         };
-        // From here on an error drops the standby, which ends its QEMU.
+        // From here on, an error drops the standby, which ends its QEMU.
         let machine = standby.machine();
         load(machine, &snapshot.device)?;
         watch.stage("load");
         write_vram(machine, &snapshot.vram)?;
         watch.stage("vram");
-        // the state tells how the cable was at the capture
+        // the state contains whether the cable was connected at the capture
         machine.set_network(!spec.network_down)?;
         standby.stages = watch.stages;
         Ok(standby)
     }
 
-    /// Where the time of [`Standby::prepare`] went.
+    /// Returns how the time of [`Standby::prepare`] was spent.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
     }
 
-    /// The waiting machine.
+    /// Returns the waiting machine.
     pub fn machine(&self) -> &Machine {
         self.machine
             .as_ref()
             .expect("it is taken only by activate and drop, which consume the standby")
     }
 
-    /// Let the guest go on, with these forwards besides those of its spec. Its clock shows the time of the capture until
-    /// somebody sets it ([`Machine::set_clock`]).
+    /// Resumes the guest, with these forwards in addition to those of its spec. Its clock shows the time of the capture
+    /// until somebody sets it ([`Machine::set_clock`]).
     pub fn activate(mut self, forwards: &[PortForward]) -> Result<Restored, MachineError> {
         let mut watch = Stopwatch::start();
         for forward in forwards {
@@ -195,7 +195,7 @@ impl Drop for Standby {
     }
 }
 
-/// Hand QEMU the state by descriptor: it may start no process and needs no right to any file.
+/// Passes the state to QEMU by descriptor: QEMU may start no process and needs no access to any file.
 fn load(machine: &Machine, device: &[u8]) -> Result<(), MachineError> {
     let fill = || -> std::io::Result<File> {
         let mut state = memfd("floe-device-state")?;

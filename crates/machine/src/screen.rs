@@ -5,10 +5,10 @@ use std::io::{Read, Seek, Write};
 
 use crate::error::MachineError;
 
-/// Largest picture that is read: 16 times the largest screen of the video memory.
+/// Largest picture that is read, in bytes: 16 times the largest screen that fits into the video memory.
 const PICTURE_BYTES_MAX: u64 = 256 << 20;
 
-/// Turn QEMU's PPM into PNG, for a QEMU that was built without libpng.
+/// Converts QEMU's PPM to PNG, for a QEMU that was built without libpng.
 pub(crate) fn png_from_ppm(mut ppm: File, out: &mut impl Write) -> Result<(), MachineError> {
     let mut bytes = Vec::new();
     ppm.rewind()
@@ -28,7 +28,7 @@ pub(crate) fn png_from_ppm(mut ppm: File, out: &mut impl Write) -> Result<(), Ma
     written.map_err(|e| MachineError::io("write the screen as PNG")(std::io::Error::other(e)))
 }
 
-/// Width, height and RGB bytes of a binary PPM.
+/// Returns width, height and RGB bytes of a binary PPM.
 pub fn parse_ppm(bytes: &[u8]) -> Option<(u32, u32, &[u8])> {
     let mut rest = bytes.strip_prefix(b"P6")?;
     let mut numbers = [0u32; 3];

@@ -1,4 +1,4 @@
-//! What a machine is to be: everything that the caller decides.
+//! The description of a machine: everything that the caller decides.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::exec::User;
 use crate::guard::{CONSOLE_LOG_BYTES, HostAccess};
 use crate::hardware::Profile;
 
-/// RAM of a machine whose configuration names no size: 1 GiB.
+/// Default RAM in bytes: 1 GiB.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
-/// Least RAM: below this SeaBIOS and a Linux kernel don't fit.
+/// Smallest RAM in bytes: with less, SeaBIOS and a Linux kernel don't fit.
 pub const MEMORY_BYTES_MIN: u64 = 32 << 20;
-/// Most RAM: 1 TiB, the physical address space of the default CPU model.
+/// Largest RAM in bytes: 1 TiB, the physical address space of the default CPU model.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 40;
 /// Most vCPUs: the limit of the q35 machine types without an interrupt remapper.
 pub const CPUS_MAX: u32 = 255;
@@ -42,12 +42,12 @@ pub enum Protocol {
     Udp,
 }
 
-/// A port of the host that leads to a port of the guest.
+/// A port of the host that is forwarded to a port of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortForward {
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// The address of the host to listen on. IPv4: QEMU's user network forwards nothing else.
+    /// The address of the host to listen on. IPv4 only, as QEMU's user network forwards nothing else.
     pub host_address: IpAddr,
     /// The host's port.
     pub host_port: u16,
@@ -56,7 +56,7 @@ pub struct PortForward {
 }
 
 impl PortForward {
-    /// A TCP forward from the host's loopback address.
+    /// Makes a TCP forward from the host's loopback address.
     pub fn tcp(host_port: u16, guest_port: u16) -> PortForward {
         PortForward {
             protocol: Protocol::Tcp,
@@ -66,7 +66,7 @@ impl PortForward {
         }
     }
 
-    /// The host's side in QEMU's words: `tcp:127.0.0.1:8080`.
+    /// Returns the host's side in QEMU's notation: `tcp:127.0.0.1:8080`.
     pub(crate) fn host_side(&self) -> String {
         let protocol = match self.protocol {
             Protocol::Tcp => "tcp",
@@ -76,21 +76,21 @@ impl PortForward {
     }
 }
 
-/// The whole forward in QEMU's words: `tcp:127.0.0.1:8080-:80`.
+/// The whole forward in QEMU's notation: `tcp:127.0.0.1:8080-:80`.
 impl fmt::Display for PortForward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-:{}", self.host_side(), self.guest_port)
     }
 }
 
-/// The host's end of a machine's network card: a tap device without a virtio header, opened by whoever has the rights to, which
-/// QEMU has not. Without that header the card offers the guest the same as on QEMU's user network, so that a state that was
-/// saved on one goes on on the other.
+/// The host's end of a machine's network card: a tap device without a virtio header. The caller opens it, because QEMU
+/// has no privileges to do so. Without that header the card offers the guest the same features as on QEMU's user network,
+/// so that a state that was saved on one can be restored on the other.
 #[derive(Debug, Clone)]
 pub struct Tap(Arc<OwnedFd>);
 
 impl Tap {
-    /// The device that this descriptor is of.
+    /// Wraps the descriptor of a tap device.
     pub fn new(fd: OwnedFd) -> Tap {
         Tap(Arc::new(fd))
     }
@@ -108,26 +108,27 @@ impl PartialEq for Tap {
 
 impl Eq for Tap {}
 
-/// The kernel that QEMU loads itself; without one the firmware boots the first disk.
+/// The kernel that QEMU loads itself. Without one, the firmware boots the first disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boot {
-    /// The kernel, readable by the machine's user.
+    /// The kernel file, readable by the machine's user.
     pub kernel: PathBuf,
-    /// The initial RAM disk, readable by the machine's user.
+    /// The initial RAM disk file, readable by the machine's user.
     pub initrd: Option<PathBuf>,
 }
 
-/// The programs of this host.
+/// The programs that run machines on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Programs {
-    /// QEMU.
+    /// The QEMU program.
     pub qemu: PathBuf,
-    /// The command that calls [`exec::run`](crate::exec::run) with its further arguments: `["/usr/bin/floe", "exec-qemu"]`.
+    /// The command that passes its further arguments to [`exec::run`](crate::exec::run): `["/usr/bin/floe",
+    /// "exec-qemu"]`.
     pub wrapper: Vec<OsString>,
 }
 
 impl Programs {
-    /// Debian's QEMU, and this very program with the subcommand `exec-qemu`.
+    /// Returns Debian's QEMU, and this program itself with the subcommand `exec-qemu`.
     pub fn of_this_host() -> std::io::Result<Programs> {
         Ok(Programs {
             qemu: "/usr/bin/qemu-system-x86_64".into(),
@@ -136,48 +137,52 @@ impl Programs {
     }
 }
 
-/// Everything about a machine that the caller decides. [`Spec::new`] has sensible values for all but the paths.
+/// Everything about a machine that the caller decides. [`Spec::new`] sets sensible values for all but the paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// 1 to 64 of `a-z A-Z 0-9 . _ -`, beginning with a letter or digit.
+    /// 1 to 64 characters of `a-z A-Z 0-9 . _ -`, beginning with a letter or digit.
     pub name: String,
-    /// The machine's own directory; made if missing. Sockets and logs are in `run/` under it, the record is `machine.json`.
+    /// The machine's own directory; created if missing. Sockets and logs are in its subdirectory `run/`, the record is
+    /// `machine.json`.
     pub dir: PathBuf,
-    /// What the guest sees. Empty fields get defaults at a cold start; at a restore it is the image's.
+    /// What the guest sees. At a cold start, empty fields get defaults; at a restore, it must be the image's
+    /// configuration.
     pub config: MachineConfig,
-    /// The hardware profile of a cold start; a restore has the image's.
+    /// The hardware profile of a cold start; a restore uses the image's.
     pub profile: Profile,
     /// One file for each of `config.disks`, read and written with O_DIRECT by the machine's user.
     pub disks: Vec<PathBuf>,
-    /// For a direct boot. Not used at a restore: QEMU would read both files whole.
+    /// Kernel and initrd for a direct boot. Not used at a restore, where QEMU would read both files completely.
     pub boot: Option<Boot>,
-    /// Ports of the host that lead to the guest.
+    /// Ports of the host that are forwarded to the guest.
     pub forwards: Vec<PortForward>,
-    /// What its guest reaches of the host by QEMU's user network.
+    /// What the guest can reach of the host over QEMU's user network.
     pub host_access: HostAccess,
-    /// Most bytes of the console's log in use; the one before it has as many.
+    /// Largest size of the current console log, in bytes; the log before it is as large.
     pub console_log_bytes: u64,
-    /// Its network leads nowhere: neither to the host nor beyond. For a copy that must not be noticed.
+    /// Whether the network leads nowhere, neither to the host nor beyond: for a copy that must not be noticed.
     pub isolated: bool,
-    /// Its network card has no cable until [`Machine::set_network`](crate::Machine::set_network) plugs one in.
+    /// Whether the network card starts without a cable, until [`Machine::set_network`](crate::Machine::set_network)
+    /// connects one.
     pub network_down: bool,
-    /// Its network card leads there instead of to QEMU's user network, which is what knows of forwards.
+    /// A tap device to which the network card is connected instead of QEMU's user network. Only the latter supports
+    /// forwards.
     pub tap: Option<Tap>,
     /// KVM or TCG, normally from [`accel::detect`](crate::accel::detect).
     pub accel: Accel,
-    /// Most MiB of translated code that an emulated guest keeps; QEMU's own choice (an eighth of the host's memory, at most
-    /// 1024) if `None`.
+    /// Largest size in MiB of the translated code that an emulated guest keeps; with `None` QEMU decides (an eighth of
+    /// the host's memory, at most 1024).
     pub emulator_cache_mib: Option<u32>,
-    /// Its control group; `None` runs QEMU in the caller's.
+    /// The machine's control group; with `None`, QEMU runs in the caller's.
     pub cgroup: Option<Group>,
-    /// The machine's own user, normally from [`User::for_machine`]; `None` runs QEMU as the caller.
+    /// The machine's own user, normally from [`User::for_machine`]; with `None`, QEMU runs as the caller.
     pub user: Option<User>,
-    /// The programs of this host.
+    /// The programs that run the machine.
     pub programs: Programs,
 }
 
 impl Spec {
-    /// A machine without disks or forwards, with the caller's own user.
+    /// Returns the spec of a machine without disks or forwards that runs as the caller's user.
     pub fn new(
         name: impl Into<String>,
         dir: impl Into<PathBuf>,
@@ -205,7 +210,7 @@ impl Spec {
         }
     }
 
-    /// Refuse what can't be carried out, before anything is started.
+    /// Refuses a spec that can't be carried out, before anything is started.
     pub fn check(&self) -> Result<(), MachineError> {
         let refuse = |what: String| Err(MachineError::Spec { what });
         let mut letters = self.name.bytes();

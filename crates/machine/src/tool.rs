@@ -1,9 +1,9 @@
-//! A tool of QEMU's that reads a stranger's file (`qemu-img`), so confined that the file can do nothing with it.
+//! Runs a QEMU tool on a stranger's file (`qemu-img`), confined so that the file can do no harm with it.
 //!
-//! The node opens the files; the tool gets their descriptors and finds them as [`INPUT`] and [`OUTPUT`] (see
-//! [`guard`](crate::guard)). It has a user of its own where the node is root, no network and no other process, bounds of
-//! memory, time and size, and from the first opening of its input on the kernel lets it open nothing else: a file that names
-//! another one as its backing file, its data file or its extent gets an error in place of that file.
+//! The node opens the files; the tool gets their descriptors under the names [`INPUT`] and [`OUTPUT`] (see
+//! [`guard`](crate::guard)). It has a user of its own if the node is root, no network and no other process, and limits of
+//! memory, time and file size. As soon as it opens its input, the kernel lets it open nothing else: if the file names
+//! another one as its backing file, its data file or its extent, opening that fails.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -21,34 +21,34 @@ use crate::spec::Programs;
 pub const INPUT: &str = "/floe/in";
 /// The name under which a tool opens its output.
 pub const OUTPUT: &str = "/floe/out";
-/// Most address space: tables and buffers of `qemu-img` take some 100 MiB, the stacks of 64 threads 512 MiB.
+/// Largest address space in bytes: tables and buffers of `qemu-img` take some 100 MiB, the stacks of 64 threads 512 MiB.
 const MEMORY_BYTES: u64 = 2 << 30;
-/// Most CPU time, seconds. The caller has a closer bound of its own; this one holds if it dies.
+/// Most CPU time, in seconds. The caller has a shorter limit of its own; this one holds if the caller dies.
 const CPU_SECONDS: u64 = 24 * 3600;
-/// Largest file that it can write: the largest that ext4 holds.
+/// Largest file that it can write, in bytes: the largest that ext4 supports.
 const FILE_BYTES: u64 = 16 << 40;
 /// Most open descriptors.
 const DESCRIPTORS: u64 = 64;
 /// Most processes and threads of its user.
 const THREADS: u64 = 256;
-/// Length of the range of users, behind that of machines.
+/// Number of user ids for tools, which follow those of machines.
 const USERS: u32 = 64;
 
-/// What to run on which files.
+/// A program to run, with its files.
 #[derive(Debug)]
 pub struct Tool {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments, with [`INPUT`] and [`OUTPUT`] in place of files.
+    /// Its arguments, with [`INPUT`] and [`OUTPUT`] as file names.
     pub args: Vec<OsString>,
-    /// What it reads.
+    /// The file that it reads.
     pub input: File,
-    /// What it writes; opened for reading and writing.
+    /// The file that it writes; opened for reading and writing.
     pub output: File,
 }
 
 impl Tool {
-    /// Starts it. What it says, on standard output and standard error alike, is read from the child's standard error.
+    /// Starts the tool. Its standard output and standard error can both be read from the child's standard error.
     pub fn start(self, programs: &Programs) -> io::Result<Child> {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -81,10 +81,10 @@ impl Tool {
     }
 }
 
-/// The tool's output file, descriptor 1 so far, becomes descriptor 3, and what the tool says goes where its errors go. Returns
-/// the last descriptor to keep.
+/// Moves the tool's output file from descriptor 1 to descriptor 3, and redirects standard output to standard error.
+/// Returns the last descriptor to keep.
 pub(crate) fn arrange_descriptors() -> io::Result<u32> {
-    const OUTPUT_FD: i32 = 3; // where the guard looks for it
+    const OUTPUT_FD: i32 = 3; // where the guard expects it
     // SAFETY: these duplicate descriptors of this process, which nothing else in it uses.
     let done = unsafe { libc::dup2(1, OUTPUT_FD) >= 0 && libc::dup2(2, 1) >= 0 };
     match done {
@@ -93,7 +93,7 @@ pub(crate) fn arrange_descriptors() -> io::Result<u32> {
     }
 }
 
-/// Sets the limits of this process and of what it becomes.
+/// Sets the limits of this process and of the program that it executes.
 pub(crate) fn limit() -> io::Result<()> {
     let mut limits = vec![
         (Resource::As, MEMORY_BYTES),
@@ -103,7 +103,7 @@ pub(crate) fn limit() -> io::Result<()> {
         (Resource::Core, 0),
     ];
     if rustix::process::geteuid().is_root() {
-        // otherwise it would count all that the node's user runs
+        // otherwise the limit would count all processes of the node's user
         limits.push((Resource::Nproc, THREADS));
     }
     for (resource, most) in limits {
@@ -120,11 +120,11 @@ pub(crate) fn limit() -> io::Result<()> {
     Ok(())
 }
 
-/// What the tool, its libraries and their loader need. No sockets, no processes, no names of files but to open and look at
-/// them, which ends when the tool opens its input. What is not listed does not exist (`ENOSYS`), so that a newer C library takes
-/// its older ways.
+/// System calls that the tool, its libraries and their loader need. No sockets, no processes, and file names only for
+/// opening and examining files, which ends when the tool opens its input. Other calls fail with `ENOSYS`, so that a newer
+/// C library falls back to its older ways.
 const CALLS: &[libc::c_long] = &[
-    // files that are open
+    // open files
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -160,7 +160,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_ppoll,
     libc::SYS_pselect6,
-    // names
+    // file names
     libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -203,7 +203,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
     libc::SYS_tgkill,
-    // itself
+    // the process itself
     libc::SYS_getrandom,
     libc::SYS_getrlimit,
     libc::SYS_prlimit64,
@@ -214,7 +214,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_seccomp,
 ];
 
-/// Those that only x86-64 has.
+/// System calls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const OLDER_CALLS: &[libc::c_long] = &[
     libc::SYS_open,
@@ -234,7 +234,7 @@ const OLDER_CALLS: &[libc::c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER_CALLS: &[libc::c_long] = &[];
 
-/// Lets this process and what it becomes make those system calls only.
+/// Lets this process and the program that it executes make only those system calls.
 pub(crate) fn filter() -> io::Result<()> {
     use seccompiler::{
         BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,

@@ -9,10 +9,11 @@ use floe_machine::{CaptureOptions, ClockSync, Machine};
 
 /// How far the guest may be behind: its shell needs a moment under translation, and clocks show whole seconds.
 const SLACK_S: u64 = 3;
-/// How long the state is at rest; much more than the slack.
+/// How long the state is kept before the restore; much longer than the slack.
 const AT_REST: Duration = Duration::from_secs(7);
 
-/// The three words of the guest agent that floe uses, in the shell. The port is at its end while nobody is connected.
+/// The three commands of the guest agent that floe uses, as a shell script. Reading the port returns end-of-file while
+/// nobody is connected.
 const AGENT: &str = r#"
 exec 3<>$(ls /dev/vport*p1)
 while sleep 0.1; do while read -r line <&3; do

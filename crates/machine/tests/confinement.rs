@@ -1,4 +1,4 @@
-//! What a QEMU that its guest has taken over could reach; and what outlives what.
+//! What a QEMU that its guest has taken over could reach, and which processes outlive which.
 
 mod common;
 
@@ -81,7 +81,7 @@ fn a_machine_is_confined_and_a_failed_capture_leaves_it_running() {
         "no network listeners"
     );
 
-    // Forwards come and go while it runs, and lead into the guest.
+    // Forwards can be added and removed while it runs, and lead into the guest.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -108,7 +108,7 @@ fn a_machine_is_confined_and_a_failed_capture_leaves_it_running() {
         "what is not there can't be removed"
     );
 
-    // Nobody answers for the agent, and nothing hangs.
+    // No agent answers, and nothing hangs.
     let silent = machine.agent_ping(Duration::from_millis(300)).unwrap_err();
     assert!(silent.to_string().contains("qemu-guest-agent"), "{silent}");
 
@@ -117,7 +117,7 @@ fn a_machine_is_confined_and_a_failed_capture_leaves_it_running() {
     let written = std::fs::read(&original.disks[0]).unwrap();
     assert!(written.starts_with(b"floe writes"), "{:?}", &written[..16]);
 
-    // Another process takes it over; this one's handle is gone, the guest goes on.
+    // A second handle takes the machine over, as another process would; the first one is gone, the guest keeps running.
     let capturing = machine.capture(CaptureOptions::default(), || {
         let second = machine
             .capture(CaptureOptions::default(), || Ok::<_, String>(()))
@@ -163,14 +163,14 @@ fn a_machine_is_confined_and_a_failed_capture_leaves_it_running() {
     };
     adopted.capture(stay, || Ok::<_, String>(())).unwrap();
     assert_eq!(adopted.status().unwrap(), Status::Paused);
-    // A paused machine is captured as well, and stays paused.
+    // A paused machine can be captured as well, and stays paused.
     adopted
         .capture(CaptureOptions::default(), || Ok::<_, String>(()))
         .unwrap();
     assert_eq!(adopted.status().unwrap(), Status::Paused);
     adopted.cont().unwrap();
 
-    // QEMU dies in the middle of a capture: an error that says so, and nothing is left behind.
+    // QEMU dies in the middle of a capture: the error says so, and nothing is left behind.
     let error = adopted.capture(CaptureOptions::default(), || {
         kill(pid);
         adopted.wait_end(PATIENCE);
@@ -203,7 +203,7 @@ fn kill(pid: u32) {
 #[ignore = "needs QEMU and the tiny guest: make system"]
 fn huge_pages_are_refused_only_where_ram_is_a_file() {
     use std::os::unix::process::CommandExt;
-    // A program that asks for huge pages, started as QEMU is.
+    // A program that asks for huge pages, started in the same way as QEMU.
     let ask = "import ctypes, mmap, sys\n\
                m = mmap.mmap(-1, 4 << 20)\n\
                try:\n    m.madvise(14); print('given')\n\
@@ -239,7 +239,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
     }
 }
 
-/// Killed at any moment of a start, a node leaves either a QEMU that is found, or none.
+/// A node that is killed at any moment of a start leaves either a QEMU that is found, or none.
 #[test]
 #[ignore = "needs QEMU and the tiny guest: make system"]
 fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
@@ -266,7 +266,7 @@ fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
         found += u32::from(known.is_some());
         let known = known.inspect(|qemu| qemu.kill());
         assert!(known.is_none_or(|qemu| qemu.wait(std::time::Duration::from_secs(60))));
-        // one that had not said who it is yet gives up by itself
+        // one that had not yet written down its id gives up by itself
         let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while names_it(dir.path()) {
             assert!(std::time::Instant::now() < until, "a QEMU was left behind");
@@ -276,7 +276,7 @@ fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
     assert!(found > 0, "none was killed late enough");
 }
 
-/// Whether a process was started for machines of a directory.
+/// Returns whether a process was started for machines of a directory.
 fn names_it(dir: &std::path::Path) -> bool {
     let wanted = dir.display().to_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -286,7 +286,7 @@ fn names_it(dir: &std::path::Path) -> bool {
     })
 }
 
-/// Set for the process that starts a machine and is killed.
+/// Environment variable of the process that starts a machine and is killed.
 const STARTER: &str = "FLOE_TEST_STARTER_DIR";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Hardware that is added to a running, a restored and a cloned guest, and goes with it through captures.
+//! Tests of hardware that is added to a running, a restored and a cloned guest, and is kept in captures.
 
 mod common;
 
@@ -12,12 +12,12 @@ use floe_machine::{
 };
 
 const DISK_BYTES: u64 = 8 << 20;
-/// Brings everything online that the guest was given, as a distribution's udev rules do.
+/// Brings everything online that was added to the guest, as a distribution's udev rules do.
 const ONLINE: &str = "for cpu in /sys/devices/system/cpu/cpu[1-9]*/online; do echo 1 > $cpu; done; \
     for block in /sys/devices/system/memory/memory*/state; do \
     grep -q offline $block && echo online_movable > $block; done";
 
-/// What a guest sees of its hardware.
+/// The hardware that a guest sees.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     cpus: u64,
@@ -52,7 +52,7 @@ fn disk_file(dir: &Path, name: &str, user: Option<User>) -> PathBuf {
     path
 }
 
-/// Gives a machine one of everything and waits until its guest has it. Returns the disk's name.
+/// Adds one device of each kind to a machine and waits until its guest uses it. Returns the disk's name.
 fn grow(machine: &Machine, console: &mut Console, dir: &Path) -> String {
     let before = look(console);
     let user = machine.user();
@@ -77,7 +77,7 @@ fn grow(machine: &Machine, console: &mut Console, dir: &Path) -> String {
     disk
 }
 
-/// Content for half of the memory that was added, in a file of memory, and some on the disk. Returns the memory's sum.
+/// Fills half of the added memory with a file in memory, and writes to the disk. Returns the checksum of the file.
 fn fill(console: &mut Console, mark: &str, mib: u32) -> String {
     console.run(&format!(
         "mkdir -p /{mark}; mount -t tmpfs -o size=100% {mark} /{mark}; \
@@ -93,7 +93,7 @@ fn sum(console: &mut Console, mark: &str) -> String {
     sum.to_owned()
 }
 
-/// The guest's name for a disk.
+/// Returns the guest's device name of a disk.
 fn device(console: &mut Console, disk: &str) -> String {
     let said = console.run(&format!("grep -lx {disk} /sys/block/vd*/serial"));
     let name = said.trim().split('/').nth(3).unwrap_or_default().to_owned();
@@ -111,7 +111,7 @@ fn read_disk(console: &mut Console, disk: &str) -> String {
     console.run(&format!("head -n 1 {device}"))
 }
 
-/// A capture with copies of the disks as they were in the pause.
+/// Captures a machine and copies its disks as they were in the pause.
 fn capture(machine: &Machine, copies: &Path) -> Capture<Vec<PathBuf>> {
     std::fs::create_dir_all(copies).unwrap();
     let disks = machine.record().disks;
@@ -125,7 +125,7 @@ fn capture(machine: &Machine, copies: &Path) -> Capture<Vec<PathBuf>> {
     machine.capture(CaptureOptions::default(), copy).unwrap()
 }
 
-/// A machine that goes on from a capture, on disks of its own.
+/// Restores a machine from a capture, on disks of its own.
 fn restore(
     original: &Spec,
     capture: &Capture<Vec<PathBuf>>,
@@ -184,7 +184,7 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
     assert!(one.blocks[0].len() > 10_000, "the content is in the block");
     first.quit(PATIENCE).unwrap();
 
-    // A restored guest: all of it is there, and more can be added.
+    // A restored guest: everything is still there, and more can be added.
     let (second, mut console, ram) = restore(&original, &one, None, dir.path(), ("second", 61));
     let _second = Guard(&second);
     assert_eq!(look(&mut console), seen);
@@ -206,7 +206,7 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
     assert_eq!(two.blocks.len(), 2);
     let ram_of_one = ram;
 
-    // Two clones beside the machine that they are of: each has all of it, and can be given more.
+    // Two clones beside their parent: each has everything, and more can be added to it.
     for (name, number) in [("left", 62), ("right", 63)] {
         let (clone, mut console, _) = restore(
             &original,
@@ -255,7 +255,7 @@ fn an_image_of_profile_1_goes_on_as_what_it_was() {
     assert_eq!(again.config(), config, "what was refused left nothing");
 }
 
-/// A machine that stands still: QEMU is asked, the guest is not.
+/// Starts a machine that stays paused: QEMU answers, the guest does not run.
 fn paused(guest: &Path, dir: &Path, name: &str, number: u32) -> Machine {
     let machine = Machine::start(spec(guest, dir, name, number)).unwrap();
     machine.stop().unwrap();
@@ -298,7 +298,7 @@ fn what_a_machine_has_no_room_for_is_refused_in_words() {
         (now.cpus, now.memory_slots_free, now.places_free),
         (8, 0, 0)
     );
-    // Only what was added can be taken away.
+    // Only devices that were added can be removed.
     let error = machine.remove_card("nic0", Duration::ZERO).unwrap_err();
     assert!(matches!(
         error,
@@ -322,7 +322,8 @@ fn a_change_that_was_cut_short_is_settled_by_who_adopts_the_machine() {
     let whole = machine.config();
     let home = machine.dir().to_owned();
     let file = home.join("machine.json");
-    // As if the process had ended between writing down and doing, for one of each, and before it knew where the memory went.
+    // As if the process had ended after recording a change and before making it, for one device of each kind, and before
+    // it knew the memory's address.
     let mut record: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let devices = record["config"]["devices"].as_array_mut().unwrap();

@@ -1,11 +1,11 @@
-//! The way of one machine: boot, capture, restore twice, capture again.
+//! The life of one machine: boot, capture, restore twice, capture again.
 
 mod common;
 
 use common::*;
 use floe_machine::{Capture, CaptureOptions, Machine, Rest, Status};
 
-/// The numbers that the guest's counter said.
+/// Returns the numbers that the guest's counter printed.
 fn counts(text: &str) -> Vec<u64> {
     text.split("count=")
         .skip(1)
@@ -13,7 +13,7 @@ fn counts(text: &str) -> Vec<u64> {
         .collect()
 }
 
-/// A generation's id as it stands in the guest's memory.
+/// Returns the bytes of a generation id as they are in the guest's memory.
 fn guid_bytes(text: &str) -> Vec<u8> {
     let hex: String = text.chars().filter(|c| *c != '-').collect();
     let mut bytes: Vec<u8> = (0..16)
@@ -47,9 +47,9 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         let task = format!("/proc/{}/task/{thread}", parent.pid());
         assert!(std::path::Path::new(&task).exists(), "{task}");
     }
-    // Without the cursor, which blinks.
+    // Hide the cursor, because it blinks.
     console.run(r"printf '\033[?25l\033[2J\033[31;44mfloe was here\n' > /dev/tty1");
-    // A shell without a terminal counts in the background; a file in memory is the state to be kept.
+    // A shell without a terminal counts in the background; a file in memory is the state that must survive.
     console.send(
         "(i=0; while :; do i=$((i+1)); echo count=$i; echo $i > /dev/shm/i; sleep 0.1; done) &",
     );
@@ -58,7 +58,7 @@ fn two_clones_go_on_where_their_parent_was_captured() {
 
     let capture = parent
         .capture(CaptureOptions::default(), || {
-            // In the pause: the last number that the guest said before it.
+            // In the pause: the last number that the guest printed before it.
             let said = parent.console_history(1 << 20)?;
             Ok::<_, std::io::Error>(*counts(&String::from_utf8_lossy(&said)).last().unwrap())
         })
@@ -116,7 +116,7 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         );
         let mut console = Console::open(&clone);
         console.expect_with(|s| counts(s).len() > 2, "the clone counts on");
-        // What it said before somebody listened is in its history. Its first line may be the rest of a cut one.
+        // What it printed before somebody listened is in its history, whose first line may be incomplete.
         let history = counts(&String::from_utf8_lossy(
             &clone.console_history(1 << 20).unwrap(),
         ));
@@ -134,11 +134,11 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         let shown = picture(&clone, "clone.png");
         assert!(shown == screen, "the clone's screen is its parent's");
 
-        // Memory that the guest gives back is taken without a word.
+        // QEMU takes memory that the guest gives back without a message.
         let log = std::fs::read_to_string(clone.dir().join("qemu.log")).unwrap();
         assert!(!log.contains("fallocate"), "{log}");
 
-        // What a clone wrote is what its next capture holds, on top of the image.
+        // What a clone wrote is in its next capture, on top of the image.
         console.run("echo changed > /dev/shm/mine; dd if=/dev/zero of=/dev/shm/zeros bs=4096 count=64 2>/dev/null");
         let second = clone
             .capture(CaptureOptions::default(), || Ok::<_, std::io::Error>(()))

@@ -1,7 +1,7 @@
-//! What a guest reaches of its host by QEMU's user network, and what it writes onto the host's disk.
+//! What a guest can reach of its host over QEMU's user network, and what it can write to the host's disk.
 //!
-//! Each test has a network of its own (a namespace, which QEMU inherits), so that it can have services on 127.0.0.1, ::1 and a
-//! link-local address, and a resolver at 127.0.0.53, whatever the host has.
+//! Each test has its own network (a namespace, which QEMU inherits), so that it can have services on 127.0.0.1, ::1 and a
+//! link-local address, and a resolver at 127.0.0.53, whatever runs on the host.
 
 mod common;
 
@@ -19,20 +19,20 @@ use floe_machine::exec::ExecPlan;
 use floe_machine::guard::Role;
 use floe_machine::{CaptureOptions, HostAccess, Machine, PortForward};
 
-/// What a service answers.
+/// The answer of every service.
 const BANNER: &str = "the host answers";
-/// Where the metadata service of a cloud is, as far as guests are concerned.
+/// The address of a cloud's metadata service.
 const METADATA: &str = "169.254.169.254";
 /// The port of the services.
 const PORT: u16 = 7070;
 
-/// Runs a command and insists on its success.
+/// Runs a command and panics unless it succeeds.
 fn sh(command: &str) {
     let status = Command::new("sh").args(["-c", command]).status().unwrap();
     assert!(status.success(), "{command}");
 }
 
-/// Runs a test in a network and a view of files of its own, with a resolver at 127.0.0.53.
+/// Runs a test in its own network and mount namespace, with a resolver at 127.0.0.53.
 fn alone(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         // SAFETY: changes the namespaces of this thread alone.
@@ -55,7 +55,7 @@ fn alone(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Counts who came to the services of the host.
+/// Counts the connections to the services of the host.
 #[derive(Clone, Default)]
 struct Visits(Arc<AtomicUsize>);
 
@@ -88,7 +88,7 @@ impl Visits {
         });
     }
 
-    /// The services that a guest must not reach.
+    /// Starts the services that a guest must not reach.
     fn serve() -> Visits {
         let visits = Visits::default();
         for address in ["127.0.0.1", "[::1]", METADATA] {
@@ -99,10 +99,10 @@ impl Visits {
     }
 }
 
-/// A resolver that knows one answer, 192.0.2.77.
+/// Starts a resolver that knows one answer, 192.0.2.77.
 fn resolver() {
     let socket = UdpSocket::bind("127.0.0.53:53").unwrap();
-    // the same address has another service, which is none of the guest's business
+    // another service at the same address, which the guest must not reach
     let other = Visits::default();
     other.tcp(&format!("127.0.0.53:{PORT}"));
     std::thread::spawn(move || {
@@ -123,7 +123,7 @@ fn resolver() {
     });
 }
 
-/// Gives the guest an IPv6 address at once, which it would get by itself some seconds later.
+/// Gives the guest an IPv6 address at once; by itself it would get one only after some seconds.
 fn dress(console: &mut Console) {
     let said = console.run(
         "ip -6 addr add fec0::15/64 dev eth0 nodad; ip -6 route add default via fe80::2 dev eth0; \
@@ -132,7 +132,7 @@ fn dress(console: &mut Console) {
     assert!(said.contains("dressed"), "{said}");
 }
 
-/// What the guest gets of an address by TCP and by UDP.
+/// Returns whether the guest gets an answer from an address by TCP and by UDP.
 fn ask(console: &mut Console, address: &str) -> [bool; 2] {
     let tcp = console.run(&format!(
         "timeout 5 nc -w 5 {address} {PORT} </dev/null 2>&1"
@@ -143,7 +143,7 @@ fn ask(console: &mut Console, address: &str) -> [bool; 2] {
     [tcp.contains(BANNER), udp.contains(BANNER)]
 }
 
-/// The host's loopback by the user network's names for it, its own, and its cloud's metadata.
+/// The host's loopback under the user network's names for it, and the cloud's metadata service.
 const ADDRESSES: [&str; 3] = ["10.0.2.2", "fec0::2", METADATA];
 
 fn reaches_nothing(console: &mut Console, visits: &Visits, who: &str) {
@@ -203,7 +203,7 @@ fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
         restored.add_forward(PortForward::tcp(8083, 80)).unwrap();
         assert!(page(8083).contains("floe tiny guest"));
         drop(console);
-        // whoever takes it over: the guard is in QEMU itself
+        // another process takes the machine over, but the guard is still in QEMU
         std::mem::forget(guard);
         drop(restored);
         let adopted = Machine::adopt(dir.path().join("restored")).unwrap();
@@ -212,7 +212,7 @@ fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
         assert_eq!(ask(&mut console, "10.0.2.2"), [false; 2]);
         assert_eq!(visits.count(), 0);
 
-        // the same services, to those who may: that nobody came was no accident
+        // the same services can be reached by machines with permission, so the test above did not pass by accident
         for (number, access) in [HostAccess::All, HostAccess::Ports(vec![1, PORT])]
             .into_iter()
             .enumerate()
@@ -232,7 +232,7 @@ fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
     });
 }
 
-/// Runs Python as QEMU is run, with the guard in it.
+/// Runs Python like QEMU, with the guard loaded.
 fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
     let python = fs::canonicalize("/usr/bin/python3").unwrap();
     let plan = ExecPlan {
@@ -260,7 +260,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
 #[test]
 #[ignore = "needs root, QEMU and python3: make system"]
 fn a_forwarded_udp_port_answers_its_callers_and_calls_nobody() {
-    // A forwarded port is a socket of QEMU's from which a guest may send whatever it likes.
+    // A forwarded port is a socket of QEMU's from which a guest may send whatever it wants.
     let script = r#"
 import socket
 def udp():
@@ -369,7 +369,7 @@ fn a_console_that_writes_without_end_keeps_within_its_bound() {
     let (machine, mut console) = boot(noisy);
     let _machine = Guard(&machine);
     let run = dir.path().join("noisy/run");
-    // nobody looks after it but QEMU itself
+    // no node runs, only QEMU
     console.send("i=0; while :; do i=$((i+1)); echo line $i of a guest that has much to say; done");
     console.expect("line 9 of");
     drop(console);
@@ -394,7 +394,7 @@ fn a_console_that_writes_without_end_keeps_within_its_bound() {
         assert!(Instant::now() < deadline, "{rotations} rotations");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // what is left is the latest, without a gap
+    // what is left is the latest output, without a gap
     let said = machine.console_history(u64::MAX).unwrap();
     assert!(said.len() as u64 > BYTES / 2, "{} bytes", said.len());
     let numbers = lines(&String::from_utf8_lossy(&said));

@@ -1,4 +1,4 @@
-//! What a restore refuses, before a guest could notice, and that each refusal names the way out.
+//! What a restore refuses before the guest could notice, and that each refusal says what to do.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_state_that_does_not_fit_this_host_is_refused_with_the_way_out() {
     let guest = guest();
     let dir = scratch();
     let original = spec(&guest, dir.path(), "parent", 20);
-    // The firmware's state is state enough.
+    // The state of the firmware is enough for this test.
     let parent = Machine::start(original.clone()).unwrap();
     let _parent = Guard(&parent);
     let capture = parent
@@ -83,7 +83,7 @@ fn a_state_that_does_not_fit_this_host_is_refused_with_the_way_out() {
     let error = refusal(&spec, &good, |c| *c = MachineConfig::default());
     assert!(error.to_string().contains("start it cold"), "{error}");
 
-    // What only QEMU can find out, in QEMU's words.
+    // Errors that only QEMU can detect, with QEMU's message.
     let error = refusal(&spec, &good, |c| {
         c.devices.retain(|d| !d.starts_with("virtio-balloon"))
     });
@@ -115,7 +115,7 @@ fn a_state_that_does_not_fit_this_host_is_refused_with_the_way_out() {
     };
     let error = refusal(&spec, &far, |_| {});
     assert!(error.to_string().contains("beyond"), "{error}");
-    // And all of that was not for a state that fits nowhere.
+    // The unchanged state can be restored, so the refusals above had their expected causes.
     drop(Standby::prepare(spec, &good).unwrap());
 }
 
@@ -223,7 +223,7 @@ fn a_full_disk_pauses_the_machine_and_it_goes_on_when_there_is_room() {
             no_space: true
         }
     );
-    // One who comes later is told the same: QEMU knows it, though the event is long gone.
+    // A process that adopts the machine later gets the same answer: QEMU knows it, even if the event is long past.
     let home = machine.dir().to_owned();
     std::mem::forget(guard);
     drop(machine);

@@ -1,4 +1,4 @@
-//! What a stranger's disk image can make `qemu-img` do: read and write its two files.
+//! What a stranger's disk image can make `qemu-img` do: read its input file and write its output file, nothing else.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus};
 use common::{programs, scratch};
 use floe_machine::tool::{INPUT, OUTPUT, Tool};
 
-/// What no image may bring into another.
+/// Content that no image may copy into another.
 const SECRET: &[u8] = b"the host's secret";
 
 fn program(name: &str) -> PathBuf {
@@ -19,7 +19,8 @@ fn program(name: &str) -> PathBuf {
     found.unwrap_or_else(|error| panic!("{name}: {error}; make deps installs it"))
 }
 
-/// Runs a tool on an input that only this process's user may read; its end, and what it said and wrote.
+/// Runs a tool on an input that only this process's user may read. Returns the exit status, the messages and the output
+/// file.
 fn run(tool: &Path, args: &[&str], input: &Path) -> (ExitStatus, String, Vec<u8>) {
     let output = tempfile::NamedTempFile::new().unwrap();
     let mut child = Tool {
@@ -87,7 +88,7 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
     let mut bytes = SECRET.to_vec();
     bytes.resize(1 << 20, b'!');
     fs::write(&secret, bytes).unwrap();
-    // even what every user of the host may read
+    // not even a file that every user of the host may read
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o644)).unwrap();
     let descriptor = format!(
         "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
@@ -109,7 +110,7 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
     let other = format!("data_file={},data_file_raw=on", path("data"));
     let image = path("data.qcow2");
     qemu_img(&["create", "-q", "-f", "qcow2", "-o", &other, &image, "1M"]);
-    // the file that it names, in place of the one that it was made with
+    // replace the file that the image names, which it was made with
     fs::copy(&secret, path("data")).unwrap();
     for (name, format) in [
         ("backed.qcow2", "qcow2"),
@@ -134,7 +135,7 @@ fn a_tool_that_was_taken_over_has_neither_files_nor_network_nor_processes() {
     let input = dir.path().join("in");
     fs::write(&input, "input").unwrap();
     fs::set_permissions(&input, fs::Permissions::from_mode(0o600)).unwrap();
-    // modules first: as a tool's libraries, they are there before the input is opened
+    // import modules first: like a tool's libraries, they are loaded before the input is opened
     let script = "\
 import os, socket, ctypes, resource, sys
 before = os.open('/etc/hostname', os.O_RDONLY)

@@ -1,7 +1,7 @@
 //! The node's interface as function calls, for the command line and for tests.
 //!
-//! Blocking on purpose: a command does one thing at a time. Long calls give an [`Events`] iterator; dropping it (or
-//! ending the process) closes the connection, and the node cancels what it was doing and cleans up.
+//! Calls block, because a command does one thing at a time. Long calls return an [`Events`] iterator; dropping it (or
+//! ending the process) closes the connection, and the node then cancels the operation and cleans up.
 //!
 //! ```no_run
 //! # use floe_api::{RunRequest, client::{Client, ClientError}, paths::Home};
@@ -25,10 +25,10 @@ use std::{
     time::Duration,
 };
 
-/// Longest line of an event stream and longest answer of a short call: more than any list of machines, and a bound.
+/// Longest line of an event stream and longest answer of a short call, in bytes: longer than any list of machines.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Time to connect: a node that has no room for one more connection is as good as none.
+/// Longest time to connect: a node that has no room for one more connection counts as absent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a call failed.
@@ -41,13 +41,13 @@ pub enum ClientError {
     NoNode {
         /// The socket.
         socket: String,
-        /// The system's reason.
+        /// The operating system's reason.
         reason: String,
     },
-    /// The node said no.
+    /// The node refused the request or failed to do it.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// The connection broke, or the answer wasn't what this version understands.
+    /// The connection broke, or this version does not understand the answer.
     #[error(
         "the node's answer broke off: {0} (see the node's log; are both the same version of floe?)"
     )]
@@ -55,7 +55,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// The exit code of a command that ends with this error.
+    /// Returns the exit code of a command that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             ClientError::NoNode { .. } => ErrorCode::Unreachable.exit_code(),
@@ -64,7 +64,7 @@ impl ClientError {
         }
     }
 
-    /// The same as an [`ApiError`], for `--json`.
+    /// Converts the error into an [`ApiError`], for `--json`.
     pub fn to_api(&self) -> ApiError {
         match self {
             ClientError::NoNode { socket, reason } => ApiError {
@@ -86,14 +86,14 @@ fn broken(error: impl std::fmt::Display) -> ClientError {
     ClientError::Broken(error.to_string())
 }
 
-/// A node, by its socket. Every call opens a connection of its own (20 us on a unix socket).
+/// A client of the node that listens on a socket. Every call opens a new connection (20 us on a unix socket).
 #[derive(Clone)]
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// Checks that a node listens on the socket.
+    /// Checks that a node listens on the socket, and returns a client of it.
     pub fn connect(socket: impl Into<PathBuf>) -> Result<Client, ClientError> {
         let client = Client {
             socket: socket.into(),
@@ -102,22 +102,22 @@ impl Client {
         Ok(client)
     }
 
-    /// The node's socket.
+    /// Returns the node's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
     // ------------------------------------------------------------------------------------------------------ node
 
-    /// What the node is and runs.
+    /// Returns what the node is and runs.
     pub fn node(&self) -> Result<NodeInfo, ClientError> {
         self.get("/v1/node")
     }
-    /// Where the node's page is.
+    /// Returns the address of the node's page.
     pub fn page(&self) -> Result<PageInfo, ClientError> {
         self.get("/v1/page")
     }
-    /// What is missing, as seen by the node.
+    /// Returns the checks that the node made of its host.
     pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
         self.get("/v1/doctor")
     }
@@ -125,7 +125,7 @@ impl Client {
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)
     }
-    /// What happens on the node, from now on: lines of [`NodeEvent`].
+    /// Streams what happens on the node from now on: lines of [`NodeEvent`].
     pub fn events(&self) -> Result<Lines<NodeEvent>, ClientError> {
         Ok(Lines {
             bytes: self.open_get("/v1/events")?,
@@ -137,11 +137,11 @@ impl Client {
 
     // ---------------------------------------------------------------------------------------------------- images
 
-    /// All images.
+    /// Returns all images.
     pub fn images(&self) -> Result<ImageList, ClientError> {
         self.get("/v1/images")
     }
-    /// One image.
+    /// Returns one image.
     pub fn image(&self, image: &str) -> Result<ImageDetail, ClientError> {
         self.get(&format!("/v1/image?image={}", escape(image)))
     }
@@ -158,11 +158,11 @@ impl Client {
             },
         )
     }
-    /// Lays an image's packs out anew.
+    /// Rearranges an image's packs in the order in which machines touch them.
     pub fn optimize(&self, request: &OptimizeRequest) -> Result<Events, ClientError> {
         self.stream("/v1/images/optimize", request)
     }
-    /// Gives an image one more name.
+    /// Gives an image an additional name.
     pub fn tag(&self, image: &str, name: &str) -> Result<(), ClientError> {
         self.post_empty(
             "/v1/images/tag",
@@ -172,7 +172,7 @@ impl Client {
             },
         )
     }
-    /// Takes a name away.
+    /// Takes a name away from an image.
     pub fn untag(&self, name: &str) -> Result<(), ClientError> {
         self.post_empty(
             "/v1/images/untag",
@@ -182,7 +182,7 @@ impl Client {
             },
         )
     }
-    /// Removes a name, and the image with its last one.
+    /// Removes a name; with the last name also the image.
     pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, ClientError> {
         self.post("/v1/images/remove", request)
     }
@@ -202,22 +202,22 @@ impl Client {
     pub fn mount(&self, request: &MountRequest) -> Result<MountInfo, ClientError> {
         self.post("/v1/mounts", request)
     }
-    /// Ends that.
+    /// Removes such a view.
     pub fn unmount(&self, path: &str) -> Result<(), ClientError> {
         self.post_empty("/v1/mounts/remove", &UnmountRequest { path: path.into() })
     }
-    /// The extra views that there are.
+    /// Returns the additional views of images.
     pub fn mounts(&self) -> Result<MountList, ClientError> {
         self.get("/v1/mounts")
     }
 
     // -------------------------------------------------------------------------------------------------- machines
 
-    /// All machines.
+    /// Returns all machines.
     pub fn machines(&self) -> Result<MachineList, ClientError> {
         self.get("/v1/machines")
     }
-    /// One machine.
+    /// Returns one machine.
     pub fn machine(&self, name: &str) -> Result<MachineInfo, ClientError> {
         self.get(&machine_path(name, ""))
     }
@@ -233,11 +233,11 @@ impl Client {
     pub fn fork(&self, name: &str, request: &ForkRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/fork"), request)
     }
-    /// A machine with its parents and clones.
+    /// Returns a machine with its parents and clones.
     pub fn family(&self, name: &str) -> Result<Family, ClientError> {
         self.get(&machine_path(name, "/family"))
     }
-    /// The hosts that are known by name, as they are now.
+    /// Returns the hosts that are known by name, with their current room.
     pub fn hosts(&self) -> Result<HostList, ClientError> {
         self.get("/v1/hosts")
     }
@@ -245,7 +245,7 @@ impl Client {
     pub fn kill(&self, name: &str, request: &KillRequest) -> Result<KillReport, ClientError> {
         self.post(&machine_path(name, "/kill"), request)
     }
-    /// Stops a machine; its disks stay.
+    /// Stops a machine; its disks are kept.
     pub fn stop(&self, name: &str, request: &StopRequest) -> Result<MachineInfo, ClientError> {
         self.post(&machine_path(name, "/stop"), request)
     }
@@ -262,12 +262,12 @@ impl Client {
         )?
         .discard()
     }
-    /// Changes what a machine may take of its host.
+    /// Changes how much of its host a machine may use.
     pub fn limit(&self, name: &str, request: &LimitRequest) -> Result<MachineInfo, ClientError> {
         self.post(&machine_path(name, "/limits"), request)
     }
 
-    /// Adds or removes a port forward; the answer has the port that was chosen.
+    /// Adds or removes a port forward. Returns it with the port that was chosen.
     pub fn forward(
         &self,
         name: &str,
@@ -275,17 +275,18 @@ impl Client {
     ) -> Result<PortForward, ClientError> {
         self.post(&machine_path(name, "/forwards"), request)
     }
-    /// Where the console is; [`Client::attach`] connects to it.
+    /// Returns where the console is; [`Client::attach`] connects to it.
     pub fn console(&self, name: &str) -> Result<ConsoleInfo, ClientError> {
         self.get(&machine_path(name, "/console"))
     }
-    /// The machine's serial console: what the guest writes can be read, what is written reaches the guest.
+    /// Connects to the machine's serial console: reading returns what the guest writes, and what is written reaches
+    /// the guest.
     pub fn attach(&self, name: &str) -> Result<std::os::unix::net::UnixStream, ClientError> {
         let console = self.console(name)?;
         std::os::unix::net::UnixStream::connect(&console.socket)
             .map_err(|error| ClientError::Broken(format!("console {}: {error}", console.socket)))
     }
-    /// The machine's screen as a PNG file's bytes.
+    /// Returns the machine's screen as the bytes of a PNG file.
     pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, ClientError> {
         self.send(
             Method::POST,
@@ -294,7 +295,7 @@ impl Client {
         )?
         .collect()
     }
-    /// What the guest wrote on its console.
+    /// Returns what the guest has written to its console.
     pub fn logs(&self, name: &str, query: &LogQuery) -> Result<ByteStream, ClientError> {
         let tail = query
             .tail_bytes
@@ -306,18 +307,18 @@ impl Client {
         ))
     }
 
-    /// How a machine's image streams.
+    /// Returns how a machine's image is streamed.
     pub fn stream_info(&self, name: &str) -> Result<StreamInfo, ClientError> {
         self.get(&machine_path(name, "/stream"))
     }
 
     // ---------------------------------------------------------------------------------------------------- traces
 
-    /// The traces of an image's machines, and the models made of them.
+    /// Returns the traces of an image's machines, and the models made of them.
     pub fn traces(&self, of: &TracesRequest) -> Result<TraceList, ClientError> {
         self.post("/v1/traces/list", of)
     }
-    /// One trace in figures.
+    /// Returns the summary of one trace.
     pub fn trace(&self, request: &TraceRequest) -> Result<TraceDetail, ClientError> {
         self.post("/v1/traces/show", request)
     }
@@ -325,14 +326,14 @@ impl Client {
     pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, ClientError> {
         self.post("/v1/traces/export", request)
     }
-    /// Takes a trace from a file.
+    /// Reads a trace from a file.
     pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, ClientError> {
         self.post("/v1/traces/import", request)
     }
 
     // ----------------------------------------------------------------------------------------------------- cache
 
-    /// How full the cache is.
+    /// Returns how full the cache is.
     pub fn cache(&self) -> Result<CacheInfo, ClientError> {
         self.get("/v1/cache")
     }
@@ -420,14 +421,14 @@ fn machine_path(name: &str, rest: &str) -> String {
     format!("/v1/machines/{}{rest}", escape(name))
 }
 
-/// An answer's bytes as they arrive. Dropping it hangs up.
+/// The bytes of an answer, as they arrive. Dropping it closes the connection.
 pub struct ByteStream {
     answer: Answer,
     ready: Bytes,
 }
 
 impl ByteStream {
-    /// The next piece; `None` at the end.
+    /// Returns the next bytes; `None` at the end.
     fn next_piece(&mut self) -> Result<Option<Bytes>, ClientError> {
         if !self.ready.is_empty() {
             return Ok(Some(std::mem::take(&mut self.ready)));
@@ -482,10 +483,10 @@ impl Read for ByteStream {
     }
 }
 
-/// A long call's events. An [`Event::Error`] comes out as `Err(ClientError::Api)`.
+/// The events of a long call. An [`Event::Error`] is returned as `Err(ClientError::Api)`.
 pub type Events = Lines<Event>;
 
-/// JSON values, one a line, as they arrive. Dropping it hangs up.
+/// JSON values, one per line, as they arrive. Dropping it closes the connection.
 pub struct Lines<T> {
     bytes: ByteStream,
     buffer: Vec<u8>,
@@ -515,11 +516,11 @@ impl<T: DeserializeOwned> Lines<T> {
     }
 }
 
-/// What a line of a stream means for its iterator.
+/// A line of a stream of this type.
 pub trait Line: DeserializeOwned {
-    /// The line as an error, if it is one; whether the stream must end with such a line.
+    /// Returns the line and whether the stream ends with it; an error if the line reports one.
     fn check(self) -> Result<(Self, bool), ClientError>;
-    /// Whether a stream that just ends is broken.
+    /// Whether a stream without such a last line is an error.
     const NEEDS_END: bool;
 }
 

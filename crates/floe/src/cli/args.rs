@@ -1,10 +1,10 @@
-//! Values on the command line.
+//! Parsers for values on the command line.
 
 use std::path::{Path, PathBuf};
 
 use super::error::CliError;
 
-/// `512M`, `1.5G`, `64KiB`, `4096`: bytes. Units are powers of 1024.
+/// Parses a number of bytes: `512M`, `1.5G`, `64KiB`, `4096`. Units are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
     let help = "write a number and a unit, such as 512M or 1.5G";
     let digits = text
@@ -29,7 +29,7 @@ pub fn size(text: &str) -> Result<u64, String> {
     let whole = whole
         .checked_mul(1 << shift)
         .ok_or_else(|| format!("too large; {help}"))?;
-    // Decimals of a unit, exactly enough: nobody writes more than a few digits.
+    // The fraction of a unit, exact enough: nobody writes more than a few digits.
     let part = match fraction {
         "" => 0.0,
         f => format!("0.{f}")
@@ -41,7 +41,7 @@ pub fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("too large; {help}"))
 }
 
-/// `90s`, `10m`, `1h`, `30d`: seconds. A bare number is seconds, too.
+/// Parses a duration into seconds: `90s`, `10m`, `1h`, `30d`, or a bare number of seconds.
 pub fn time_s(text: &str) -> Result<u64, String> {
     let help = "write a number and a unit, such as 10m, 1h or 30d";
     let digits = text
@@ -61,7 +61,7 @@ pub fn time_s(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("too long; {help}"))
 }
 
-/// A machine's memory: a size, of at least 1 MiB (a bare `512` is a slip).
+/// Parses a machine's memory: a size of at least 1 MiB (a bare `512` is probably a mistake).
 pub fn memory(text: &str) -> Result<u64, String> {
     match size(text)? {
         n if n < 1 << 20 => Err(format!(
@@ -71,7 +71,7 @@ pub fn memory(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `KEY=VALUE`.
+/// Parses `KEY=VALUE`.
 pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -79,13 +79,13 @@ pub fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// The path as the node, which has another working directory, can use it. It must exist.
+/// Makes a path absolute for the node, which has another working directory. It must exist.
 pub fn existing(path: &Path) -> Result<String, CliError> {
     let found = std::fs::canonicalize(path).map_err(|e| CliError::file("open", path, e))?;
     text(found)
 }
 
-/// The path as the node can use it; it need not exist.
+/// Makes a path absolute for the node; it need not exist.
 pub fn absolute(path: &Path) -> Result<String, CliError> {
     text(std::path::absolute(path).map_err(|e| CliError::file("resolve", path, e))?)
 }
@@ -99,9 +99,9 @@ fn text(path: PathBuf) -> Result<String, CliError> {
     })
 }
 
-/// An image as the node can use it: an address, a directory made absolute, or a name as it is.
+/// Returns an image in a form that the node can use: an address, a directory made absolute, or an unchanged name.
 pub fn image(image: &str) -> Result<String, CliError> {
-    // A name cannot begin with these, so there is nothing to confuse.
+    // A name cannot begin with these, so they are unambiguous.
     if image.starts_with("./") || image.starts_with("../") || image == "." || image == ".." {
         return absolute(Path::new(image));
     }

@@ -32,7 +32,7 @@ pub enum Cluster {
     Leave(Leave),
 }
 
-/// Make a cluster: this node becomes its first member, and the authority that lets others in
+/// Make a cluster: this node becomes its first member, and the authority that admits others
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -44,18 +44,19 @@ It takes effect at once. The authority's key is made here and never leaves: back
 floe's state directory. While this node is away members go on as they are, but nobody can join,
 and certificates are not renewed.")]
 pub struct Init {
-    /// This node's name in the cluster; its host name if not given
+    /// This node's name in the cluster; by default its host name
     #[arg(long)]
     name: Option<String>,
-    /// Address and port on which it answers the other members; port 7071 of the address that leads to the network if not given
+    /// Address and port on which it answers the other members; by default port 7071 of the address that leads to the
+    /// network
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// How long members' certificates are good, such as 30d. They are renewed when a third of that is over
+    /// How long members' certificates are valid, such as 30d. They are renewed when a third of that is over
     #[arg(long, value_name = "TIME", value_parser = args::time_s)]
     certificates: Option<u64>,
 }
 
-/// Let one more node in: print the line that is to be typed on its host
+/// Let one more node join: print the line to be typed on its host
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: over ssh, in one go
@@ -64,7 +65,7 @@ Example: over ssh, in one go
 The invitation is a secret: the first who uses it is in. It is good once and for a while, and
 says by which certificate the new node can tell this cluster from an impostor.")]
 pub struct Invite {
-    /// How long it is good, such as 10m or 1d; 1h if not given
+    /// How long the invitation is valid, such as 10m or 1d; by default 1h
     #[arg(long, value_name = "TIME", value_parser = args::time_s)]
     expires: Option<u64>,
 }
@@ -77,14 +78,15 @@ Example: as floe cluster invite printed it on the cluster's first host
 
 It takes effect at once. This node makes its own key; only the request to sign it is sent.")]
 pub struct Join {
-    /// Where the cluster's first host answers
+    /// Address of the cluster's first host
     url: String,
     /// The invitation
     invitation: String,
-    /// This node's name in the cluster; its host name if not given
+    /// This node's name in the cluster; by default its host name
     #[arg(long)]
     name: Option<String>,
-    /// Address and port on which it answers the other members; port 7071 of the address that leads to the first host if not given
+    /// Address and port on which it answers the other members; by default port 7071 of the address that leads to the
+    /// first host
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
 }
@@ -101,7 +103,7 @@ pub struct Status {}
 #[command(after_help = "Example:\n  floe cluster members")]
 pub struct Members {}
 
-/// Make a member one no longer, on the cluster's first host: it is refused by all others from then on
+/// Make a node no longer a member, on the cluster's first host: all others refuse it from then on
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a host that was lost or broken into
@@ -110,7 +112,7 @@ Example: a host that was lost or broken into
 Members that are away now are named; they refuse it within half a minute of being back. Its
 clones, and clones that read from it, stand still: floe kill ends them.")]
 pub struct Revoke {
-    /// Its name
+    /// The member's name
     name: String,
 }
 
@@ -118,7 +120,7 @@ pub struct Revoke {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  floe cluster leave")]
 pub struct Leave {
-    /// Even if clones need the way to other members, or others need this node as the authority
+    /// Leave even if clones need other members, or others need this node as the authority
     #[arg(long)]
     force: bool,
 }

@@ -1,4 +1,4 @@
-//! `floe console`: the machine's serial line on this terminal.
+//! `floe console`: connects this terminal to the machine's serial line.
 
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
@@ -13,19 +13,19 @@ use super::visible;
 use floe_api::client::Client;
 use floe_api::{ErrorCode, LogQuery};
 
-/// Ctrl-], telnet's and virsh's key to leave.
+/// Ctrl-], the key with which telnet and virsh detach.
 const DETACH: u8 = 0x1d;
-/// What the guest wrote last and is shown again, in bytes: a screen of 80 x 25 and some.
+/// Bytes of earlier output that are shown first: somewhat more than a screen of 80 x 25.
 const REPLAY_BYTES: u64 = 4096;
-/// Most bytes that wait for a guest that does not read (a UART takes 16 at a time).
+/// Most bytes that are buffered for a guest that does not read (a UART takes 16 at a time).
 const UNSENT_BYTES_MAX: usize = 64 * 1024;
 
-/// Attaches until the user detaches, the guest goes away, or (without a terminal) the input has ended and the guest has been
+/// Attaches until the user detaches, the guest ends, or (without a terminal) the input has ended and the guest has been
 /// quiet for `quiet`.
 pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), CliError> {
     let socket = client.attach(machine)?;
     let terminal = std::io::stdin().is_terminal();
-    // Attached first and replayed second: a byte in between is shown twice rather than never.
+    // Attach first and replay then: a byte in between is shown twice rather than not at all.
     replay(client, machine)?;
     let raw = if terminal {
         let machine = visible::line(machine);
@@ -60,14 +60,14 @@ fn replay(client: &Client, machine: &str) -> Result<(), CliError> {
         tail_bytes: Some(REPLAY_BYTES),
     };
     let mut text = Vec::new();
-    // Bounded by the query; a node that sends more is cut off.
+    // The query bounds this; a node that sends more is cut off.
     let mut log = client.logs(machine, &query)?.take(REPLAY_BYTES);
     log.read_to_end(&mut text)
         .map_err(|e| CliError::failed("cannot read the console's history", e))?;
     out(whole_lines(&text)).map_err(|e| CliError::failed("cannot write to standard output", e))
 }
 
-/// Without the first line if it may have been cut.
+/// Drops the first line, which may be incomplete.
 fn whole_lines(tail: &[u8]) -> &[u8] {
     if (tail.len() as u64) < REPLAY_BYTES {
         return tail;
@@ -109,10 +109,10 @@ impl Session {
         }
     }
 
-    /// One thread, one poll: keys to the guest, its bytes to the screen.
+    /// Runs the session in one thread with one poll: keys to the guest, the guest's bytes to the screen.
     fn run(mut self) -> std::io::Result<Left> {
         self.socket.set_nonblocking(true)?;
-        // Not `Stdin`: what that buffers, poll does not see.
+        // Not `Stdin`: poll does not see what that has buffered.
         let mut stdin = std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
         loop {
             let (input, guest) = self.wait(&stdin)?;
@@ -129,7 +129,7 @@ impl Session {
         }
     }
 
-    /// Whether the input and the guest have something to say; neither after `quiet` once the input has ended.
+    /// Returns whether the input and the guest can be read; neither if the input has ended and `quiet` has passed.
     fn wait(&self, stdin: &std::fs::File) -> std::io::Result<(bool, bool)> {
         let mut guest = PollFlags::IN;
         guest.set(PollFlags::OUT, !self.unsent.is_empty());
@@ -187,7 +187,7 @@ impl Session {
             match self.socket.write(&self.unsent) {
                 Ok(n) => drop(self.unsent.drain(..n)),
                 Err(e) if retry(&e) => return Ok(()),
-                // The guest is gone; reading tells so.
+                // The guest is gone; the next read reports that.
                 Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => self.unsent.clear(),
                 Err(e) => return Err(e),
             }

@@ -19,7 +19,7 @@ use floe_front::telemetry::{LogOptions, init_logs};
 use floe_hub::{Anonymous, HubOptions, Quota};
 use floe_node::{NodeHandle, NodeOptions, WebOptions};
 
-/// What a node can be told.
+/// Options of a node.
 #[derive(Debug, Args)]
 struct NodeArgs {
     /// Most disk space of the chunk cache, such as 16G
@@ -28,28 +28,28 @@ struct NodeArgs {
     /// Where images and machines appear as files; mnt/ in floe's state directory if not given
     #[arg(long, value_name = "DIR")]
     mountpoint: Option<PathBuf>,
-    /// Give a guest an I/O error when no source answered for so many seconds; without it the guest waits
+    /// Give a guest an I/O error when no source answered for this many seconds; without it the guest waits
     #[arg(long, value_name = "SECONDS")]
     io_timeout: Option<u64>,
-    /// Number of the group that may use the node's socket; whoever may use it has the node's rights
+    /// Number of the group that may use the node's socket; its members have the node's rights
     #[arg(long, value_name = "GID")]
     socket_group: Option<u32>,
-    /// Most memory that machines are promised in all, such as 16G; the host's if not given
+    /// Most memory that machines are promised in all, such as 16G; by default the host's
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory: Option<u64>,
-    /// QEMUs that wait for the next run of each of the images run last; 0 for none
+    /// QEMUs that are started in advance for each of the images that were run last; 0 for none
     #[arg(long, value_name = "N")]
     standby: Option<usize>,
-    /// Most memory for the translated code of each emulated machine, 128M unless told otherwise; 0 leaves it to QEMU, which
-    /// takes up to 1G. 8M is for hosts without KVM that are full of machines that mostly wait: a light clone takes 43 MB instead
-    /// of 62. A busy one translates again and again: at 32M it was some 30 % slower; how much slower at 8M was not measured
+    /// Most memory for the translated code of each emulated machine, 128M by default; 0 leaves it to QEMU, which takes up
+    /// to 1G. 8M is for hosts without KVM that are full of machines that mostly wait: a light clone takes 43 MB instead
+    /// of 62. A busy one translates repeatedly: at 32M it was some 30 % slower; how much slower at 8M was not measured
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     emulator_cache: Option<u64>,
-    /// Address and port of the page for browsers, or off; `floe open` shows it. By default 127.0.0.1:7070 (or a free port)
-    /// of `floe up`, off of `floe node`
+    /// Address and port of the page for browsers, or off; `floe open` shows it. By default 127.0.0.1:7070 (or a free
+    /// port) for `floe up`, off for `floe node`
     #[arg(long, value_name = "ADDRESS", value_parser = web)]
     web: Option<Web>,
-    /// Token that lets browsers in, which a page on another address than this host's own needs
+    /// Token that lets browsers in; needed if the page is on an address other than loopback
     #[arg(
         long,
         env = "FLOE_WEB_TOKEN",
@@ -57,18 +57,18 @@ struct NodeArgs {
         value_name = "TOKEN"
     )]
     web_token: Option<String>,
-    /// Most clones that a family of machines may have at a time by calls from inside of its guests; 0 forbids such calls
+    /// Most clones that a family of machines may have at a time by calls from inside its guests; 0 forbids such calls
     #[arg(long, default_value_t = floe_node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
     /// Nodes on which those clones run: members of this node's cluster by name or address, or here
     #[arg(long, value_delimiter = ',', value_name = "HOST")]
     guest_hosts: Vec<String>,
-    /// Let those nodes, and the known hosts (floe hosts), be addresses of pages, which are asked in clear text and with this page's
-    /// token: only on a network that nobody else is in
+    /// Allow those nodes, and the known hosts (floe hosts), to be addresses of pages, which are asked in clear text and
+    /// with this page's token: only on a network that nobody else is in
     #[arg(long)]
     insecure_hosts: bool,
-    /// Who grants them when a guest requests a ticket, as with floe fork: simple, slurm or a program of yours; all known hosts are
-    /// meant, unless --guest-hosts names some
+    /// Placement that grants room when a guest requests a ticket, as with floe fork: simple, slurm or a program of yours;
+    /// it chooses among all known hosts, unless --guest-hosts names some
     #[arg(long, value_name = "PLUG-IN")]
     guest_placement: Option<String>,
     /// Keep and send no traces of what machines touch
@@ -79,7 +79,7 @@ struct NodeArgs {
     log_json: bool,
 }
 
-/// What `--web` says.
+/// The value of `--web`.
 #[derive(Clone, Copy, Debug)]
 enum Web {
     Off,
@@ -187,7 +187,7 @@ pub struct Node {
     node: NodeArgs,
 }
 
-/// End the node; machines go on and the next node takes them over
+/// End the node; machines keep running and the next node takes them over
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: update floe under running machines
@@ -220,7 +220,7 @@ pub struct Open {
     hub: bool,
 }
 
-/// What `up` and `node` say once they answer.
+/// What `up` and `node` print once they answer.
 #[derive(Serialize)]
 struct Ready {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -258,7 +258,7 @@ fn announce(cx: &Context, hub: Option<Answers>, node: &NodeHandle) -> Result<(),
         )
     });
     if let Some(reason) = &ready.node.accel_reason {
-        // nobody may read it, and its disk may be full
+        // nobody may be reading it, and its disk may be full
         let _ = writeln!(
             std::io::stderr(),
             "note: {reason}; guests run under TCG, 10 to 50 times slower"
@@ -274,7 +274,7 @@ impl Up {
         if self.private {
             hub.anonymous = Anonymous::Denied;
         }
-        // the disk is the user's own
+        // this hub uses the user's own disk
         hub.limits.quota = Quota::UNLIMITED;
         let up = up::serve(hub, node).map_err(|error| match error {
             UpError::Hub(error) => CliError::from(error),
@@ -304,7 +304,8 @@ impl Down {
     }
 }
 
-/// The page of the hub in the node's process. Its token is in the state directory, for who can read that.
+/// Returns the page of the hub in the node's process. Its token is in the state directory, readable for the directory's
+/// owner.
 fn hub_page(cx: &Context) -> Result<PageInfo, CliError> {
     let file = cx.home.hub_token();
     let own = OwnHub::load(&file).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! `floe doctor`: what is missing on this host, and which package has it.
+//! `floe doctor`: reports what is missing on this host, and which package has it.
 
 use std::process::ExitCode;
 

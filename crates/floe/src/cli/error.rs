@@ -1,4 +1,4 @@
-//! How a command fails: what happened, what to do, and an exit code.
+//! How a command fails: with a message, advice, and an exit code.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -13,7 +13,7 @@ use floe_api::{ApiError, ErrorCode, Event};
 pub struct CliError(pub ApiError);
 
 impl CliError {
-    /// An error with the way out; an empty `fix` is left out.
+    /// Makes an error with advice; an empty `fix` is not shown.
     pub fn new(code: ErrorCode, message: impl Into<String>, fix: impl Into<String>) -> CliError {
         CliError(ApiError {
             code,
@@ -22,12 +22,12 @@ impl CliError {
         })
     }
 
-    /// A wrong command line that only its meaning reveals.
+    /// Makes the error for a command line that parses but makes no sense.
     pub fn usage(message: impl Into<String>, fix: impl Into<String>) -> CliError {
         CliError::new(ErrorCode::Usage, message, fix)
     }
 
-    /// An operation on a file that failed.
+    /// Makes the error for a failed operation on a file.
     pub fn file(what: &str, path: &Path, error: std::io::Error) -> CliError {
         let (code, fix) = match error.kind() {
             std::io::ErrorKind::NotFound => (ErrorCode::NotFound, "check the path"),
@@ -45,17 +45,18 @@ impl CliError {
         )
     }
 
-    /// Anything else, with what was being done.
+    /// Makes any other error, with what was being done.
     pub fn failed(what: &str, error: impl Display) -> CliError {
         CliError::new(ErrorCode::Failed, format!("{what}: {error}"), "")
     }
 
-    /// 0 ok, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130 interrupted.
+    /// Returns the exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130
+    /// interrupted.
     pub fn exit_code(&self) -> u8 {
         self.0.code.exit_code()
     }
 
-    /// The text for standard error.
+    /// Returns the text for standard error.
     pub fn render(&self, json: bool) -> String {
         if json {
             let event = Event::Error(self.0.clone());
@@ -70,7 +71,7 @@ impl CliError {
         text
     }
 
-    /// What happened, and the way out. The crates below put it behind the last semicolon of their messages.
+    /// Returns message and advice. floe's crates put the advice after the last semicolon of their messages.
     fn parts(&self) -> (&str, &str) {
         let ApiError { message, fix, .. } = &self.0;
         match message.rsplit_once("; ") {
@@ -79,9 +80,9 @@ impl CliError {
         }
     }
 
-    /// Writes it to standard error.
+    /// Writes the error to standard error.
     pub fn print(&self, json: bool) {
-        // With standard error closed there is nobody left to tell.
+        // If standard error is closed, nobody can be informed.
         let _ = std::io::stderr().write_all(self.render(json).as_bytes());
     }
 }

@@ -10,7 +10,7 @@ use super::{Context, machines, progress};
 use floe_api::client::{Client, ClientError};
 use floe_api::{CloneState, ErrorCode};
 
-/// Clone a running machine: n machines go on from this very moment, and so does the machine itself
+/// Clone a running machine: n clones continue from this very moment, and so does the machine itself
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: four clones of web, called web.1 to web.4
@@ -40,8 +40,8 @@ pub struct Fork {
     /// (floe hosts), or here
     #[arg(long, value_delimiter = ',', value_name = "HOST")]
     hosts: Vec<String>,
-    /// Also take hosts that are in no cluster with this one, as http://ADDRESS:PORT of their pages: the machine's memory and the
-    /// pages' token cross the network in clear text, so only on a network that nobody else is in
+    /// Also use hosts that are in no cluster with this one, as http://ADDRESS:PORT of their pages: the machine's memory
+    /// and the pages' token cross the network in clear text, so only on a network that nobody else is in
     #[arg(long)]
     insecure: bool,
     /// With --insecure, the token of those pages, if it is not that of this node's page
@@ -52,17 +52,19 @@ pub struct Fork {
         value_name = "TOKEN"
     )]
     hosts_token: Option<String>,
-    /// Make clones independent soon: the other nodes pull what theirs have not touched, and this one stores the fork at once
+    /// Make clones independent soon: the other nodes fetch what their clones have not touched, and this one stores the
+    /// fork at once
     #[arg(long)]
     settle: bool,
-    /// Whether the other nodes get by multicast what any of them touches; by unicast what does not come
+    /// Whether the other nodes get by multicast what any of them touches; what does not arrive that way is read by
+    /// unicast
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     multicast: floe_api::MulticastUse,
-    /// Who shares the nodes out: simple counts memory and CPUs, slurm asks Slurm for an allocation, other names are
-    /// programs of the operator's; without --hosts among all known hosts
+    /// Who decides which nodes take the clones: simple counts memory and CPUs, slurm asks Slurm for an allocation, other
+    /// names are programs of the operator; without --hosts among all known hosts
     #[arg(long, value_name = "PLUG-IN")]
     placement: Option<String>,
-    /// Start clones on this host although it has too little memory for them: it may then end machines when its memory is full
+    /// Start clones on this host even if it has too little memory for them: when its memory is full, it may end machines
     #[arg(long)]
     overcommit: bool,
     /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
@@ -97,7 +99,7 @@ impl Fork {
     }
 }
 
-/// How often clones that are waited for are looked at.
+/// How often awaited clones are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Waits until no clone of a fork runs any more.
@@ -116,7 +118,7 @@ fn wait(client: &Client, fork: &floe_api::ForkReport) -> Result<(), CliError> {
     }
 }
 
-/// Clones of a fork that may still do something. Of one whose host does not answer nobody knows.
+/// Counts the clones of a fork that may still do something. A clone whose host does not answer counts as well.
 fn alive(member: &floe_api::Family, fork: &str) -> usize {
     use floe_api::MachineStatus::{Failed, Stopped};
     let ended = match member.status {
@@ -129,7 +131,7 @@ fn alive(member: &floe_api::Family, fork: &str) -> usize {
     usize::from(own) + below
 }
 
-/// Half a fork is no success.
+/// Returns an error unless all clones run: a partial fork is no success.
 fn complete(fork: &floe_api::ForkReport) -> Result<(), CliError> {
     if fork.running == fork.asked {
         return Ok(());
@@ -269,7 +271,7 @@ pub struct Kill {
     /// Clones; with --all, machines whose clones are to be ended
     #[arg(required = true)]
     machines: Vec<String>,
-    /// All clones of the machines, and clones of those, instead
+    /// End all clones of the machines, and clones of those, instead
     #[arg(long)]
     all: bool,
 }

@@ -11,7 +11,7 @@ use super::{Context, args, interrupt};
 use floe_front::telemetry::{LogOptions, init_logs};
 use floe_hub::{Anonymous, HubOptions, QuotaWish, Tls};
 
-/// Where a hub listens unless told otherwise: this host only.
+/// Default address of a hub: reachable from this host only.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:4500";
 
 /// Serve images to many hosts, and manage who may publish
@@ -30,7 +30,7 @@ pub enum Hub {
 
 /// Show what users have and may have, or set what one may have
 ///
-/// A hub that runs heeds a change at once. What a user has beyond a smaller quota stays; nothing more is taken.
+/// A running hub applies a change at once. A smaller quota removes nothing, but nothing more is accepted.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: what everybody has and may have
@@ -38,7 +38,7 @@ Example: what everybody has and may have
 Example: more room for one user
   floe hub quota alice --bytes 100G --images 50 --traces 200")]
 pub struct QuotaArgs {
-    /// The user; all users if not given
+    /// The user; by default all users
     user: Option<String>,
     /// Most bytes of the packs of its images and unfinished uploads, such as 100G (1T unless set)
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "user")]
@@ -46,7 +46,7 @@ pub struct QuotaArgs {
     /// Most images, unfinished uploads included (1000 unless set)
     #[arg(long, value_name = "N", requires = "user")]
     images: Option<u64>,
-    /// Most traces of its that are kept, of whosever images (1000 unless set)
+    /// Most traces that the user has sent and that are kept, whoever owns the images (1000 unless set)
     #[arg(long, value_name = "N", requires = "user")]
     traces: Option<u64>,
     #[command(flatten)]
@@ -63,10 +63,10 @@ Example: with a certificate from elsewhere
 
 Metrics for Prometheus are at /metrics, a page for people at /.")]
 pub struct Serve {
-    /// Address and port; port 0 takes a free one
+    /// Address and port; port 0 picks a free one
     #[arg(long, default_value = LISTEN_DEFAULT)]
     listen: SocketAddr,
-    /// The hub's folder; hub/ in floe's state directory if not given
+    /// The hub's folder; by default hub/ in floe's state directory
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
     /// How connections are protected
@@ -84,7 +84,7 @@ pub struct Serve {
     /// Refuse everything without a token, public images too
     #[arg(long)]
     private: bool,
-    /// Take traces of machines without a token too, of images that everybody may read
+    /// Also accept traces of machines without a token, for images that everybody may read
     #[arg(long, conflicts_with = "private")]
     anonymous_traces: bool,
     /// Write the log as JSON lines
@@ -96,7 +96,7 @@ pub struct Serve {
 enum TlsMode {
     /// Plain HTTP: this host only, or behind a proxy that does TLS
     Off,
-    /// A certificate of its own authority, made at the first start
+    /// A certificate from its own authority, made at the first start
     SelfSigned,
 }
 
@@ -134,7 +134,7 @@ Example: a script has it for this hub
 
 #[derive(Debug, Args)]
 pub struct Folder {
-    /// The hub's folder; hub/ in floe's state directory if not given
+    /// The hub's folder; by default hub/ in floe's state directory
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
 }
@@ -162,12 +162,12 @@ struct Users {
     users: Vec<User>,
 }
 
-/// What a user has of something, and may have.
+/// How much a user has of something, and may have.
 #[derive(serde::Serialize)]
 struct Share {
     used: u64,
     quota: u64,
-    /// Whether the quota is the user's own rather than the default.
+    /// Whether the quota was set for this user and is not the default.
     set: bool,
 }
 
@@ -190,21 +190,21 @@ struct Revoked {
     revoked: usize,
 }
 
-/// Where a hub answers: the first line of `hub serve` and `up`.
+/// Where a hub answers: what `hub serve` and `up` print first.
 #[derive(serde::Serialize)]
 pub struct Answers {
     /// Its address as a URL.
     pub url: String,
-    /// What clients need with `--ca`.
+    /// The file that clients need with `--ca`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<PathBuf>,
-    /// SHA-256 of the certificate.
+    /// SHA-256 of its certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
 }
 
 impl Answers {
-    /// Of a hub that runs.
+    /// Returns this for a running hub.
     pub fn of(hub: &floe_hub::HubHandle) -> Answers {
         Answers {
             url: hub.url(),
@@ -213,7 +213,7 @@ impl Answers {
         }
     }
 
-    /// For people.
+    /// Returns this as text for people.
     pub fn text(&self) -> String {
         let mut text = format!("hub answers on {}\n", self.url);
         if let Some(ca) = &self.ca_file {

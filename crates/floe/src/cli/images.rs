@@ -1,4 +1,4 @@
-//! `floe image ...`: what is in the local repository.
+//! `floe image ...`: the images in the local repository.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,9 +27,9 @@ pub enum Image {
 
 /// Make an image of disks (raw, qcow2, vmdk, vdi, vhdx, vhd) or of a kernel
 ///
-/// Disks may be packed with gzip, xz or zstd, or be the one disk of an OVA or tar archive. Bytes without a format are taken for a
-/// disk if they have a partition table, a boot sector or a file system, or are all zeros. A file that is cut off or no
-/// disk is refused.
+/// Disks may be compressed with gzip, xz or zstd, or be the only disk in an OVA or tar archive. A file without a known
+/// format is taken for a raw disk if it has a partition table, a boot sector or a file system, or is all zeros. A file
+/// that is truncated or no disk is refused.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a disk
@@ -44,7 +44,7 @@ pub struct Import {
     /// Disk images; the first is the machine's first disk
     #[arg(required_unless_present = "kernel")]
     disks: Vec<PathBuf>,
-    /// Take the disk images for this, whatever they look like
+    /// Assume this format for the disk images, whatever they look like
     #[arg(long, value_enum)]
     format: Option<ImportAs>,
     /// Name of the image, NAME or NAME:TAG
@@ -59,10 +59,10 @@ pub struct Import {
     /// Command line of the kernel
     #[arg(long, requires = "kernel")]
     cmdline: Option<String>,
-    /// Memory of its machines unless run says otherwise, such as 1G
+    /// Memory of its machines unless run sets another size, such as 1G
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory: Option<u64>,
-    /// CPUs of its machines unless run says otherwise
+    /// CPUs of its machines unless run sets another number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     cpus: Option<u32>,
     /// A note to keep in the image (repeatable)
@@ -73,7 +73,7 @@ pub struct Import {
 /// List images
 #[derive(Debug, Args)]
 ///
-/// OWN is what removing the image would free; SHARED lies in packs that other images need as well.
+/// OWN is what removing the image would free; SHARED is in packs that other images need as well.
 #[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
 pub struct Ls {}
 
@@ -95,8 +95,9 @@ pub struct Verify {
 
 /// Lay an image's packs out by what its machines touch
 ///
-/// What is used together then lies side by side, in the order in which it is needed, so that it comes with one range read
-/// of a directory, a web server or a bucket. The image's id does not change. Ctrl-C leaves everything as it was.
+/// Chunks that are used together are then stored side by side, in the order in which they are needed, so that one range
+/// read of a directory, a web server or a bucket fetches them. The image's id does not change. Ctrl-C leaves everything
+/// as it was.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: after some runs, before the image is published
@@ -108,8 +109,8 @@ Example: by the traces of other hosts
 pub struct Optimize {
     /// Name, name:tag, id or the beginning of one; or the path of an image in a directory of images
     image: String,
-    /// Files with traces (floe trace export writes them) to go by; else what is known of the image here: traces of its
-    /// machines, the model of its hub, or the rehearsal of its capture
+    /// Files with traces (floe trace export writes them) that determine the layout; by default what is known of the image
+    /// here: traces of its machines, the model of its hub, or the rehearsal of its capture
     #[arg(long, num_args = 1.., value_name = "FILE")]
     traces: Vec<PathBuf>,
 }
@@ -126,7 +127,7 @@ pub struct Rm {
     force: bool,
 }
 
-/// Give an image one more name
+/// Give an image an additional name
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  floe image tag debian-booted debian:ready")]
 pub struct Tag {
@@ -136,7 +137,7 @@ pub struct Tag {
     name: String,
 }
 
-/// Take a name away; the image stays until it is removed
+/// Take a name away from an image; the image stays until it is removed
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  floe image untag debian:ready")]
 pub struct Untag {
@@ -166,15 +167,15 @@ pub struct Export {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ImportAs {
-    /// The disk's bytes
+    /// The file's bytes are the disk's bytes
     Raw,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// The bytes, sparse
+    /// The bytes, in a sparse file
     Raw,
-    /// QEMU's, compressed
+    /// QEMU's qcow2 format, compressed
     Qcow2,
 }
 
@@ -210,13 +211,13 @@ impl Image {
     }
 }
 
-/// The answer of a command that has nothing to say but that it is done.
+/// Prints the answer of a command that only reports that it is done.
 pub(super) fn acknowledge(cx: &Context, text: &str) -> Result<(), CliError> {
     cx.out
         .value(&BTreeMap::from([("ok", true)]), |_| format!("{text}\n"))
 }
 
-/// Shows a check's progress and result; problems are exit code 1.
+/// Shows a check's progress and result. If there are problems, the exit code is 1.
 pub(super) fn verified(
     cx: &Context,
     events: floe_api::client::Events,
@@ -269,7 +270,7 @@ impl Import {
     }
 }
 
-/// What an import or a capture stored.
+/// Describes what an import or a capture stored.
 pub(super) fn stored(outcome: &floe_api::Outcome, verb: &str) -> String {
     let mut text = String::new();
     if let Some(image) = &outcome.image {
@@ -295,7 +296,7 @@ pub(super) fn stored(outcome: &floe_api::Outcome, verb: &str) -> String {
     text
 }
 
-/// `43 ms`, `2.1 s`.
+/// Formats milliseconds as `43 ms` or `2.1 s`.
 pub(super) fn seconds(ms: f64) -> String {
     if ms < 1000.0 {
         format!("{ms:.0} ms")

@@ -1,31 +1,31 @@
-//! Ctrl-C: a command that waits for the node ends at once. The connection closes with the process, and the node cancels
-//! what it was doing and cleans up.
+//! Ctrl-C ends a command that waits for the node at once. The connection closes with the process, and the node cancels
+//! the operation and cleans up.
 
 use std::sync::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What is said before the process ends, and the code that it ends with then.
+/// What to do before the process ends; returns its exit code.
 type Last = Box<dyn FnOnce() -> i32 + Send>;
 static LAST: Mutex<Option<Last>> = Mutex::new(None);
 
-/// From now on an interrupt is the ordinary end of the command: `last` is done, and tells the exit code.
+/// Makes an interrupt the ordinary end of the command from now on: `last` is called and returns the exit code.
 pub fn ends_with(last: impl FnOnce() -> i32 + Send + 'static) {
     *LAST.lock().unwrap_or_else(|e| e.into_inner()) = Some(Box::new(last));
 }
 
-/// What a shell expects of a process that Ctrl-C ended.
+/// The exit code that a shell expects of a process that Ctrl-C ended.
 const EXIT_INTERRUPTED: i32 = 130;
 /// The same for SIGTERM.
 const EXIT_TERMINATED: i32 = 143;
 /// The same for SIGHUP.
 const EXIT_HUNG_UP: i32 = 129;
 
-/// Ends the process in good order (no bar on the screen, the terminal in its old mode) when it is told to stop.
+/// Ends the process cleanly on a signal: no progress bar stays on the screen, and the terminal gets its old mode.
 pub fn exit_on_signals() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build();
-    let Ok(runtime) = runtime else { return }; // without it a signal ends the process the rough way
+    let Ok(runtime) = runtime else { return }; // without it, a signal ends the process without cleanup
     let watch = async move || -> std::io::Result<i32> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -55,7 +55,7 @@ pub fn exit_on_signals() {
     drop(spawned); // as above: nothing else is lost
 }
 
-/// Blocks until the process is told to stop (Ctrl-C or SIGTERM), for commands that serve.
+/// Blocks until the process is asked to stop (Ctrl-C or SIGTERM), for commands that serve.
 pub fn wait_for_stop() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()

@@ -1,4 +1,4 @@
-//! What a machine may take of its host: `floe limit`, and the same options of `floe run`.
+//! How much of its host a machine may use: `floe limit`, and the same options of `floe run`.
 
 use clap::Args;
 
@@ -6,14 +6,14 @@ use super::error::CliError;
 use super::output::bytes;
 use super::{Context, args};
 
-/// Limits of a machine that is made.
+/// Limits of a new machine.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
     /// Most processor time, in cores: 1.5 is one and a half. Its clones have the same limits
     #[arg(long, value_parser = cores, value_name = "CORES")]
     cpu_quota: Option<u32>,
-    /// Most memory of its QEMU, such as 2G: what the guest has touched, and 50 to 100M of QEMU's own. A machine that takes more is
-    /// ended
+    /// Most memory of its QEMU, such as 2G: what the guest has touched, and 50 to 100M of QEMU's own. A machine that uses
+    /// more is ended
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory_max: Option<u64>,
 }
@@ -27,7 +27,7 @@ impl LimitArgs {
     }
 }
 
-/// Change what a machine may take of this host, while it runs too
+/// Change how much of this host a machine may use, also while it runs
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: half a core
@@ -41,10 +41,10 @@ Limits hold at once and for all later starts; what is not named stays as it is."
 pub struct Limit {
     /// The machine
     machine: String,
-    /// Most processor time, in cores: 1.5 is one and a half; none takes the limit away
+    /// Most processor time, in cores: 1.5 is one and a half; none removes the limit
     #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
     cpu_quota: Option<u32>,
-    /// Most memory of its QEMU, such as 2G; none takes the limit away
+    /// Most memory of its QEMU, such as 2G; none removes the limit
     #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present = "cpu_quota")]
     memory_max: Option<u64>,
 }
@@ -66,7 +66,7 @@ impl Limit {
     }
 }
 
-/// Limits in words; empty if there are none.
+/// Describes limits; empty if there are none.
 pub(super) fn described(limits: &floe_api::Limits) -> String {
     let cores = limits
         .cpu_millicores
@@ -78,7 +78,7 @@ pub(super) fn described(limits: &floe_api::Limits) -> String {
     both.join(", ")
 }
 
-/// What a machine has taken, in words; empty if nobody counts it.
+/// Describes what a machine has used; empty if nothing was counted.
 pub(super) fn taken(stats: &floe_api::MachineStats) -> String {
     match (stats.cpu_us, stats.memory_bytes) {
         (0, 0) => String::new(),
@@ -90,7 +90,7 @@ pub(super) fn taken(stats: &floe_api::MachineStats) -> String {
     }
 }
 
-/// Cores as thousandths of one.
+/// Parses a number of cores into thousandths of a core.
 fn cores(text: &str) -> Result<u32, String> {
     let help = "write a number of cores such as 0.5 or 2";
     let number: f64 = text.parse().map_err(|_| help.to_owned())?;

@@ -1,4 +1,4 @@
-//! `floe login` and `floe logout`, and which token a command sends to which hub.
+//! `floe login` and `floe logout`, and the choice of the token that a command sends to a hub.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read, Write};
@@ -22,11 +22,11 @@ const TOKEN: &str = "FLOE_TOKEN";
 /// The variable that names the hub that [`TOKEN`] is for.
 const HUB: &str = "FLOE_HUB";
 
-/// How a hub is spoken to.
+/// Options for talking to a hub.
 #[derive(Debug, Args)]
 pub struct Access {
-    /// Token for the hub that this command names, instead of the one of floe login or of FLOE_TOKEN with FLOE_HUB. Other users
-    /// of this host see it in the list of processes
+    /// Token for the hub that this command names, instead of the one of floe login or of FLOE_TOKEN with FLOE_HUB. Other
+    /// users of this host can see it in the list of processes
     #[arg(long, value_name = "TOKEN")]
     pub token: Option<String>,
     /// Send the token to http:// on another host, where everybody on the way can read it
@@ -38,12 +38,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// The token for the hub that a command names.
+    /// Returns the token for the hub that a command names.
     pub fn token_for(&self, address: &str) -> Result<Option<String>, CliError> {
         Ok(self.tokens_for([address])?.into_values().next())
     }
 
-    /// The token for each hub that a command names.
+    /// Returns the token for each hub that a command names.
     pub fn tokens_for<'a>(
         &self,
         addresses: impl IntoIterator<Item = &'a str>,
@@ -59,7 +59,7 @@ impl Access {
             if tokens.contains_key(hub.as_str()) {
                 continue;
             }
-            // what is said in the command is for what it names first
+            // a token on the command line is for the first hub that the command names
             let found = match given.take() {
                 Some(token) => Some(Kept {
                     token: token.to_owned(),
@@ -81,7 +81,7 @@ impl Access {
         Ok(tokens)
     }
 
-    /// The file with a hub's authority as the node can use it.
+    /// Returns the absolute path of the file with a hub's authority.
     pub fn ca(&self) -> Result<Option<String>, CliError> {
         self.ca.as_deref().map(args::existing).transpose()
     }
@@ -100,8 +100,8 @@ fn in_the_clear(hub: &HubAddress) -> CliError {
     )
 }
 
-/// The token of the environment, if it is for this hub. One that is for nobody knows whom is an error: it used to be sent to
-/// whatever a command named.
+/// Returns the token of the environment if it is for this hub. A token without a hub is an error: it used to be sent to
+/// whatever server a command named.
 fn of_environment(hub: &HubAddress) -> Result<Option<Kept>, CliError> {
     let variable = |name: &str| match std::env::var(name) {
         Ok(value) => Ok(Some(value)),
@@ -182,7 +182,7 @@ fn hub_of(address: &str) -> Result<HubAddress, CliError> {
     })
 }
 
-/// Keep a token for a hub, so that commands that name this hub send it, and to no other
+/// Keep a token for a hub, so that commands that name this hub send it, and only to it
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: the token is asked for, or read from standard input
@@ -197,10 +197,10 @@ pub struct Login {
     /// The hub's address
     #[arg(required_unless_present = "list")]
     hub: Option<String>,
-    /// List the hubs that tokens are kept for
+    /// List the hubs that have a token
     #[arg(long, conflicts_with = "hub")]
     list: bool,
-    /// Keep the token without asking the hub whether it knows it
+    /// Keep the token without asking the hub whether it is valid
     #[arg(long)]
     unchecked: bool,
     /// Send the token to http:// on another host, now and by later commands; everybody on the way can read it
@@ -288,7 +288,7 @@ impl Login {
     }
 }
 
-/// Reads a token from standard input; at a terminal it is asked for, and not shown while it is typed.
+/// Reads a token from standard input. At a terminal, it asks for the token and does not show what is typed.
 fn read_token(hub: &HubAddress) -> Result<String, CliError> {
     let failed = |error: std::io::Error| CliError::failed("cannot read the token", error);
     let stdin = std::io::stdin();
@@ -296,7 +296,7 @@ fn read_token(hub: &HubAddress) -> Result<String, CliError> {
     let mut text = String::new();
     if terminal {
         let _ = write!(std::io::stderr(), "token for {hub}: ");
-        super::interrupt::exit_on_signals(); // which shows again what is typed
+        super::interrupt::exit_on_signals(); // restores the echo on a signal
         let quiet = super::terminal::Raw::without_echo();
         let read = stdin.read_line(&mut text);
         drop(quiet);
@@ -316,7 +316,7 @@ fn read_token(hub: &HubAddress) -> Result<String, CliError> {
     Ok(token.to_owned())
 }
 
-/// Asks the hub whether it knows the token.
+/// Asks the hub whether the token is valid.
 fn ask(hub: &HubAddress, token: &str, ca: Option<&Path>) -> Result<(), CliError> {
     let cancel = Cancel::default();
     let client = HubClient::impatient(hub.as_str(), Some(token), ca, &cancel, ASK_TIMEOUT);

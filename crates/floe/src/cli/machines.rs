@@ -12,8 +12,8 @@ use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, console, progress, stream, visible};
 use floe_api::PortForward;
 
-/// How long a run whose user said nothing about waiting gives the guest to write its first byte, seconds. A booting guest
-/// needs less; a restored one may have nothing to say and is not waited for any longer.
+/// How long a run without waiting options waits for the guest's first byte, in seconds. A booting guest needs less; a
+/// restored one may print nothing and is not waited for any longer.
 const WAIT_UNASKED_S: u64 = 10;
 
 /// Make a machine from an image and start it
@@ -34,7 +34,7 @@ It ends once the guest has answered and prints how long each stage took.")]
 pub struct Run {
     /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME, a directory
     image: String,
-    /// Name of the machine; made from the image's if not given
+    /// Name of the machine; by default derived from the image's
     #[arg(long, short)]
     name: Option<String>,
     /// Memory, such as 1G
@@ -43,10 +43,11 @@ pub struct Run {
     /// CPUs
     #[arg(long, short, value_parser = clap::value_parser!(u32).range(1..))]
     cpus: Option<u32>,
-    /// A port of this host that leads into the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
+    /// A port of this host that is forwarded to the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
     #[arg(long = "publish", short, value_name = "PORTS")]
     publish: Vec<PortForward>,
-    /// One more place that has the image (repeatable): all are read from at the same time, and stand in for each other
+    /// Another place that has the image (repeatable): all are read from at the same time, and replace each other if one
+    /// fails
     #[arg(long, value_name = "ADDRESS")]
     source: Vec<String>,
     #[command(flatten)]
@@ -54,10 +55,10 @@ pub struct Run {
     /// Kernel command line instead of the image's
     #[arg(long)]
     cmdline: Option<String>,
-    /// Boot from the disks although the image holds a running machine
+    /// Boot from the disks even if the image contains a running machine
     #[arg(long)]
     cold: bool,
-    /// Stay until Ctrl-C or the machine's end, then tell what its link carried and what it waited for
+    /// Stay until Ctrl-C or the machine's end, then print what its link carried and what it waited for
     #[arg(long)]
     link_report: bool,
     /// Keep and send no trace of what the machine touches
@@ -69,7 +70,7 @@ pub struct Run {
     /// Let that network reach ADDRESS[/BITS][:PORT] through this host (repeatable), such as 192.0.2.0/24:443
     #[arg(long, value_name = "DESTINATION", requires = "network")]
     allow: Vec<floe_api::Allow>,
-    /// At most so many bytes a second to and from there, such as 10M
+    /// At most this many bytes a second to and from there, such as 10M
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
     allow_rate: Option<u64>,
     /// Let its guest reach this host's loopback (10.0.2.2 and fec0::2 in the guest), link-local addresses and the cloud's
@@ -84,7 +85,7 @@ pub struct Run {
         conflicts_with = "network"
     )]
     allow_host: Option<Vec<u16>>,
-    /// Start it although this host has too little memory for it: the host may then end machines when its memory is full
+    /// Start it even if this host has too little memory for it: when its memory is full, the host may end machines
     #[arg(long)]
     overcommit: bool,
     #[command(flatten)]
@@ -95,7 +96,7 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 struct WaitArgs {
-    /// What to wait for: the guest's first byte on the console (at most 10 s unless asked for), the first forwarded port, or
+    /// What to wait for: the guest's first byte on the console (at most 10 s by default), the first forwarded port, or
     /// nothing
     #[arg(long, value_enum)]
     wait: Option<Wait>,
@@ -129,7 +130,7 @@ impl WaitArgs {
 }
 
 impl Run {
-    /// What the guest is to reach of this host.
+    /// Returns what the guest may reach of this host.
     pub(super) fn host_access(&self) -> floe_api::HostAccess {
         match self.allow_host.clone() {
             None => floe_api::HostAccess::None,
@@ -177,7 +178,7 @@ impl Run {
     }
 }
 
-/// Follows a start and tells of it; the machine's name.
+/// Follows a start and reports it. Returns the machine's name.
 fn started(cx: &Context, events: floe_api::client::Events) -> Result<Option<String>, CliError> {
     let done = progress::follow(cx.out, events)?;
     let name = done.outcome.machine.as_ref().map(|m| m.name.clone());
@@ -205,7 +206,7 @@ fn started(cx: &Context, events: floe_api::client::Events) -> Result<Option<Stri
     Ok(name)
 }
 
-/// The stages' table. What no stage accounts for has its own row, so that the column adds up whatever happened.
+/// Returns the table of stages. Time that belongs to no stage has its own row, so that the rows always add up.
 fn stages(stages: &[(String, f64)], total_ms: f64) -> String {
     let mut rows: Vec<_> = stages
         .iter()
@@ -327,7 +328,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
     ])
 }
 
-/// What a guest reaches of its host, in words.
+/// Describes what a guest can reach of its host.
 fn reaches(access: &floe_api::HostAccess) -> String {
     let what = "of this host's loopback and links";
     match access {
@@ -364,7 +365,7 @@ The console shows what the guest wrote last. It belongs to one user at a time.")
 pub struct Console {
     /// The machine
     machine: String,
-    /// Without a terminal: leave when the input has ended and the guest was quiet for so many seconds
+    /// Without a terminal: leave when the input has ended and the guest was quiet for this many seconds
     #[arg(long, default_value = "2", value_name = "SECONDS")]
     quiet_for: u64,
 }
@@ -421,13 +422,13 @@ The last 4 to 8 MiB are kept. What would steer the terminal is shown by its numb
 pub struct Logs {
     /// The machine
     machine: String,
-    /// Go on as the guest writes, until Ctrl-C
+    /// Continue as the guest writes, until Ctrl-C
     #[arg(long, short)]
     follow: bool,
-    /// Only the last so many bytes, such as 4K
+    /// Only this many bytes from the end, such as 4K
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     tail: Option<u64>,
-    /// The guest's bytes as they are: escape sequences in them steer your terminal
+    /// Print the guest's bytes unchanged: escape sequences in them control your terminal
     #[arg(long, conflicts_with = "json")]
     raw: bool,
 }
@@ -475,7 +476,7 @@ pub struct Capture {
     /// End the machine once it is captured
     #[arg(long)]
     stop: bool,
-    /// Seconds for which an isolated copy runs, to learn what a resume touches first (0: not at all)
+    /// Seconds for which an isolated copy runs, to learn what a resumed machine touches first (0: not at all)
     #[arg(long, value_name = "SECONDS", default_value_t = floe_api::REHEARSE_S_DEFAULT)]
     rehearse: u32,
     /// A note to keep in the image (repeatable)
@@ -508,7 +509,7 @@ pub struct Stop {
     /// The machines
     #[arg(required = true)]
     machines: Vec<String>,
-    /// Do not ask the guest, end it
+    /// Do not ask the guest to power down, end it
     #[arg(long)]
     now: bool,
     /// How long the guest may take before it is ended, in seconds
@@ -544,7 +545,7 @@ pub struct Start {
     machine: String,
     #[command(flatten)]
     wait: WaitArgs,
-    /// Start it although this host has too little memory for it: the host may then end machines when its memory is full
+    /// Start it even if this host has too little memory for it: when its memory is full, the host may end machines
     #[arg(long)]
     overcommit: bool,
 }
@@ -583,7 +584,7 @@ impl Rm {
     }
 }
 
-/// Add or remove a port of this host that leads into a running machine
+/// Add or remove a port of this host that is forwarded to a running machine
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  floe forward web 8443:443\n  floe forward web 8443:443 --remove\n  floe forward web 0:22   # chooses a free port"
@@ -593,7 +594,7 @@ pub struct Forward {
     machine: String,
     /// [ADDRESS:]HOST:GUEST[/udp]
     ports: PortForward,
-    /// Take it away
+    /// Remove it
     #[arg(long)]
     remove: bool,
 }

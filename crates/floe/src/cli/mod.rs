@@ -1,8 +1,9 @@
-//! The command line: what a user types, turned into calls of the node's [`Client`] and of the hub.
+//! The command line: translates what a user types into calls of the node's [`Client`] and of the hub.
 //!
-//! Every command answers on standard output (a table, or with `--json` one JSON value; long calls one event a line), tells
-//! progress and errors on standard error, and ends with the exit codes of [`ErrorCode`](floe_api::ErrorCode). Nothing is
-//! decided here: a command that does more than ask and show belongs into the node.
+//! Every command answers on standard output (a table, or with `--json` one JSON value; long calls print one event per
+//! line), reports progress and errors on standard error, and ends with the exit codes of
+//! [`ErrorCode`](floe_api::ErrorCode). Nothing is decided here: a command that does more than ask and show belongs in the
+//! node.
 
 mod args;
 mod cluster;
@@ -61,10 +62,10 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct Global {
-    /// Answer in JSON: one value, or one event a line for commands that take long
+    /// Answer in JSON: one value, or one event per line for commands that take long
     #[arg(long, global = true)]
     json: bool,
-    /// Tell more in the log of up, node and hub (twice: still more)
+    /// Log more in up, node and hub (twice: still more)
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     /// The node's socket
@@ -157,16 +158,16 @@ struct Context {
 }
 
 impl Context {
-    /// Connects to the node for a command that may be interrupted at any time.
+    /// Connects to the node, for a command that may be interrupted at any time.
     fn client(&self) -> Result<Client, CliError> {
         interrupt::exit_on_signals();
         Ok(Client::connect(&self.socket)?)
     }
 }
 
-/// The whole program: reads the command line, does what it says, and tells the exit code.
+/// The whole program: parses the command line, runs the command, and returns the exit code.
 pub fn main() -> ExitCode {
-    // Before anything else has happened in this process: what these become must inherit nothing.
+    // Do this first: the programs that these subcommands become must inherit nothing.
     let args: Vec<OsString> = std::env::args_os().collect();
     if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;

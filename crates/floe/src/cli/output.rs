@@ -1,4 +1,4 @@
-//! What goes to standard output: tables for people, JSON for programs.
+//! Writes to standard output: tables for people, JSON for programs.
 
 pub use floe_api::size_text as bytes;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::error::CliError;
 use super::visible;
 
-/// How a command answers.
+/// The form of a command's answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     /// JSON instead of text.
@@ -16,7 +16,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Writes a value: as JSON, or as the text that `human` makes of it.
+    /// Writes a value: as JSON, or as the text that `human` returns.
     pub fn value<T: Serialize>(
         self,
         value: &T,
@@ -44,12 +44,12 @@ impl Output {
         }
     }
 
-    /// Writes text, whatever of it strangers wrote.
+    /// Writes text, parts of which strangers may have written.
     pub fn text(self, text: &str) -> Result<(), CliError> {
         self.bytes(visible::text(text).as_bytes())
     }
 
-    /// Writes bytes as they are. A reader that has seen enough (`floe ps | head -1`) is no error.
+    /// Writes bytes unchanged. It is no error if the reader closes early (`floe ps | head -1`).
     pub fn bytes(self, bytes: &[u8]) -> Result<(), CliError> {
         let mut out = io::stdout().lock();
         match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -60,7 +60,8 @@ impl Output {
     }
 }
 
-/// Lines up columns, two spaces apart; columns whose title begins with `>` are flush right. An empty table is its titles.
+/// Aligns columns, two spaces apart; columns whose title begins with `>` are right-aligned. An empty table consists of
+/// its titles.
 pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     let right: Vec<bool> = titles.iter().map(|t| t.starts_with('>')).collect();
     let titles: Vec<String> = titles
@@ -91,7 +92,7 @@ pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// `NAME  value` lines, lined up; empty values are left out.
+/// Returns aligned `NAME  value` lines; empty values are left out.
 pub fn fields(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let shown = pairs.iter().filter(|(_, value)| !value.is_empty());
@@ -100,7 +101,7 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
         .collect()
 }
 
-/// How long ago a Unix time was: `5 s`, `3 min`, `2 h`, `4 d`.
+/// Returns how long ago a Unix time was: `5 s`, `3 min`, `2 h`, `4 d`.
 pub fn age(created_unix_s: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map(|d| d.as_secs()).unwrap_or(0);
@@ -116,7 +117,7 @@ fn span(s: u64) -> String {
     }
 }
 
-/// The first 12 digits of an image id.
+/// Returns the first 12 digits of an image id.
 pub fn short(id: &str) -> String {
     id.chars().take(12).collect()
 }

@@ -1,7 +1,7 @@
-//! Long calls: what is shown while they run.
+//! Shows progress while long calls run.
 //!
-//! On a terminal, a bar with bytes, rate and remaining time; elsewhere a plain line now and then, so that a log stays
-//! readable; with `--json` every event as one line on standard output.
+//! On a terminal, it is a bar with bytes, rate and remaining time; elsewhere a plain line from time to time, so that a
+//! log stays readable; with `--json` every event as one line on standard output.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -15,29 +15,29 @@ use super::visible;
 use floe_api::client::Events;
 use floe_api::{CloneState, Event, Outcome};
 
-/// Between two plain lines, where standard error is no terminal.
+/// Time between two plain lines if standard error is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
-/// Redraws a second of a bar.
+/// Time between two redraws of a bar.
 const TICK: Duration = Duration::from_millis(200);
 
-/// The bar that is on the screen, for whoever has to write over it or leave (the interrupt's thread).
+/// The bar on the screen, for code that has to write over it or to exit (the thread that handles interrupts).
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Takes the bar off the screen, if there is one.
+/// Removes the bar from the screen, if there is one.
 pub fn clear() {
-    // A panic while a bar was swapped leaves nothing half done: the bar is either there or not.
+    // A panic while a bar was replaced does no harm: the bar is either there or not.
     let bar = SHOWN.lock().unwrap_or_else(|e| e.into_inner()).take();
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
 }
 
-/// The result of a long call and the stages that it went through.
+/// The result of a long call and its stages.
 #[derive(Debug)]
 pub struct Finished {
-    /// What the call came to.
+    /// The result.
     pub outcome: Outcome,
-    /// Stage and milliseconds, in order.
+    /// Names of the stages and their milliseconds, in order.
     pub stages: Vec<(String, f64)>,
 }
 
@@ -84,7 +84,7 @@ pub fn follow(out: Output, events: Events) -> Result<Finished, CliError> {
 
 struct View {
     terminal: bool,
-    /// What the bar counts.
+    /// The name of what the bar counts.
     name: String,
     last_plain: Instant,
 }
@@ -127,7 +127,7 @@ impl View {
             bar.enable_steady_tick(TICK);
             bar
         });
-        // A total that is learned on the way turns the spinner into a bar.
+        // When the total becomes known, the spinner becomes a bar.
         if bar.length() != Some(total) {
             bar.set_length(total);
             bar.set_style(style(total, unit));

@@ -20,7 +20,7 @@ Example: look into a disk without a machine
 Example: what is mounted
   floe mount")]
 pub struct Mount {
-    /// A local image or the address of one; without it, what is mounted is listed
+    /// A local image or the address of one; without it, the command lists what is mounted
     #[arg(requires = "dir")]
     image: Option<String>,
     /// An empty directory
@@ -55,7 +55,7 @@ impl Mount {
     }
 }
 
-/// Take an image off a directory
+/// Remove an image's view from a directory
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  floe unmount /mnt")]
 pub struct Unmount {
@@ -65,7 +65,7 @@ pub struct Unmount {
 
 impl Unmount {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        // Not canonicalised: that would ask the mount, which may be what hangs.
+        // The path is not canonicalised, because that would access the mount, which may hang.
         cx.client()?.unmount(&args::absolute(&self.dir)?)?;
         acknowledge(cx, &format!("{} is unmounted", self.dir.display()))
     }

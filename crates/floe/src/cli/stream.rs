@@ -1,4 +1,4 @@
-//! How a machine's image streams, as text: the report at the end of `floe run --link-report`.
+//! Describes how a machine's image streams: the report at the end of `floe run --link-report`.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use super::{Context, interrupt};
 use floe_api::client::Client;
 use floe_api::{MachineStatus, StreamInfo};
 
-/// How often the report looks whether the machine still runs.
+/// How often the report checks whether the machine still runs.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Bits of a byte, to tell rates as links are sold.
+/// Bits per byte, because rates are shown in the unit in which links are sold.
 const BITS: f64 = 8.0;
 
-/// Waits until the machine ends or the user interrupts, then tells what its link carried.
+/// Waits until the machine ends or the user interrupts, then prints what its link carried.
 pub fn report(cx: &Context, machine: String) -> Result<(), CliError> {
     let client = cx.client()?;
     let mut last = client.stream_info(&machine)?;
@@ -37,7 +37,7 @@ pub fn report(cx: &Context, machine: String) -> Result<(), CliError> {
     loop {
         std::thread::sleep(LOOK_EVERY);
         match client.stream_info(&machine) {
-            // the last figures before the end: an ended machine has none
+            // these are the last figures before the end, since an ended machine has none
             Ok(info) if alive(info.state) => last = info,
             Ok(info) => {
                 last.state = info.state;
@@ -55,7 +55,7 @@ fn alive(state: MachineStatus) -> bool {
     !matches!(state, MachineStatus::Stopped | MachineStatus::Failed)
 }
 
-/// Bits a second, as links are sold.
+/// Formats bytes per second as bits per second, the unit in which links are sold.
 pub fn rate(bytes_s: f64) -> String {
     match bytes_s * BITS {
         b if b >= 1e9 => format!("{:.1} Gbit/s", b / 1e9),

@@ -1,4 +1,4 @@
-//! The terminal's raw mode, in which every key goes to the guest or the dashboard, and a screen of its own for the latter.
+//! The terminal's raw mode, in which every key goes to the guest or the dashboard, and the dashboard's screen.
 
 use super::visible;
 use std::io::Write;
@@ -6,17 +6,17 @@ use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The mode before raw mode, while raw mode is on.
+/// The terminal's earlier mode while raw mode is on.
 static BEFORE: Mutex<Option<libc::termios>> = Mutex::new(None);
 
 /// Whether the alternate screen is on.
 static SCREEN: AtomicBool = AtomicBool::new(false);
-/// The alternate screen, without a cursor.
+/// Switches to the alternate screen, without a cursor.
 const SCREEN_ON: &[u8] = b"\x1b[?1049h\x1b[?25l";
-/// The ordinary one again.
+/// Switches back to the ordinary screen.
 const SCREEN_OFF: &[u8] = b"\x1b[?25h\x1b[?1049l";
 
-/// Another mode of standard input until it is dropped.
+/// Another mode of standard input, until this is dropped.
 #[derive(Debug)]
 pub struct Raw(());
 
@@ -27,7 +27,7 @@ impl Raw {
         Raw::enter_with(|mode| unsafe { libc::cfmakeraw(mode) })
     }
 
-    /// Shows no more of what is typed.
+    /// Stops showing what is typed.
     pub fn without_echo() -> std::io::Result<Raw> {
         Raw::enter_with(|mode| mode.c_lflag &= !libc::ECHO)
     }
@@ -39,7 +39,7 @@ impl Raw {
         if unsafe { libc::tcgetattr(fd, mode.as_mut_ptr()) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the call above succeeded, so all of it is written.
+        // SAFETY: the call above succeeded, so the termios is fully written.
         let before = unsafe { mode.assume_init() };
         let mut raw = before;
         change(&mut raw);
@@ -49,7 +49,7 @@ impl Raw {
     }
 }
 
-/// A screen of its own, and raw mode, until it is dropped.
+/// The alternate screen and raw mode, until this is dropped.
 #[derive(Debug)]
 pub struct Screen(Raw);
 
@@ -62,7 +62,7 @@ impl Screen {
         Ok(Screen(raw))
     }
 
-    /// Shows these lines in place of what is there; longer ones are cut at `width`.
+    /// Replaces what is shown by these lines; longer ones are cut at `width`.
     pub fn show(&self, text: &str, width: usize, height: usize) -> std::io::Result<()> {
         let mut out = String::from("\x1b[H");
         for line in visible::text(text).lines().take(height.saturating_sub(1)) {
@@ -74,7 +74,7 @@ impl Screen {
     }
 }
 
-/// Columns and lines of the terminal; the usual ones where it doesn't tell.
+/// Returns columns and lines of the terminal; the usual ones if it doesn't report them.
 pub fn size() -> (usize, usize) {
     let mut size = libc::winsize {
         ws_row: 0,
@@ -104,7 +104,7 @@ impl Drop for Raw {
     }
 }
 
-/// Puts the old mode and screen back, if raw mode is on.
+/// Restores the old mode and screen, if raw mode is on.
 pub fn restore() {
     if SCREEN.swap(false, Ordering::SeqCst) {
         let _ = write(SCREEN_OFF); // as below

@@ -1,4 +1,4 @@
-//! `floe top`: the machines of this node and how they stream, each second.
+//! `floe top`: shows the machines of this node and how they stream, every second.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, Read};
@@ -16,13 +16,13 @@ use super::{Context, stream};
 use floe_api::client::Client;
 use floe_api::{MachineInfo, MachineStatus, StreamInfo};
 
-/// How often the figures are taken.
+/// How often the figures are read.
 const EVERY: Duration = Duration::from_secs(1);
-/// Time between the two looks of `--once`: rates are differences.
+/// Time between the two readings of `--once`: rates are differences.
 const ONCE_EVERY: Duration = Duration::from_millis(500);
-/// Unit of times in /proc: Linux shows programs hundredths of a second on every architecture that floe runs on.
+/// Unit of times in /proc: Linux shows hundredths of a second to programs on every architecture that floe runs on.
 const TICKS_PER_S: u64 = 100;
-/// Ctrl-C, as raw mode gives it.
+/// The byte that Ctrl-C sends in raw mode.
 const INTERRUPT: u8 = 3;
 
 /// Watch the machines of this node: rates, misses, what is buffered, pauses
@@ -43,30 +43,30 @@ pub struct Top {
     once: bool,
 }
 
-/// One look.
+/// One reading of all figures.
 #[derive(Debug, Serialize)]
 struct Look {
     machines: Vec<Row>,
 }
 
-/// One machine in it.
+/// The figures of one machine.
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
     image: String,
-    /// Of one CPU, in percent; absent if it can't be told.
+    /// Percent of one CPU; absent if unknown.
     cpu_percent: Option<f64>,
-    /// Bytes that arrive in a second.
+    /// Bytes that arrive per second.
     arriving_bytes_s: f64,
     #[serde(flatten)]
     stream: StreamInfo,
 }
 
-/// What a later look is compared with.
+/// Figures of an earlier reading, for comparison.
 #[derive(Default)]
 struct Before {
     at: Option<Instant>,
-    /// By machine: CPU seconds and fetched bytes.
+    /// CPU seconds and fetched bytes by machine.
     sums: HashMap<String, (Option<f64>, u64)>,
 }
 
@@ -100,7 +100,7 @@ fn dashboard(client: &Client, before: &mut Before) -> Result<(), CliError> {
     let screen = Screen::enter().map_err(no_terminal)?;
     loop {
         let next = Instant::now() + EVERY;
-        // the node may be replaced meanwhile; what is shown then says so
+        // if the node is being replaced, an error is shown instead
         let shown = match look(client, before) {
             Ok(seen) => text(&seen),
             Err(error) => format!("{}\n", error.0.message),
@@ -114,7 +114,7 @@ fn dashboard(client: &Client, before: &mut Before) -> Result<(), CliError> {
     }
 }
 
-/// Reads keys until the moment; true if one of them leaves.
+/// Reads keys until the given time. Returns true if one of them means to leave.
 fn wants_to_leave(until: Instant) -> std::io::Result<bool> {
     let mut stdin = std::io::stdin();
     loop {
@@ -133,7 +133,7 @@ fn wants_to_leave(until: Instant) -> std::io::Result<bool> {
         }
         let mut keys = [0; 64];
         let read = stdin.read(&mut keys)?;
-        // a terminal that has gone leaves too
+        // a terminal that is gone means to leave as well
         if read == 0
             || keys[..read]
                 .iter()
@@ -150,7 +150,7 @@ fn look(client: &Client, before: &mut Before) -> Result<Look, CliError> {
     let mut sums = HashMap::new();
     let mut machines = Vec::new();
     for machine in client.machines()?.machines {
-        // removed in this moment
+        // the machine was removed just now
         let Ok(stream) = client.stream_info(&machine.name) else {
             continue;
         };
@@ -191,13 +191,13 @@ fn row(
     }
 }
 
-/// CPU time of a process of this host, user's and system's.
+/// Returns the CPU time of a process of this host, user's and system's.
 fn cpu_seconds(pid: u32) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse_cpu_seconds(&stat, TICKS_PER_S)
 }
 
-/// Fields 14 and 15 of proc(5)'s stat; the name before them may contain anything, brackets too.
+/// Parses fields 14 and 15 of proc(5)'s stat; the name before them may contain anything, including brackets.
 fn parse_cpu_seconds(stat: &str, ticks_per_s: u64) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! `floe trace ...`: what machines of an image touched, from which floe learns what to fetch ahead.
+//! `floe trace ...`: what machines of an image touched. floe learns from it what to fetch ahead.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args};
 
-/// Bars of a trace's picture, from few accesses to many.
+/// Characters for a trace's chart, from few accesses to many.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// What machines of an image touched first, and what was learnt of it
@@ -30,7 +30,7 @@ pub enum Trace {
 
 #[derive(Debug, Args)]
 struct Whose {
-    /// A local image, the id of one that was run here, or the address of one of yours on a hub
+    /// A local image, the id of one that was run here, or the address of one that you own on a hub
     image: String,
     #[command(flatten)]
     access: super::login::Access,
@@ -82,7 +82,7 @@ pub struct Export {
     force: bool,
 }
 
-/// Take traces from files, for the image that they are of
+/// Take traces from files, for the image that they belong to
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: from one host to another

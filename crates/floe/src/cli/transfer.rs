@@ -21,7 +21,7 @@ pub struct Push {
     image: String,
     /// Address of the hub, or a directory
     to: String,
-    /// Name there; the local one if not given
+    /// Name there; by default the local one
     #[arg(long, short)]
     name: Option<String>,
     /// Let everybody read it
@@ -61,7 +61,7 @@ A machine does not need it: floe run ADDRESS fetches what it touches.")]
 pub struct Pull {
     /// Address with the image's name
     from: String,
-    /// Local name; the remote one if not given
+    /// Local name; by default the remote one
     #[arg(long, short)]
     name: Option<String>,
     #[command(flatten)]

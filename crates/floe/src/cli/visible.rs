@@ -1,12 +1,12 @@
-//! What a guest, an image or another host wrote, as a terminal may get it: everything that would steer the terminal, or make text
-//! look like other text, is shown by its number instead (`\x1b`, `\u{202e}`).
+//! Makes text that a guest, an image or another host wrote safe for a terminal: everything that would control the
+//! terminal, or make text look like other text, is replaced by its number (`\x1b`, `\u{202e}`).
 //!
-//! All that commands print goes through here (`Output`, `CliError`, progress, `floe top`), since anything of it may quote a
-//! stranger. What does not: `floe console`, a terminal by nature, and `floe logs --raw`.
+//! All output of commands passes through here (`Output`, `CliError`, progress, `floe top`), since any of it may quote a
+//! stranger. The exceptions are `floe console`, which connects a terminal directly, and `floe logs --raw`.
 
 use std::fmt::Write;
 
-/// Text with its lines and tabs.
+/// Makes text of several lines safe; keeps line ends and tabs.
 pub fn text(text: &str) -> String {
     let mut filter = Filter::default();
     let mut out = filter.feed(text.as_bytes());
@@ -14,19 +14,19 @@ pub fn text(text: &str) -> String {
     out
 }
 
-/// Text in a line, such as a table's cell: line ends and tabs are shown by their numbers, too.
+/// Makes text for one line safe, such as a table's cell: line ends and tabs are replaced by their numbers, too.
 pub fn line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     text.chars().for_each(|c| push(&mut out, c));
     out
 }
 
-/// A message whose further lines are set in, so that none of them looks like the program's own (`fix: ...`).
+/// Makes a message safe and indents its further lines, so that none of them looks like the program's own (`fix: ...`).
 pub fn message(message: &str) -> String {
     text(message.trim_end()).replace('\n', "\n  ")
 }
 
-/// JSON, which stays the same value. Control characters below 32 are escaped in it anyway.
+/// Makes JSON safe without changing its value. Control characters below 32 are escaped in it anyway.
 pub fn json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -34,7 +34,7 @@ pub fn json(json: &str) -> String {
             '\n' => out.push(c),
             c if is_plain(c) => out.push(c),
             c => {
-                // these stand in strings only
+                // these occur only inside strings
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     let _ = write!(out, "\\u{unit:04x}");
                 }
@@ -44,8 +44,8 @@ pub fn json(json: &str) -> String {
     out
 }
 
-/// Whether a terminal shows this character and does nothing else for it: no control character, nothing that changes the
-/// direction of what follows, nothing that cannot be seen.
+/// Returns whether a terminal merely shows this character: it is no control character, does not change the direction of
+/// what follows, and is visible.
 fn is_plain(c: char) -> bool {
     let hidden = matches!(c,
         '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
@@ -54,7 +54,7 @@ fn is_plain(c: char) -> bool {
 }
 
 fn push(out: &mut String, c: char) {
-    // writing to a string does not fail
+    // writing to a string can't fail
     let _ = match c {
         c if is_plain(c) => out.write_char(c),
         c if u32::from(c) < 0x100 => write!(out, "\\x{:02x}", u32::from(c)),
@@ -62,17 +62,17 @@ fn push(out: &mut String, c: char) {
     };
 }
 
-/// Makes a stream of bytes visible, piece by piece. Carriage returns before a line end, as serial lines have them, are left out.
+/// Makes a stream of bytes safe, piece by piece. Drops carriage returns before a line end, which serial lines have.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// The beginning of a character.
+    /// The first bytes of an incomplete character.
     part: Vec<u8>,
-    /// Carriage returns of which it is not known what follows.
+    /// Number of carriage returns after which nothing has arrived yet.
     returns: usize,
 }
 
 impl Filter {
-    /// What can be shown after these bytes.
+    /// Returns what can be shown after these bytes.
     pub fn feed(&mut self, bytes: &[u8]) -> String {
         self.part.extend_from_slice(bytes);
         let part = std::mem::take(&mut self.part);
@@ -98,7 +98,7 @@ impl Filter {
         }
     }
 
-    /// What is left when nothing follows.
+    /// Returns what is left when nothing follows.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         let part = std::mem::take(&mut self.part);
@@ -126,7 +126,8 @@ impl Filter {
         }
     }
 
-    /// Bytes that are no text. Terminals that do not know UTF-8 take some of them for escape sequences.
+    /// Shows bytes that are no text by their numbers. Terminals that do not know UTF-8 take some of them for escape
+    /// sequences.
     fn show_bytes(&mut self, bytes: &[u8], out: &mut String) {
         if !bytes.is_empty() {
             self.show_returns(out);
@@ -146,7 +147,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A title, a colour, a question that the terminal answers, a clipboard, C1 forms of the same, directions, and what is not seen.
+    /// A title, a colour, a question that the terminal answers, a clipboard, their C1 forms, directions, and invisible
+    /// characters.
     const HOSTILE: &str = "\x1b]0;owned\x07 \x1b[31mred\x1b[0m \x1b[6n \x1b]52;c;eA==\x1b\\ \u{9b}2J \u{90}x\u{9c} \
                            a\u{202e}b\u{2066}c\u{200f}d\u{2028}e\u{200b}f\u{feff}g\u{e0041}h\x08\x7f\x00 overwritten\rnew";
 

@@ -1,4 +1,4 @@
-//! The files of the page, as `web/` built them, with the headers that keep them harmless.
+//! The files of the page, as built from `web/`, with headers that make them safe.
 
 use axum::{
     Router,
@@ -15,12 +15,12 @@ use std::borrow::Cow;
 #[folder = "../../web/dist"]
 struct Files;
 
-/// Whose page is shown at `/`.
+/// The page that is shown at `/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
-    /// Images and machines of this host, to be used.
+    /// The node's page: images and machines of this host.
     Node,
-    /// The catalogue, to be looked at.
+    /// The hub's page: its catalogue, read-only.
     Hub,
 }
 
@@ -33,16 +33,16 @@ impl Page {
     }
 }
 
-/// Nothing runs and nothing is loaded but the page's own files; pictures may also be made by the page (`data:` is the
-/// guest's mouse pointer, `blob:` its screen).
+/// The page may run and load only its own files. It may also show pictures that it makes itself (`data:` is the guest's
+/// mouse pointer, `blob:` its screen).
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// Files whose names carry their hash never change.
+/// Files with a hash in their name, which never change.
 const HASHED: &str = "assets/";
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 const MUTABLE: &str = "no-cache";
 
-/// The page at `/` and its files.
+/// Returns routes for the page at `/` and its files.
 pub fn router<S: Clone + Send + Sync + 'static>(page: Page) -> Router<S> {
     let file =
         |name: &'static str| get(move |headers: HeaderMap| async move { serve(name, &headers) });
@@ -57,13 +57,13 @@ async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Response {
     serve(&format!("{HASHED}{name}"), &headers)
 }
 
-/// One file, compressed where the browser takes that.
+/// Returns one file, compressed if the browser accepts that.
 fn serve(name: &str, request: &HeaderMap) -> Response {
     let wants_gzip = request
         .get(header::ACCEPT_ENCODING)
         .and_then(|value| value.to_str().ok())
         .is_some_and(|list| list.split(',').any(|one| one.trim().starts_with("gzip")));
-    // a name with `.gz` is nobody's address, only a form of the file beside it
+    // a name with `.gz` is only another form of the file beside it, and can't be requested itself
     let Some(plain) = Files::get(name).filter(|_| !name.ends_with(".gz")) else {
         return (StatusCode::NOT_FOUND, "the page has no such file\n").into_response();
     };

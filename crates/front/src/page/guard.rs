@@ -1,10 +1,11 @@
-//! Who may use a node through its page.
+//! Decides who may use a node through its page.
 //!
-//! A browser carries requests of any page that it shows to any address that it can reach, loopback included. So:
-//! - a `Host` that is no address of this host belongs to a name that was rebound to it: refused;
-//! - an `Origin` (or `Sec-Fetch-Site`) other than the page's own is another page, WebSockets included: refused;
-//! - what tells or does anything (`/v1`, `/metrics`) needs the token, as the cookie that `/login?token=...` sets (HttpOnly,
-//!   SameSite=Strict) or as a bearer token. The page's files need none: they hold no secret, and tell how to get in.
+//! A browser sends requests of any page that it shows to any address that it can reach, including loopback. So:
+//! - a `Host` that is not an address of this host is a name that was rebound to it: refused;
+//! - an `Origin` (or `Sec-Fetch-Site`) other than the page's own means another page, also for WebSockets: refused;
+//! - everything that reveals or does something (`/v1`, `/metrics`) needs the token, as the cookie that `/login?token=...`
+//!   sets (HttpOnly, SameSite=Strict) or as a bearer token. The page's files need none: they contain no secret, and say
+//!   how to log in.
 
 use super::token::Token;
 use crate::{Party, Peer};
@@ -22,13 +23,13 @@ use std::{
     sync::Arc,
 };
 
-/// How long a browser stays logged in, seconds: a month.
+/// How long a browser stays logged in, in seconds: a month.
 const COOKIE_S: u64 = 30 * 24 * 3600;
-/// Whom the connections count for that have shown the page's token.
+/// The user for whom connections count that have shown the page's token.
 const TOKEN_HOLDERS: &str = "the node's user";
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// What requests are checked against.
+/// The settings against which requests are checked.
 #[derive(Debug)]
 pub struct Guard {
     listen: SocketAddr,
@@ -37,9 +38,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// For a page that listens here.
+    /// Makes the guard of a page that listens at this address.
     pub fn new(listen: SocketAddr, token: Token) -> Guard {
-        // cookies know no ports: two nodes on one host must not overwrite each other's
+        // cookies don't distinguish ports: two nodes on one host must not overwrite each other's
         let cookie = format!("floe_{}", listen.port());
         Guard {
             listen,
@@ -48,17 +49,17 @@ impl Guard {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address where the page listens.
     pub fn listen(&self) -> SocketAddr {
         self.listen
     }
 
-    /// The page's token.
+    /// Returns the page's token.
     pub fn token(&self) -> &str {
         self.token.text()
     }
 
-    /// The page's address.
+    /// Returns the page's address.
     pub fn url(&self) -> String {
         let mut addr = self.listen;
         if addr.ip().is_unspecified() {
@@ -67,7 +68,7 @@ impl Guard {
         format!("http://{addr}/")
     }
 
-    /// The address that logs a browser in.
+    /// Returns the address that logs a browser in.
     pub fn login_url(&self) -> String {
         format!("{}login?token={}", self.url(), self.token.text())
     }
@@ -76,7 +77,7 @@ impl Guard {
         let (host, port) = split_authority(authority);
         let port_fits = port.is_none_or(|port| port == self.listen.port());
         let name_fits = match host.parse::<IpAddr>() {
-            // no name was looked up, so none was rebound
+            // this is an address, so no name can have been rebound
             Ok(address) => address.is_loopback() || !self.listen.ip().is_loopback(),
             Err(_) => host.eq_ignore_ascii_case("localhost"),
         };
@@ -129,7 +130,7 @@ impl Guard {
     }
 }
 
-/// A refusal.
+/// A refused request.
 struct Failure(StatusCode, ApiError);
 
 impl IntoResponse for Failure {
@@ -149,7 +150,7 @@ fn foreign(message: &str) -> Failure {
     )
 }
 
-/// `host:port`, `[v6]:port` or a host alone. A port that is no number is 0, which nobody listens on.
+/// Splits `host:port`, `[v6]:port` or a host alone. A port that is no number is returned as 0, on which nobody listens.
 fn split_authority(authority: &str) -> (&str, Option<u16>) {
     let (host, rest) = match authority.strip_prefix('[') {
         Some(rest) => rest.split_once(']').unwrap_or((rest, "")),
@@ -163,7 +164,8 @@ fn split_authority(authority: &str) -> (&str, Option<u16>) {
     (host, port)
 }
 
-/// The page's files for whoever asks by this host's name, and the interface for whoever has the token too.
+/// Returns routes for the page's files, for requests that name this host, and for the interface, which also needs the
+/// token.
 pub fn guarded(guard: Arc<Guard>, files: Router, interface: Router) -> Router {
     let files = files
         .route("/login", get(login).with_state(guard.clone()))
@@ -182,7 +184,7 @@ fn host(request: &Request) -> Option<&str> {
     })
 }
 
-/// A link from another page may lead here, as to any page; it carries no cookie and reads no answer.
+/// Checks only the host. A link from another page may lead here; it sends no cookie and can't read the answer.
 async fn host_only(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     if host(&request).is_some_and(|host| guard.is_own_host(host)) {
         return next.run(request).await;
@@ -196,7 +198,7 @@ async fn with_token(State(guard): State<Arc<Guard>>, request: Request, next: Nex
         .and_then(|()| guard.check_token(request.headers()));
     match checked {
         Ok(()) => {
-            // whoever has the token shares no place with those who have not
+            // clients with the token do not share limits with those without
             if let Some(peer) = request.extensions().get::<Peer>() {
                 peer.is(&Party::User(TOKEN_HOLDERS.into()));
             }
@@ -219,7 +221,7 @@ struct Login {
     token: String,
 }
 
-/// Trades the token of an address for a cookie, and leads to the page without it.
+/// Stores the token of the address in a cookie, and redirects to the page without the token.
 async fn login(State(guard): State<Arc<Guard>>, Query(login): Query<Login>) -> Response {
     if !guard.token.is(&login.token) {
         return (
@@ -346,7 +348,7 @@ mod tests {
                 StatusCode::OK
             );
         }
-        // on the network an address is as good as the one that the page listens on; a name is not
+        // on the network, any address of the host is accepted, but no name
         let wide = "0.0.0.0:7070";
         let there = [("host", "192.0.2.1:7070"), COOKIE];
         assert_eq!(ask(wide, "/v1/node", &there).await.status(), StatusCode::OK);

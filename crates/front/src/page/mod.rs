@@ -1,10 +1,10 @@
 //! The page: what a browser shows of a node and of a hub.
 //!
-//! It is built from `web/` and embedded in the binary ([`assets`]); what it knows it asks over the same REST interface as
-//! everybody. On a node it stands on a TCP port, which any web page that a browser of this host shows, and any user of
-//! this host, can reach: [`guard`] lets in who has the page's [`token`], and no page but its own.
+//! It is built from `web/` and embedded in the binary ([`assets`]); it gets its data over the same REST interface as
+//! every other client. On a node it is on a TCP port, which any web page in a browser of this host, and any user of this
+//! host, can reach: [`guard`] accepts only clients with the page's [`token`], and requests from no other page.
 //!
-//! Deliberately absent: decisions. The page asks and shows, like the command line.
+//! The page decides nothing. Like the command line, it asks and shows.
 
 pub mod assets;
 pub mod guard;

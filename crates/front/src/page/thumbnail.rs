@@ -1,4 +1,4 @@
-//! Thumbnails: the screen at a capture, small, as the image's region `thumb`.
+//! Thumbnails: the screen at a capture, scaled down, stored as the image's region `thumb`.
 
 use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -7,29 +7,29 @@ use axum::{
 use floe_image::Hash;
 use std::io::Cursor;
 
-/// The region that holds it.
+/// The region that contains it.
 pub const THUMB_REGION: &str = "thumb";
-/// Largest thumbnail that is stored or shown, bytes: noise of that size takes 1.2 MB, and no screen is noise.
+/// Largest thumbnail that is stored or shown, in bytes: noise of that size takes 1.2 MB, and no screen is noise.
 pub const THUMB_BYTES_MAX: u64 = 1 << 20;
-/// Most pixels of a row: twice what a catalogue shows, for dense displays.
+/// Most pixels in a row: twice what a catalogue shows, for high-resolution displays.
 const WIDTH_MAX: u32 = 640;
-/// Most pixels of a column: tall screens are scaled to it.
+/// Most pixels in a column: taller screens are scaled to it.
 const HEIGHT_MAX: u32 = 640;
-/// Most bytes of a decoded screen: 8K in four bytes a pixel.
+/// Most bytes of a decoded screen: 8K with four bytes per pixel.
 const SCREEN_BYTES_MAX: usize = 7680 * 4320 * 4;
 
-/// Who may keep a thumbnail, and for how long.
+/// Who may cache a thumbnail, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Everybody, for ever: it is a public image's, asked for by its id, which never means another picture.
+    /// Everybody, forever: the image is public and was requested by its id, which never changes its meaning.
     Public,
-    /// The asking browser, for ever.
+    /// Only the requesting browser, forever.
     Private,
-    /// The browser, if it asks again each time: what a name means may change.
+    /// The browser, if it revalidates each time: the meaning of a name may change.
     Ask,
 }
 
-/// A thumbnail as an answer.
+/// Returns a thumbnail as an HTTP answer.
 pub fn answer(id: &Hash, png: Vec<u8>, keep: Keep, request: &HeaderMap) -> Response {
     let etag = HeaderValue::from_str(&format!("\"{id}\"")).expect("an id is hexadecimal");
     let known = request.get(header::IF_NONE_MATCH) == Some(&etag);
@@ -53,12 +53,12 @@ pub fn answer(id: &Hash, png: Vec<u8>, keep: Keep, request: &HeaderMap) -> Respo
     }
 }
 
-/// Whether these bytes claim to be a PNG: what a browser is told that they are.
+/// Returns whether these bytes begin like a PNG, which is how a browser will treat them.
 pub fn is_png(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x89PNG\r\n\x1a\n")
 }
 
-/// Scales a screen down. `None` if it can't be read, or has only one colour: then a drawn placeholder tells more.
+/// Scales a screen down. Returns `None` if it can't be read or has only one colour: a drawn placeholder then shows more.
 pub fn of_screen(png: &[u8]) -> Option<Vec<u8>> {
     let mut decoder = png::Decoder::new_with_limits(
         Cursor::new(png),
@@ -105,12 +105,13 @@ pub fn of_screen(png: &[u8]) -> Option<Vec<u8>> {
 struct Picture {
     width: u32,
     height: u32,
-    /// Three bytes a pixel, row by row.
+    /// Three bytes per pixel, row by row.
     rgb: Vec<u8>,
 }
 
 impl Picture {
-    /// Not larger than this, in the same proportions. Each pixel is the mean of those that it stands for.
+    /// Scales the picture to fit into this size, with the same proportions. Each pixel is the mean of those that it
+    /// replaces.
     fn fitted(self, width_max: u32, height_max: u32) -> Picture {
         let scale = f64::min(
             f64::from(width_max) / f64::from(self.width),
@@ -143,7 +144,7 @@ impl Picture {
     }
 }
 
-/// Which of `from` places each of `to` places stands for; none is empty.
+/// Returns for each of `to` places the range of `from` places that it replaces; no range is empty.
 fn spans(from: u32, to: u32) -> Vec<(usize, usize)> {
     let at = |index: u32| (u64::from(index) * u64::from(from) / u64::from(to)) as usize;
     (0..to)

@@ -1,4 +1,4 @@
-//! The page's token: who has it has the node's rights, as who may open the node's socket has.
+//! The page's token. Whoever has it has the same rights as somebody who may open the node's socket.
 
 use floe_api::paths::Home;
 use floe_image::Hash;
@@ -8,14 +8,14 @@ use std::{
     io::{self, Read},
 };
 
-/// Least characters of a token that an operator chooses: as many as 64 random bits have in hexadecimal.
+/// Fewest characters of a token that an operator chooses: as many as 64 random bits have in hexadecimal.
 pub const TOKEN_CHARACTERS_MIN: usize = 16;
 /// Most characters of a token.
 pub const TOKEN_CHARACTERS_MAX: usize = 256;
-/// Random bytes of a token that floe makes.
+/// Number of random bytes in a token that floe makes.
 const TOKEN_BYTES: usize = 24;
 
-/// A secret that a browser shows once and then keeps as a cookie.
+/// A secret that a browser sends once and then keeps as a cookie.
 #[derive(Clone)]
 pub struct Token {
     text: String,
@@ -28,26 +28,26 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A token that can't be used.
+/// Why a token can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// Too short, too long, or with characters that an address and a cookie can't carry.
+    /// It is too short, too long, or has characters that an address and a cookie can't contain.
     #[error(
         "the page's token must have {TOKEN_CHARACTERS_MIN} to {TOKEN_CHARACTERS_MAX} letters, digits, - or _"
     )]
     Form,
-    /// The file that keeps it.
+    /// The token's file could not be used.
     #[error("cannot keep the page's token in {path}: {source}")]
     File {
         /// The file.
         path: String,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
 impl Token {
-    /// A token of the operator's choice.
+    /// Uses a token that the operator chose.
     pub fn chosen(text: &str) -> Result<Token, TokenError> {
         let fits = (TOKEN_CHARACTERS_MIN..=TOKEN_CHARACTERS_MAX).contains(&text.len());
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -60,7 +60,7 @@ impl Token {
         })
     }
 
-    /// The token of this state directory, made at the first call. The file is the node's user's alone.
+    /// Returns the token of this state directory; makes it at the first call. Only the node's user can read its file.
     pub fn of_home(home: &Home) -> Result<Token, TokenError> {
         let path = home.root().join("page.token");
         let failed = |source| TokenError::File {
@@ -87,12 +87,12 @@ impl Token {
         Token::chosen(&text)
     }
 
-    /// The secret itself.
+    /// Returns the secret.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether this is the token. Hashes are compared, so that the time it takes tells nothing of the token.
+    /// Returns whether this is the token. Hashes are compared, so that the time taken reveals nothing.
     pub fn is(&self, given: &str) -> bool {
         given.len() <= TOKEN_CHARACTERS_MAX && Hash::of(given.as_bytes()) == self.hash
     }

@@ -1,93 +1,95 @@
-//! What the agent does about what it hears: no I/O, no clock.
+//! Decides how the agent reacts to events: no I/O, no clock.
 //!
-//! A call that was sent belongs to the session in which it was sent. A new session means that something has happened to the
-//! machine: if the node that opens it says that this is a clone of a ticket, the process that called `clone` with this
-//! ticket is waiting here as it is in the parent, and gets its number; whatever else was under way was the parent's, and
-//! ends with an error. So does everything under way if the node was merely restarted: nothing waits in silence.
+//! A call belongs to the session in which it was sent. A new session means that something has happened to the machine. If
+//! the node that opens it says that this is a clone of a ticket, then a process that called `clone` with this ticket
+//! waits here just as in the parent, and gets the clone's number; all other pending calls were the parent's and end with
+//! an error. If the node was merely restarted, all pending calls end with an error as well, so that nothing waits
+//! forever.
 
 use crate::message::{Answer, Call, Identity, Me, Place, Refusal, ToGuest, ToHost, VERSION, codes};
 use std::collections::BTreeMap;
 
-/// How long a call waits for a node that is not there, ms: a node that is replaced by a newer one is back before that.
+/// How long a call waits for a node that does not answer, in ms: a node that is replaced by a newer one is back before
+/// that.
 pub const SILENT_MS_MAX: u64 = 30_000;
-/// How long one of `clone` does: it may be a clone whose memory comes over a slow link, before the node's first word.
+/// The same for `clone`, in ms: this may be a clone whose memory comes over a slow link, before the node's first message.
 pub const CLONE_SILENT_MS_MAX: u64 = 120_000;
 
-/// A program's connection.
+/// Identifies a program's connection.
 pub type Client = u64;
 
-/// What happened.
+/// An event that the agent reacts to.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A line came from the port.
     HostLine(&'a [u8]),
-    /// Nobody is at the other end of the port.
+    /// There is no node at the other end of the port.
     HostGone,
     /// A program sent a line.
     ClientLine(Client, &'a [u8]),
-    /// A program has gone.
+    /// A program has closed its connection.
     ClientGone(Client),
-    /// What [`Action::Place`] came to.
+    /// The result of [`Action::Place`] for this session.
     Placed(u64, Result<(), String>),
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// What the agent has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Write a line to the port.
     Host(Vec<u8>),
-    /// Answer a program.
+    /// Answer a program's call.
     Client(Client, Answer),
-    /// Put this in place, and tell with [`Event::Placed`] for this session.
+    /// Set clock, random numbers and identity, and report the result with [`Event::Placed`] for this session.
     Place(u64, Box<Place>),
 }
 
 struct Pending {
     client: Client,
     call: Call,
-    /// In which it was sent; `None` if it was not yet.
+    /// The session in which the call was sent; `None` if it was not sent yet.
     session: Option<u64>,
     asked_ms: u64,
 }
 
-/// The agent's mind.
+/// The agent's state.
 #[derive(Default)]
 pub struct Core {
     session: Option<u64>,
-    /// Everything is in place: calls may be sent.
+    /// Whether the node's settings are in place, so that calls may be sent.
     open: bool,
     closed_since_ms: u64,
     me: Option<Me>,
-    /// What is being put in place.
+    /// The identity that is being set.
     placing: Option<Identity>,
     pending: BTreeMap<u64, Pending>,
     next: u64,
 }
 
 impl Core {
-    /// One that has heard of no node.
+    /// Makes an agent that has not yet been contacted by a node.
     pub fn new() -> Core {
         Core::default()
     }
 
-    /// Whether somebody waits for an answer: then time matters.
+    /// Returns whether a program waits for an answer, so that [`Event::Tick`] is needed.
     pub fn is_waited_for(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Whether that is because no node has opened a session: it may not know that somebody is here.
+    /// Returns whether a program waits because no node has opened a session: perhaps no node knows that the agent runs.
     pub fn waits_for_node(&self) -> bool {
         self.is_waited_for() && !self.open
     }
 
-    /// Takes notice of what happened; says what is to be done. `now_ms` never goes back.
+    /// Processes an event and returns what is to be done. `now_ms` must never decrease.
     pub fn handle(&mut self, now_ms: u64, event: Event<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
             Event::HostLine(line) => {
-                // a line that can't be understood is the rest of one that was cut in two by a fork
+                // a line that can't be understood is the rest of one that a fork has cut in two
                 if let Ok(message) = ToGuest::decode(line) {
                     self.heard(now_ms, message, &mut actions);
                 }
@@ -168,7 +170,7 @@ impl Core {
             Ok(()) => ToHost::Placed { session },
             Err(why) => ToHost::NotPlaced { session, why },
         };
-        // the node hears of it first: whoever is answered below may use the network at once
+        // inform the node first, because a program that is answered below may use the network at once
         actions.push(Action::Host(told.encode()));
         if is_other {
             self.me = me;
@@ -189,7 +191,7 @@ impl Core {
         }
     }
 
-    /// What becomes of a call that was under way before this session.
+    /// Returns the answer to a call that was pending before this session.
     fn left_over(&self, call: &Call, is_other: bool, error: Option<&str>) -> Answer {
         let me = self.me.as_ref().filter(|_| is_other);
         match (me, call) {
@@ -302,7 +304,7 @@ mod tests {
     use super::*;
     use crate::message::ENTROPY_BYTES;
 
-    /// An agent and what its node would see.
+    /// An agent and the messages that its node would see.
     struct World {
         core: Core,
         now_ms: u64,
@@ -326,7 +328,7 @@ mod tests {
                 .handle(self.now_ms, Event::ClientLine(client, &call.encode()))
         }
 
-        /// A node's opening, all the way.
+        /// Opens a session completely, like a node.
         fn open(&mut self, session: u64, identity: Option<Identity>) -> Vec<Action> {
             let ready = self.host(&ToGuest::Hello {
                 session,
@@ -422,7 +424,7 @@ mod tests {
             answer: answer.clone(),
         });
         assert_eq!(told, [Action::Client(5, answer.clone())]);
-        // what was on its way to the parent at the fork reaches the clone too, and means nothing there
+        // a message that was on its way to the parent at the fork reaches the clone too, and is ignored there
         copy.ask(6, &clone("u"));
         assert!(
             copy.host(&ToGuest::Answer {
@@ -444,7 +446,7 @@ mod tests {
         let told = world.open(2, Some(identity("another", 1)));
         assert_eq!(refused(&told, 5), codes::OTHER_MACHINE);
         assert_eq!(refused(&told, 6), codes::OTHER_MACHINE);
-        // the node of that clone is restarted: it is still the same one
+        // the node of that clone is restarted, but the clone stays the same
         world.ask(7, &clone("another"));
         let told = world.open(3, Some(identity("another", 1)));
         assert_eq!(refused(&told, 7), codes::UNREACHABLE);
@@ -479,7 +481,7 @@ mod tests {
     #[test]
     fn nobody_waits_in_silence_for_a_node_that_is_gone() {
         let mut world = World::new();
-        // asked before a node was there
+        // the call was made before a node was there
         assert!(world.ask(5, &Call::Whoami).is_empty());
         world.now_ms = 10;
         let sent = world.open(1, None);
@@ -497,7 +499,7 @@ mod tests {
         assert_eq!((told.len(), refused(&told, 5)), (1, codes::UNREACHABLE));
         let told = world.core.handle(1_000 + CLONE_SILENT_MS_MAX, Event::Tick);
         assert_eq!(refused(&told, 6), codes::UNREACHABLE);
-        // as long as the node is there it may take its time
+        // a node that is connected may take its time
         let mut world = World::new();
         world.open(1, None);
         world.ask(5, &clone("t"));

@@ -1,7 +1,7 @@
-//! Making this machine the clone that its node says it is.
+//! Gives this machine the identity of the clone that its node says it is.
 //!
-//! In the order in which it must be: random numbers first, since everything else may use some; then the clock; then who it
-//! is. The network card has no carrier until the node has heard that all of it is in place.
+//! The order matters: random numbers first, since everything else may use some; then the clock; then the identity. The
+//! network card has no carrier until the node was informed that all of it is in place.
 
 use super::{IDENTITY_PATH, sys};
 use crate::message::{ENTROPY_BYTES, Identity, Place};
@@ -11,10 +11,10 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// Longest host name that Linux takes.
+/// Longest host name that Linux accepts, in bytes.
 const HOSTNAME_BYTES_MAX: usize = 64;
 
-/// Puts everything in place, or says what could not be.
+/// Sets everything, or returns what could not be set.
 pub(super) fn place(place: &Place) -> Result<(), String> {
     let entropy: [u8; ENTROPY_BYTES] = place
         .entropy
@@ -49,7 +49,7 @@ fn hostname(name: &str) -> io::Result<()> {
     }
 }
 
-/// Where there is one already: a guest without one has nobody who reads it.
+/// Writes the machine id if the guest has one already; otherwise nothing in the guest reads it.
 fn machine_id(id: &str) -> io::Result<()> {
     if id.len() != 32 || !id.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(io::Error::other(format!("{id:?} is none")));
@@ -63,7 +63,7 @@ fn machine_id(id: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// For programs that can source a file.
+/// Returns the identity as shell assignments, for programs that can source a file.
 fn describe(identity: &Identity) -> String {
     let me = &identity.me;
     let mut text = format!(
@@ -82,7 +82,7 @@ fn describe(identity: &Identity) -> String {
     text
 }
 
-/// Old or new, never half.
+/// Replaces a file atomically.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".floe");
@@ -91,7 +91,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// The network card gets its address, and its place in the network if it is given one.
+/// Sets the network card's address and, if there is one, its IPv4 address and gateway.
 fn card(identity: &Identity) -> Result<(), String> {
     let Some(mac_text) = &identity.mac else {
         return Ok(());
@@ -105,7 +105,7 @@ fn card(identity: &Identity) -> Result<(), String> {
         _ => None,
     });
     let Some((name, has)) = found else {
-        // a guest that does not drive its card has no network either
+        // a guest without a driver for its card has no network either
         return match cards.is_empty() {
             true => Ok(()),
             false => Err(format!(
@@ -142,17 +142,17 @@ fn card(identity: &Identity) -> Result<(), String> {
     Ok(())
 }
 
-/// IPv6 addresses are made of the card's: those of the parent go, and new ones come.
+/// Renews the card's IPv6 addresses, which are derived from its MAC address.
 fn renew_link_local(card: &str) {
     let switch = format!("/proc/sys/net/ipv6/conf/{card}/disable_ipv6");
     if fs::read_to_string(&switch).is_ok_and(|value| value.trim() == "0") {
-        // a guest without IPv6 has none to renew
+        // a guest without IPv6 has no such file
         let _ = fs::write(&switch, "1");
         let _ = fs::write(&switch, "0");
     }
 }
 
-/// Network cards of the machine, with their addresses: what has a device and an address of six bytes.
+/// Returns the machine's network cards with their addresses: interfaces with a device and an address of six bytes.
 fn cards() -> Vec<(String, [u8; 6])> {
     let all = fs::read_dir("/sys/class/net")
         .into_iter()

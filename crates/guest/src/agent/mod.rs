@@ -1,4 +1,4 @@
-//! The agent: one process, one thread, one loop over the port and the programs that are connected.
+//! The agent: one process with one thread and one loop over the port and the connected programs.
 
 pub mod core;
 mod identity;
@@ -8,11 +8,11 @@ mod sys;
 
 pub use serve::{Options, serve};
 
-/// The port in the guest, by the name that its node gives it.
+/// The name of the port in the guest, which the node has set.
 pub const PORT_NAME: &str = "org.floe.0";
-/// Where udev puts it.
+/// The path that udev gives to the port.
 pub const PORT_PATH: &str = "/dev/virtio-ports/org.floe.0";
-/// Where programs find the agent.
+/// The socket on which programs reach the agent.
 pub const SOCKET_PATH: &str = "/run/floe.sock";
-/// Where scripts find which machine this is: a `key=value` a line, there once the identity is in place.
+/// The file that tells scripts which machine this is: one `key=value` per line, written once the identity is in place.
 pub const IDENTITY_PATH: &str = "/run/floe.identity";

@@ -1,4 +1,4 @@
-//! The virtio port, which ends in a socket of the node's.
+//! The virtio port, whose other end is a socket of the node.
 
 use super::{PORT_NAME, PORT_PATH, sys};
 use std::fs::{File, OpenOptions};
@@ -8,17 +8,17 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a full port is waited for: its other end reads, or is gone.
+/// How long to wait when the port is full: its other end either reads or is gone.
 const WRITE_WAIT: Duration = Duration::from_secs(2);
-/// How often it is looked whether somebody is there again.
+/// How often to check whether the other end is back.
 const GONE_LOOK: Duration = Duration::from_millis(5);
 
-/// The port, open.
+/// The open port.
 pub(super) struct Port {
     file: File,
 }
 
-/// Where the port is: at the path given, at udev's, or wherever the kernel has it if there is no udev.
+/// Returns the port's device: the given path, udev's, or where the kernel has it if there is no udev.
 pub(super) fn find(given: Option<&Path>) -> Option<PathBuf> {
     if let Some(path) = given {
         return Some(path.to_owned());
@@ -49,7 +49,7 @@ impl Port {
         self.file.as_fd()
     }
 
-    /// What is there to read: 0 if nobody is at the other end, `None` if there is nothing.
+    /// Reads from the port. Returns 0 if nobody is at the other end, `None` if there is nothing to read.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match self.file.read(buffer) {
             Ok(count) => Ok(Some(count)),
@@ -59,7 +59,7 @@ impl Port {
         }
     }
 
-    /// Writes a line. What can't be written is lost: its answer will never come, and the loop knows how to live with that.
+    /// Writes a line. If it can't be written, it is lost; the caller then never gets an answer and must time out.
     pub fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         let began = Instant::now();
         while !bytes.is_empty() {
@@ -72,7 +72,7 @@ impl Port {
                     if left.is_zero() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
-                    // what the other end has said may be here before the kernel has heard that it is there
+                    // a message may arrive from the other end before the kernel knows that somebody is there
                     if sys::poll_one(self.fd(), libc::POLLOUT, left)? & libc::POLLOUT == 0 {
                         std::thread::sleep(GONE_LOOK.min(left));
                     }

@@ -1,4 +1,4 @@
-//! The loop: the port, the socket that programs connect to, and the programs.
+//! The loop that serves the port, the socket that programs connect to, and the programs.
 
 use super::core::{Action, Client, Core, Event};
 use super::port::{self, Port};
@@ -13,30 +13,30 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Most programs at a time; the next one waits until one has gone.
+/// Most programs at a time; the next one waits until another has disconnected.
 const CLIENTS_MAX: usize = 64;
-/// How often a port without anybody at its other end is looked at: a clone waits for its node's first word like that.
+/// How often a port with nobody at its other end is checked: a clone waits for its node's first message this way.
 const GONE_LOOK: Duration = Duration::from_millis(20);
-/// How often it is looked whether somebody has waited too long.
+/// How often to check for calls that have waited too long.
 const TICK: Duration = Duration::from_secs(1);
-/// How often a node that has said nothing is told that somebody waits for it.
+/// How often a silent node is notified again while a program waits for it.
 const WAKE_AGAIN: Duration = Duration::from_secs(3);
-/// How often a port that is not there yet is looked for: the module may load later than the agent starts.
+/// How often to look for a missing port: the kernel module may be loaded after the agent starts.
 const PORT_LOOK: Duration = Duration::from_millis(200);
 
-/// How the agent is to serve.
+/// The agent's settings.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The port's device; found by its name if `None`.
+    /// The port's device; with `None` it is found by its name.
     pub port: Option<PathBuf>,
-    /// Where programs connect.
+    /// The socket that programs connect to.
     pub socket: PathBuf,
-    /// Who may: the socket's mode.
+    /// The socket's mode, which determines who may connect.
     pub mode: u32,
 }
 
 impl Default for Options {
-    /// Root and root's group may clone the machine.
+    /// Lets root and root's group clone the machine.
     fn default() -> Self {
         Options {
             port: None,
@@ -51,14 +51,14 @@ struct Program {
     lines: Lines,
 }
 
-/// Serves until it can't. It waits for its port to appear.
+/// Serves until an error makes that impossible. Waits for the port if it does not exist yet.
 pub fn serve(options: &Options) -> io::Result<()> {
     let listener = listen(options)?;
     let mut port = wait_for_port(options)?;
-    // whoever had the port before may have left half a line
+    // an earlier user of the port may have left half a line
     port.write(&[b"\n", &ToHost::Wake.encode()[..]].concat())
         .or_else(|error| match error.kind() {
-            // nobody is there yet; whoever comes says hello first
+            // no node is connected yet; one that connects says hello first
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Ok(()),
             _ => Err(error),
         })?;
@@ -114,11 +114,11 @@ struct Agent {
     core: Core,
     port: Port,
     host: Lines,
-    /// Nobody is at the other end of the port.
+    /// Whether nobody is at the other end of the port.
     gone: bool,
     programs: BTreeMap<Client, Program>,
     next: Client,
-    /// When the node was last told that somebody is here.
+    /// When the node was last notified that the agent runs.
     woke: Instant,
 }
 
@@ -129,7 +129,7 @@ impl Agent {
             (false, true) => Some(TICK),
             (false, false) => None,
         };
-        // a port that has hung up is always ready, so it is read once a turn and not waited for
+        // a port without a peer is always ready, so it is read once per round and not polled
         let mut fds = Vec::new();
         let mut port_at = None;
         if !self.gone {
@@ -163,7 +163,7 @@ impl Agent {
             }
         }
         if self.core.waits_for_node() && self.woke.elapsed() >= WAKE_AGAIN {
-            // a word may have been lost while one node went and another one came
+            // the message may have been lost while one node replaced another
             self.woke = Instant::now();
             let _ = self
                 .port
@@ -233,7 +233,7 @@ impl Agent {
         self.tell(Event::ClientGone(client))
     }
 
-    /// An answer fits into an empty socket; a program that does not read its answers is let go.
+    /// Sends an answer, which fits into an empty socket; a program that does not read its answers is disconnected.
     fn answer(&mut self, client: Client, answer: &Answer) -> io::Result<()> {
         let bytes = answer.encode();
         let sent = match self.programs.get_mut(&client) {

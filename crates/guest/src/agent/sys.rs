@@ -1,14 +1,14 @@
-//! System calls that the standard library lacks, each with its proof.
+//! System calls that the standard library lacks, each with a safety argument.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Most descriptors of one [`poll`].
+/// Most descriptors in one [`poll`].
 const POLL_MAX: usize = 256;
 
-/// Waits until one of the descriptors is ready; what each is ready for.
+/// Waits until one of the descriptors is ready. Returns for what each is ready.
 pub(super) fn poll(fds: &[(BorrowedFd<'_>, i16)], limit: Option<Duration>) -> io::Result<Vec<i16>> {
     let mut polled: Vec<libc::pollfd> = fds
         .iter()
@@ -31,7 +31,7 @@ pub(super) fn poll(fds: &[(BorrowedFd<'_>, i16)], limit: Option<Duration>) -> io
     }
 }
 
-/// The same of one.
+/// The same for one descriptor.
 pub(super) fn poll_one(fd: BorrowedFd<'_>, events: i16, limit: Duration) -> io::Result<i16> {
     let ready = poll(&[(fd, events)], Some(limit))?;
     Ok(ready.first().copied().unwrap_or(0))
@@ -57,7 +57,7 @@ const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
 /// `_IO('R', 7)`
 const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
 
-/// Mixes random bytes into the kernel's generator, and makes all that it gives out from now on follow from them.
+/// Mixes random bytes into the kernel's generator, and reseeds it so that all further output depends on them.
 pub(super) fn add_entropy<const N: usize>(random: &std::fs::File, data: [u8; N]) -> io::Result<()> {
     let pool = RandPool {
         entropy_bits: 8 * N as libc::c_int,
@@ -80,7 +80,7 @@ pub(super) fn set_clock(time_ns: u64) -> io::Result<()> {
     checked(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &raw const time) })
 }
 
-/// Milliseconds that never go back, also not in a clone.
+/// Returns milliseconds that never decrease, even in a clone.
 pub(super) fn now_ms() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -97,7 +97,7 @@ pub(super) fn set_hostname(name: &str) -> io::Result<()> {
     checked(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
 }
 
-/// A socket for questions about network cards.
+/// Opens a socket for ioctls about network cards.
 pub(super) fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
     let any = std::net::Ipv4Addr::UNSPECIFIED;
     Ok(std::net::UdpSocket::bind((any, 0))?.into())
@@ -117,7 +117,7 @@ fn request(interface: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// Gives a card another address.
+/// Sets a card's MAC address.
 pub(super) fn set_mac(socket: BorrowedFd<'_>, interface: &str, mac: [u8; 6]) -> io::Result<()> {
     let mut request = request(interface)?;
     // SAFETY: zeros are a value of sockaddr.
@@ -144,7 +144,7 @@ fn inet(address: std::net::Ipv4Addr) -> libc::sockaddr {
     unsafe { std::mem::transmute::<libc::sockaddr_in, libc::sockaddr>(inet) }
 }
 
-/// Gives a card this address in a network of so many bits, instead of the one that it has.
+/// Sets a card's IPv4 address and prefix length, replacing the one that it has.
 pub(super) fn set_address(
     socket: BorrowedFd<'_>,
     interface: &str,
@@ -164,7 +164,7 @@ pub(super) fn set_address(
     Ok(())
 }
 
-/// Switches a card on.
+/// Enables a card.
 pub(super) fn set_up(socket: BorrowedFd<'_>, interface: &str) -> io::Result<()> {
     let mut request = request(interface)?;
     // SAFETY: SIOCGIFFLAGS reads the name and writes the flags into the same ifreq.
@@ -176,7 +176,7 @@ pub(super) fn set_up(socket: BorrowedFd<'_>, interface: &str) -> io::Result<()> 
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })
 }
 
-/// Sends everything that goes beyond the card's own network to this address.
+/// Sets the default gateway, replacing all default routes.
 pub(super) fn set_gateway(
     socket: BorrowedFd<'_>,
     interface: &str,
@@ -188,7 +188,7 @@ pub(super) fn set_gateway(
     route.rt_dst = inet(std::net::Ipv4Addr::UNSPECIFIED);
     route.rt_genmask = inet(std::net::Ipv4Addr::UNSPECIFIED);
     route.rt_flags = libc::RTF_UP;
-    // every default route of the parent's goes; there may be several, or none
+    // remove every default route of the parent; there may be several, or none
     for _ in 0..16 {
         // SAFETY: SIOCDELRT reads the entry, whose pointer to a device name may be null.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCDELRT, &raw const route) } != 0 {

@@ -1,4 +1,4 @@
-//! What Hydra calls for each host, like ssh: `floe-mpi-launcher [-OPTION]... HOST COMMAND...`.
+//! The program that Hydra calls for each host in place of ssh: `floe-mpi-launcher [-OPTION]... HOST COMMAND...`.
 
 use super::wire::{self, Frame};
 use super::{LAUNCHER_NAME, OWN_FAILURE, say};
@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// floe-mpirun's socket, beside the name by which the launcher is called.
+/// Name of floe-mpirun's socket, in the directory from which the launcher is called.
 pub(super) const SOCKET_NAME: &str = "socket";
 
-/// Runs the command on its host, through the floe-mpirun to which `dir` belongs.
+/// Runs the command on its host, through the floe-mpirun that made `dir`.
 pub(super) fn main(dir: &Path, args: &[String]) -> ExitCode {
     launch(dir, args).unwrap_or_else(|why| {
         say(LAUNCHER_NAME, &why);
@@ -19,14 +19,14 @@ pub(super) fn main(dir: &Path, args: &[String]) -> ExitCode {
 }
 
 fn launch(dir: &Path, args: &[String]) -> Result<ExitCode, String> {
-    // ssh's options that Hydra gives have no values
+    // the ssh options that Hydra passes have no values
     let mut words = args.iter().skip_while(|arg| arg.starts_with('-'));
     let host = words.next().ok_or("a host is missing")?.clone();
     let words: Vec<&str> = words.map(String::as_str).collect();
     if words.is_empty() {
         return Err("a command is missing".into());
     }
-    // as ssh does: quotes are for the shell at the other end
+    // join the words like ssh: quotes are for the shell at the other end
     let command = words.join(" ");
     let path = dir.join(SOCKET_NAME);
     let lost = |error: io::Error| format!("floe-mpirun is gone ({}: {error})", path.display());
@@ -34,7 +34,7 @@ fn launch(dir: &Path, args: &[String]) -> Result<ExitCode, String> {
     wire::write(&mut stream, &Frame::Run { host, command }).map_err(lost)?;
     loop {
         match wire::read(&mut stream).map_err(lost)? {
-            // nobody may read them any more
+            // nobody may be reading the output any more
             Some(Frame::Out(bytes)) => drop(
                 io::stdout()
                     .write_all(&bytes)

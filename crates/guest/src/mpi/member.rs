@@ -1,4 +1,4 @@
-//! What floe-mpirun is in a clone: it waits for commands, runs them, and ends its machine when nobody is there any more.
+//! floe-mpirun in a clone: it waits for commands, runs them, and ends its machine when the parent is gone.
 
 use super::wire::{self, Frame, PAYLOAD_BYTES_MAX, SECRET_BYTES};
 use super::{RUN_NAME, SILENCE, own_address, say, sys};
@@ -14,30 +14,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One attempt to reach the parent.
+/// Longest time of one attempt to reach the parent.
 const DIAL: Duration = Duration::from_secs(5);
-/// Between two.
+/// Pause between two attempts.
 const DIAL_AGAIN: Duration = Duration::from_millis(50);
-/// How long the end of a machine may take to begin.
+/// Longest time of one request to end the machine.
 const EXIT: Duration = Duration::from_secs(180);
-/// Attempts to end it; the node may be restarted meanwhile.
+/// Most requests to end it; the node may be restarted meanwhile.
 const EXITS_MAX: u32 = 20;
 
-/// What a clone knows of where it comes from.
+/// What a clone knows about its parent.
 pub(super) struct Home {
-    /// Where floe-mpirun listens.
+    /// Where the parent's floe-mpirun listens.
     pub parent: SocketAddr,
-    /// What it drew.
+    /// The secret that the parent has drawn.
     pub secret: [u8; SECRET_BYTES],
-    /// Which clone this is.
+    /// This clone's number.
     pub id: u32,
-    /// How long it may take to reach the parent.
+    /// Longest time to reach the parent.
     pub timeout: Duration,
     /// The agent's socket.
     pub socket: PathBuf,
 }
 
-/// Serves, and ends the machine. Returns only if that is impossible.
+/// Serves commands, then ends the machine. Returns only if that is impossible.
 pub(super) fn serve(home: &Home) -> String {
     if let Err(why) = work(home) {
         say(RUN_NAME, &format!("clone {}: {why}", home.id));
@@ -54,7 +54,7 @@ pub(super) fn serve(home: &Home) -> String {
     format!("clone {} cannot end its machine: {why}", home.id)
 }
 
-/// One connection after the other: each is told one command, and there is always one more that waits.
+/// Makes one connection after the other: each gets one command, and there is always one more connection that waits.
 fn work(home: &Home) -> Result<(), String> {
     let lost = |error: io::Error| format!("the parent at {} is gone: {error}", home.parent);
     let own = own_address(home.parent).map_err(lost)?;
@@ -69,7 +69,7 @@ fn work(home: &Home) -> Result<(), String> {
             Ok(Some(Frame::Run { command, .. })) => {
                 thread::spawn(move || run(&command, &stream));
             }
-            // the run is over, and so is the machine
+            // the run is over, so the machine ends
             _ => return Ok(()),
         }
     }
@@ -86,7 +86,7 @@ fn dial(home: &Home) -> io::Result<TcpStream> {
             Ok(stream)
         });
         match dialled {
-            // it listened before there was a clone
+            // the parent listened before there was a clone
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Err(error),
             Err(_) if Instant::now() < until => thread::sleep(DIAL_AGAIN),
             dialled => return dialled,
@@ -100,7 +100,7 @@ fn run(command: &str, stream: &TcpStream) {
         let _ = wire::write(&mut &*stream, &Frame::Err(text.into_bytes()));
         127
     });
-    // a parent that does not hear it has gone
+    // if this can't be sent, the parent is gone
     let _ = wire::write(&mut &*stream, &Frame::Ended { status });
     let _ = stream.shutdown(Shutdown::Both);
 }
@@ -116,7 +116,7 @@ fn carry_out(command: &str, stream: &TcpStream) -> io::Result<i32> {
     let leader = child.id();
     let ended = Arc::new(AtomicBool::new(false));
     let to = Mutex::new(stream);
-    // whoever hangs up does not want the command any more
+    // a closed connection means that the command is no longer wanted
     let watched = stream.try_clone()?;
     let has_ended = ended.clone();
     thread::spawn(move || {
@@ -140,7 +140,7 @@ fn carry_out(command: &str, stream: &TcpStream) -> io::Result<i32> {
     Ok(code(status))
 }
 
-/// Exit status as shells tell it.
+/// Returns the exit status in the form that shells use.
 pub(super) fn code(status: ExitStatus) -> i32 {
     let killed = status.signal().map(|signal| 128 + signal);
     status.code().or(killed).unwrap_or(255)
@@ -154,7 +154,7 @@ fn pump(mut from: impl Read, to: &Mutex<&TcpStream>, frame: fn(Vec<u8>) -> Frame
             Ok(count) => {
                 let bytes = frame(buffer[..count].to_vec()).encode();
                 let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
-                // the command is to end even if nobody hears it
+                // the command's output is drained even if nobody receives it
                 let _ = to.write_all(&bytes);
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

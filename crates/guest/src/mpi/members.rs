@@ -1,4 +1,4 @@
-//! The clones of a run, as floe-mpirun sees them: who has said hello, and whose command goes where.
+//! The clones of a run from floe-mpirun's point of view: which are connected, and which command runs where.
 
 use super::wire::{self, Frame, SECRET_BYTES};
 use super::{OWN_FAILURE, SILENCE, sys};
@@ -12,29 +12,29 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a connection may take to say hello: its clone does so at once.
+/// Longest time from a connection to its hello, which a clone sends at once.
 const HELLO: Duration = Duration::from_secs(10);
-/// Connections that have not said hello, at a time; the next ones are hung up on.
+/// Most connections that have not yet said hello; further ones are closed.
 const STRANGERS_MAX: usize = 256;
-/// How long a clone that has a command may take until it can have another one.
+/// Longest time after getting a command until a clone is ready for another one.
 const NEXT: Duration = Duration::from_secs(60);
 
-/// What floe-mpirun is told.
+/// What happened to the clones.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// A clone has said hello.
+    /// A clone with this number has said hello from this address.
     Joined(u32, IpAddr),
-    /// A clone has gone while it was needed.
+    /// A clone was lost while it was needed.
     Lost(u32),
 }
 
-/// A connection of a clone.
+/// A clone's connection.
 struct Link {
     id: u32,
     stream: TcpStream,
-    /// Whoever wants to hear of its command.
+    /// The launcher that waits for the clone's command.
     launcher: Mutex<Option<UnixStream>>,
-    /// Its command is not wanted any more.
+    /// Whether the command is no longer wanted.
     given_up: AtomicBool,
 }
 
@@ -46,10 +46,10 @@ struct State {
     strangers: usize,
 }
 
-/// All of them.
+/// All clones of a run.
 pub(super) struct Members {
     secret: [u8; SECRET_BYTES],
-    /// Numbers that a clone may have: from 1 to this.
+    /// Largest number of a clone; they start from 1.
     most: u32,
     state: Mutex<State>,
     changed: Condvar,
@@ -60,13 +60,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether they are the same, in a time that tells nothing.
+/// Compares two secrets in a time that does not depend on where they differ.
 fn equal(a: &[u8; SECRET_BYTES], b: &[u8; SECRET_BYTES]) -> bool {
     a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
 impl Members {
-    /// Clones numbered up to `most` say hello to `listener`, launchers to `launchers`.
+    /// Accepts hellos of clones numbered up to `most` on `listener`, and launchers on `launchers`.
     pub fn gather(
         secret: [u8; SECRET_BYTES],
         most: u32,
@@ -97,7 +97,7 @@ impl Members {
         members
     }
 
-    /// Hangs up on all clones, now and later: they end.
+    /// Closes the connections of all clones, now and later, so that they end.
     pub fn dismiss(&self) {
         let mut state = locked(&self.state);
         state.over = true;
@@ -125,7 +125,7 @@ impl Members {
         });
     }
 
-    /// A connection that turns out to be a clone's.
+    /// Waits for the hello of a new connection. Returns its link if it is a clone's.
     fn hello(&self, mut stream: TcpStream) -> Option<Arc<Link>> {
         stream.set_read_timeout(Some(HELLO)).ok()?;
         let Ok(Some(Frame::Hello { secret, id })) = wire::read(&mut stream) else {
@@ -156,14 +156,14 @@ impl Members {
         Some(link)
     }
 
-    /// Passes on what a clone has to say, until its command has ended.
+    /// Passes on a clone's output until its command has ended.
     fn follow(&self, link: &Arc<Link>) {
         while let Ok(Some(frame @ (Frame::Out(_) | Frame::Err(_) | Frame::Ended { .. }))) =
             wire::read(&mut &link.stream)
         {
             let mut launcher = locked(&link.launcher);
             let Some(to) = launcher.as_mut() else { break };
-            // a launcher that is gone is seen where it is waited for
+            // a launcher that is gone is noticed by the thread that waits for it
             let _ = wire::write(to, &frame);
             if matches!(frame, Frame::Ended { .. }) {
                 return;
@@ -185,7 +185,7 @@ impl Members {
         let _ = self.events.send(Event::Lost(link.id));
     }
 
-    /// A launcher's command goes to its clone.
+    /// Passes a launcher's command to its clone.
     fn launch(&self, mut launcher: UnixStream) {
         let Ok(Some(Frame::Run { host, command })) = wire::read(&mut launcher) else {
             return;
@@ -197,15 +197,15 @@ impl Members {
             return;
         };
         *locked(&link.launcher) = Some(listens);
-        // if the clone is gone, whoever follows it says so
+        // if the clone is gone, the thread that follows it reports that
         let _ = wire::write(&mut &link.stream, &Frame::Run { host, command });
-        // the launcher says no more: this is its end
+        // the launcher sends nothing more, so this returns when it ends
         let _ = launcher.read(&mut [0]);
         link.given_up.store(true, Ordering::Release);
         let _ = link.stream.shutdown(Shutdown::Both);
     }
 
-    /// A connection of the clone at `host` that has no command.
+    /// Returns a connection without a command of the clone at `host`.
     fn idle(&self, host: &str) -> Option<Arc<Link>> {
         let address: IpAddr = host.parse().ok()?;
         let state = locked(&self.state);
@@ -306,7 +306,7 @@ mod tests {
         io_write(&mut garbage, b"GET / HTTP/1.1\r\n\r\n");
         assert_eq!(hears(garbage), None);
         assert!(here.heard.try_recv().is_err(), "nobody has joined");
-        // nor does a launcher find one of them
+        // a launcher can't reach one of them either
         let mut launcher = here.launcher("true");
         assert!(matches!(wire::read(&mut launcher), Ok(Some(Frame::Err(_)))));
         let status = OWN_FAILURE.into();
@@ -328,7 +328,7 @@ mod tests {
             panic!("no command");
         };
         assert_eq!(command, "hydra_pmi_proxy --proxy-id 0");
-        // the clone is there for another one at once
+        // the clone can get another command at once
         let mut next = here.clone(SECRET, 1);
         for frame in [Frame::Out(b"out".into()), Frame::Ended { status: 3 }] {
             wire::write(&mut clone, &frame).unwrap();
@@ -336,7 +336,7 @@ mod tests {
         }
         let second = here.launcher("second");
         assert!(matches!(hears(&next), Some(Frame::Run { command, .. }) if command == "second"));
-        // a launcher that is killed takes its command along, and that is no loss of a clone
+        // when a launcher is killed, its command ends too, and the clone does not count as lost
         drop(second);
         assert_eq!(wire::read(&mut next).unwrap(), None);
         assert!(here.heard.try_recv().is_err());

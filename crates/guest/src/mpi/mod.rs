@@ -1,5 +1,5 @@
-//! Unmodified MPI programs on clones of the machine that they are started in (SnowFlock, section 4.2: the part of MPICH that
-//! starts tasks is replaced by one that clones).
+//! Runs unmodified MPI programs on clones of the machine in which they are started (SnowFlock, section 4.2: there, the
+//! part of MPICH that starts tasks is replaced by one that clones).
 //!
 //! ```text
 //! floe-mpirun --- request_ticket, clone --> agent              in each clone: the same process, which goes on as a
@@ -8,13 +8,13 @@
 //!          +-- floe-mpi-launcher HOST hydra_pmi_proxy ...         |
 //!                 +-- unix socket --> floe-mpirun <-- TCP --------+-- sh -c "hydra_pmi_proxy ..." --> ranks
 //! ```
-//! MPICH is as it comes: its process manager Hydra starts one proxy a host by a program that it calls like ssh. Ours hands
-//! the command to floe-mpirun, which passes it to the clone. Which clones there must be and what runs where is decided
-//! in [`plan`], without I/O; [`wire`] is what is said between the three.
+//! MPICH is unmodified: its process manager Hydra starts one proxy per host with a program that it calls like ssh. floe's
+//! launcher passes the command to floe-mpirun, which sends it to the clone. [`plan`] decides without I/O how many clones
+//! there must be and what runs where; [`wire`] defines the messages between the three.
 //!
-//! A secret that is drawn before the machine is cloned is in the memory of every clone and of nobody else: it is how
-//! floe-mpirun knows its clones. The family's network lets nobody speak with the address of another one, so the clones
-//! need no proof of who floe-mpirun is.
+//! The secret is drawn before the machine is cloned, so it is in the memory of every clone and of nobody else:
+//! floe-mpirun recognizes its clones by it. In the family's network nobody can use the address of another machine, so the
+//! clones need no proof that they talk to floe-mpirun.
 
 mod launcher;
 mod member;
@@ -30,17 +30,17 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// The command by its own name.
+/// The name of the command.
 pub const RUN_NAME: &str = "floe-mpirun";
-/// What Hydra calls for each host.
+/// The name of the program that Hydra calls for each host.
 pub const LAUNCHER_NAME: &str = "floe-mpi-launcher";
-/// The exit status of whatever fails here; others are mpiexec's.
+/// The exit status for failures of floe-mpirun itself; other values are mpiexec's.
 pub const OWN_FAILURE: u8 = 125;
-/// How long one side may be silent, as far as its kernel goes, until the other takes it for dead. A clone on another host is
-/// paused while its parent's node is restarted.
+/// How long one side may send nothing, not even as its kernel's keepalives, until the other considers it dead. A clone on
+/// another host is paused while its parent's node is restarted.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Runs as what `program` (the name that it was called by) says, if that is one of MPI's.
+/// Runs the MPI command whose name `program` was called by; returns `None` if it is not one.
 pub fn run_as(program: &Path, args: &[String]) -> Option<ExitCode> {
     let name = program.file_name()?.to_str()?;
     match name {
@@ -50,7 +50,7 @@ pub fn run_as(program: &Path, args: &[String]) -> Option<ExitCode> {
     }
 }
 
-/// `floe-mpirun`.
+/// The command `floe-mpirun`.
 pub fn mpirun(args: &[String]) -> ExitCode {
     let parsed = match options::parse(args) {
         Ok(options::Parsed::Help) => {
@@ -67,13 +67,13 @@ pub fn mpirun(args: &[String]) -> ExitCode {
     })
 }
 
-/// Tells the user, who may not listen any more: that must not end a run in the middle.
+/// Prints a message for the user. If nobody reads it, that must not end a run.
 fn say(who: &str, what: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{who}: {what}");
 }
 
-/// The address that this machine has towards another one; nothing is sent.
+/// Returns the address that this machine uses to reach another one; nothing is sent.
 fn own_address(towards: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr = match towards {
         SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// `floe-mpirun --help`.
+/// The text of `floe-mpirun --help`.
 pub const HELP: &str = "\
 floe-mpirun: runs an MPI program on clones of this machine
 
@@ -36,40 +36,40 @@ Example: four ranks, each in a clone of its own
   floe-mpirun -n 4 ./mpi-ranks
 ";
 
-/// How long clones may take. The longest call of a guest has this time too.
+/// Default time limit for clones. The longest call of a guest has the same limit.
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Most ranks: more than a family's network has clones for, at 64 each.
+/// Most ranks: more than a family's network has clones for, at 64 ranks each.
 const RANKS_MAX: u32 = 16384;
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parsed {
-    /// The help.
+    /// The help is requested.
     Help,
     /// A run.
     Run(Box<Options>),
 }
 
-/// A run.
+/// The settings of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Ranks and places.
+    /// Number and distribution of ranks.
     pub job: Job,
-    /// What follows `-n RANKS`.
+    /// The arguments that follow `-n RANKS`.
     pub rest: Vec<String>,
-    /// How long clones may take.
+    /// Time limit for cloning.
     pub timeout: Duration,
-    /// MPICH's mpiexec, if it was named.
+    /// MPICH's mpiexec, if it was given.
     pub mpiexec: Option<PathBuf>,
     /// This machine's address, if it was given.
     pub address: Option<IpAddr>,
-    /// Where the agent listens.
+    /// The agent's socket.
     pub socket: PathBuf,
-    /// Tell what happens.
+    /// Whether to print what happens.
     pub verbose: bool,
 }
 
-/// Understands arguments, without the program's name.
+/// Parses the arguments, without the program's name.
 pub fn parse(args: &[String]) -> Result<Parsed, String> {
     let mut options = Options {
         job: Job {
@@ -177,9 +177,9 @@ fn fewer(text: &str) -> Result<Fewer, String> {
 }
 
 impl Options {
-    /// mpiexec's arguments from `-n` on, for so many ranks in all.
+    /// Returns mpiexec's arguments from `-n` on, for this total number of ranks.
     pub fn program(&self, ranks: u32) -> Vec<String> {
-        // further programs have their own number, and keep it: their jobs don't shrink
+        // further programs keep their own number of ranks: such jobs don't shrink
         let others: u32 = self
             .rest
             .split(|arg| arg == ":")

@@ -1,54 +1,54 @@
-//! How many clones a job needs, and what becomes of it if there are fewer.
+//! Decides how many clones a job needs, and how it runs if there are fewer.
 
 /// What to do with fewer clones than the ranks need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fewer {
-    /// Nothing runs.
+    /// Run nothing.
     #[default]
     Fail,
-    /// All ranks run, more of them on each clone.
+    /// Run all ranks, more of them on each clone.
     Pack,
-    /// As many ranks run as have their place.
+    /// Run only as many ranks as have their own place.
     Shrink,
 }
 
-/// What is to run.
+/// The ranks to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Ranks in all, at least 1.
+    /// Number of ranks, at least 1.
     pub ranks: u32,
-    /// Of them on one machine, at least 1.
+    /// Ranks on each machine, at least 1.
     pub each: u32,
-    /// Whether the first ones run in the machine that is cloned.
+    /// Whether the first ranks run in the parent machine.
     pub here: bool,
-    /// If there are fewer clones.
+    /// What to do if there are fewer clones than needed.
     pub fewer: Fewer,
 }
 
-/// What runs.
+/// How a job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spread {
-    /// Ranks in all.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Of them on one machine, at most.
+    /// Most ranks on one machine.
     pub each: u32,
 }
 
-/// There are too few clones for a job that needs all of them.
+/// There are fewer clones than a job needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooFew {
-    /// Clones that it needs.
+    /// Number of clones that it needs.
     pub needed: u32,
 }
 
 impl Job {
-    /// Clones that the job needs.
+    /// Returns the number of clones that the job needs.
     pub fn clones(&self) -> u32 {
         let machines = self.ranks.max(1).div_ceil(self.each.max(1));
         machines - u32::from(self.here)
     }
 
-    /// What runs on so many clones. None at all is always too few, unless none is needed.
+    /// Returns how the job runs on this many clones. If any clone is needed, having none is an error.
     pub fn spread(&self, clones: u32) -> Result<Spread, TooFew> {
         let needed = self.clones();
         let whole = Spread {

@@ -1,4 +1,4 @@
-//! `floe-mpirun`: clones, lets mpiexec run, and ends the clones.
+//! `floe-mpirun`: clones the machine, runs mpiexec, and ends the clones.
 
 use super::member::{self, Home};
 use super::members::{Event, Members};
@@ -19,31 +19,31 @@ use std::process::{Command, ExitCode};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How long the node may take for a call.
+/// Longest time for a call to the node.
 const CALL: Duration = Duration::from_secs(180);
-/// How often it is looked for what tells nobody: a signal.
+/// How often to check for signals, which wake nobody.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often it is asked whether clones that are waited for have ended.
+/// How often to ask whether the awaited clones have ended.
 const ASK: Duration = Duration::from_secs(1);
 /// How long clones may take to end by themselves.
 const FAREWELL: Duration = Duration::from_secs(30);
-/// How long mpiexec may take to end its ranks when it is asked to.
+/// How long mpiexec may take to end its ranks after it was asked to.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// An address that leads out of any network; nothing is sent to it (RFC 5737).
+/// An address outside of any network; nothing is sent to it (RFC 5737).
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// What UCX, below Debian's MPICH, is to use between ranks of different clones. It takes all machines with one boot id for one
-/// machine, with memory to share, and clones have their parent's boot id.
+/// The transports that UCX, which Debian's MPICH uses, may use between ranks of different clones. UCX takes machines with
+/// the same boot id for one machine with shared memory, and clones have their parent's boot id.
 const TRANSPORTS: (&str, &str) = ("UCX_TLS", "tcp,self");
-/// As which mpiexec of MPICH goes.
+/// The names of MPICH's mpiexec, in the order in which they are tried.
 const MPIEXECS: [&str; 3] = ["mpiexec.hydra", "mpiexec.mpich", "mpiexec"];
 
-/// Clones of this machine, and whoever they are waited for by.
+/// The clones of this machine in one run.
 struct Run<'a> {
     options: &'a Options,
     ticket: String,
 }
 
-/// Runs; the exit status is mpiexec's.
+/// Runs the job. Returns mpiexec's exit status.
 pub(super) fn run(options: &Options) -> Result<ExitCode, String> {
     let mpiexec = find_mpiexec(options)?;
     let address = match options.address {
@@ -75,7 +75,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, String> {
     if sys::asked_to_end().is_some() {
         return run.give_up("it was interrupted".into());
     }
-    // every process of this machine goes on in each clone, this one too
+    // every process of this machine continues in each clone, including this one
     let cloned = call(
         options,
         &Call::Clone {
@@ -119,7 +119,7 @@ fn call(options: &Options, call: &Call) -> Result<Answer, String> {
     }
 }
 
-/// A ticket for enough clones.
+/// Requests a ticket for enough clones.
 fn ticket(options: &Options) -> Result<String, String> {
     let wanted = options.job.clones();
     let asked = Call::Ticket {
@@ -136,7 +136,7 @@ fn ticket(options: &Options) -> Result<String, String> {
     match options.job.spread(granted) {
         Ok(_) => Ok(ticket),
         Err(few) => {
-            // its room is free again at once
+            // give the room back at once
             let _ = call(options, &Call::Kill { ticket });
             Err(too_few(granted, few.needed, "have room"))
         }
@@ -221,7 +221,7 @@ impl Run<'_> {
         }
     }
 
-    /// Until all clones have said hello: their addresses, in the order of their numbers.
+    /// Waits until all clones have said hello. Returns their addresses, ordered by their numbers.
     fn wait_for(&self, running: u32, heard: &Receiver<Event>) -> Result<Vec<IpAddr>, String> {
         let until = Instant::now() + self.options.timeout;
         let mut asked = Instant::now();
@@ -258,7 +258,7 @@ impl Run<'_> {
         Ok(hosts.into_values().collect())
     }
 
-    /// Whether there is no clone any more.
+    /// Returns whether no clone exists any more.
     fn have_ended(&self) -> bool {
         let join = Call::Join {
             ticket: self.ticket.clone(),
@@ -270,7 +270,7 @@ impl Run<'_> {
         )
     }
 
-    /// Waits for clones that have been dismissed.
+    /// Waits for dismissed clones to end.
     fn join(&self) {
         let join = Call::Join {
             ticket: self.ticket.clone(),
@@ -280,14 +280,14 @@ impl Run<'_> {
             Ok(Answer::Done { ended, lost }) => {
                 self.tell(&format!("{ended} clones ended, {lost} of them lost"));
             }
-            // somebody has ended them already
+            // somebody else has ended them already
             Ok(Answer::Refused(refusal)) if refusal.code == codes::UNKNOWN_TICKET => {}
             _ => self.kill(),
         }
     }
 }
 
-/// mpiexec's command line.
+/// Returns mpiexec's command line.
 fn command(
     options: &Options,
     mpiexec: &Path,
@@ -316,7 +316,7 @@ fn command(
     command
 }
 
-/// Runs mpiexec until it has ended, or must: a clone is lost, or this process is asked to end.
+/// Runs mpiexec until it ends, or must end because a clone is lost or this process was asked to end.
 fn watch(mut command: Command, heard: &Receiver<Event>) -> Result<ExitCode, String> {
     let failed = |error: io::Error, command: &Command| {
         format!("{}: {error}", Path::new(command.get_program()).display())
@@ -350,7 +350,7 @@ fn watch(mut command: Command, heard: &Receiver<Event>) -> Result<ExitCode, Stri
     }
 }
 
-/// A directory of this run alone, with the launcher in it.
+/// A directory of this run alone, which contains the launcher.
 struct Place {
     dir: PathBuf,
 }
@@ -374,7 +374,7 @@ impl Drop for Place {
     }
 }
 
-/// MPICH's mpiexec: the one named, or the first of the PATH that says that it is Hydra.
+/// Returns MPICH's mpiexec: the given one, or the first in the PATH that reports to be Hydra.
 fn find_mpiexec(options: &Options) -> Result<PathBuf, String> {
     let is_hydra = |program: &Path| {
         let output = Command::new(program).arg("--version").output();

@@ -1,4 +1,4 @@
-//! System calls that the standard library lacks, each with its proof.
+//! System calls that the standard library lacks, each with a safety argument.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,7 +14,8 @@ extern "C" fn note(signal: libc::c_int) {
     ASKED_TO_END.store(signal, Ordering::Relaxed);
 }
 
-/// From now on, signals that would end this process are kept for [`asked_to_end`]. Programs that it starts don't inherit that.
+/// From now on, signals that would end this process are only recorded for [`asked_to_end`]. Programs that it starts don't
+/// inherit that.
 pub(super) fn keep_signals() {
     let handler = note as extern "C" fn(libc::c_int);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -23,7 +24,7 @@ pub(super) fn keep_signals() {
     }
 }
 
-/// The signal that has asked this process to end, if one has.
+/// Returns the signal that has asked this process to end, if there was one.
 pub(super) fn asked_to_end() -> Option<i32> {
     match ASKED_TO_END.load(Ordering::Relaxed) {
         0 => None,
@@ -33,7 +34,7 @@ pub(super) fn asked_to_end() -> Option<i32> {
 
 /// Asks a child to end.
 pub(super) fn terminate(child: &Child) {
-    // SAFETY: kill only takes numbers; the child was not waited for, so that its number is still its own.
+    // SAFETY: kill takes only numbers; the child was not waited for, so its id still belongs to it.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
 }
 
@@ -56,7 +57,8 @@ fn set(stream: &TcpStream, level: libc::c_int, name: libc::c_int, value: u64) ->
     }
 }
 
-/// A connection whose other side is not heard of for so long breaks: a machine that is gone says no farewell.
+/// Makes a connection break if nothing is heard from the other side for this long: a machine that disappears closes
+/// nothing.
 pub(super) fn break_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     let probes = 8;
     let every = (silence.as_secs() / probes).max(1);
@@ -68,7 +70,7 @@ pub(super) fn break_after(stream: &TcpStream, silence: Duration) -> io::Result<(
     set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, limit_ms)
 }
 
-/// Ends a child's process group, which it leads.
+/// Kills the process group that a child leads.
 pub(super) fn end_group(leader: u32) {
     // SAFETY: kill only takes numbers.
     unsafe { libc::kill(-(leader as libc::pid_t), libc::SIGKILL) };

@@ -1,4 +1,4 @@
-//! What floe-mpirun, its launcher and its clones say to each other.
+//! The messages between floe-mpirun, its launcher and its clones.
 //!
 //! ```text
 //! offset 0   u8      kind
@@ -8,59 +8,59 @@
 //!                    3, 4 bytes of the command's standard output, standard error
 //!                    5 ended: i32 exit status
 //! ```
-//! A clone says hello and is told, perhaps, one command; it answers with output and the end. A launcher says `run` and hears
-//! the same. There is one form for each frame.
+//! A clone says hello and then gets at most one command; it answers with output and the end. A launcher sends `run` and
+//! gets the same answer. Each frame has only one form.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 
-/// Version of the protocol. Both sides are one program, copied while it ran.
+/// Version of the protocol. Both sides are the same program, copied while it ran.
 pub const VERSION: u8 = 1;
-/// Most bytes of a frame after its head.
+/// Most bytes of a frame after its header.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Bytes before the payload.
 pub const HEAD_BYTES: usize = 5;
 /// Bytes of a secret.
 pub const SECRET_BYTES: usize = 32;
 
-/// One thing said.
+/// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// A clone is there, and can be told a command.
+    /// A clone is connected, and can get a command.
     Hello {
-        /// What floe-mpirun drew before it cloned.
+        /// The secret that floe-mpirun drew before it cloned.
         secret: [u8; SECRET_BYTES],
         /// The clone's number.
         id: u32,
     },
-    /// Run this.
+    /// Run this command.
     Run {
-        /// Where, as Hydra calls it.
+        /// The host, under the name that Hydra uses.
         host: String,
         /// A line for `sh`.
         command: String,
     },
-    /// From the command's standard output.
+    /// Bytes from the command's standard output.
     Out(Vec<u8>),
-    /// From its standard error.
+    /// Bytes from the command's standard error.
     Err(Vec<u8>),
-    /// It has ended.
+    /// The command has ended.
     Ended {
-        /// Exit status; 128 and the signal's number if it was killed.
+        /// Exit status; 128 plus the signal's number if it was killed.
         status: i32,
     },
 }
 
-/// Why bytes are no frame.
+/// Why bytes are not a valid frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireError {
-    /// A kind that is none.
+    /// The kind is unknown.
     UnknownKind(u8),
-    /// More bytes than a frame has; the number said.
+    /// The frame claims this many bytes, which is too many.
     TooLong(u32),
-    /// A version of the protocol that is not spoken here.
+    /// The other side uses this unknown version of the protocol.
     UnknownVersion(u8),
-    /// The payload is not of its kind's form.
+    /// The payload does not have the form of its kind.
     Malformed,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for WireError {
 impl std::error::Error for WireError {}
 
 impl Frame {
-    /// Its bytes. Output must be cut into pieces of [`PAYLOAD_BYTES_MAX`] before.
+    /// Returns the frame's bytes. Output must have been cut into pieces of [`PAYLOAD_BYTES_MAX`] before.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, payload) = match self {
             Frame::Hello { secret, id } => {
@@ -104,7 +104,7 @@ impl Frame {
     }
 }
 
-/// The first frame of some bytes and how many of them it takes; `None` if it is not there as a whole.
+/// Returns the first frame in some bytes, and its length in bytes; `None` if it is incomplete.
 pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, WireError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
         return match bytes.first() {
@@ -172,7 +172,7 @@ fn parse(kind: u8, payload: &[u8]) -> Result<Frame, WireError> {
     }
 }
 
-/// Reads one frame; `None` where the stream ends between two.
+/// Reads one frame; `None` if the stream ends before it begins.
 pub fn read(from: &mut impl Read) -> io::Result<Option<Frame>> {
     let mut head = [0; HEAD_BYTES];
     if from.read(&mut head[..1])? == 0 {

@@ -1,5 +1,5 @@
-//! `apps`: what a job costs on clones that are made for it and end with it, against machines that already run and have everything in
-//! memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own.
+//! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
+//! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
@@ -17,27 +17,27 @@ use std::time::{Duration, Instant};
 const MEMORY_BYTES: u64 = 1 << 30;
 /// How long a part of a job may take in an emulated guest on a busy machine.
 const JOB_MAX: Duration = Duration::from_secs(900);
-/// How long a part is to take on machines that run: SnowFlock's jobs took from 25 s to some 70 s. Clones lose the same seconds
-/// whatever the job is, so a longer one would tell less.
+/// How long a part should take on machines that already run: SnowFlock's jobs took from 25 s to some 70 s. Clones lose
+/// the same seconds whatever the job is, so a longer job would show less.
 const PART: Duration = Duration::from_secs(60);
-/// How long clones may take until they are stored where they run.
+/// Longest time until clones are stored where they run.
 const SETTLE_MAX: Duration = Duration::from_secs(300);
-/// How often it is looked.
+/// How often conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How a guest sees this host's own address.
+/// The guest's address for this host.
 const HOST: &str = "10.0.2.2";
-/// Who makes the clones.
+/// The machine that makes the clones.
 const PARENT: &str = "web";
-/// Who has compiling clones all the time, and who makes them when they are needed.
+/// The machine that has compiling clones all the time; the next one makes them when they are needed.
 const TEAM: &str = "team";
 const ALONE: &str = "alone";
 
-/// What is done in parts.
+/// A job that is done in parts.
 struct Job {
     name: &'static str,
-    /// What a unit of its work is.
+    /// What one unit of its work is.
     unit: &'static str,
-    /// Units that each machine does to see how long they take there: some seconds.
+    /// Units that each machine does to measure how long they take: some seconds.
     probe: usize,
 }
 
@@ -63,10 +63,10 @@ const JOBS: [Job; 4] = [
         probe: 1,
     },
 ];
-/// How often the project (Lua) is compiled: clones get preprocessed files from their parent, which links.
+/// How often the project (Lua) is compiled. The clones get preprocessed files from their parent, which links.
 const COMPILED: usize = 1;
 
-/// What parts say when they have done their work, a line each.
+/// The lines that parts send when they have done their work.
 struct Results {
     port: u16,
     lines: Receiver<String>,
@@ -77,7 +77,7 @@ impl Results {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
         let (tell, lines) = channel();
-        // ends with the process: the listener is as long-lived
+        // the thread ends with the process, like the listener
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 for line in BufReader::new(stream).lines().map_while(Result::ok) {
@@ -90,7 +90,7 @@ impl Results {
         Ok(Results { port, lines })
     }
 
-    /// The lines of all parts.
+    /// Waits for the lines of all parts.
     fn of(&self, parts: usize) -> anyhow::Result<BTreeSet<String>> {
         (0..parts)
             .map(|_| {
@@ -101,7 +101,7 @@ impl Results {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("apps", context.quick);
     let rounds = context.pick(3, 1);
@@ -110,7 +110,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let node = Node::start(None, &context.scratch.join("node"), false)?;
     node.import_with(&Guest::apps()?, "apps", MEMORY_BYTES, 1)?;
     node.boot("apps", "origin")?;
-    // the programs and their input are in the parent's memory, as those of a service are
+    // load the programs and their input into the parent's memory, where those of a service would be
     let work_alone = |name: &str| {
         for job in &JOBS {
             node.tell(name, &format!("apps part {} 0 1 1", job.name), JOB_MAX)?;
@@ -125,7 +125,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             image: "warm".into(),
             name: Some(name.into()),
             network: network.then(NetworkRequest::default),
-            // on the user network it reports to this host
+            // on the user network, the machine reports to this host
             allow_host: match network {
                 true => HostAccess::None,
                 false => HostAccess::All,
@@ -141,11 +141,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     }
     run(PARENT, false)?;
 
-    // the parent of the clones that are there already, and the one that makes them each time
+    // the parent of the clones that exist already, and the one that makes them each time
     for parent in [TEAM, ALONE] {
         run(parent, true)?;
     }
-    // that memory is in use by a parent's own emulator too: a host may drop what nobody has mapped
+    // make the parents' own emulators use that memory too: the host may drop pages that nobody has mapped
     for parent in [PARENT, ALONE] {
         work_alone(parent)?;
     }
@@ -178,7 +178,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What a job took on machines that run, and on clones.
+/// Adds what a job took on machines that already run, and on clones.
 fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result<()> {
     let samples: [Samples; 2] = samples
         .try_into()
@@ -200,7 +200,7 @@ fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result
     Ok(())
 }
 
-/// Waits until clones that stay are stored: that is nobody's work any more then.
+/// Waits until clones that stay are stored, so that storing them disturbs no measurement.
 fn stored(node: &Node) -> anyhow::Result<()> {
     let until = Instant::now() + SETTLE_MAX;
     loop {
@@ -216,21 +216,21 @@ fn stored(node: &Node) -> anyhow::Result<()> {
     }
 }
 
-/// Machines that stand still, so that a job has the cores for itself: a guest that does nothing takes 3 % of one. They go on
+/// Machines that are stopped so that a job has the cores for itself: an idle guest takes 3 % of a core. They continue
 /// when this is dropped.
 struct Still(Vec<Pid>);
 
 impl Still {
-    /// All of a node's machines but those that take part, and those in a family's network.
+    /// Stops all machines of a node except those that take part and those in a family's network.
     fn but(node: &Node, taking_part: &[String]) -> anyhow::Result<Still> {
-        // those that stood still have caught up with the time
+        // wait until those that were stopped before have caught up with the time
         for name in taking_part {
             node.ask(name, JOB_MAX)?;
         }
         let mut still = Still(Vec::new());
         for machine in node.client.machines()?.machines {
-            // a guest whose network's service misses its watchdog's time loses its address, and in a family's network nobody
-            // gives it another
+            // if the network service of a guest misses its watchdog's deadline, the guest loses its address, and in a
+            // family's network nobody gives it another
             if taking_part.contains(&machine.name) || machine.network.is_some() {
                 continue;
             }
@@ -246,34 +246,34 @@ impl Still {
 impl Drop for Still {
     fn drop(&mut self) {
         for pid in &self.0 {
-            let _ = kill_process(*pid, Signal::CONT); // one that has ended needs it no more
+            let _ = kill_process(*pid, Signal::CONT); // fails if it has ended, which is fine
         }
     }
 }
 
-/// Where the jobs run.
+/// The setup in which the jobs run.
 struct Lab {
     node: Node,
     results: Results,
-    /// Machines that run all the time, each for a part.
+    /// Machines that run all the time, each for one part.
     standing: Vec<String>,
-    /// Machines that there are while no job is under way.
+    /// Number of machines that exist while no job runs.
     machines: usize,
     rounds: usize,
 }
 
 impl Lab {
-    /// How many units of a job make parts of the length wanted.
+    /// Returns how many units of a job make parts of the intended length.
     fn units(&self, job: &Job) -> anyhow::Result<usize> {
         let probe = job.probe * self.standing.len();
-        // the first time, machines have everything to translate and to make their own
+        // the first time, machines have to translate all code and copy pages on write
         self.on_standing(job.name, probe)?;
         let (seconds, _) = self.on_standing(job.name, probe)?;
         let each = job.probe as f64 * PART.as_secs_f64() / seconds;
         Ok(each.round().max(1.0) as usize * self.standing.len())
     }
 
-    /// A job of independent parts: on machines that run, and on clones.
+    /// Measures a job of independent parts: on machines that already run, and on clones.
     fn parts(&self, job: &str, units: usize) -> anyhow::Result<Vec<Samples>> {
         let expected = OnceCell::new();
         let same = |sums: BTreeSet<String>| {
@@ -292,12 +292,12 @@ impl Lab {
             self.quiet(PARENT)?;
             Ok(seconds)
         };
-        // they have done all of it once: nothing is left to fetch, no page to make their own
+        // do everything once: afterwards nothing has to be fetched, and no page copied on write
         on_standing()?;
         interleave(self.rounds, &mut [&mut on_standing, &mut on_clones])
     }
 
-    /// A job that a parent hands out bit by bit.
+    /// Measures a job that a parent distributes in small pieces.
     fn distcc(&self, helpers: usize) -> anyhow::Result<Vec<Samples>> {
         let mut on_team = || {
             let _still = Still::but(&self.node, &[TEAM.to_owned()])?;
@@ -316,7 +316,7 @@ impl Lab {
         interleave(self.rounds, &mut [&mut on_team, &mut on_clones])
     }
 
-    /// All parts at once on machines that run: how long, and what came of it.
+    /// Runs all parts at once on machines that already run. Returns the seconds that it took, and the results.
     fn on_standing(&self, job: &str, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
         let (node, standing) = (&self.node, &self.standing);
         let _still = Still::but(node, standing)?;
@@ -340,7 +340,7 @@ impl Lab {
         Ok((seconds, self.results.of(of)?))
     }
 
-    /// The same on clones that the parent makes for it, until it has joined them.
+    /// The same on clones that the parent makes for the job, until it has joined them.
     fn on_clones(&self, job: &str, units: usize) -> anyhow::Result<(f64, BTreeSet<String>)> {
         let (of, port) = (self.standing.len(), self.results.port);
         let command = format!("apps clones {job} {of} {units} {HOST} {port}");
@@ -351,7 +351,7 @@ impl Lab {
         Ok((seconds, self.results.of(of)?))
     }
 
-    /// Waits until there are no clones of a job any more, and the parent answers.
+    /// Waits until no clones of a job are left, and the parent answers.
     fn quiet(&self, parent: &str) -> anyhow::Result<()> {
         let until = Instant::now() + SETTLE_MAX;
         loop {

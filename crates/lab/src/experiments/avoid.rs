@@ -1,5 +1,6 @@
-//! `avoid`: what it costs a clone on another host to fill memory that was free at the fork. Against the same of a guest that
-//! neither zeroes pages when it frees them nor reports them, so that what they held last is fetched to be overwritten.
+//! `avoid`: what it costs a clone on another host to fill memory that was free at the fork. Compared with a guest that
+//! neither zeroes pages when it frees them nor reports them, so that their last content is fetched only to be
+//! overwritten.
 use super::fork::fork_to;
 use super::live::{Node, write_distinct};
 use crate::guest::Guest;
@@ -12,34 +13,34 @@ const PARENTS: &str = "10.79.0.1";
 const CLONES: &str = "10.79.0.2";
 const PAGE_PORT: u16 = 7171;
 const MEMORY: u64 = 1 << 30;
-/// How long an emulated guest may take to write that much.
+/// Longest time for an emulated guest to write that much.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Where the guest keeps it: memory.
+/// The file that the guest fills, in memory.
 const FILE: &str = "/dev/shm/filled";
 
 /// How a guest treats the pages that it frees.
 struct Way {
     name: &'static str,
-    /// Words of its kernel's command line.
+    /// Options on its kernel's command line.
     words: &'static str,
-    /// What is done before it is captured.
+    /// A command that is run before the capture.
     before: &'static str,
 }
 
-/// Debian's kernel as floe's guests start it: freed pages are zero, and so are they in an image.
+/// Debian's kernel with the options of floe's guests: freed pages are zero, and so they are zero in an image.
 const AVOIDING: Way = Way {
     name: "avoiding",
     words: "init_on_free=1",
     before: "true",
 };
-/// As Debian starts it: what a freed page held stays there. Without the balloon nobody hears of it.
+/// With Debian's own options, a freed page keeps its content. Without the balloon, free pages are not reported.
 const NOT_AVOIDING: Way = Way {
     name: "not-avoiding",
     words: "init_on_free=0",
     before: "rmmod virtio_balloon",
 };
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("avoid", context.quick);
     let megabytes: u64 = context.pick(512, 64);
@@ -72,7 +73,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// MB that crossed the link while a clone filled so much memory.
+/// Returns the MB that crossed the link while a clone filled this much memory.
 fn fill(parent: &Node, host: &Node, way: &Way, megabytes: u64) -> anyhow::Result<f64> {
     let guest = Guest::tiny()?;
     let words = guest.cmdline()?;

@@ -1,5 +1,5 @@
-//! `capture`: how long a running guest stands still while it is captured, and what a second capture a minute later
-//! stores. Against QEMU's own way to a file, `stop` and `migrate`, on a guest of the same size.
+//! `capture`: how long a running guest is paused for a capture, and what a second capture a minute later stores. Compared
+//! with QEMU's own way to a file, `stop` and `migrate`, on a guest of the same size.
 use super::live::Node;
 use super::plain::PlainQemu;
 use super::wan;
@@ -9,14 +9,14 @@ use floe_image::{CHUNK_SIZE, Hash, Manifest, Region, Segment};
 use floe_store::Repository;
 use std::time::Duration;
 
-/// Between two captures of the pause.
+/// Time between two captures whose pause is measured.
 const BETWEEN: Duration = Duration::from_secs(3);
-/// Of a patch in a manifest: a chunk's number and its hash.
+/// Bytes of a patch in a manifest: a chunk's number and its hash.
 const PATCH_BYTES: u64 = 36;
-/// "A minute later".
+/// The time after which the second capture is made.
 const LATER: Duration = Duration::from_secs(60);
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("capture", context.quick);
     let (guest, memory) = wan::guest(context)?;
@@ -74,8 +74,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Bytes of the chunks that one image has otherwise than the other (zero ones not counted), and bytes of the pack files that
-/// only it has and of the patches in its manifest.
+/// Returns the bytes of the chunks in which one image differs from the other (zero ones not counted), and the bytes of
+/// the pack files that only it has and of the patches in its manifest.
 fn difference(
     repository: &std::path::Path,
     before: &str,

@@ -1,5 +1,5 @@
-//! `churn`: four parents fork four clones each, wait until those have ended, and again, all at once: does anything go wrong, does
-//! anything stay behind, and does a round take as long as the one before?
+//! `churn`: four parents fork four clones each, wait until those have ended, and repeat that, all at once. Does anything
+//! fail, does anything stay behind, and does a round take as long as the one before?
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -13,18 +13,18 @@ use std::time::{Duration, Instant};
 
 /// Parents that fork at the same time.
 const PARENTS: usize = 4;
-/// Clones of each.
+/// Clones of each parent.
 const CLONES: u32 = 4;
 /// Memory of a guest.
 const MEMORY_BYTES: u64 = 128 << 20;
-/// How long a guest may take to answer or to switch itself off while twenty are emulated.
+/// Longest time for a guest to answer or to switch itself off while twenty are emulated.
 const GUEST_MAX: Duration = Duration::from_secs(300);
-/// How long what is done in the background may take to be over.
+/// Longest time for background work to end.
 const QUIET_MAX: Duration = Duration::from_secs(120);
-/// How often it is looked.
+/// How often conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("churn", context.quick);
     let rounds = context.pick(5, 2);
@@ -45,7 +45,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         node.run(&request, |_| {})?;
         node.ask(parent, GUEST_MAX)?;
     }
-    // what is there once and for all (standby, index files) comes with the first round
+    // the first round creates what is created only once (standby, index files)
     let warm = at_once(&node, &parents, 1);
     let before = quiet(&node, &home)?;
     let counted = at_once(&node, &parents, rounds);
@@ -98,14 +98,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What one parent went through.
+/// The measurements of one parent.
 #[derive(Default)]
 struct Parent {
     seconds: Vec<f64>,
     errors: Vec<String>,
 }
 
-/// All parents go through so many rounds, each round begun by all at the same moment.
+/// Runs this many rounds on all parents; each round begins on all of them at the same moment.
 fn at_once(node: &Node, parents: &[String], rounds: usize) -> Vec<Parent> {
     let barrier = Barrier::new(parents.len());
     let one = |name: &String| {
@@ -137,7 +137,7 @@ fn at_once(node: &Node, parents: &[String], rounds: usize) -> Vec<Parent> {
     })
 }
 
-/// One fork, until none of its clones is left.
+/// Forks once and waits until none of the clones is left.
 fn round(node: &Node, parent: &str) -> anyhow::Result<()> {
     let request = ForkRequest {
         clones: CLONES,
@@ -146,7 +146,7 @@ fn round(node: &Node, parent: &str) -> anyhow::Result<()> {
     let outcome = node.client.fork(parent, &request)?.finish(|_| {})?;
     let fork: ForkReport = outcome.fork.context("a fork tells its clones")?;
     let joined = join(node, &fork);
-    // they go in any case, so that the next round finds what this one found
+    // end them in any case, so that the next round starts in the same state
     let killed = node.client.kill(parent, &KillRequest { all: true })?;
     joined?;
     anyhow::ensure!(killed.failed.is_empty(), "{:?}", killed.failed);
@@ -158,7 +158,7 @@ fn round(node: &Node, parent: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has every clone switch itself off and waits until all have.
+/// Tells every clone to switch itself off and waits until all have.
 fn join(node: &Node, fork: &ForkReport) -> anyhow::Result<()> {
     anyhow::ensure!(
         fork.running == CLONES,
@@ -179,12 +179,12 @@ fn join(node: &Node, fork: &ForkReport) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What there is of all that could stay behind, once the node has nothing more to do.
+/// Counts everything that could stay behind, once the node has nothing more to do.
 fn quiet(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>> {
     let until = Instant::now() + QUIET_MAX;
     let mut last = count(node, home)?;
     let mut same = 0;
-    // the background stores and forgets forks: it is over when a second long nothing has become less
+    // forks are stored and forgotten in the background: this is over when no count has decreased for a second
     while same < 50 && Instant::now() < until {
         std::thread::sleep(LOOK_EVERY);
         let now = count(node, home)?;
@@ -202,7 +202,7 @@ fn count(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>
     let cache = node.client.cache()?;
     let pid = node.client.node()?.pid;
     let threads = entries(Path::new(&format!("/proc/{pid}/task")));
-    // the guest's, the booted one, and for each parent one of a fork at most
+    // the guest's image, the booted one, and at most one image of a fork for each parent
     let images = node.client.images()?.images.len();
     Ok([
         ("QEMU processes", qemus(&home_text) as f64),
@@ -227,7 +227,7 @@ fn count(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>
     .into())
 }
 
-/// QEMUs whose command line names this home.
+/// Counts the QEMUs whose command line names this home.
 fn qemus(home: &str) -> usize {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_one = |entry: &std::fs::DirEntry| {

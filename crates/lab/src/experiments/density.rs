@@ -1,5 +1,5 @@
-//! `density`: sixteen clones of one image on one host: what memory does each take beyond the first? Against the same
-//! guest restored by QEMU's own migration file, which shares nothing.
+//! `density`: sixteen clones of one image on one host: how much memory does each take beyond the first? Compared with the
+//! same guest restored by QEMU's own migration file, which shares nothing.
 use super::live::Node;
 use super::plain::PlainQemu;
 use super::wan;
@@ -9,14 +9,14 @@ use floe_api::RunRequest;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Idle time after a clone has answered, before memory is counted.
+/// Idle time after a clone's answer, before memory is counted.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Translated code that the bounded clones keep: enough for guests that mostly wait.
+/// MiB of translated code that the bounded clones keep: enough for guests that mostly wait.
 const EMULATOR_CACHE_MIB: &str = "8";
-/// How long a clone may take to answer while sixteen are emulated.
+/// Longest time for a clone to answer while sixteen are emulated.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("density", context.quick);
     let (guest, memory) = wan::guest(context)?;
@@ -66,17 +66,17 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What clones of one image took.
+/// The memory that clones of one image took.
 struct Clones {
-    /// Each but the first, MB.
+    /// MB of each clone but the first.
     steps: Samples,
-    /// All but the first, divided by their number, MB.
+    /// MB of all clones but the first, divided by their number.
     beyond_first: f64,
     parts: BTreeMap<&'static str, Samples>,
 }
 
 impl Clones {
-    /// Starts one after another, measures, and ends them.
+    /// Starts clones one after another, measures, and ends them.
     fn start(node: &Node, context: &Context, clones: usize) -> anyhow::Result<Clones> {
         let mut steps = Samples::default();
         let (mut used, mut pids) = (Vec::new(), Vec::new());
@@ -92,7 +92,7 @@ impl Clones {
             let pid = node.machine(&name(n))?.pid;
             pids.push(pid.context("a running machine has a process")?);
             std::thread::sleep(context.pick(SETTLE, Duration::from_secs(2)));
-            // All that the host has less of, kernel and node included; reclaimable page cache is counted as free.
+            // Everything that the host has less of, including kernel and node; reclaimable page cache counts as free.
             used.push(used_mb()?);
             if let [.., before, now] = used[..] {
                 steps.push(now - before);
@@ -110,7 +110,7 @@ impl Clones {
     }
 }
 
-/// Memory of the host that is not available any more, in MB.
+/// Returns the host's memory that is not available, in MB.
 fn used_mb() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let field = |name: &str| -> anyhow::Result<f64> {
@@ -129,7 +129,7 @@ fn used_mb() -> anyhow::Result<f64> {
     Ok(field("MemTotal:")? - field("MemAvailable:")?)
 }
 
-/// What clones' own (private) memory is made of, by kind of mapping.
+/// Returns what the clones' own (private) memory consists of, by kind of mapping.
 fn parts(pids: &[u32]) -> anyhow::Result<BTreeMap<&'static str, Samples>> {
     let mut all: BTreeMap<&'static str, Samples> = BTreeMap::new();
     for pid in pids {

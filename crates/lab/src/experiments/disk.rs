@@ -1,6 +1,6 @@
-//! `disk`: fio on a copy-on-write disk of the mount, all of its data local and warm, against the same raw file on the
-//! file system below. Both are opened with O_DIRECT, as QEMU opens floe's disks; the raw file through the page cache (what
-//! a QEMU with `cache=writeback` has) is shown beside it.
+//! `disk`: fio on a copy-on-write disk of the mount, with all of its data local and in the cache, compared with the same
+//! raw file on the file system below. Both are opened with O_DIRECT, as QEMU opens floe's disks. The raw file through the
+//! page cache (as with QEMU's `cache=writeback`) is shown as well.
 use super::local::{LocalMount, need};
 use crate::harness::{Context, Report, Samples, interleave};
 use crate::workload;
@@ -11,13 +11,13 @@ use floe_store::{Ingest, IngestOptions};
 use std::path::Path;
 use std::process::Command;
 
-/// A kind of access: fio's options and what makes it a figure.
+/// A kind of access: fio's options and the figure that it yields.
 struct Job {
     name: &'static str,
     rw: &'static str,
     block: &'static str,
     depth: u32,
-    /// Writes are flushed so often, in blocks: a guest's file system commits about every so many.
+    /// Number of blocks between flushes of writes: about as often as a guest's file system commits.
     flush_every: Option<u32>,
 }
 
@@ -52,7 +52,7 @@ const JOBS: [Job; 4] = [
     },
 ];
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     need("fio", "fio")?;
     let mut report = Report::new("disk", context.quick);
@@ -78,10 +78,10 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         dir: context.scratch.join("machine"),
         disks: vec![disk("disk0"), disk("disk1")],
     })?;
-    // Reads see the image's own chunks, writes go to another disk of the same image, so that neither changes the other.
+    // Reads use the image's own chunks, writes go to another disk of the same image, so that neither affects the other.
     let path = |name: &str| machine.disk_path(name).context("the machine has this disk");
     let (read_disk, write_disk) = (path("disk0")?, path("disk1")?);
-    // Everything into the local cache.
+    // Read everything into the local cache.
     std::io::copy(&mut std::fs::File::open(&read_disk)?, &mut std::io::sink())?;
 
     for job in &JOBS {
@@ -112,7 +112,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// MB a second.
+/// Returns MB per second.
 fn fio(job: &Job, file: &Path, bytes: u64, seconds: u32, direct: bool) -> anyhow::Result<f64> {
     let mut command = Command::new("fio");
     command.args([
@@ -135,7 +135,7 @@ fn fio(job: &Job, file: &Path, bytes: u64, seconds: u32, direct: bool) -> anyhow
         format!("--direct={}", u8::from(direct)),
     ]);
     if !direct {
-        // fio drops the file's pages first by default: then nothing would be warm.
+        // By default, fio first drops the file's pages, so that nothing would be cached.
         command.arg("--invalidate=0");
     }
     if let Some(blocks) = job.flush_every {

@@ -1,16 +1,17 @@
-//! The emulator's own promise: rate and delay of real packets through two namespaces, against what was asked for.
+//! `emulator`: checks the link emulator itself: rate and delay of real packets through two namespaces, compared with the
+//! settings.
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Bridge, Rate, Shape, measure};
 use std::time::Duration;
 
-/// Links whose promise is checked: the design's slow one, a slower one with a short delay, a fast one.
+/// Links that are checked: the design's slow one, a slower one with a short delay, a fast one.
 const LINKS: [(&str, u64, u64); 3] = [
     ("7.2mbit_60ms", 7_200_000, 60),
     ("1mbit_10ms", 1_000_000, 10),
     ("100mbit_5ms", 100_000_000, 5),
 ];
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("emulator", context.quick);
     let (rounds, time, probes) = context.pick(

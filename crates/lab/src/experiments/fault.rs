@@ -1,5 +1,5 @@
-//! `fault`: a page of RAM touched for the first time that is on another host: over a veth pair to a hub that has it in
-//! memory. Against a userfaultfd server that asks the same hub for the same pages.
+//! `fault`: the first touch of a page of RAM that is on another host, over a veth pair to a hub that has it in memory.
+//! Compared with a userfaultfd server that requests the same pages from the same hub.
 use super::local::LocalRam;
 use super::touch::{toucher::Toucher, uffd::Uffd};
 use crate::harness::{Context, Report, Samples};
@@ -19,12 +19,12 @@ use std::time::Duration;
 const NEAR: &str = "10.78.0.1";
 const FAR: &str = "10.78.0.2";
 const HUB_PORT: u16 = 7070;
-/// Where the toucher is; everything else goes where the kernel puts it.
+/// The core of the toucher; the kernel places everything else.
 const TOUCHER_CORE: usize = 1;
-/// One request of the userfaultfd server.
+/// Time limit for one request of the userfaultfd server.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("fault", context.quick);
     let bytes = context.pick(128 << 20, 16 << 20);
@@ -49,7 +49,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             ..PushOptions::default()
         };
         push(&repository, &id, &url, Some(&token), &options, &|_| {})?;
-        // The first round brings the hub's packs into its memory.
+        // The first round loads the hub's packs into its memory.
         for round in 0..=context.pick(5, 1) {
             let dir = context.scratch.join(format!("near{round}"));
             let measured =
@@ -102,7 +102,7 @@ impl Rounds {
 }
 
 impl Round {
-    /// On a host that has nothing of the image.
+    /// Measures on a host that has nothing of the image.
     fn measure(
         dir: &Path,
         url: &str,
@@ -120,7 +120,7 @@ impl Round {
         let mut hashes = Vec::new();
         for segment in &region.segments {
             let table = scope.segment(segment)?;
-            // A fault's time is that of its page; the tables are loaded in the background when a machine starts.
+            // Only the time for the page counts; the tables are loaded in the background when a machine starts.
             cache.put_segment(segment, &table.encode(), None)?;
             hashes.extend_from_slice(table.hashes());
         }

@@ -1,5 +1,6 @@
-//! `fork`: how long a parent stands still, until when n clones execute, what that costs the node, and how little a clone's
-//! node needs before it starts. Against QEMU's own way: stop and write a migration file, then load it n times.
+//! `fork`: how long a parent is paused, how long until n clones execute, what that costs the node, and how little a
+//! clone's node needs before it starts. Compared with QEMU's own way: stop and write a migration file, then load it n
+//! times.
 use super::live::{Node, write_distinct};
 use super::plain::PlainQemu;
 use super::wan;
@@ -12,27 +13,27 @@ use std::time::{Duration, Instant};
 
 /// How long a guest may take to fill memory, emulated.
 const FILL_MAX: Duration = Duration::from_secs(600);
-/// How long a fork may take to be stored and forgotten.
+/// Longest time for a fork to be stored and forgotten.
 const FORGET_MAX: Duration = Duration::from_secs(120);
-/// Between two forks: a fork without clones is dropped within a second, and the host is quiet again.
+/// Time between two forks: a fork without clones is dropped within a second, and the host is quiet again.
 const BETWEEN: Duration = Duration::from_secs(2);
-/// The kernel's unit of CPU time for user space (USER_HZ is 100 on every Linux).
+/// Milliseconds of the kernel's unit of CPU time (USER_HZ is 100 on every Linux).
 const TICK_MS: f64 = 10.0;
 /// Memory of a light guest.
 const LIGHT_BYTES: u64 = 128 << 20;
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("fork", context.quick);
     let (guest, memory) = wan::guest(context)?;
-    // a quick run has a guest of 256 MB
+    // a quick run uses a guest of 256 MB
     let light = [
         ("pause_ms_p50_64mb", context.pick(64, 16)),
         ("pause_ms_p50_256mb", context.pick(256, 32)),
     ];
     let descriptors = pauses(context, &mut report, &guest, memory, &light)?;
     report.add("descriptor_kb", "kB", &descriptors);
-    // a guest of 1 GB has no room for as much beside itself
+    // a guest of 1 GB has no room for that much
     let heavy = [("pause_ms_p50_1024mb", context.pick(1024, 64))];
     pauses(context, &mut report, &guest, memory * 2, &heavy)?;
     clones(context, &mut report)?;
@@ -45,8 +46,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The parent's pause, by what it has written since its own start: figures with their MB, in ascending order. Returns the
-/// sizes of the descriptors in kB.
+/// Measures the parent's pause for each number of MB that it has written since its own start; `figures` has names of
+/// figures with their MB, in ascending order. Returns the sizes of the descriptors in kB.
 fn pauses(
     context: &Context,
     report: &mut Report,
@@ -89,7 +90,7 @@ fn pauses(
     Ok(descriptors)
 }
 
-/// From the call to the last of n clones executing.
+/// Measures the time from the call until the last of n clones executes.
 fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let guest = Guest::tiny()?;
     let node = Node::start(None, &context.scratch.join("clones"), false)?;
@@ -137,7 +138,7 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets an image go on and waits until its shell answers.
+/// Resumes an image and waits until its shell answers.
 fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
     let request = RunRequest {
         image: image.into(),
@@ -149,7 +150,7 @@ fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the guest write so many MB, no two pages alike, to memory that stays.
+/// Makes the guest write this many MB, no two pages alike, to memory that stays allocated.
 fn fill(node: &Node, machine: &str, megabytes: u64, name: &str) -> anyhow::Result<()> {
     let file = format!("/dev/shm/{name}");
     let command = format!("{}; ls -l {file}", write_distinct(megabytes, &file));
@@ -169,7 +170,7 @@ pub(super) fn fork_to(
 ) -> anyhow::Result<Outcome> {
     let request = ForkRequest {
         clones,
-        // the experiments' hosts are alone on their network
+        // only the experiment's hosts are on their network
         insecure: !hosts.is_empty(),
         hosts,
         ..ForkRequest::default()
@@ -190,12 +191,12 @@ fn told(outcome: &Outcome) -> anyhow::Result<&ForkReport> {
     outcome.fork.as_ref().context("a fork tells its clones")
 }
 
-/// Ends all clones and waits until nothing of the fork is left to do.
+/// Ends all clones and waits until the fork is stored or forgotten.
 fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
     let killed = node.client.kill(parent, &KillRequest { all: true })?;
     anyhow::ensure!(killed.failed.is_empty(), "{:?}", killed.failed);
     let until = Instant::now() + FORGET_MAX;
-    // the parent's disks may stand on the last fork's image: at most that one stays
+    // the parent's disks may be based on the last fork's image: at most that one is left
     let forks = || -> anyhow::Result<usize> {
         let images = node.client.images()?.images;
         let fork = |image: &&floe_api::ImageSummary| image.labels.contains_key("floe.fork");
@@ -209,12 +210,12 @@ fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// CPU time of a process, all of its threads, in milliseconds.
+/// Returns the CPU time of a process with all of its threads, in milliseconds.
 fn cpu_ms(pid: u32) -> anyhow::Result<f64> {
     let path = format!("/proc/{pid}/stat");
     let text = std::fs::read_to_string(Path::new(&path))?;
     let (_, rest) = text.rsplit_once(") ").context("a process's name ends")?;
-    // fields 14 and 15 of the file, the rest begins with the third
+    // fields 14 and 15 of the file; `rest` begins with the third
     let ticks = |field: usize| -> anyhow::Result<f64> {
         let word = rest.split_whitespace().nth(field - 3).context("a field")?;
         Ok(word.parse()?)

@@ -1,8 +1,9 @@
-//! `fuzz`: every parser of foreign bytes is given inputs that libFuzzer makes, guided by what they reach.
+//! `fuzz`: gives every parser of foreign bytes inputs that libFuzzer generates, guided by the code that they reach.
 //!
-//! The targets are those of `fuzz/`. They are built here with a stable compiler: LLVM's coverage pass is reached through `-C passes`,
-//! and the crate `libfuzzer-sys` brings the engine. (`cargo fuzz` would ask for a nightly compiler, for its address sanitizer; the parsers
-//! are safe Rust, in which a panic is what can go wrong, and overflow and debug assertions are checked.)
+//! The targets are those of `fuzz/`. They are built here with a stable compiler: `-C passes` enables LLVM's coverage
+//! pass, and the crate `libfuzzer-sys` contains the engine. (`cargo fuzz` would need a nightly compiler, for its address
+//! sanitizer. The parsers are safe Rust, in which only a panic can go wrong, and overflow and debug assertions are
+//! checked.)
 use crate::harness::{Context, Report};
 use anyhow::{Context as _, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -11,23 +12,23 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// What makes the compiler count edges and comparisons as libFuzzer wants them.
+/// Options that make the compiler count edges and comparisons for libFuzzer.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing";
-/// Rounds over all targets, at most, until the executions that were asked for are reached.
+/// Most rounds over all targets to reach the requested number of executions.
 const ROUNDS_MAX: usize = 50;
-/// Crashes of a target after which it is given up for the round: they are the same one, as a rule.
+/// Number of crashes after which a target is given up for the round: usually they are all the same.
 const CRASHES_MAX: u64 = 5;
-/// An input that takes longer than this hangs.
+/// Seconds after which an input counts as hanging.
 const HANG_S: u32 = 10;
-/// Memory that a target may take, MiB: a parser that allocates what a length field says shows here.
+/// Memory limit of a target, in MiB: it exposes a parser that allocates whatever a length field says.
 const MEMORY_MIB: u32 = 1024;
-/// Bytes of new inputs that are kept of each target.
+/// Most bytes of new inputs that are kept for each target.
 const KEPT_BYTES_MAX: u64 = 4096;
-/// New inputs that are kept of each target: each is damaged and read again thousands of times by `make test`.
+/// Most new inputs that are kept for each target: `make test` damages and parses each of them thousands of times.
 const KEPT_MAX: usize = 16;
-/// Longest input that is kept: short ones are damaged more often by the test that replays them.
+/// Longest input that is kept, in bytes: the test that replays inputs damages short ones more often.
 const KEPT_ENTRY_BYTES_MAX: u64 = 512;
 
 /// Options of the experiment.
@@ -36,7 +37,7 @@ pub struct Options {
     /// Seconds for each target in a round
     #[arg(long, default_value_t = 20, value_name = "S")]
     seconds: u64,
-    /// Rounds go on until so many inputs were executed in all
+    /// Rounds continue until this many inputs were executed in all
     #[arg(long, default_value_t = 100_000_000, value_name = "N")]
     executions: u64,
     /// Targets at a time (default: one for each core)
@@ -47,17 +48,17 @@ pub struct Options {
     keep: bool,
 }
 
-/// What came of one target.
+/// The result of one target.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Outcome {
     executions: u64,
     crashes: u64,
-    /// Edges and values that its inputs reached.
+    /// Number of edges and values that its inputs reached.
     features: u64,
     seconds: f64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let (seconds, goal) = match context.quick {
         true => (1, 0),
@@ -99,7 +100,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
 
 fn tell(context: &Context, targets: &[String], all: &[Outcome]) -> Report {
     let mut report = Report::new("fuzz", context.quick);
-    // the targets are, whatever this program is
+    // the targets are optimised, even if this program is not
     report.machine.optimised = true;
     let (mut executions, mut crashes) = (0, 0);
     for (target, one) in targets.iter().zip(all) {
@@ -130,7 +131,7 @@ fn tell(context: &Context, targets: &[String], all: &[Outcome]) -> Report {
     report
 }
 
-/// Does `work` for each, so many at a time, and returns what came of it in the order of `items`.
+/// Calls `work` for each item, this many at a time, and returns the results in the order of `items`.
 fn in_parallel<T: Sync, R: Send>(
     jobs: usize,
     items: &[T],
@@ -158,7 +159,7 @@ fn in_parallel<T: Sync, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Builds all targets; returns the directory of their programs.
+/// Builds all targets. Returns the directory of their programs.
 fn build(fuzz: &Path) -> anyhow::Result<PathBuf> {
     let version = Command::new("rustc").arg("-vV").output();
     let version = version.context("cannot run rustc; the targets are built where they run")?;
@@ -167,7 +168,7 @@ fn build(fuzz: &Path) -> anyhow::Result<PathBuf> {
         .lines()
         .find_map(|line| line.strip_prefix("host: "))
         .context("rustc -vV tells no host")?;
-    // Told a target, cargo builds what runs during the build without these flags.
+    // If given a target, cargo builds what runs during the build without these flags.
     let status = Command::new("cargo")
         .args([
             "build",
@@ -191,7 +192,7 @@ fn build(fuzz: &Path) -> anyhow::Result<PathBuf> {
     Ok(fuzz.join("target").join(host).join("release"))
 }
 
-/// The targets' names: that of each file in `fuzz_targets/`.
+/// Returns the targets' names, those of the files in `fuzz_targets/`.
 fn targets(fuzz: &Path) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(fuzz.join("fuzz_targets"))? {
@@ -209,11 +210,11 @@ fn targets(fuzz: &Path) -> anyhow::Result<Vec<String>> {
 struct Target<'a> {
     name: &'a str,
     program: PathBuf,
-    /// What is kept in the source tree.
+    /// The inputs that are kept in the source tree.
     corpus: PathBuf,
-    /// What is found now.
+    /// The inputs that are found in this run.
     found: PathBuf,
-    /// Inputs that crash it.
+    /// The inputs that make the target crash.
     artifacts: PathBuf,
 }
 
@@ -228,7 +229,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Lets it run for so long; after a crash it is started again.
+    /// Runs the target for this long; after a crash it is started again.
     fn run(&self, seconds: u64) -> anyhow::Result<Outcome> {
         std::fs::create_dir_all(&self.found)?;
         std::fs::create_dir_all(&self.artifacts)?;
@@ -263,7 +264,7 @@ impl<'a> Target<'a> {
         Ok(outcome)
     }
 
-    /// Adds the shortest new inputs that reach what the corpus does not, up to a few KB.
+    /// Adds the shortest new inputs that reach code which the corpus does not, up to a few KB.
     fn keep(&self) -> anyhow::Result<()> {
         let short = self.found.with_extension("short");
         let more = self.found.with_extension("more");
@@ -300,7 +301,7 @@ impl<'a> Target<'a> {
         let mut new = files(&more)?;
         new.retain(|entry| !before.contains(entry));
         new.sort_by_key(|(_, bytes)| *bytes);
-        // some of each length: the shortest reach least
+        // keep some of each length: the shortest reach least
         let step = new.len().div_ceil(KEPT_MAX).max(1);
         let mut kept = 0;
         for (path, bytes) in new.into_iter().step_by(step) {
@@ -324,7 +325,7 @@ fn files(dir: &Path) -> anyhow::Result<Vec<(PathBuf, u64)>> {
     Ok(files)
 }
 
-/// Executions and features of what libFuzzer printed: `#4096 NEW cov: 12 ft: 34 ...` and
+/// Parses executions and features from libFuzzer's output: `#4096 NEW cov: 12 ft: 34 ...` and
 /// `stat::number_of_executed_units: 99606`.
 fn parse(said: &str) -> Option<(u64, u64)> {
     let executions = said

@@ -1,5 +1,5 @@
-//! `hardware`: what it costs that a machine can be given more while it runs. The same guest on a machine of hardware profile 2
-//! (room for vCPUs, memory, cards and disks) and on one of profile 1 (none), in turn.
+//! `hardware`: what it costs that a machine can be given more while it runs. The same guest runs alternately on a machine
+//! of hardware profile 2 (room for vCPUs, memory, cards and disks) and on one of profile 1 (no room).
 use super::live::tell_console;
 use crate::guest::{Guest, READY};
 use crate::harness::{Context, Report, Samples, interleave};
@@ -18,10 +18,10 @@ const MEMORY: u64 = 256 << 20;
 /// How long the guest may take to boot, or to answer.
 const PATIENCE: Duration = Duration::from_secs(180);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// The profiles, by the number that is in their figures' names.
+/// The profiles, with the numbers that are in the figures' names.
 const PROFILES: [(u32, Profile); 2] = [(1, Profile::Fixed), (2, Profile::Growable)];
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("hardware", context.quick);
     let guest = Guest::tiny()?;
@@ -83,7 +83,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What the second took more than the first, pair by pair.
+/// Returns how much more the second took than the first, pair by pair.
 fn more(one: &Samples, two: &Samples) -> Samples {
     let pairs = one.values().iter().zip(two.values());
     pairs.map(|(one, two)| two - one).collect()
@@ -94,7 +94,7 @@ struct Side {
     dir: std::path::PathBuf,
     profile: Profile,
     capture: Capture<()>,
-    /// Memory that its kernel has to give, MB.
+    /// Memory that its kernel can use, in MB.
     guest_mb: f64,
 }
 
@@ -132,7 +132,7 @@ impl Side {
         })
     }
 
-    /// Milliseconds until a new QEMU has loaded the state; its memory goes to `memory`.
+    /// Returns the milliseconds until a new QEMU has loaded the state; adds its memory to `memory`.
     fn load(&self, memory: &mut Samples) -> anyhow::Result<f64> {
         let mut spec = Spec::new(
             "hardware",
@@ -155,7 +155,7 @@ impl Side {
         Ok(took.as_secs_f64() * 1e3)
     }
 
-    /// Milliseconds until a new QEMU answers that starts the guest cold.
+    /// Returns the milliseconds until a new QEMU answers that starts the guest cold.
     fn start(&self, guest: &Guest) -> anyhow::Result<f64> {
         let spec = spec(guest, &self.dir, self.profile)?;
         let start = Instant::now();
@@ -165,10 +165,10 @@ impl Side {
         Ok(took.as_secs_f64() * 1e3)
     }
 
-    /// Milliseconds until the guest's shell is there.
+    /// Returns the milliseconds until the guest's shell is there.
     fn boot_again(&self, guest: &Guest) -> anyhow::Result<f64> {
         let spec = spec(guest, &self.dir, self.profile)?;
-        std::fs::remove_dir_all(&spec.dir)?; // with the console's history
+        std::fs::remove_dir_all(&spec.dir)?; // removes the console's history as well
         let start = Instant::now();
         let machine = Machine::start(spec)?;
         wait_ready(&machine)?;
@@ -207,7 +207,7 @@ fn wait_ready(machine: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory that only this process has, without the file of the guest's RAM, MB.
+/// Returns the memory that only this process has, without the file of the guest's RAM, in MB.
 fn own_mb(pid: u32) -> anyhow::Result<f64> {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut kib, mut counts) = (0.0, true);

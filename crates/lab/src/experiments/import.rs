@@ -1,5 +1,5 @@
-//! `import`: a sparse disk into the repository (read, find holes, hash, deduplicate, compress, write, fsync), against
-//! `zstd -3 -T0` of the same file, and of its data alone with all holes taken out.
+//! `import`: imports a sparse disk into the repository (read, find holes, hash, deduplicate, compress, write, fsync).
+//! Compared with `zstd -3 -T0` of the same file, and of its data alone with all holes removed.
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use crate::workload;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// The short version's disk: no guest needs to be built for it.
+/// Size of the short version's disk, for which no guest has to be built.
 const QUICK_DISK_BYTES: u64 = 256 << 20;
 const QUICK_DATA_BYTES: u64 = 48 << 20;
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("import", context.quick);
     let disk = if context.quick {
@@ -28,7 +28,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let dense = context.scratch.join("dense.raw");
     let data_bytes = workload::without_holes(&disk, &dense)?;
     let size = fs::metadata(&disk)?.len();
-    // Both read it from memory: what is compared is the work, not the disk it once came from.
+    // Both read it from memory: the work is to be compared, not the disk.
     std::io::copy(&mut File::open(&disk)?, &mut std::io::sink())?;
 
     let (mut stored, mut zstd_bytes) = (0, 0);
@@ -91,7 +91,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Seconds, and bytes stored.
+/// Returns the seconds that an import takes, and the bytes that it stores.
 fn import(dir: &Path, disk: &Path) -> anyhow::Result<(f64, u64)> {
     let start = Instant::now();
     let repository = Repository::create(dir)?;

@@ -1,6 +1,6 @@
-//! Real nodes and hubs as processes of their own, in a network namespace or beside us: what the experiments with guests
-//! stand on. They run the product's own code, `floe_node` and `floe_hub`, under hidden subcommands of this program, so
-//! that no other binary has to be found.
+//! Real nodes and hubs as separate processes, in a network namespace or not, for the experiments with guests. They run
+//! the product's own code, `floe_node` and `floe_hub`, under hidden subcommands of this program, so that no other binary
+//! has to be found.
 use crate::guest::{Guest, READY};
 use crate::link::Namespace;
 use anyhow::{Context as _, bail};
@@ -18,16 +18,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a node or hub may take to answer.
+/// Longest time for a node or hub to answer.
 const START_MAX: Duration = Duration::from_secs(20);
-/// How long a guest may take to boot under emulation on a busy machine.
+/// Longest time for a guest to boot under emulation on a busy machine.
 const BOOT_MAX: Duration = Duration::from_secs(300);
-/// How often something that is awaited is looked at.
+/// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Standing QEMUs that a node of an experiment keeps, if it is to keep some.
+/// Number of standby QEMUs for each image, on a node with standby.
 const STANDBY_EACH: usize = 1;
 
-/// Token of the pages of nodes that speak with each other.
+/// Token of the pages of nodes that talk to each other.
 const PAGE_TOKEN: &str = "lab-token-of-the-pages";
 
 /// `floe-lab serve-node HOME`: a node until its input ends.
@@ -58,13 +58,13 @@ pub struct HubArguments {
     upload_expiry: Option<u64>,
 }
 
-/// Each node has a socket of its own, beside the one that a node of this host may have.
+/// Returns the path of the node's own socket, which differs from that of another node on this host.
 fn socket_of(home: &Path) -> PathBuf {
     home.join("node.sock")
 }
 
 impl NodeArguments {
-    /// Serves.
+    /// Serves until the input ends.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let mut options = floe_node::NodeOptions::new(Home::at(&self.home))?;
         options.socket = socket_of(&self.home);
@@ -85,7 +85,7 @@ impl NodeArguments {
 }
 
 impl HubArguments {
-    /// Serves.
+    /// Serves until the input ends.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let token = self.token()?;
         let mut options = floe_hub::HubOptions::new(&self.dir, self.listen);
@@ -101,7 +101,7 @@ impl HubArguments {
 }
 
 impl HubArguments {
-    /// The token of an earlier hub in this folder, or a new one.
+    /// Returns the token of an earlier hub in this folder, or a new one.
     fn token(&self) -> anyhow::Result<String> {
         let kept = self.dir.join("lab.token");
         match std::fs::read_to_string(&kept) {
@@ -109,7 +109,7 @@ impl HubArguments {
             _ => {}
         }
         let token = floe_hub::create_token(&self.dir, "lab")?;
-        // the hub knows it for good, so it is kept for good
+        // the hub accepts it forever, so it is kept
         let mut file = std::fs::File::create(&kept)?;
         file.write_all(token.as_bytes())?;
         file.sync_all()?;
@@ -118,7 +118,7 @@ impl HubArguments {
     }
 }
 
-/// The parent's end of the pipe closes when it ends, however it ends.
+/// Waits until the parent process ends, for whatever reason: its end of the pipe is closed then.
 fn wait_for_end_of_input() -> anyhow::Result<()> {
     std::io::stdout().flush()?;
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
@@ -132,7 +132,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it, inside `namespace` if there is one, and returns the rest of its first line.
+    /// Starts the process, inside `namespace` if there is one. Returns the rest of its first line.
     pub(crate) fn start(
         namespace: Option<&Namespace>,
         arguments: &[&std::ffi::OsStr],
@@ -177,13 +177,13 @@ impl Drop for Server {
 pub struct Hub {
     /// Its address.
     pub url: String,
-    /// A token that may do everything.
+    /// A token with all permissions.
     pub token: String,
     _server: Server,
 }
 
 impl Hub {
-    /// With its data in `dir`.
+    /// Starts a hub with its data in `dir`.
     pub fn start(
         namespace: Option<&Namespace>,
         dir: &Path,
@@ -203,7 +203,7 @@ impl Hub {
         })
     }
 
-    /// Where an image is.
+    /// Returns the address of an image.
     pub fn address(&self, image: &str) -> String {
         format!("{}/{image}", self.url)
     }
@@ -211,7 +211,7 @@ impl Hub {
 
 /// A running node.
 pub struct Node {
-    /// How to speak with it.
+    /// Client of its interface.
     pub client: Client,
     /// Its state directory.
     pub home: PathBuf,
@@ -219,7 +219,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// With its state in `home`.
+    /// Starts a node with its state in `home`.
     pub fn start(
         namespace: Option<&Namespace>,
         home: &Path,
@@ -229,12 +229,12 @@ impl Node {
         Node::start_with(namespace, home, flags)
     }
 
-    /// One that fetches nothing before it is touched, for traces that show the machine alone.
+    /// Starts a node that fetches nothing before it is touched, for traces that show only the machine's own accesses.
     pub fn demand_only(home: &Path) -> anyhow::Result<Node> {
         Node::start_with(None, home, &["--demand-only"])
     }
 
-    /// One with these flags of `serve-node`.
+    /// Starts a node with these flags of `serve-node`.
     pub fn start_with(
         namespace: Option<&Namespace>,
         home: &Path,
@@ -252,17 +252,17 @@ impl Node {
         })
     }
 
-    /// Runs a machine, telling `each` event.
+    /// Runs a machine and passes every event to `each`.
     pub fn run(&self, request: &RunRequest, each: impl FnMut(&Event)) -> anyhow::Result<Outcome> {
         Ok(self.client.run(request)?.finish(each)?)
     }
 
-    /// Imports a guest under its own name with `memory` bytes of RAM and two CPUs.
+    /// Imports a guest under this name, with `memory` bytes of RAM and two CPUs.
     pub fn import(&self, guest: &Guest, name: &str, memory: u64) -> anyhow::Result<Outcome> {
         self.import_with(guest, name, memory, 2)
     }
 
-    /// The same with so many CPUs.
+    /// The same with another number of CPUs.
     pub fn import_with(
         &self,
         guest: &Guest,
@@ -278,7 +278,7 @@ impl Node {
         Ok(self.client.import(&request)?.finish(|_| {})?)
     }
 
-    /// The same as [`Node::import`] with another command line of its kernel.
+    /// Like [`Node::import`], with another kernel command line.
     pub fn import_booting(
         &self,
         guest: &Guest,
@@ -318,7 +318,7 @@ impl Node {
         Ok(())
     }
 
-    /// Captures a machine as an image. For `rehearse_s` seconds a copy runs to learn what a resume touches.
+    /// Captures a machine as an image. For `rehearse_s` seconds a copy runs, to learn what a resumed machine touches.
     pub fn capture(
         &self,
         machine: &str,
@@ -335,7 +335,7 @@ impl Node {
         Ok(self.client.capture(machine, &request)?.finish(|_| {})?)
     }
 
-    /// Sends an image to a hub, for everybody.
+    /// Publishes an image on a hub for everybody.
     pub fn publish(&self, image: &str, hub: &Hub) -> anyhow::Result<()> {
         let push = PushRequest {
             image: image.into(),
@@ -362,7 +362,7 @@ impl Node {
         Ok(start.elapsed())
     }
 
-    /// A machine as it is.
+    /// Returns a machine's current state.
     pub fn machine(&self, name: &str) -> anyhow::Result<MachineInfo> {
         Ok(self.client.machine(name)?)
     }
@@ -372,7 +372,7 @@ impl Node {
         Ok(self.client.remove_machine(name, true)?)
     }
 
-    /// Has the guest's shell do something and waits until it has.
+    /// Lets the guest's shell run a command, and waits until it has.
     pub fn tell(
         &self,
         machine: &str,
@@ -384,14 +384,14 @@ impl Node {
             .with_context(|| format!("{machine} does not answer"))
     }
 
-    /// Asks the guest's shell something and waits until it has answered.
+    /// Asks the guest's shell a question, and waits for its answer.
     pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
         ask_console(Path::new(&self.client.console(machine)?.socket), patience)
             .with_context(|| format!("{machine} does not answer"))
     }
 }
 
-/// An import of a guest as it was built.
+/// Returns the request that imports a guest as it was built.
 fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
     let text = |path: PathBuf| path.display().to_string();
     let disk = guest.disk();
@@ -405,8 +405,9 @@ fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
     }
 }
 
-/// A shell's command that writes so many MB (16 at a time) to a file of `/dev/shm`, no two pages alike. An emulated guest makes few random
-/// bytes a second: the same ones again and again, shifted by a byte more each time, are as good here.
+/// Returns a shell command that writes this many MB (16 at a time) to a file in `/dev/shm`, no two pages alike. An
+/// emulated guest generates random bytes slowly, so the same ones are written repeatedly, shifted by one more byte each
+/// time.
 pub fn write_distinct(megabytes: u64, file: &str) -> String {
     let rounds = megabytes.div_ceil(16);
     format!(
@@ -415,7 +416,7 @@ pub fn write_distinct(megabytes: u64, file: &str) -> String {
     )
 }
 
-/// Asks a guest's shell something over its serial line and waits until it has answered.
+/// Asks a guest's shell a question over its serial line, and waits for its answer.
 pub fn ask_console(socket: &Path, patience: Duration) -> anyhow::Result<Duration> {
     tell_console(socket, "", patience)
 }
@@ -425,7 +426,7 @@ pub fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow:
     let start = Instant::now();
     let mut console = UnixStream::connect(socket)
         .with_context(|| format!("no console at {}", socket.display()))?;
-    // The shell calculates: the terminal's echo of the question does not contain the answer.
+    // The shell calculates the answer, so the terminal's echo of the question does not contain it.
     let (a, b) = (std::process::id() % 1000, 123_456);
     write!(
         console,
@@ -459,7 +460,7 @@ pub fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow:
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // A node's machines outlive it by design: end them first.
+        // A node's machines outlive it by design, so end them first.
         if let Ok(list) = self.client.machines() {
             for machine in list.machines {
                 let _ = self.client.remove_machine(&machine.name, true);

@@ -1,4 +1,4 @@
-//! A mount with everything local: what the experiments without a network stand on.
+//! A mount with everything local, for the experiments without a network.
 use crate::workload;
 use anyhow::Context as _;
 use floe_image::{CHUNK_SIZE, Hash, MachineConfig, Manifest};
@@ -10,11 +10,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// An image whose RAM is noise, wholly in the cache, and a mount that shows it.
+/// An image whose RAM is noise, completely in the cache, and a mount that shows it.
 pub struct LocalRam {
     /// The mount.
     pub mount: Mount,
-    /// Where every chunk is.
+    /// The cache that contains every chunk.
     pub cache: Arc<Cache>,
     /// The RAM's chunks in order.
     pub hashes: Arc<Vec<Hash>>,
@@ -31,14 +31,14 @@ pub struct LocalMount {
     pub mount: Mount,
     /// Its cache.
     pub cache: Arc<Cache>,
-    /// Its fetcher, from the repository.
+    /// Its fetcher, which reads from the repository.
     pub fetcher: Arc<Fetcher>,
     /// The repository.
     pub repository: Repository,
 }
 
 impl LocalMount {
-    /// Mounts on `dir/mnt`, with `dir/repo` as the source.
+    /// Mounts at `dir/mnt`, with `dir/repo` as the source.
     pub fn new(dir: &Path, cache_bytes: u64) -> anyhow::Result<LocalMount> {
         let repository = Repository::create(&dir.join("repo"))?;
         let cache = Arc::new(Cache::open(&dir.join("cache"), cache_bytes)?);
@@ -56,7 +56,7 @@ impl LocalMount {
         })
     }
 
-    /// Brings a whole image into the cache and shows it.
+    /// Loads a whole image into the cache and shows it on the mount.
     pub fn show(&self, id: &Hash) -> anyhow::Result<ImageHandle> {
         let manifest = self.repository.manifest(id)?;
         let image = self.mount.add_image(ImageSpec {
@@ -79,7 +79,7 @@ impl LocalRam {
         Ok((repository, id))
     }
 
-    /// With `bytes` of RAM, all of it in the cache.
+    /// Makes a mount and an image with `bytes` of RAM, all of it in the cache.
     pub fn new(dir: &Path, bytes: usize) -> anyhow::Result<LocalRam> {
         let mut tmpfs = tempfile::NamedTempFile::new_in("/dev/shm")?;
         let (repository, id) = LocalRam::image(dir, bytes)?;
@@ -112,7 +112,7 @@ impl LocalRam {
         })
     }
 
-    /// The same RAM under another name: an inode that nothing is known of.
+    /// Shows the same RAM under another name, which is a new inode without cached pages.
     pub fn fresh_image(&self) -> anyhow::Result<ImageHandle> {
         self.made.set(self.made.get() + 1);
         let manifest = Manifest {
@@ -129,7 +129,7 @@ impl LocalRam {
     }
 }
 
-/// Where `command` is, or the package that has it.
+/// Returns the path of `command`, or an error that names the package that has it.
 pub fn need(command: &str, package: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

@@ -1,8 +1,8 @@
-//! `mcast`: bytes that leave the parent's node when n hosts read the same 64 MB of its state, by multicast and by unicast, in
-//! the same run; and by multicast with 1 % of all packets lost at each host.
+//! `mcast`: how many bytes leave the parent's node when n hosts read the same 64 MB of its state, by multicast and by
+//! unicast in the same run, and by multicast while each host loses 1 % of all packets.
 //!
-//! Each host is a network namespace at a switch, with a cache, a fetcher and sockets of its own: what a node has of them, and
-//! nothing else. It reads as a clone with a prefetcher does: chunk by chunk by demand, and some way ahead of that.
+//! Each host is a network namespace at a switch, with its own cache, fetcher and sockets, like a node but without its
+//! other parts. It reads like a clone with a prefetcher: chunk by chunk on demand, and some way ahead of that.
 use super::live::Hub;
 use super::local::LocalRam;
 use crate::harness::{Context, Report, Samples};
@@ -20,27 +20,27 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// Numbers of hosts.
+/// The numbers of hosts that are measured.
 const HOSTS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Chunks prefetched at a time, ahead of the one that is read.
+/// Number of chunks that are prefetched at a time, ahead of the one that is read.
 const AHEAD: usize = 256;
-/// Room of a host's cache.
+/// Size of a host's cache, in bytes.
 const CACHE_BYTES: u64 = 512 << 20;
 /// Port of the parent's hub.
 const PORT: u16 = 7070;
-/// How long sockets may go on sending after the last byte was read.
+/// Pause after the last byte was read, in which sockets may still send.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// The parent: its state, and how others read it.
+/// The parent: its state, and how hosts read it.
 struct Parent {
     image: Hash,
-    /// The memory's chunks in order.
+    /// The hashes of the memory's chunks, in order.
     chunks: Vec<Hash>,
     repository: Repository,
     hub: Hub,
 }
 
-/// What a host tells of its reading.
+/// The result of one host's reading.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     seconds: f64,
@@ -48,7 +48,7 @@ struct Told {
     asked_again: u64,
 }
 
-/// One reading by some hosts at the same time.
+/// The result of some hosts' reading at the same time.
 struct Reading {
     uplink_bytes: u64,
     seconds: f64,
@@ -56,7 +56,7 @@ struct Reading {
     asked_again: u64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("mcast", context.quick);
     let hosts = context.pick(HOSTS.len(), 3);
@@ -134,7 +134,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
 }
 
 impl Parent {
-    /// Makes the state, and a hub in the parent's namespace that has it.
+    /// Makes the state, and a hub in the parent's namespace that serves it.
     fn new(context: &Context, segment: &Segment, bytes: usize) -> anyhow::Result<Parent> {
         let dir = context.scratch.join("parent");
         std::fs::create_dir_all(&dir)?;
@@ -166,7 +166,7 @@ impl Parent {
         })
     }
 
-    /// The first `n` hosts read everything at the same time.
+    /// Lets the first `n` hosts read everything at the same time.
     fn read(
         &self,
         context: &Context,
@@ -195,7 +195,7 @@ impl Parent {
                     scope.spawn(move || self.host(host, &dir, invitation, ready, go))
                 })
                 .collect();
-            // tables and connections are there
+            // tables are loaded and connections are open
             ready.wait();
             let before = segment.sent_bytes(0);
             let started = Instant::now();
@@ -221,7 +221,7 @@ impl Parent {
         })
     }
 
-    /// One host; whatever happens to it, the others are not kept waiting.
+    /// Runs one host. If it fails, the others need not wait for it.
     fn host(
         &self,
         host: &Namespace,
@@ -241,7 +241,7 @@ impl Parent {
     }
 }
 
-/// What a host reads with.
+/// What a host uses to read.
 struct Reader {
     fetcher: Fetcher,
     multicast: Option<(Arc<Group>, Arc<Multicast>)>,
@@ -284,7 +284,7 @@ impl Reader {
         })
     }
 
-    /// Reads everything in order, and some way ahead.
+    /// Reads everything in order, prefetching some way ahead.
     fn read(self, parent: &Parent) -> anyhow::Result<Told> {
         ensure!(self.hashes == parent.chunks, "this is not what was made");
         let started = Instant::now();

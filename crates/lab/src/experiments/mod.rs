@@ -1,7 +1,8 @@
-//! The experiments, one file each ([`hammer`] is a folder). Every one drives the real crates and measures its alternative in the same run.
+//! The experiments, one file each ([`hammer`] is a folder). Each one uses the real crates and measures its alternative in
+//! the same run.
 //!
-//! What several of them stand on: [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes),
-//! [`wan`] (two hosts and a slow link), [`plain`] (QEMU without floe).
+//! Several of them share [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes), [`wan`] (two
+//! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod apps;
 pub mod avoid;
 pub mod capture;
@@ -35,17 +36,17 @@ pub mod wan;
 
 use crate::harness::{Context, Report};
 
-/// One thing to measure.
+/// An experiment.
 pub struct Experiment {
-    /// What it is called on the command line and in its report.
+    /// Its name on the command line and in its report.
     pub name: &'static str,
-    /// In one line.
+    /// Its description in one line.
     pub about: &'static str,
-    /// Measures it.
+    /// Runs it.
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All of them but [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
+/// All experiments except [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",

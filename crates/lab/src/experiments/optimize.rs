@@ -1,10 +1,11 @@
-//! `optimize`: what fetching the clusters of a run costs of a server of plain files, before and after the image's packs were laid
-//! out by the traces of the other runs.
+//! `optimize`: what it costs to fetch the clusters of a run from a server of plain files, before and after the image's
+//! packs were rearranged by the traces of the other runs.
 //!
-//! The image and its runs are a real guest's: `floe-lab collect`'s, made here, or those of a directory that
-//! `FLOE_LAB_COLLECTED` names (`collect --work DIR --out DIR/traces`). For each run a model is trained of the others, the image is
-//! laid out by it, and whatever cluster the run touches is fetched whole when it is first touched, over HTTP from a real
-//! server that counts. What came along unasked stays, as it would in a node's cache.
+//! The image and its runs come from a real guest: recorded here like `floe-lab collect` does, or taken from a directory
+//! that `FLOE_LAB_COLLECTED` names (`collect --work DIR --out DIR/traces`). For each run, a model is trained on the
+//! others and the image's packs are rearranged by it. Whenever the run touches a cluster for the first time, the whole
+//! cluster is fetched over HTTP from a real server that counts. Chunks that come along unrequested are kept, as in a
+//! node's cache.
 use super::static_server::StaticServer;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -22,18 +23,18 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What is run: its runs differ, so that a model of the others is never quite right.
+/// The workload. Its runs differ, so a model of the others is never quite right.
 const WORKLOAD: &str = "game";
-/// Runs of it.
+/// Number of runs.
 const RUNS: u32 = 4;
-/// Runs of the short version, of another workload in a tiny guest.
+/// Number of runs of the short version, which uses another workload in a tiny guest.
 const QUICK_RUNS: u32 = 3;
-/// Over the slow link, a run's first clusters are fetched until this much has come, before the layout.
+/// Over the slow link, a run's first clusters are fetched until this many bytes have arrived, before rearranging.
 const LINK_BYTES: u64 = 12 << 20;
-/// How long one read may take.
+/// Time limit for one read.
 const READ_MAX: Duration = Duration::from_secs(300);
 
-/// A repository with an image, and its runs.
+/// A repository with an image, and the image's runs.
 struct Recorded {
     repository: PathBuf,
     image: Hash,
@@ -43,19 +44,19 @@ struct Recorded {
 /// What a server was asked for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
-    /// Range requests for frames.
+    /// Number of range requests for frames.
     requests: u64,
-    /// Their bytes.
+    /// Bytes of these ranges.
     bytes: u64,
     /// Bytes of the layout and of packs' indices.
     index_bytes: u64,
-    /// Clusters asked for.
+    /// Number of clusters that were requested.
     clusters: u64,
     /// Seconds.
     seconds: f64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("optimize", context.quick);
     let recorded = match std::env::var_os("FLOE_LAB_COLLECTED") {
@@ -66,7 +67,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         recorded.runs.len() >= 2,
         "one run is left out, and there is no other"
     );
-    // a copy: laying out must not change what was collected
+    // work on a copy, because rearranging must not change what was collected
     let dir = context.scratch.join("served");
     let served = copy_image(&recorded, &dir)?;
     let original = served.layout(&recorded.image)?;
@@ -95,7 +96,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Runs a workload and keeps its traces.
+/// Runs a workload and returns its traces.
 fn record(context: &Context) -> anyhow::Result<Recorded> {
     let (guest, workload, runs) = if context.quick {
         (Guest::tiny()?, &workloads::SHELL, QUICK_RUNS)
@@ -132,7 +133,7 @@ impl Recorded {
     }
 }
 
-/// The image alone in a repository of its own, in the very packs that it has.
+/// Copies only this image, with its packs unchanged, to a new repository.
 fn copy_image(recorded: &Recorded, dir: &Path) -> anyhow::Result<Repository> {
     let from = Repository::open(&recorded.repository)?;
     let to = Repository::create(dir)?;
@@ -147,7 +148,7 @@ fn copy_image(recorded: &Recorded, dir: &Path) -> anyhow::Result<Repository> {
     Ok(to)
 }
 
-/// A model's clusters by number: for each chunk its cluster, and what each holds.
+/// A model's clusters by number: the cluster of each chunk, and the content of each cluster.
 struct Clusters {
     of: HashMap<ChunkAt, usize>,
     hashes: Vec<Vec<Hash>>,
@@ -180,7 +181,7 @@ impl Clusters {
         })
     }
 
-    /// The clusters that a run touches, in the order of their first touch.
+    /// Returns the clusters that a run touches, in the order of their first touch.
     fn touched(&self, run: &ZeroTrace) -> Vec<&[Hash]> {
         let mut seen = BTreeSet::new();
         let at = |region, chunk| self.of.get(&ChunkAt { region, chunk });
@@ -190,7 +191,7 @@ impl Clusters {
     }
 }
 
-/// Model of all runs but one.
+/// Trains a model on all runs but one.
 fn model_without(recorded: &Recorded, left_out: usize) -> Model {
     let others = recorded
         .runs
@@ -206,7 +207,7 @@ fn model_without(recorded: &Recorded, left_out: usize) -> Model {
     )
 }
 
-/// Fetches clusters one after the other until `bytes_max` have come; returns what it cost.
+/// Fetches clusters one after the other until `bytes_max` have arrived. Returns what it cost.
 fn fetch(
     server: &StaticServer,
     recorded: &Recorded,
@@ -243,7 +244,7 @@ fn fetch(
     Ok(cost)
 }
 
-/// Adds what the server was asked for: frames, and what tells where they are.
+/// Adds the requests that the server got: for frames, and for the layout and indices.
 fn count(cost: &mut Cost, server: &StaticServer, layout: &Layout) {
     for asked in server.take() {
         let pack = layout
@@ -339,7 +340,7 @@ impl Figures {
     }
 }
 
-/// The first run's first clusters over 7.2 Mbit/s and 120 ms, before and after.
+/// Fetches the first run's first clusters over 7.2 Mbit/s and 120 ms, before and after rearranging.
 fn over_the_link(
     recorded: &Recorded,
     served: &Repository,

@@ -1,5 +1,5 @@
-//! `page`: how soon the catalogue of a node with many images is painted, and how large the page is; in Debian's Chromium,
-//! over loopback, with an empty browser cache each time. Against a plain text file of the same node.
+//! `page`: how soon the catalogue of a node with many images is painted, and how large the page is, in Debian's Chromium
+//! over loopback, each time with an empty browser cache. Compared with a plain text file of the same node.
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
 use floe_api::paths::Home;
@@ -11,16 +11,16 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Images of the catalogue.
+/// Number of images in the catalogue.
 const IMAGES: usize = 200;
-/// Size of the drawn screens, pixels.
+/// Size of the drawn screens, in pixels.
 const SCREEN: (u32, u32) = (1024, 640);
-/// A character cell of such a screen, pixels.
+/// Size of a character cell on such a screen, in pixels.
 const CELL: (u32, u32) = (8, 16);
-/// Seed of what the screens show.
+/// Seed for the content of the screens.
 const SEED: u64 = 7;
 
-/// What `web/tests/paint.mjs` prints.
+/// The output of `web/tests/paint.mjs`.
 #[derive(serde::Deserialize)]
 struct Painted {
     painted_ms: Vec<f64>,
@@ -29,7 +29,7 @@ struct Painted {
     page_bytes: u64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("page", context.quick);
     let home = Home::at(context.scratch.join("home"));
@@ -100,7 +100,7 @@ fn paint(login: &str, runs: usize) -> anyhow::Result<Painted> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Bytes of the compressed files.
+/// Returns the bytes of the compressed files.
 fn folder_bytes(folder: &Path) -> anyhow::Result<u64> {
     let mut bytes = 0;
     for file in std::fs::read_dir(folder)? {
@@ -112,7 +112,7 @@ fn folder_bytes(folder: &Path) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// An image with a screen; returns the bytes of its thumbnail.
+/// Makes an image with a screen. Returns the bytes of its thumbnail.
 fn publish(repository: &Repository, number: usize, random: &mut StdRng) -> anyhow::Result<usize> {
     let thumb = of_screen(&screen(random)?).context("the drawn screen is no picture")?;
     let mut ingest = Ingest::new(repository, IngestOptions::default())?;
@@ -127,7 +127,7 @@ fn publish(repository: &Repository, number: usize, random: &mut StdRng) -> anyho
     Ok(thumb.len())
 }
 
-/// A terminal full of words in one of some colours, as PNG.
+/// Draws a terminal full of words in one of several colours, as PNG.
 fn screen(random: &mut StdRng) -> anyhow::Result<Vec<u8>> {
     let (width, height) = SCREEN;
     let ground: [u8; 3] = [
@@ -140,7 +140,7 @@ fn screen(random: &mut StdRng) -> anyhow::Result<Vec<u8>> {
         let length = random.random_range(0..width / CELL.0);
         for column in 0..length {
             if random.random_ratio(1, 6) {
-                continue; // between two words
+                continue; // a gap between two words
             }
             let glyph: u64 = random.random();
             for bit in 0..64 {

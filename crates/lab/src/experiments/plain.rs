@@ -1,4 +1,4 @@
-//! The alternative without floe: QEMU alone, its state saved and loaded by its own migration stream through a file.
+//! The alternative without floe: QEMU alone, whose state is saved and loaded by its own migration stream through a file.
 use crate::guest::{Guest, READY};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to boot, or QEMU to save or load it.
+/// Longest time for a guest to boot, or for QEMU to save or load it.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How often something that is awaited is looked at.
+/// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A QEMU of our own.
+/// A QEMU that was started without floe.
 pub struct PlainQemu {
     child: Child,
     monitor: BufReader<UnixStream>,
-    /// From its start until the guest ran.
+    /// Time from its start until the guest ran.
     pub started: Duration,
 }
 
@@ -39,13 +39,13 @@ impl PlainQemu {
         Ok(qemu)
     }
 
-    /// Starts one from a state file and waits until the guest runs.
+    /// Starts a QEMU from a state file and waits until the guest runs.
     pub fn load(dir: &Path, guest: &Guest, memory: u64, state: &Path) -> anyhow::Result<PlainQemu> {
         let start = Instant::now();
         let mut qemu = PlainQemu::start(dir, guest, memory, Some(state))?;
         loop {
             let status = qemu.ask("query-status", json!({}))?;
-            // It was saved while it stood still, and comes back so.
+            // The guest was paused when it was saved, and is paused after loading.
             if status["status"] == "paused" {
                 qemu.ask("cont", json!({}))?;
             } else if status["status"] == "running" {
@@ -63,11 +63,11 @@ impl PlainQemu {
         }
     }
 
-    /// Stops the guest, writes its whole state to a file, lets it go on. Returns the time that it stood still.
+    /// Pauses the guest, writes its whole state to a file, and resumes it. Returns how long it was paused.
     pub fn save(&mut self, to: &Path) -> anyhow::Result<Duration> {
         let start = Instant::now();
         self.ask("stop", json!({}))?;
-        // Without this QEMU saves at 32 MB/s, as if a network had to be shared.
+        // By default, QEMU saves at 32 MB/s, as if it had to share a network.
         self.ask(
             "migrate-set-parameters",
             json!({ "max-bandwidth": 1u64 << 40 }),
@@ -195,7 +195,7 @@ impl PlainQemu {
     }
 }
 
-/// A disk that leaves the guest's own one as it is.
+/// Makes a disk on top of the guest's own, which stays unchanged.
 fn overlay(dir: &Path, disk: &Path) -> anyhow::Result<PathBuf> {
     let path = dir.join("disk.qcow2");
     if !path.exists() {

@@ -1,5 +1,5 @@
-//! `restore`: from `run` to a running guest, the image in the local store and warm. Against QEMU's own way, a migration
-//! stream from a file in the page cache.
+//! `restore`: the time from `run` to a running guest, with the image in the local store and the caches warm. Compared
+//! with QEMU's own way, a migration stream from a file in the page cache.
 use super::live::Node;
 use super::plain::PlainQemu;
 use super::wan;
@@ -8,14 +8,14 @@ use floe_api::{Event, RunRequest};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The stage of `run` that is QEMU's start, not floe's.
+/// The stage of `run` in which QEMU starts, which is not floe's own time.
 const QEMU_STAGE: &str = "qemu start";
-/// How long a standby QEMU gets to come up between two runs.
+/// Time for a standby QEMU to start between two runs.
 const STANDBY_TIME: Duration = Duration::from_secs(3);
-/// How long a restored guest may take to answer.
+/// Longest time for a restored guest to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("restore", context.quick);
     let (guest, memory) = wan::guest(context)?;
@@ -36,7 +36,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for round in 0..=rounds {
         let run = restore(&node, round)?;
         let qemu = PlainQemu::load(&context.scratch.join("plain"), &guest, memory, &state)?;
-        // The first run brings everything into the cache.
+        // The first run loads everything into the cache.
         if round > 0 {
             cold.push(&run);
             qemus.push(qemu.started.as_secs_f64() * 1000.0);
@@ -101,7 +101,7 @@ impl Restores {
     }
 }
 
-/// Runs the image once, makes sure that it is alive, and ends it.
+/// Runs the image once, checks that it is alive, and ends it.
 fn restore(node: &Node, round: usize) -> anyhow::Result<Restored> {
     let name = format!("r{round}");
     let mut stages: BTreeMap<String, f64> = BTreeMap::new();

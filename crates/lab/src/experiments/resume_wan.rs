@@ -1,17 +1,17 @@
-//! `resume-wan`: a captured Debian goes on behind 7.2 Mbit/s and 120 ms. How soon does it answer, and how much of it has
-//! crossed the link by then? Against copying the compressed image over the same link first.
+//! `resume-wan`: resumes a captured Debian behind 7.2 Mbit/s and 120 ms. How soon does it answer, and how much of it has
+//! crossed the link by then? Compared with first copying the compressed image over the same link.
 use super::wan::{self, Wan};
 use crate::harness::{Context, Report, Samples};
 use std::time::Duration;
 
-/// After its first answer the guest is used this long before bytes and touched chunks are counted.
+/// How long the guest is used after its first answer, before bytes and touched chunks are counted.
 const USE: Duration = Duration::from_secs(30);
-/// While it is used, it is asked something this often.
+/// How often it is asked a question meanwhile.
 const ASK_EVERY: Duration = Duration::from_secs(5);
-/// How long one such answer may take.
+/// Longest time for one such answer.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("resume-wan", context.quick);
     let (guest, memory) = wan::guest(context)?;

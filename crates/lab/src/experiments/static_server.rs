@@ -1,5 +1,5 @@
-//! A web server of plain files that counts what it is asked for: as little of HTTP as `floe-source` needs of any web server
-//! (GET, ranges, connections that stay open).
+//! A web server of plain files that counts its requests. It supports only the HTTP that `floe-source` needs of any web
+//! server (GET, ranges, connections that stay open).
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Longest request line or header.
+/// Longest request line or header, in bytes.
 const LINE_MAX: u64 = 8192;
 
-/// One answered request.
+/// A request that was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Path below the served directory.
@@ -34,7 +34,7 @@ pub struct StaticServer {
 }
 
 impl StaticServer {
-    /// Serves `dir` on a listener, which may be of another namespace.
+    /// Serves `dir` on a listener, which may belong to another namespace.
     pub fn start(dir: &Path, listener: TcpListener) -> io::Result<StaticServer> {
         let address = listener.local_addr()?;
         let (asked, stop) = (Arc::default(), Arc::<AtomicBool>::default());
@@ -54,7 +54,7 @@ impl StaticServer {
                     }
                     let (dir, asked) = (dir.clone(), asked.clone());
                     std::thread::spawn(move || {
-                        // A client that goes away in the middle is no concern of the server.
+                        // A client that disconnects early does not matter to the server.
                         let _ = serve(&dir, connection, &asked);
                     });
                 }
@@ -62,7 +62,7 @@ impl StaticServer {
         Ok(server)
     }
 
-    /// What was asked since the last call, in the order of the answers.
+    /// Returns the requests since the last call, in the order of their answers.
     pub fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut *self.asked.lock())
     }
@@ -71,7 +71,7 @@ impl StaticServer {
 impl Drop for StaticServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the thread up. One of another namespace ends with the process.
+        // Wakes the thread up. A thread of another namespace ends with the process.
         let _ = TcpStream::connect(self.address);
     }
 }

@@ -1,4 +1,4 @@
-//! Pictures of `stream-sim`'s runs, after the vTube paper's figures 2, 3, 7, 11, 12 and 13.
+//! Plots of `stream-sim`'s runs, like the vTube paper's figures 2, 3, 7, 11, 12 and 13.
 use super::stream_sim::Runs;
 use crate::plot::{Anchor, Axes, COLOURS, FAINT, INK, SOFT, Scale, Svg};
 use crate::sim::sweep::{POLICIES, learn, parallel, run_one};
@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 const CHUNK_MB: f64 = floe_image::CHUNK_SIZE as f64 / 1e6;
 const WIDTH: f64 = 760.0;
-/// The place of most axes.
+/// The left edge of most axes.
 const LEFT: f64 = 64.0;
 const INNER: f64 = 670.0;
 
 type Touched = BTreeSet<(u8, u32)>;
 
-/// All pictures by name.
+/// Draws all plots. Returns them by name.
 pub fn draw(all: &Runs) -> anyhow::Result<BTreeMap<String, String>> {
     let varied = &all.workloads[all.most_variable()];
     let mut plots = BTreeMap::new();
@@ -36,7 +36,7 @@ fn touched(trace: &ZeroTrace) -> Touched {
     trace.accesses.iter().map(|a| (a.region, a.chunk)).collect()
 }
 
-/// Seconds, and MB touched by then of those chunks that `counts`.
+/// Returns points of seconds and the MB touched by then, of the chunks for which `counts` is true.
 fn growth(trace: &ZeroTrace, counts: impl Fn(&(u8, u32)) -> bool) -> Vec<(f64, f64)> {
     let (mut mb, mut values) = (0.0, vec![(0.0, 0.0)]);
     for access in &trace.accesses {
@@ -51,7 +51,7 @@ fn growth(trace: &ZeroTrace, counts: impl Fn(&(u8, u32)) -> bool) -> Vec<(f64, f
     values
 }
 
-/// Figure 2: what two runs touch over time, and how much of it both do.
+/// Figure 2: what two runs touch over time, and how much of it both touch.
 fn state_accessed(workload: &Workload, one: &ZeroTrace, other: &ZeroTrace) -> String {
     let name = &workload.meta.workload;
     let mut svg = Svg::new(
@@ -90,7 +90,7 @@ fn state_accessed(workload: &Workload, one: &ZeroTrace, other: &ZeroTrace) -> St
     svg.finish()
 }
 
-/// Figure 3: when two runs touch which clusters.
+/// Figure 3: which clusters two runs touch, and when.
 fn clusters(workload: &Workload) -> String {
     let name = &workload.meta.workload;
     let mut svg = Svg::new(
@@ -137,7 +137,7 @@ fn clusters(workload: &Workload) -> String {
         );
         let mut order: Vec<usize> = (0..mb.len()).collect();
         order.sort_by(|a, b| mb[*b].total_cmp(&mb[*a]));
-        // Smaller ones would only blacken the floor.
+        // Smaller ones would only blacken the bottom of the plot.
         for n in order.into_iter().filter(|n| mb[*n] >= 0.05) {
             let cluster = &model.clusters()[n];
             let Some(seen) = cluster.seen.iter().find(|s| s.trace == run) else {
@@ -187,7 +187,7 @@ fn cluster_sizes(all: &Runs) -> String {
     svg.finish()
 }
 
-/// Names of the workloads in two rows.
+/// Draws the names of the workloads in two rows.
 fn workload_legend(svg: &mut Svg, all: &Runs) {
     let names = all.workloads.iter().enumerate();
     let entries: Vec<(&str, &str, &str)> = names
@@ -198,10 +198,10 @@ fn workload_legend(svg: &mut Svg, all: &Runs) {
     svg.legend(LEFT, 70.0, rest);
 }
 
-/// Numbers of vTube and floe in the list of policies.
+/// Indices of vTube and floe in the list of policies.
 const STREAMING: [usize; 2] = [2, 3];
 
-/// Figure 11: when runs go on and when they stand still.
+/// Figure 11: when runs continue and when they stall.
 fn runs(all: &Runs) -> String {
     let varied = all.most_variable();
     let mut svg = Svg::new(
@@ -244,7 +244,7 @@ fn runs(all: &Runs) -> String {
         let mut last = (f64::MIN, StallKind::Start);
         for stall in &run.stalls {
             let (from, to) = (at(stall.from_ns as f64 / 1e9), at(stall.to_ns as f64 / 1e9));
-            // What is narrower than a pixel is drawn as half of one, and only once.
+            // A stall narrower than a pixel is drawn as half a pixel, and only once.
             if stall.kind == StallKind::Demand && from < last.0 + 0.5 {
                 continue;
             }
@@ -269,7 +269,7 @@ fn runs(all: &Runs) -> String {
     svg.finish()
 }
 
-/// Figure 12 (a, b): how far a steady workload has come by a time.
+/// Figure 12 (a, b): the progress of a steady workload over time.
 fn progress(all: &Runs) -> String {
     let workload = all.steady();
     let name = &all.workloads[workload].meta.workload;
@@ -339,7 +339,7 @@ fn overhead(all: &Runs) -> String {
     let axes = Axes {
         at: (LEFT, 70.0, INNER, 250.0),
         x: Scale::Linear(0.0, 1.0),
-        // Demand alone is told in numbers: on the same scale it would leave nothing of the others to see.
+        // Demand fetching is given in numbers: on the same scale, nothing of the others would be visible.
         y: Scale::up_to(groups.iter().flat_map(|g| &g[1..]).map(|v| v.1)),
     };
     axes.draw(&mut svg, "", "waiting (s)");
@@ -382,7 +382,7 @@ fn overhead(all: &Runs) -> String {
     svg.finish()
 }
 
-/// Figure 13 (b): misses by the number of runs that were learnt from.
+/// Figure 13 (b): misses by the number of runs that the model was trained on.
 fn misses(all: &Runs) -> anyhow::Result<String> {
     let mut svg = Svg::new(
         WIDTH,
@@ -404,7 +404,7 @@ fn misses(all: &Runs) -> anyhow::Result<String> {
         let (w, known, left_out) = jobs[n];
         let workload = &all.workloads[w];
         let runs = workload.traces.len();
-        // The runs that come next, around the end.
+        // The runs that follow, wrapping around at the end.
         let rank = |n: usize| (n + runs - left_out) % runs;
         let model = learn(workload, Method::Floe, |n| rank(n) == 0 || rank(n) > known);
         let bytes = model.encode().len();

@@ -1,5 +1,5 @@
-//! `stream-sim`: recorded workloads replayed in virtual time over slow links, each run with what the workload's other runs
-//! have taught, with every prefetching policy through the same planner code.
+//! `stream-sim`: replays recorded workloads in virtual time over slow links. Each run uses a model of the workload's
+//! other runs, with every prefetching policy, through the same planner code.
 use super::stream_plots;
 use super::train::processor_s;
 use crate::harness::{Context, Report, Samples};
@@ -13,30 +13,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Recorded links: name, file, round trip in milliseconds. The recordings tell only when packets may pass; the round trips
-/// are what such networks have when idle.
+/// Recorded links: name, file, round trip in milliseconds. The recordings say only when packets may pass; the round trips
+/// are typical of such networks when idle.
 const RECORDED: [(&str, &str, u64); 3] = [
     ("att-lte", "ATT-LTE-driving-2016.down", 60),
     ("tmobile-umts", "TMobile-UMTS-driving.down", 120),
     ("verizon-lte", "Verizon-LTE-short.down", 60),
 ];
-/// Fixed links: name, bits a second, round trip in milliseconds.
+/// Fixed links: name, bits per second, round trip in milliseconds.
 const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_000, 60)];
 
 /// Workloads that a user drives: what they touch differs most from run to run.
 const INTERACTIVE: [&str; 5] = ["desktop", "gallery", "game", "mixed", EVERYONE];
-/// The workload of all who use the image that is used in most ways.
+/// The combined workload of all users of the image that has most workloads.
 const EVERYONE: &str = "everyone";
 /// Workloads that do the same every time.
 const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
 
-/// Fewest runs of a workload: one is left out, and what two others share is what can be learnt.
+/// Fewest runs of a workload: one is left out, and a model learns from what at least two others share.
 const RUNS_MIN: usize = 3;
 
-/// What a run amounts to, in the order of [`FIGURES`].
+/// The figures of a run, in the order of [`FIGURES`].
 type Row = [f64; FIGURES.len()];
 
-/// The place of each figure.
+/// The indices of the figures in a row.
 const FETCH_RATIO: usize = 0;
 const MISS_RATE: usize = 1;
 const WAIT_S: usize = 2;
@@ -45,13 +45,13 @@ const WAIT_S: usize = 2;
 pub struct Runs {
     /// What was replayed.
     pub workloads: Vec<Workload>,
-    /// Over what.
+    /// The links.
     pub links: Vec<LinkSpec>,
-    /// How it went.
+    /// The results.
     pub runs: BTreeMap<Key, Run>,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("stream-sim", context.quick);
     let mut workloads = traces::read_all(&traces::folder())?;
@@ -99,8 +99,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Runs of every workload of one image together, at most `each` of each: the image of which there are most workloads, if there
-/// are two or more.
+/// Combines runs of every workload of one image, at most `each` of each. The image is the one with most workloads; `None`
+/// if no image has two or more.
 fn everyone(workloads: &[Workload], each: usize) -> anyhow::Result<Option<Workload>> {
     let mut by_image: BTreeMap<Hash, Vec<&Workload>> = BTreeMap::new();
     for workload in workloads {
@@ -115,7 +115,7 @@ fn everyone(workloads: &[Workload], each: usize) -> anyhow::Result<Option<Worklo
         .transpose()
 }
 
-/// Every link of the experiment; the short version has only the fixed ones.
+/// Returns all links of the experiment; the short version has only the fixed ones.
 fn links(quick: bool) -> anyhow::Result<Vec<LinkSpec>> {
     let mut links: Vec<LinkSpec> = FIXED
         .iter()
@@ -148,7 +148,7 @@ fn links(quick: bool) -> anyhow::Result<Vec<LinkSpec>> {
     Ok(links)
 }
 
-/// The share of what a run touches that another run of the workload doesn't, on the mean over all pairs.
+/// Returns the share of what a run touches that another run of the workload doesn't, averaged over all pairs.
 fn variation(workload: &Workload) -> f64 {
     let sets: Vec<BTreeSet<(u8, u32)>> = workload
         .traces
@@ -167,7 +167,7 @@ fn variation(workload: &Workload) -> f64 {
 }
 
 impl Runs {
-    /// Number of the interactive workload whose runs differ most; of all workloads if none is.
+    /// Returns the index of the interactive workload whose runs differ most; of all workloads if none is interactive.
     pub fn most_variable(&self) -> usize {
         let by_variation = |numbers: &[usize]| {
             let variation = |n: &usize| variation(&self.workloads[*n]);
@@ -187,7 +187,7 @@ impl Runs {
             .unwrap_or(0)
     }
 
-    /// Number of a workload that does the same every time.
+    /// Returns the index of a workload that does the same every time.
     pub fn steady(&self) -> usize {
         let all = 0..self.workloads.len();
         let mut steady = all.filter(|n| self.is_one_of(*n, &STEADY));
@@ -199,7 +199,7 @@ impl Runs {
         kinds.iter().any(|kind| name.contains(kind))
     }
 
-    /// All runs of a workload, a link and a policy; of all of them where none is named.
+    /// Returns all runs of a workload, a link and a policy; `None` means all of them.
     pub fn of(
         &self,
         workload: Option<usize>,
@@ -216,7 +216,7 @@ impl Runs {
             .map(|(_, run)| run)
     }
 
-    /// The mean of a figure.
+    /// Returns the mean of a figure.
     fn mean(&self, workload: Option<usize>, link: Option<usize>, policy: usize, at: usize) -> f64 {
         let values: Vec<f64> = self
             .of(workload, link, policy)
@@ -225,7 +225,7 @@ impl Runs {
         values.iter().sum::<f64>() / values.len().max(1) as f64
     }
 
-    /// The mean over workloads and links, each of them counting the same.
+    /// Returns the mean over workloads and links, with equal weights.
     fn grand_mean(&self, policy: usize) -> Row {
         let mut sums = Row::default();
         for w in 0..self.workloads.len() {
@@ -260,7 +260,7 @@ impl Runs {
         self.compare(report)
     }
 
-    /// The figures that have a promise.
+    /// Adds the figures that have a limit, and checks it.
     fn compare(&self, report: &mut Report) -> anyhow::Result<()> {
         let number = |name: &str| {
             let found = POLICIES.iter().position(|(policy, _, _)| *policy == name);

@@ -1,5 +1,5 @@
-//! `train`: models of sixteen made-up runs of 100,000 accesses each, by every method: time, and the most memory of a process
-//! that does nothing else.
+//! `train`: trains models on sixteen synthetic runs of 100,000 accesses each, with every method, and measures time and
+//! peak memory in a process that does nothing else.
 use crate::harness::{Context, Report, Samples};
 use crate::sim::synthetic::{Shape, workload};
 use anyhow::{Context as _, bail};
@@ -9,11 +9,11 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::process::{Command, ExitCode};
 
-/// Runs and accesses of the promise.
+/// Runs and accesses for which a limit was promised.
 const RUNS: usize = 16;
 const ACCESSES: u32 = 100_000;
 
-/// The process that trains.
+/// The arguments of the process that trains.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Which model
@@ -27,7 +27,7 @@ pub struct Arguments {
     accesses: u32,
 }
 
-/// What it found.
+/// The measurements.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
     seconds: f64,
@@ -37,7 +37,7 @@ struct Found {
 }
 
 impl Arguments {
-    /// Trains and tells.
+    /// Trains a model and prints the measurements.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let method: Method = self.method.parse().map_err(anyhow::Error::msg)?;
         let (_, traces) = workload(&shape(self.accesses), self.runs, 1);
@@ -57,7 +57,7 @@ impl Arguments {
     }
 }
 
-/// Runs that vary like a game's, of about as many accesses as asked for: 60 activities of 100.
+/// Returns the shape of runs that vary like a game's, with about this many accesses: 60 activities of 100.
 fn shape(accesses: u32) -> Shape {
     Shape {
         activities: 100,
@@ -69,13 +69,13 @@ fn shape(accesses: u32) -> Shape {
     }
 }
 
-/// Seconds that the processor has worked for this process: others on the same machine don't show in it.
+/// Returns the seconds of processor time of this process, which other processes on the machine do not affect.
 pub(super) fn processor_s() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Most memory that this process has had.
+/// Returns the largest memory that this process has had, in MB.
 fn peak_mb() -> anyhow::Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
@@ -85,7 +85,7 @@ fn peak_mb() -> anyhow::Result<f64> {
     Ok(kib.parse::<f64>()? * 1024.0 / 1e6)
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("train", context.quick);
     let (rounds, accesses) = context.pick((5, ACCESSES), (1, ACCESSES / 20));

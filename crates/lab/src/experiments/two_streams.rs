@@ -1,5 +1,5 @@
-//! `two-streams`: two machines that are started together on one host. Over one link each should wait as if it had half of it; over two
-//! links as if the other machine were not there. Real guests, real hubs, emulated links.
+//! `two-streams`: two machines are started together on one host. Over one link, each should wait as if it had half of the
+//! link; over two links, as if the other machine did not exist. Real guests, real hubs, emulated links.
 use super::live::{Hub, Node};
 use super::stream_real::site::{model_traces, own_trace, wait_for_model};
 use crate::guest::Guest;
@@ -13,24 +13,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// The slow link, half of it, and the fast one; all with the round trip of [`Shape::wan`].
+/// The slow link, half of it, and the fast one; all have the round trip of [`Shape::wan`].
 const SLOW_BITS_PER_S: u64 = 7_200_000;
 const HALF_BITS_PER_S: u64 = SLOW_BITS_PER_S / 2;
 const FAST_BITS_PER_S: u64 = 50_000_000;
-/// The links' numbers.
+/// The numbers of the links.
 const SLOW: u8 = 0;
 const FAST: u8 = 1;
 const HALF: u8 = 2;
-/// Ports of the two hubs, which are reached over every link.
+/// Ports of the two hubs, which can be reached over every link.
 const PORTS: [u16; 2] = [7070, 7071];
-/// Memory of a machine.
+/// Memory of a machine, in bytes.
 const MEMORY: u64 = 128 << 20;
-/// Earlier users of each image.
+/// Number of earlier users of each image.
 const TEACHERS: u32 = 2;
-/// Patience with whatever a guest is told to do.
+/// Longest time for anything that a guest is told to do.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Which of the two images, by number.
+/// The number of one of the two images.
 type Which = usize;
 
 /// An image on the hubs.
@@ -39,7 +39,7 @@ struct Published {
     id: Hash,
 }
 
-/// Where an image is started from.
+/// The hub and link from which an image is started.
 #[derive(Clone, Copy)]
 struct From {
     image: Which,
@@ -47,7 +47,8 @@ struct From {
     link: u8,
 }
 
-/// Two hubs at the far end of several links, and what is published there. Dropped in this order: the processes use the links.
+/// Two hubs at the far end of several links, with the published images. Fields are dropped in this order, as the
+/// processes use the links.
 struct Site {
     hubs: Vec<Hub>,
     homes: PathBuf,
@@ -56,14 +57,14 @@ struct Site {
     bridges: Vec<Bridge>,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("two-streams", context.quick);
     let teachers = context.pick(TEACHERS, 1);
     let site = Site::prepare(&context.scratch, context.pick(24, 6))?;
     site.teach(teachers)?;
     let of = |image, hub, link| From { image, hub, link };
-    // Each case: its name, what is started together, and what each is compared with when it is alone.
+    // Each case: its name, what is started together, and what each machine alone is compared with.
     let cases = [
         (
             "one_hub",
@@ -168,7 +169,7 @@ impl Site {
         })
     }
 
-    /// Lets users of each image teach the hubs that it will be started from.
+    /// Lets users of each image teach the hubs from which it will be started.
     fn teach(&self, teachers: u32) -> anyhow::Result<()> {
         for (image, hub) in [(0, 0), (1, 0), (1, 1)] {
             for teacher in 0..teachers {
@@ -189,7 +190,8 @@ impl Site {
         Ok(())
     }
 
-    /// Starts these together on a host that has nothing of them. Returns the seconds that each machine waited in all.
+    /// Starts these images together on a host that has nothing of them. Returns the seconds that each machine waited in
+    /// all.
     fn start(&self, home: &str, all: &[From]) -> anyhow::Result<Vec<f64>> {
         let home = self.homes.join(home);
         let node = Node::start(Some(&self.bridges[0].ends.near), &home, false)?;
@@ -211,7 +213,8 @@ impl Site {
         Ok(waited)
     }
 
-    /// Somebody starts an image, uses it and stops it. Returns the seconds that the machine waited: its start, for chunks, and paused.
+    /// Lets a user start an image, use it and stop it. Returns the seconds that the machine waited: at its start, for
+    /// chunks, and paused.
     fn use_on(&self, node: &Node, from: From, together: &Barrier) -> anyhow::Result<f64> {
         let (image, hub) = (&self.images[from.image], &self.hubs[from.hub]);
         let machine = format!("user{}", from.image);
@@ -251,14 +254,15 @@ fn hub_dir(dir: &Path, number: usize) -> PathBuf {
     dir.join(format!("hub{number}"))
 }
 
-/// Fills a file with text of random numbers: like a guest's memory it takes about 40 % when it is compressed, and no two pages are alike.
+/// Returns a command that fills a file with text of random numbers: like a guest's memory, it compresses to about 40 %,
+/// and no two pages are alike.
 fn write_work(megabytes: u64) -> String {
     format!(
         "mount -o remount,size=90% /dev/shm; od -An -v -tx1 /dev/urandom | head -c {megabytes}m > /dev/shm/work"
     )
 }
 
-/// Reads the file, a MB at a time with a short rest between.
+/// Returns a command that reads the file, one MB at a time with a short pause between.
 fn read_work(megabytes: u64) -> String {
     format!(
         "n=0; while [ $n -lt {megabytes} ]; do dd if=/dev/shm/work of=/dev/null bs=1M skip=$n count=1 2>/dev/null; n=$((n+1)); sleep 0.2; done"

@@ -1,5 +1,5 @@
-//! The main job on two hosts: a guest is captured here, published, and goes on there, behind a slow link. The experiment
-//! `resume-wan` measures it, `floe-lab demo` shows it.
+//! The main use on two hosts: a guest is captured at the far end, published, and resumed at the near end, behind a slow
+//! link. The experiment `resume-wan` measures it, `floe-lab demo` shows it.
 use super::live::{Hub, Node};
 use crate::content::Content;
 use crate::guest::Guest;
@@ -14,39 +14,39 @@ use std::time::{Duration, Instant};
 
 /// The hub's port at the far end.
 const HUB_PORT: u16 = 7070;
-/// What the captured image is called.
+/// The name of the captured image.
 pub const IMAGE: &str = "debian-booted";
-/// What the machine at the near end is called.
+/// The name of the machine at the near end.
 pub const MACHINE: &str = "web";
-/// How long a guest may take to answer over the slow link.
+/// Longest time for a guest to answer over the slow link.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
 /// Both hosts, the link between them, and the published image.
 pub struct Wan {
-    /// The link. Dropped last: processes in its ends still use it.
+    /// The hub at the far end.
     hub: Hub,
     /// The published image.
     pub image: ImageSummary,
     homes: PathBuf,
-    /// The link between them.
+    /// The link between the hosts. It is dropped last, because processes at its ends still use it.
     pub bridge: Bridge,
 }
 
-/// A guest that goes on at the near end.
+/// A guest that was resumed at the near end.
 pub struct Resumed {
     /// Its node.
     pub node: Node,
-    /// From the command to the shell's answer.
+    /// Time from the command to the shell's answer.
     pub answered: Duration,
-    /// The stages that `run` told.
+    /// The result of `run` with its stages.
     pub outcome: Outcome,
-    /// Bytes on the link from the command to the answer, both directions.
+    /// Bytes on the link from the command to the answer, in both directions.
     pub wire_at_answer: u64,
     wire_before: u64,
 }
 
 impl Wan {
-    /// Boots `guest` at the far end, captures it at its prompt, publishes it. `tell` hears what is being done.
+    /// Boots `guest` at the far end, captures it at its prompt, and publishes it. Reports each step to `tell`.
     pub fn prepare(
         dir: &Path,
         guest: &Guest,
@@ -78,12 +78,12 @@ impl Wan {
         })
     }
 
-    /// Bytes on the link so far, both directions.
+    /// Returns the bytes on the link so far, in both directions.
     pub fn wire(&self) -> u64 {
         self.bridge.up.read().bytes_delivered + self.bridge.down.read().bytes_delivered
     }
 
-    /// Runs the image at the near end, on a node that knows nothing, until its shell answers.
+    /// Runs the image at the near end, on a node without any data, until its shell answers.
     pub fn resume(&self, name: &str, each: impl FnMut(&Event)) -> anyhow::Result<Resumed> {
         let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
         let wire_before = self.wire();
@@ -106,8 +106,8 @@ impl Wan {
         })
     }
 
-    /// Copies the whole (compressed) image to another fresh node at the near end, then runs it there until its shell
-    /// answers. Returns the time of the copy and of all.
+    /// Copies the whole (compressed) image to another new node at the near end, then runs it there until its shell
+    /// answers. Returns the time of the copy and the total time.
     pub fn copy_first(&self, name: &str) -> anyhow::Result<(Duration, Duration)> {
         let node = Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)?;
         let start = Instant::now();
@@ -124,7 +124,8 @@ impl Wan {
         Ok((copied, start.elapsed()))
     }
 
-    /// Bytes of the chunks that the machine touched, before compression. Zero chunks don't count: they are never sent.
+    /// Returns the bytes of the chunks that the machine touched, before compression. Zero chunks don't count, as they are
+    /// never sent.
     pub fn touched_bytes(&self, resumed: &Resumed) -> anyhow::Result<u64> {
         let image = Content::open(&self.homes.join("origin"), &self.image.id)?;
         let mut chunks: BTreeSet<(u8, u32)> = BTreeSet::new();
@@ -148,13 +149,13 @@ impl Wan {
 }
 
 impl Resumed {
-    /// Bytes on the link since the command, both directions.
+    /// Returns the bytes on the link since the command, in both directions.
     pub fn wire(&self, wan: &Wan) -> u64 {
         wan.wire() - self.wire_before
     }
 }
 
-/// The trace files of a node's machines.
+/// Returns the trace files of a node's machines.
 pub fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut dirs = vec![home.join("machines")];
@@ -177,7 +178,7 @@ pub fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The guest of an experiment: Debian with 1 GiB, or the tiny one for a quick check.
+/// Returns the guest of an experiment: Debian with 1 GiB, or the tiny one for a quick check.
 pub fn guest(context: &Context) -> anyhow::Result<(Guest, u64)> {
     if context.quick {
         Ok((Guest::tiny()?, 128 << 20))

@@ -1,28 +1,28 @@
-//! What a figure was measured on: without it a figure means nothing.
+//! The machine on which a figure was measured, without which the figure means nothing.
 use serde::{Deserialize, Serialize};
 use std::process::Command;
 
-/// The machine, as far as it matters for the figures.
+/// The properties of the machine that matter for the figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MachineInfo {
-    /// Cores that we may use.
+    /// Number of cores that this process may use.
     pub cores: usize,
-    /// The processor's own name.
+    /// The processor's name.
     pub cpu: String,
-    /// All memory, in MiB.
+    /// Memory, in MiB.
     pub memory_mib: u64,
     /// The kernel's release.
     pub kernel: String,
-    /// The version of QEMU, if there is one.
+    /// QEMU's version, if it is installed.
     pub qemu: Option<String>,
     /// How guests run here: `kvm` or `tcg`, with the reason.
     pub accelerator: String,
-    /// Whether floe was built with optimisation; figures of a build without are no figures.
+    /// Whether floe was built with optimisation; figures of other builds are meaningless.
     pub optimised: bool,
 }
 
 impl MachineInfo {
-    /// Looks around.
+    /// Examines this machine.
     pub fn here() -> MachineInfo {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {

@@ -1,4 +1,4 @@
-//! How a figure is made: interleaved runs of floe and of its alternative, medians, spread, and the machine it ran on.
+//! Makes figures: interleaved runs of floe and of its alternative, medians, spread, and a description of the machine.
 //!
 //! - [`Samples`]: measured values, their median and spread.
 //! - [`interleave`]: floe and its alternatives in turn, so that a slow minute of the machine hits all of them.
@@ -11,16 +11,16 @@ pub use machine::MachineInfo;
 pub use report::{Against, Figure, Report};
 pub use samples::{Samples, interleave};
 
-/// What an experiment is told.
+/// The settings of an experiment.
 pub struct Context {
-    /// Fewer runs and less data: a check that everything works, not a figure to publish.
+    /// Whether to use fewer runs and less data: a check that everything works, not for published figures.
     pub quick: bool,
-    /// Where data may be written: an empty directory on a real disk, removed afterwards.
+    /// A directory for data: empty, on a real disk, and removed afterwards.
     pub scratch: std::path::PathBuf,
 }
 
 impl Context {
-    /// `full` runs, or `quick` ones.
+    /// Returns `full`, or `quick` if this is a quick run.
     pub fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }

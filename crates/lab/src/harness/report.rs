@@ -1,4 +1,4 @@
-//! Figures, as JSON for machines and as a table for people.
+//! Figures, as JSON for programs and as a table for people.
 use super::{MachineInfo, Samples};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -7,9 +7,9 @@ use std::fmt::{self, Display};
 /// What a figure is compared with, measured in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Against {
-    /// The alternative.
+    /// The name of the alternative.
     pub what: String,
-    /// Its own value.
+    /// The value of the alternative.
     pub value: f64,
     /// The unit of its value.
     pub unit: String,
@@ -18,43 +18,43 @@ pub struct Against {
 /// One measured number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// The number: a median, unless the experiment's explanation or the name tells otherwise.
+    /// The number: a median, unless the experiment's explanation or the figure's name says otherwise.
     pub value: f64,
-    /// What it counts; `x` for a ratio.
+    /// Its unit; `x` for a ratio.
     pub unit: String,
-    /// From how many measurements.
+    /// Number of measurements.
     pub n: usize,
     /// The range of the measurements' middle half, in the same unit.
     pub spread: f64,
-    /// What it is to be compared with.
+    /// The alternative that it is compared with.
     pub against: Option<Against>,
 }
 
-/// What an experiment found.
+/// The results of an experiment.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     /// The experiment's name.
     pub experiment: String,
-    /// Whether it was the short version, whose figures prove nothing.
+    /// Whether this is the short version, whose figures prove nothing.
     pub quick: bool,
-    /// By name.
+    /// The figures by name.
     pub figures: BTreeMap<String, Figure>,
-    /// What a reader should know: what the numbers are made of, what could not be measured.
+    /// Remarks for the reader: what the numbers consist of, what could not be measured.
     pub notes: Vec<String>,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: MachineInfo,
-    /// When, in seconds since 1970.
+    /// When it ended, in seconds since 1970.
     pub finished_unix_s: u64,
-    /// Pictures of the figures, as SVG, by name; they are written beside the JSON.
+    /// Plots of the figures, as SVG, by name; they are written next to the JSON.
     #[serde(skip)]
     pub plots: BTreeMap<String, String>,
-    /// Broken promises: the command ends with an error if there is one.
+    /// Limits that were violated: if there is one, the command ends with an error.
     #[serde(skip)]
     pub violations: Vec<String>,
 }
 
 impl Report {
-    /// An empty one.
+    /// Makes an empty report.
     pub fn new(experiment: &str, quick: bool) -> Report {
         let machine = MachineInfo::here();
         Report {
@@ -69,12 +69,12 @@ impl Report {
         }
     }
 
-    /// The median of `samples`.
+    /// Adds the median of `samples`.
     pub fn add(&mut self, name: &str, unit: &str, samples: &Samples) -> &mut Figure {
         self.add_quantile(name, unit, samples, 0.5)
     }
 
-    /// Another quantile of `samples`.
+    /// Adds another quantile of `samples`.
     pub fn add_quantile(
         &mut self,
         name: &str,
@@ -91,7 +91,7 @@ impl Report {
         )
     }
 
-    /// A number that is counted, not sampled.
+    /// Adds a number that was counted, not sampled.
     pub fn add_value(&mut self, name: &str, unit: &str, value: f64) -> &mut Figure {
         self.put(name, unit, value, 1, 0.0)
     }
@@ -109,27 +109,27 @@ impl Report {
         self.figures.get_mut(name).expect("it was just put there")
     }
 
-    /// The mean of `samples`.
+    /// Adds the mean of `samples`.
     pub fn add_mean(&mut self, name: &str, unit: &str, samples: &Samples) -> &mut Figure {
         let mean = samples.values().iter().sum::<f64>() / samples.len() as f64;
         self.put(name, unit, mean, samples.len(), samples.spread())
     }
 
-    /// A promise that was broken: a remark, and the command's end.
+    /// Adds a remark about a violated limit, which makes the command fail.
     pub fn fail(&mut self, text: impl Into<String>) {
         let text = text.into();
         self.notes.push(format!("VIOLATION: {text}"));
         self.violations.push(text);
     }
 
-    /// A remark for the reader.
+    /// Adds a remark for the reader.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 }
 
 impl Figure {
-    /// Says what it is to be compared with.
+    /// Sets what the figure is compared with.
     pub fn against(&mut self, what: &str, unit: &str, value: f64) -> &mut Figure {
         self.against = Some(Against {
             what: what.into(),
@@ -140,7 +140,7 @@ impl Figure {
     }
 }
 
-/// Digits that a reader needs, no more.
+/// Formats a value with as many digits as a reader needs.
 fn short(value: f64) -> String {
     match value.abs() {
         v if v >= 1000.0 => format!("{value:.0}"),

@@ -7,28 +7,29 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Adds a value. One that is no number is a fault of the experiment.
+    /// Adds a value. NaN is an error of the experiment.
     pub fn push(&mut self, value: f64) {
         assert!(value.is_finite(), "a measurement gave {value}");
         self.values.push(value);
     }
 
-    /// How many there are.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether nothing was measured.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// All of them, in the order in which they were measured.
+    /// Returns all values in the order in which they were measured.
     pub fn values(&self) -> &[f64] {
         &self.values
     }
 
-    /// The value below which the share `q` (0 to 1) of all lies, interpolated between neighbours. NaN if there are none.
+    /// Returns the value below which the share `q` (0 to 1) of all values lies, interpolated between neighbours; NaN
+    /// without values.
     pub fn quantile(&self, q: f64) -> f64 {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
@@ -40,17 +41,17 @@ impl Samples {
         low + (high - low) * at.fract()
     }
 
-    /// The middle.
+    /// Returns the median.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// From the first to the third quartile, in the values' own unit.
+    /// Returns the distance from the first to the third quartile, in the values' unit.
     pub fn spread(&self) -> f64 {
         self.quantile(0.75) - self.quantile(0.25)
     }
 
-    /// The ratios to another series, pair by pair: runs of the same round have seen the same machine.
+    /// Returns the ratios to another series, pair by pair, since runs of the same round had the same conditions.
     pub fn over(&self, other: &Samples) -> Samples {
         assert_eq!(self.len(), other.len(), "ratios need runs in pairs");
         let mut ratios = Samples::default();
@@ -69,10 +70,10 @@ impl FromIterator<f64> for Samples {
     }
 }
 
-/// One candidate of a comparison: run it once, get a value.
+/// One candidate of a comparison: each call runs it once and returns its value.
 pub type Run<'a> = &'a mut dyn FnMut() -> anyhow::Result<f64>;
 
-/// Runs each candidate `rounds` times in turn, every other round in reverse order: who runs first gains nothing.
+/// Runs each candidate `rounds` times in turn, every other round in reverse order, so that running first is no advantage.
 pub fn interleave(rounds: usize, candidates: &mut [Run]) -> anyhow::Result<Vec<Samples>> {
     let mut all = vec![Samples::default(); candidates.len()];
     for round in 0..rounds {

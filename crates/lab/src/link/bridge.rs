@@ -1,8 +1,8 @@
 //! Two namespaces joined by a pair of TUN devices, with a [`Link`] in each direction.
 //!
-//! One thread a direction: it reads what its device sends, asks the link when each packet arrives, and writes it to the
-//! other device then. A packet's time is taken when it is read and the rate is kept in virtual time, so the thread's own
-//! lateness (tens of microseconds) adds to the delay only, never to the rate.
+//! There is one thread per direction: it reads what its device sends, asks the link when each packet arrives, and writes
+//! the packet to the other device at that time. A packet's time is taken when it is read and the rate is kept in virtual
+//! time, so if the thread is late (by tens of microseconds), that adds only to the delay, never to the rate.
 use super::{Link, MTU, Namespace, Shape, Verdict, sys};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,19 +13,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// The last stretch before a packet is due is spun, not slept: waking up takes about this long, in nanoseconds.
+/// The last stretch before a packet is due, in nanoseconds, is spent spinning, because waking up from sleep takes about
+/// this long.
 const SPIN_NS: u64 = 30_000;
 
-/// How often a thread with nothing to do looks whether it should end, in nanoseconds.
+/// How often an idle thread checks whether it should end, in nanoseconds.
 const STOP_CHECK_NS: u64 = 100_000_000;
 
-/// Packets read in one go before due ones are written again.
+/// Most packets that are read at once before due ones are written.
 const READ_BURST: usize = 64;
 
-/// Packets the kernel may hold for us while we are not scheduled; enough for 20 ms of 10 Gbit/s.
+/// Packets that the kernel may buffer while the thread is not scheduled; enough for 20 ms of 10 Gbit/s.
 const DEVICE_QUEUE_PACKETS: usize = 16_384;
 
-/// Links between the same two namespaces at most: each has a number, which is in its device's name and its addresses.
+/// Most links between the same two namespaces: each has a number, which is in its device's name and its addresses.
 const NUMBER_MAX: u8 = 9;
 
 /// Why two namespaces could not be joined.
@@ -35,7 +36,7 @@ const NUMBER_MAX: u8 = 9;
 )]
 pub struct BridgeError(#[from] io::Error);
 
-/// What went through one direction.
+/// Counters of one direction.
 #[derive(Debug, Default)]
 pub struct Counters {
     bytes: AtomicU64,
@@ -44,21 +45,21 @@ pub struct Counters {
     no_room: AtomicU64,
 }
 
-/// A reading of [`Counters`].
+/// The values of [`Counters`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Traffic {
     /// Bytes of IP packets that arrived.
     pub bytes_delivered: u64,
     /// Packets that arrived.
     pub packets_delivered: u64,
-    /// Packets lost as promised.
+    /// Packets that were lost because of the configured loss.
     pub lost: u64,
-    /// Packets that found the queue full.
+    /// Packets that were dropped because the queue was full.
     pub no_room: u64,
 }
 
 impl Counters {
-    /// What went through so far.
+    /// Returns the current values.
     pub fn read(&self) -> Traffic {
         Traffic {
             bytes_delivered: self.bytes.load(Relaxed),
@@ -69,7 +70,7 @@ impl Counters {
     }
 }
 
-/// Two namespaces, their addresses, and the link between them. Dropping it takes all of it away.
+/// Two namespaces, their addresses, and the link between them. Dropping this removes all of it.
 pub struct Bridge {
     /// The two ends.
     pub ends: Ends,
@@ -81,11 +82,11 @@ pub struct Bridge {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The ends of a link.
+/// The two ends of a link.
 pub struct Ends {
-    /// Where the user is: `up` leaves here.
+    /// The user's end, from which `up` leaves.
     pub near: Namespace,
-    /// Where the server is: `down` leaves here.
+    /// The server's end, from which `down` leaves.
     pub far: Namespace,
 }
 
@@ -95,7 +96,7 @@ impl Bridge {
     /// The address of the far end.
     pub const FAR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
-    /// Makes two namespaces and joins them: `up` shapes what the near end sends, `down` what it receives.
+    /// Creates two namespaces and joins them: `up` shapes what the near end sends, `down` what it receives.
     pub fn new(up: Shape, down: Shape) -> Result<Bridge, BridgeError> {
         let ends = Ends {
             near: Namespace::new()?,
@@ -104,8 +105,8 @@ impl Bridge {
         Bridge::between(ends, 0, up, down)
     }
 
-    /// One more link between the same two namespaces, of this number (1 to 9, each once): the far end is at
-    /// [`Bridge::far_of`].
+    /// Adds another link between the same two namespaces, with this number (1 to 9, each once). Its far end has the
+    /// address [`Bridge::far_of`].
     pub fn beside(&self, number: u8, up: Shape, down: Shape) -> Result<Bridge, BridgeError> {
         if !(1..=NUMBER_MAX).contains(&number) {
             let reason = format!("a link beside another has a number from 1 to {NUMBER_MAX}");
@@ -118,7 +119,7 @@ impl Bridge {
         Bridge::between(ends, number, up, down)
     }
 
-    /// The far end's address on the link of a number; [`Bridge::new`] makes number 0.
+    /// Returns the far end's address on the link with this number; [`Bridge::new`] makes number 0.
     pub fn far_of(number: u8) -> Ipv4Addr {
         let [a, b, _, d] = Bridge::FAR.octets();
         Ipv4Addr::new(a, b, number, d)
@@ -167,7 +168,7 @@ impl Drop for Bridge {
     }
 }
 
-/// A TUN device of a number in `namespace`, up, with its address.
+/// Creates a TUN device with this number in `namespace`, enables it and sets its address.
 fn attach(namespace: &Namespace, number: u8, address: Ipv4Addr) -> io::Result<File> {
     let device = format!("floe{number}");
     let tun = namespace.run(|| sys::open_tun(&device))??;
@@ -179,7 +180,7 @@ fn attach(namespace: &Namespace, number: u8, address: Ipv4Addr) -> io::Result<Fi
     Ok(tun)
 }
 
-/// One thread's work.
+/// The work of one thread.
 struct Direction {
     from: File,
     to: File,
@@ -197,7 +198,8 @@ impl Direction {
         while !self.stop.load(Relaxed) {
             self.take_in(&now, &mut buffer);
             while let Some((_, packet)) = self.link.arrival(now()) {
-                // The device refuses while its end is down or its queue full; the packet is then lost as on a real wire.
+                // The device refuses packets while its end is down or its queue is full; the packet is then lost as on a
+                // real wire.
                 if self.to.write(&packet).is_ok() {
                     self.counters.bytes.fetch_add(packet.len() as u64, Relaxed);
                     self.counters.packets.fetch_add(1, Relaxed);
@@ -214,7 +216,7 @@ impl Direction {
         }
     }
 
-    /// Reads what the device has to send.
+    /// Reads the packets that the device sends.
     fn take_in(&mut self, now: &impl Fn() -> u64, buffer: &mut [u8]) {
         for _ in 0..READ_BURST {
             let Ok(bytes) = self.from.read(buffer) else {

@@ -1,4 +1,4 @@
-//! Does a link keep its promise? Measured from outside, with ordinary UDP sockets in its two namespaces.
+//! Measures whether a link behaves as configured, from outside, with ordinary UDP sockets in its two namespaces.
 use super::{Bridge, Namespace, sys};
 use crate::harness::Samples;
 use std::io;
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 /// UDP payload that fills an IP packet of 1500 bytes.
 const FULL_PAYLOAD: usize = 1472;
-/// IP and UDP headers, which the link counts and the socket does not show.
+/// IP and UDP headers, in bytes, which the link counts and the socket does not.
 const HEADERS: usize = 28;
-/// The sender offers this much more than the rate, so that the queue never runs dry.
+/// The sender offers this many times the rate, so that the queue is never empty.
 const OVERLOAD: f64 = 1.3;
-/// The first part of a rate measurement, in which the queue fills, is left out.
+/// The beginning of a rate measurement, in which the queue fills, is left out.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Packets of a delay measurement are this far apart: none of them waits for another.
+/// Time between packets of a delay measurement, so that none of them waits for another.
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
-/// Two connected sockets: one that sends from `from`, one that receives in `to`.
+/// Makes two connected sockets: one that sends from `from`, one that receives in `to`.
 fn sockets(
     from: &Namespace,
     to: &Namespace,
@@ -29,7 +29,8 @@ fn sockets(
     Ok((outlet, inlet))
 }
 
-/// Bits a second, of IP packets, that pass from near to far over `time` while more than `promised` are offered.
+/// Returns the bits per second, of IP packets, that pass from near to far over `time` while more than `promised` are
+/// offered.
 pub fn rate(bridge: &Bridge, promised_bits_per_s: f64, time: Duration) -> io::Result<f64> {
     let (outlet, inlet) = sockets(
         &bridge.ends.near,
@@ -44,7 +45,7 @@ pub fn rate(bridge: &Bridge, promised_bits_per_s: f64, time: Duration) -> io::Re
             while Instant::now() < end {
                 let due = start.elapsed().as_secs_f64() * promised_bits_per_s * OVERLOAD / 8.0;
                 while (sent as f64) < due {
-                    // A refusal (the device's queue is full) is load enough.
+                    // If the device's queue is full, the load is high enough.
                     let _ = outlet.send(&payload);
                     sent += FULL_PAYLOAD + HEADERS;
                 }
@@ -60,7 +61,7 @@ pub fn rate(bridge: &Bridge, promised_bits_per_s: f64, time: Duration) -> io::Re
             last = Instant::now();
             match first {
                 None if last + time < end => {}
-                // Counting starts with the first packet's end.
+                // Counting starts when the first packet has arrived.
                 None => first = Some(last),
                 Some(_) => bytes += length + HEADERS,
             }
@@ -71,8 +72,8 @@ pub fn rate(bridge: &Bridge, promised_bits_per_s: f64, time: Duration) -> io::Re
     })
 }
 
-/// One-way times in nanoseconds of single small packets from near to far, of which `n` are sent. Each includes the time
-/// that its own bits take at the link's rate.
+/// Sends `n` single small packets from near to far and returns their one-way times in nanoseconds. Each time includes the
+/// transmission of the packet's own bits at the link's rate.
 pub fn delay(bridge: &Bridge, n: usize) -> io::Result<Samples> {
     let (outlet, inlet) = sockets(
         &bridge.ends.near,

@@ -1,12 +1,13 @@
-//! A slow link on one machine: two network namespaces joined by two TUN devices, and between them a process that lets
-//! each packet through when the link would have. The kernel here has no netem, and a link of our own can follow a
-//! recorded trace, count every byte, and be tested in virtual time.
+//! A slow link on one machine: two network namespaces joined by two TUN devices, and between them a process that delivers
+//! each packet when the link would have. netem is not used because the kernel here does not have it; besides, this link
+//! can follow a recorded trace, count every byte, and be tested in virtual time.
 //!
-//! - [`Link`] is one direction, a state machine: `now` and a packet in, due packets out. It has no clock and no socket.
-//! - [`Shape`] says what the link promises: rate (or recorded [`Trace`]), delay, jitter, loss, queue.
+//! - [`Link`] is one direction, a state machine: `now` and a packet go in, due packets come out. It has no clock and no
+//!   socket.
+//! - [`Shape`] describes the behaviour: rate (or recorded [`Trace`]), delay, jitter, loss, queue.
 //! - [`Namespace`] is one end; [`Bridge`] joins two of them with a `Link` in each direction.
 //! - [`Segment`] is many ends at one switch, as fast as the kernel copies.
-//! - [`measure`] finds out whether the promise is kept.
+//! - [`measure`] checks whether a link behaves as described.
 mod bridge;
 pub mod measure;
 mod namespace;

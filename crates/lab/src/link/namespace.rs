@@ -1,7 +1,7 @@
 //! One end of a link: a network namespace.
 //!
-//! It has no name unless [`Namespace::publish`] gives it one: held by a descriptor, it vanishes with the process, even one
-//! killed by SIGKILL, and nothing needs to be cleaned up. `ip netns add` leaves a mount behind in each of those cases.
+//! It has no name unless [`Namespace::publish`] gives it one: it is held by a descriptor, so it disappears with the
+//! process, even if that is killed, and nothing needs to be cleaned up. `ip netns add` would leave a mount behind.
 use super::sys;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,14 +13,14 @@ use std::process::Command;
 /// Where `ip netns` looks for names.
 const NAMED: &str = "/run/netns";
 
-/// A network namespace, with its loopback up.
+/// A network namespace with its loopback enabled.
 pub struct Namespace {
     handle: File,
     published: Option<PathBuf>,
 }
 
 impl Namespace {
-    /// A new, unnamed one. Needs root (CAP_SYS_ADMIN).
+    /// Creates an unnamed namespace. Needs root (CAP_SYS_ADMIN).
     pub fn new() -> io::Result<Namespace> {
         let handle = std::thread::spawn(|| {
             sys::unshare_network()?;
@@ -42,7 +42,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The same namespace once more, which lives as long as either of the two.
+    /// Returns another handle of the same namespace, which lives until both are dropped.
     pub fn another(&self) -> io::Result<Namespace> {
         Ok(Namespace {
             handle: self.handle.try_clone()?,
@@ -50,7 +50,7 @@ impl Namespace {
         })
     }
 
-    /// Makes `ip netns exec NAME` and `nsenter --net=/run/netns/NAME` find it, until it is dropped.
+    /// Makes the namespace visible to `ip netns exec NAME` and `nsenter --net=/run/netns/NAME` until it is dropped.
     pub fn publish(&mut self, name: &str) -> io::Result<PathBuf> {
         fs::create_dir_all(NAMED)?;
         let path = Path::new(NAMED).join(name);
@@ -72,7 +72,7 @@ impl Namespace {
         Ok(path)
     }
 
-    /// Joins two namespaces by a pair of virtual Ethernet devices, as fast as the kernel copies. Addresses are like
+    /// Joins two namespaces by a pair of virtual Ethernet devices, as fast as the kernel copies. Addresses look like
     /// `10.78.0.1/30`.
     pub fn join_by_veth(
         &self,
@@ -95,21 +95,21 @@ impl Namespace {
         Ok(())
     }
 
-    /// A command that will run inside. Only the network is another: files, mounts and processes are the same.
+    /// Returns a command that will run inside. Only its network differs: files, mounts and processes are the same.
     pub fn command(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
         let mut command = Command::new(program);
         sys::run_in(&mut command, self.handle.try_clone()?, false);
         Ok(command)
     }
 
-    /// As [`Namespace::command`], killed when the thread that starts it ends.
+    /// Like [`Namespace::command`], but the process is killed when the thread that starts it ends.
     pub fn command_that_dies_with_us(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
         let mut command = Command::new(program);
         sys::run_in(&mut command, self.handle.try_clone()?, true);
         Ok(command)
     }
 
-    /// Runs `work` on a thread inside; sockets and threads that it makes stay there.
+    /// Runs `work` on a thread inside; sockets and threads that it creates stay there.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {

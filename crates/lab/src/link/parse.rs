@@ -1,4 +1,4 @@
-//! Quantities as a person types them: `7.2mbit`, `60ms`, `64k`, `1%`.
+//! Parses quantities as people write them: `7.2mbit`, `60ms`, `64k`, `1%`.
 
 /// Splits a number from its unit.
 fn split(text: &str) -> Result<(f64, String), String> {
@@ -12,7 +12,7 @@ fn split(text: &str) -> Result<(f64, String), String> {
     Ok((number, text[end..].trim().to_ascii_lowercase()))
 }
 
-/// Bits a second: `7.2mbit`, `64kbit`, `1gbit`, or a bare number of bits.
+/// Parses bits per second: `7.2mbit`, `64kbit`, `1gbit`, or a bare number of bits.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text)?;
     let factor = match unit.trim_end_matches("/s") {
@@ -34,7 +34,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Nanoseconds: `60ms`, `200us`, `1.5s`, or a bare number of milliseconds.
+/// Parses a duration to nanoseconds: `60ms`, `200us`, `1.5s`, or a bare number of milliseconds.
 pub fn parse_duration_ns(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text)?;
     let factor = match unit.as_str() {
@@ -50,7 +50,7 @@ pub fn parse_duration_ns(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Bytes: `64k`, `1m`, or a bare number.
+/// Parses bytes: `64k`, `1m`, or a bare number.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = split(text)?;
     let factor = match unit.trim_end_matches(['b', 'i']) {
@@ -62,7 +62,7 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     Ok((number * factor) as usize)
 }
 
-/// A share from 0 to 1: `1%` or `0.01`.
+/// Parses a share from 0 to 1: `1%` or `0.01`.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let (number, unit) = split(text)?;
     let share = match unit.as_str() {

@@ -1,4 +1,4 @@
-//! Hosts on one Ethernet segment: network namespaces, each by a virtual cable at the same switch.
+//! Hosts on one Ethernet segment: network namespaces, each connected to the same switch by a virtual cable.
 use super::Namespace;
 use std::io;
 use std::net::Ipv4Addr;
@@ -6,18 +6,18 @@ use std::os::fd::AsRawFd;
 
 /// Most hosts: a /24 has no more addresses.
 pub const SEGMENT_HOSTS_MAX: usize = 250;
-/// Every host's end of its cable.
+/// The name of the device at each host's end of its cable.
 const DEVICE: &str = "floe1";
 
-/// A switch and its hosts. They have no names, and vanish with the process.
+/// A switch and its hosts. They have no names, and disappear with the process.
 pub struct Segment {
     hosts: Vec<Namespace>,
-    /// The bridge lives in it.
+    /// The namespace of the bridge.
     _switch: Namespace,
 }
 
 impl Segment {
-    /// So many hosts, with addresses of 10.79.0/24.
+    /// Makes this many hosts, with addresses in 10.79.0/24.
     pub fn new(hosts: usize) -> io::Result<Segment> {
         if hosts > SEGMENT_HOSTS_MAX {
             return Err(io::Error::other(format!(
@@ -25,7 +25,7 @@ impl Segment {
             )));
         }
         let switch = Namespace::new()?;
-        // one without a querier floods what is sent to groups, as a cheap switch does
+        // a bridge without a querier floods what is sent to groups, like a cheap switch
         switch.ip("link add segment type bridge mcast_snooping 0")?;
         switch.ip("link set segment up")?;
         let mut all = Vec::new();
@@ -46,17 +46,17 @@ impl Segment {
         })
     }
 
-    /// A host.
+    /// Returns a host.
     pub fn host(&self, number: usize) -> &Namespace {
         &self.hosts[number]
     }
 
-    /// Its address.
+    /// Returns a host's address.
     pub fn address(&self, number: usize) -> Ipv4Addr {
         address(number)
     }
 
-    /// What a host sends is limited to a gigabit a second, and counted as it would be on a wire, packet by packet.
+    /// Limits what a host sends to a gigabit per second, and counts it packet by packet, as on a wire.
     pub fn as_gigabit(&self, number: usize) -> io::Result<()> {
         let host = self.host(number);
         host.ip(&format!("link set {DEVICE} gso_max_segs 1"))?;
@@ -67,13 +67,13 @@ impl Segment {
         )
     }
 
-    /// Drops so many of a hundred packets that come to a host.
+    /// Drops this percentage of the packets that arrive at a host.
     pub fn lose(&self, number: usize, percent: u32) -> io::Result<()> {
         let rule = format!("numgen random mod 100 < {percent} drop");
         self.filter(number, &rule)
     }
 
-    /// Drops what is sent to groups before it comes to a host, as some networks do.
+    /// Drops what is sent to groups before it arrives at a host, as some networks do.
     pub fn without_multicast(&self, number: usize) -> io::Result<()> {
         self.filter(number, "ip daddr 224.0.0.0/4 drop")
     }
@@ -90,12 +90,12 @@ impl Segment {
         Ok(())
     }
 
-    /// Lets everything through to a host again.
+    /// Ends all such losses at a host.
     pub fn lose_nothing(&self, number: usize) -> io::Result<()> {
         self.host(number).tool("nft", "nftables", "flush ruleset")
     }
 
-    /// Bytes that a host has sent, with their Ethernet headers.
+    /// Returns the bytes that a host has sent, with their Ethernet headers.
     pub fn sent_bytes(&self, number: usize) -> io::Result<u64> {
         let text = self
             .host(number)
@@ -108,7 +108,7 @@ fn address(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 79, 0, number as u8 + 1)
 }
 
-/// The ninth number of the device's line.
+/// Returns the ninth number in the device's line.
 fn sent_bytes(text: &str) -> Option<u64> {
     let line = text
         .lines()

@@ -1,22 +1,22 @@
-//! What one direction of a link promises.
+//! The behaviour of one direction of a link.
 use super::Trace;
 use std::sync::Arc;
 
-/// Bytes of the largest IP packet: Ethernet's, so that real stacks behave as on real links.
+/// Bytes of the largest IP packet: that of Ethernet, so that real stacks behave as on real links.
 pub const MTU: usize = 1500;
 
-/// Queue where none is given: 100 ms of the rate, but at least this many full packets. Mobile links and home routers
-/// hold about that much; a shorter queue starves a single TCP stream.
+/// The default queue holds 100 ms of the rate, but at least this many full packets. Mobile links and home routers buffer
+/// about that much; a shorter queue would starve a single TCP stream.
 const QUEUE_PACKETS_MIN: usize = 32;
 
 /// How fast bytes leave the queue.
 #[derive(Clone, Debug)]
 pub enum Rate {
-    /// Nothing waits.
+    /// Immediately: nothing waits.
     Unlimited,
-    /// A constant bit rate, of IP packets (no Ethernet framing is counted).
+    /// At a constant bit rate, of IP packets (Ethernet framing is not counted).
     BitsPerSecond(u64),
-    /// A recorded link: at each of its moments up to 1500 bytes may pass.
+    /// As on a recorded link: at each of its moments, up to 1500 bytes may pass.
     Recorded(Arc<Trace>),
 }
 
@@ -25,13 +25,15 @@ pub enum Rate {
 pub struct Shape {
     /// How fast bytes leave the queue.
     pub rate: Rate,
-    /// Propagation: from a packet's last bit leaving the queue to its arrival, one way, in nanoseconds.
+    /// Propagation delay, one way, from the moment when a packet's last bit leaves the queue to its arrival, in
+    /// nanoseconds.
     pub delay_ns: u64,
-    /// The delay varies evenly by this much to both sides, in nanoseconds. Packets never overtake each other.
+    /// The delay varies evenly by up to this much in both directions, in nanoseconds. Packets never overtake each other.
     pub jitter_ns: u64,
-    /// The share of packets that vanish, 0 to 1, each independently.
+    /// The share of packets that are lost, 0 to 1, each independently.
     pub loss: f64,
-    /// Bytes that may wait; a packet that finds no room is dropped (drop-tail). None: a queue for 100 ms at the rate.
+    /// Bytes that may wait; a packet that finds no room is dropped (drop-tail). `None` means a queue for 100 ms at the
+    /// rate.
     pub queue_bytes: Option<usize>,
 }
 
@@ -48,7 +50,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// The design's slow link: one direction of 7.2 Mbit/s with 120 ms round trip.
+    /// Returns one direction of the design's slow link: 7.2 Mbit/s with a round trip of 120 ms.
     pub fn wan() -> Shape {
         Shape {
             rate: Rate::BitsPerSecond(7_200_000),
@@ -57,7 +59,7 @@ impl Shape {
         }
     }
 
-    /// The queue's limit in bytes.
+    /// Returns the queue's limit in bytes.
     pub fn queue_limit(&self) -> usize {
         let least = QUEUE_PACKETS_MIN * MTU;
         match (&self.queue_bytes, &self.rate) {
@@ -70,7 +72,7 @@ impl Shape {
         }
     }
 
-    /// One line that a person understands.
+    /// Returns a description in one line.
     pub fn describe(&self) -> String {
         let mut text = match &self.rate {
             Rate::Unlimited => "unlimited".to_string(),

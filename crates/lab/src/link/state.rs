@@ -1,22 +1,23 @@
 //! One direction of a link as a state machine, in virtual nanoseconds.
 //!
-//! A packet's whole fate is known when it arrives: when its last bit leaves the queue follows from the packets before it,
-//! so it is computed at once and the packet put on the calendar. A driver that is late in asking cannot change the rate.
+//! The fate of a packet is decided when it arrives: the packets before it determine when its last bit leaves the queue,
+//! so that time is computed at once and the packet is entered into the calendar. A driver that asks late cannot change
+//! the rate.
 use super::{Rate, Shape};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::collections::VecDeque;
 
-/// What became of an offered packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It arrives at this time.
+    /// The packet arrives at this time.
     Arrives {
         /// Nanoseconds on the caller's clock.
         at_ns: u64,
     },
-    /// The link lost it, as it promised to.
+    /// The packet is lost, because of the configured loss.
     Lost,
-    /// The queue was full.
+    /// The packet is dropped, because the queue is full.
     NoRoom,
 }
 
@@ -24,20 +25,20 @@ pub enum Verdict {
 pub struct Link<P> {
     shape: Shape,
     random: StdRng,
-    /// Of packets that still wait or are being sent: when their last bit leaves, and their size.
+    /// For each packet that still waits or is being sent: when its last bit leaves, and its size.
     leaving: VecDeque<(u64, usize)>,
     leaving_bytes: usize,
-    /// When the sender is free again.
+    /// When the sender becomes free.
     free_ns: u64,
     /// In a recorded trace: the opportunity in use, and the bytes left in it.
     opportunity: (u64, usize),
-    /// Packets on their way and when they arrive, in order.
+    /// Packets that are under way and when they arrive, in order.
     calendar: VecDeque<(u64, P)>,
     last_arrival_ns: u64,
 }
 
 impl<P> Link<P> {
-    /// An idle link. The same seed loses the same packets.
+    /// Makes an idle link. The same seed loses the same packets.
     pub fn new(shape: Shape, seed: u64) -> Link<P> {
         Link {
             shape,
@@ -51,7 +52,7 @@ impl<P> Link<P> {
         }
     }
 
-    /// A packet of `bytes` comes in.
+    /// Accepts a packet of `bytes`.
     pub fn offer(&mut self, now_ns: u64, packet: P, bytes: usize) -> Verdict {
         while self.leaving.front().is_some_and(|(at, _)| *at <= now_ns) {
             let (_, gone) = self.leaving.pop_front().expect("the front was there");
@@ -63,7 +64,7 @@ impl<P> Link<P> {
         let left_ns = self.send(now_ns, bytes);
         self.leaving.push_back((left_ns, bytes));
         self.leaving_bytes += bytes;
-        // Lost on the way, not at the door: it has used the link.
+        // It is lost on the way, not at the entry, so it has used the link.
         if self.shape.loss > 0.0 && self.random.random::<f64>() < self.shape.loss {
             return Verdict::Lost;
         }
@@ -79,7 +80,7 @@ impl<P> Link<P> {
         Verdict::Arrives { at_ns }
     }
 
-    /// When the packet's last bit leaves.
+    /// Returns when the packet's last bit leaves.
     fn send(&mut self, now_ns: u64, bytes: usize) -> u64 {
         match &self.shape.rate {
             Rate::Unlimited => now_ns,
@@ -109,7 +110,7 @@ impl<P> Link<P> {
         }
     }
 
-    /// The next packet that has arrived by `now_ns`, with its time.
+    /// Returns the next packet that has arrived by `now_ns`, with its time.
     pub fn arrival(&mut self, now_ns: u64) -> Option<(u64, P)> {
         if self.calendar.front()?.0 > now_ns {
             None
@@ -118,7 +119,7 @@ impl<P> Link<P> {
         }
     }
 
-    /// When the next packet arrives.
+    /// Returns when the next packet arrives.
     pub fn next_arrival_ns(&self) -> Option<u64> {
         self.calendar.front().map(|(at, _)| *at)
     }
@@ -140,7 +141,7 @@ mod tests {
         }
     }
 
-    /// What arrives, and when, of packets offered at given times.
+    /// Returns the fates of packets that are offered at given times.
     fn arrivals(shape: Shape, offers: &[(u64, usize)]) -> Vec<Verdict> {
         let mut link = Link::new(shape, 1);
         offers
@@ -343,7 +344,7 @@ mod tests {
                         waiting += *bytes as u128;
                         let least = (*bytes as u64 * 8_000_000_000 / bits) + delay.saturating_sub(jitter);
                         prop_assert!(at_ns >= now + least);
-                        // All that was let in since the start can't have passed faster than the rate.
+                        // Everything that was accepted since the start can't have passed faster than the rate allows.
                         prop_assert!(u128::from(at_ns + jitter) >= waiting * 8_000_000_000 / u128::from(bits) + u128::from(delay));
                         expected.push(n);
                     }

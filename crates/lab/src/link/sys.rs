@@ -1,4 +1,4 @@
-//! The few system calls that no safe wrapper has: namespaces of a thread, and a TUN device's name.
+//! System calls for which there is no safe wrapper: network namespaces of a thread, and a TUN device's name.
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,7 +18,7 @@ pub fn enter_network(namespace: BorrowedFd) -> io::Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
 }
 
-/// Makes `command` run in a network namespace, and die with the thread that starts it if `dies_with_us`.
+/// Makes `command` run in a network namespace, and be killed with the thread that starts it if `dies_with_us`.
 pub fn run_in(command: &mut Command, namespace: File, dies_with_us: bool) {
     let before_exec = move || {
         // SAFETY: two plain system calls, allowed between fork and exec.
@@ -34,7 +34,7 @@ pub fn run_in(command: &mut Command, namespace: File, dies_with_us: bool) {
     unsafe { command.pre_exec(before_exec) };
 }
 
-/// Timers of the calling thread fire when they are due, not up to 50 us later so that the kernel can save power.
+/// Makes the calling thread's timers fire when they are due, not up to 50 us later, as they do by default to save power.
 pub fn exact_timers() {
     // SAFETY: no pointers; a failure leaves the default, which is only less exact.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
@@ -64,7 +64,7 @@ pub fn open_tun(name: &str) -> io::Result<File> {
     Ok(tun)
 }
 
-/// Waits until `fd` is readable or the time is up.
+/// Waits until `fd` is readable or the timeout has passed.
 pub fn wait_readable(fd: BorrowedFd, timeout_ns: Option<u64>) -> io::Result<()> {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! `floe-lab link`: the emulator for anyone's use, with two named namespaces.
+//! `floe-lab link`: the emulator for any use, with two named namespaces.
 use super::{
     Bridge, Rate, Shape, Trace, Traffic, parse_bytes, parse_duration_ns, parse_rate, parse_share,
 };
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How often the statistics file is written anew.
+/// How often the statistics file is rewritten.
 const STATS_EVERY: Duration = Duration::from_millis(200);
 
 /// A slow link between two network namespaces, until Ctrl-C or the end of COMMAND.
@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Rate of each direction, as in 7.2mbit
     #[arg(long, value_parser = parse_rate)]
     rate: Option<u64>,
-    /// Rate of what the near end sends, if it is another
+    /// Rate of what the near end sends, if it differs
     #[arg(long, value_parser = parse_rate)]
     up_rate: Option<u64>,
     /// A recorded trace (mahimahi) instead of a rate, for what the near end receives
@@ -38,7 +38,7 @@ pub struct Arguments {
     /// Delay one way, as in 60ms; a round trip takes twice that
     #[arg(long, value_parser = parse_duration_ns, default_value = "0ms")]
     delay: u64,
-    /// The delay varies by this much to both sides
+    /// The delay varies by up to this much in both directions
     #[arg(long, value_parser = parse_duration_ns, default_value = "0ms")]
     jitter: u64,
     /// Packets lost, as in 1%
@@ -143,7 +143,7 @@ impl Arguments {
             up: bridge.up.read(),
             down: bridge.down.read(),
         };
-        // Renamed into place: a reader never sees half a file.
+        // Renamed when complete, so that a reader never sees an incomplete file.
         let partial = path.with_extension("partial");
         std::fs::write(&partial, serde_json::to_string(&stats)?)?;
         std::fs::rename(&partial, path).with_context(|| format!("cannot write {}", path.display()))

@@ -1,8 +1,8 @@
-//! A recorded link in mahimahi's format: a text file, on each line the millisecond at which one 1500-byte packet may
-//! pass, never decreasing. After the last line it starts over, its length being the last line's time.
+//! A recorded link in mahimahi's format: a text file in which each line is the millisecond at which one 1500-byte packet
+//! may pass, never decreasing. After the last line it starts again; the last line's time is the length of the loop.
 use super::MTU;
 
-/// Lines of a trace that are accepted: hours of a fast link; a bound on what a foreign file can make us hold.
+/// Most lines that are accepted in a trace: hours of a fast link. This bounds the memory for a foreign file.
 const LINES_MAX: usize = 16 << 20;
 
 /// Longest trace, in milliseconds: one week.
@@ -11,22 +11,22 @@ const PERIOD_MS_MAX: u64 = 7 * 24 * 3_600_000;
 /// What is wrong with a trace file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TraceError {
-    /// A line is no number.
+    /// A line is not a number.
     #[error("line {line}: {text:?} is no time; each line has one whole number of milliseconds")]
     NotANumber {
-        /// Counted from 1.
+        /// The line's number, from 1.
         line: usize,
-        /// The line's beginning.
+        /// The beginning of the line.
         text: String,
     },
-    /// Time runs backwards.
+    /// The times decrease.
     #[error("line {line}: {now} ms comes after {before} ms; times must not decrease")]
     Backwards {
-        /// Counted from 1.
+        /// The line's number, from 1.
         line: usize,
         /// This line's time.
         now: u64,
-        /// The time of the line before.
+        /// The previous line's time.
         before: u64,
     },
     /// Nothing could ever pass, or the loop would have no length.
@@ -34,7 +34,7 @@ pub enum TraceError {
         "the trace ends at 0 ms or has no lines; its last time must be above 0, it is the length of the loop"
     )]
     Empty,
-    /// Larger than any trace that makes sense.
+    /// The trace is larger than any that makes sense.
     #[error("the trace has more than {LINES_MAX} lines or is longer than {PERIOD_MS_MAX} ms")]
     TooLarge,
 }
@@ -46,7 +46,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads mahimahi's format. Blank lines are skipped.
+    /// Parses mahimahi's format. Blank lines are skipped.
     pub fn parse(bytes: &[u8]) -> Result<Trace, TraceError> {
         let mut at_ms = Vec::new();
         let mut before = 0;
@@ -84,7 +84,7 @@ impl Trace {
         Ok(Trace { at_ms })
     }
 
-    /// The loop's length.
+    /// Returns the loop's length.
     pub fn period_ms(&self) -> u64 {
         *self
             .at_ms
@@ -92,22 +92,22 @@ impl Trace {
             .expect("parse refuses a trace without lines")
     }
 
-    /// The rate over the whole loop.
+    /// Returns the mean rate over the whole loop.
     pub fn mean_bits_per_s(&self) -> f64 {
         (self.at_ms.len() * MTU * 8) as f64 / (self.period_ms() as f64 / 1000.0)
     }
 
-    /// When the `n`th opportunity since the start comes, the loop counted through.
+    /// Returns when the `n`th opportunity since the start comes; `n` continues over all repetitions of the loop.
     pub fn nth_ns(&self, n: u64) -> u64 {
         let len = self.at_ms.len() as u64;
         ((n / len) * self.period_ms() + self.at_ms[(n % len) as usize]) * 1_000_000
     }
 
-    /// The first opportunity that comes at or after `now_ns`.
+    /// Returns the number of the first opportunity at or after `now_ns`.
     pub fn first_at(&self, now_ns: u64) -> u64 {
         let now_ms = now_ns.div_ceil(1_000_000);
         let (len, period) = (self.at_ms.len() as u64, self.period_ms());
-        // The end of one round and the 0 ms of the next are the same moment: start looking in the earlier round.
+        // The end of one repetition and the 0 ms of the next are the same moment: start searching in the earlier one.
         let round = if now_ms.is_multiple_of(period) {
             (now_ms / period).saturating_sub(1)
         } else {

@@ -1,23 +1,23 @@
-//! Where a value lies in a picture.
+//! Converts values to positions in a plot.
 use super::{Anchor, FAINT, INK, SOFT, Svg};
 
 /// How values become lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// Evenly, from 0 or another value to the last.
+    /// Linear, from the first to the second value.
     Linear(f64, f64),
-    /// By their logarithm; both ends above zero.
+    /// Logarithmic; both ends must be above zero.
     Log(f64, f64),
 }
 
 impl Scale {
-    /// From 0 to a little more than the largest value.
+    /// Returns a scale from 0 to slightly more than the largest value.
     pub fn up_to(values: impl IntoIterator<Item = f64>) -> Scale {
         let most = values.into_iter().fold(0.0, f64::max);
         Scale::Linear(0.0, if most > 0.0 { most * 1.05 } else { 1.0 })
     }
 
-    /// 0 at the beginning, 1 at the end; values beyond them are put there.
+    /// Returns 0 at the beginning and 1 at the end of the scale; values beyond the ends are clamped.
     fn share(self, value: f64) -> f64 {
         let share = match self {
             Scale::Linear(from, to) => (value - from) / (to - from),
@@ -26,7 +26,7 @@ impl Scale {
         share.clamp(0.0, 1.0)
     }
 
-    /// Round values for lines, some five of them.
+    /// Returns about five round values for grid lines.
     fn ticks(self) -> Vec<f64> {
         match self {
             Scale::Linear(from, to) => {
@@ -43,7 +43,7 @@ impl Scale {
     }
 }
 
-/// The next of 1, 2 and 5 times a power of ten.
+/// Returns the next of 1, 2 and 5 times a power of ten.
 fn round_step(about: f64) -> f64 {
     let power = 10f64.powf(about.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0];
@@ -65,19 +65,19 @@ fn label(value: f64) -> String {
     }
 }
 
-/// A frame for marks.
+/// A frame in which marks are drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct Axes {
     /// Left, top, width and height in the picture.
     pub at: (f64, f64, f64, f64),
-    /// From left to right.
+    /// The scale from left to right.
     pub x: Scale,
-    /// From below upwards.
+    /// The scale from bottom to top.
     pub y: Scale,
 }
 
 impl Axes {
-    /// Where a point lies.
+    /// Returns the position of a point.
     pub fn point(&self, x: f64, y: f64) -> (f64, f64) {
         let (left, top, width, height) = self.at;
         (
@@ -86,7 +86,7 @@ impl Axes {
         )
     }
 
-    /// Grid, numbers, and what they count. Without names the numbers are left out.
+    /// Draws grid, numbers, and the axes' names. Without names, the numbers are left out.
     pub fn draw(&self, svg: &mut Svg, x_name: &str, y_name: &str) {
         let (left, top, width, height) = self.at;
         let below = top + height;
@@ -115,7 +115,7 @@ impl Axes {
         svg.upright_text(left - 42.0, top + height / 2.0, y_name, INK);
     }
 
-    /// A line through values, thinned out to what a screen can show.
+    /// Draws a line through values, reduced to what a screen can show.
     pub fn line(&self, svg: &mut Svg, values: &[(f64, f64)], colour: &str, dash: &str) {
         let mut points: Vec<(f64, f64)> = Vec::new();
         for (n, (x, y)) in values.iter().enumerate() {

@@ -1,7 +1,6 @@
 //! Plots as small SVG files: axes, lines, bars, circles. Nothing is interactive and nothing is loaded from elsewhere.
 //!
-//! - [`Svg`]: a picture made of marks.
-//! - [`Axes`] and [`Scale`]: where a value lies in it.
+//! - [`Svg`]: a picture made of marks. [`Axes`] and [`Scale`]: convert values to positions in it.
 mod axes;
 mod svg;
 
@@ -12,9 +11,9 @@ pub use svg::{Anchor, Svg};
 pub const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#aa4499", "#8a6d00", "#3b3b3b", "#56b4e9", "#cc3311",
 ];
-/// What is in the background: grid lines, other runs.
+/// The colour of the background: grid lines, other runs.
 pub const FAINT: &str = "#d9d9d9";
-/// Text and axes.
+/// The colour of text and axes.
 pub const INK: &str = "#222222";
-/// Text that explains.
+/// The colour of explanatory text.
 pub const SOFT: &str = "#666666";

@@ -2,18 +2,18 @@
 use super::INK;
 use std::fmt::Write as _;
 
-/// On which side of its point a text stands.
+/// On which side of its point a text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// Right of it.
+    /// To the right of it.
     Start,
     /// Centred on it.
     Middle,
-    /// Left of it.
+    /// To the left of it.
     End,
 }
 
-/// An SVG file in the making; lengths are in pixels from the upper left corner.
+/// An SVG file under construction; lengths are in pixels from the upper left corner.
 #[derive(Clone, Debug)]
 pub struct Svg {
     width: f64,
@@ -22,7 +22,7 @@ pub struct Svg {
 }
 
 impl Svg {
-    /// An empty picture with its title; `about` is read to those who can't see it.
+    /// Makes an empty picture with a title; `about` is read to people who can't see it.
     pub fn new(width: f64, height: f64, title: &str, about: &str) -> Svg {
         let mut body = String::new();
         let _ = write!(
@@ -40,7 +40,7 @@ impl Svg {
         svg
     }
 
-    /// A line through points; `dash` as in SVG, empty for none.
+    /// Draws a line through points; `dash` is as in SVG, empty for none.
     pub fn line(&mut self, points: &[(f64, f64)], colour: &str, width: f64, dash: &str) {
         if points.len() < 2 {
             return;
@@ -61,7 +61,7 @@ impl Svg {
         );
     }
 
-    /// A filled rectangle.
+    /// Draws a filled rectangle.
     pub fn bar(&mut self, x: f64, y: f64, width: f64, height: f64, colour: &str) {
         let [x, y, width, height] = [x, y, width.max(0.0), height.max(0.0)].map(short);
         let _ = writeln!(
@@ -70,7 +70,7 @@ impl Svg {
         );
     }
 
-    /// A circle that lets others shine through.
+    /// Draws a translucent circle.
     pub fn circle(&mut self, x: f64, y: f64, radius: f64, colour: &str) {
         let [x, y, radius] = [x, y, radius].map(short);
         let _ = writeln!(
@@ -79,12 +79,12 @@ impl Svg {
         );
     }
 
-    /// A word.
+    /// Writes a text.
     pub fn text(&mut self, x: f64, y: f64, text: &str, anchor: Anchor, colour: &str) {
         self.styled_text(x, y, text, anchor, 12.0, colour, false);
     }
 
-    /// A word that turns upwards.
+    /// Writes a text vertically, reading upwards.
     pub fn upright_text(&mut self, x: f64, y: f64, text: &str, colour: &str) {
         let _ = writeln!(
             self.body,
@@ -121,7 +121,7 @@ impl Svg {
         );
     }
 
-    /// A row of what the colours mean, from `x` to the right; a dash pattern beside each.
+    /// Draws a legend of the colours as a row from `x` to the right, each with a dash pattern.
     pub fn legend(&mut self, x: f64, y: f64, entries: &[(&str, &str, &str)]) {
         let mut at = x;
         for (text, colour, dash) in entries {
@@ -131,7 +131,7 @@ impl Svg {
         }
     }
 
-    /// The file's text.
+    /// Returns the file's text.
     pub fn finish(self) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" font-family=\"system-ui, sans-serif\">\n{2}</svg>\n",
@@ -140,7 +140,7 @@ impl Svg {
     }
 }
 
-/// A tenth of a pixel is as fine as anyone sees.
+/// Formats a length to a tenth of a pixel, which is as fine as anyone sees.
 fn short(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)

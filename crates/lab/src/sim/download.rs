@@ -1,9 +1,9 @@
-//! What is asked for and not here yet: demand, prefetch, and the wire that they share.
+//! Simulates what is requested and has not arrived yet: demand, prefetch, and the wire that they share.
 //!
-//! The rules are the live fetcher's: a demand is sent at once, a prefetch waits in a queue from which requests are made as large
-//! and as many as [`floe_source::budget`] says for the link as it is measured; a demand for what waits there is sent by
-//! itself, one for what is on its way joins it. The link is measured by the live [`LinkMeter`].
-//! The wire serves demand before prefetch, a packet at a time.
+//! The rules are those of the live fetcher. A demand is sent at once. A prefetch waits in a queue; the size and number of
+//! the requests made from it are what [`floe_source::budget`] determines for the measured link. A demand for a queued
+//! item is sent separately; a demand for an item that is on its way joins it. The live [`LinkMeter`] measures the link.
+//! The wire serves demand before prefetch, packet by packet.
 use super::wire::{LinkSpec, Wire};
 use crate::link::MTU;
 use floe_image::{CHUNK_SIZE, Kind};
@@ -12,13 +12,13 @@ use floe_source::{Answer, FetchOptions, LinkEstimate, LinkMeter, budget};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Items in one prefetch request, as in the live fetcher.
+/// Most items in one prefetch request, as in the live fetcher.
 const PREFETCH_ITEMS_MAX: usize = 1024;
 
-/// Something that travels.
+/// An item that is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Item {
-    /// What must be there before a machine can start: manifest, device state, model.
+    /// What must arrive before a machine can start: manifest, device state, model.
     Preamble,
     /// A segment table.
     Table(RegionId, u32),
@@ -42,21 +42,21 @@ enum State {
     Flying,
 }
 
-/// What became of a demand.
+/// What happened with a demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demanded {
-    /// It was sent.
+    /// A request for it was sent.
     Sent,
-    /// It is on its way already.
+    /// It is already on its way.
     Joined,
 }
 
-/// An answer on its way.
+/// An answer that is on its way.
 #[derive(Debug)]
 struct Flight {
-    /// When its first byte can be here at the soonest.
+    /// Earliest time at which its first byte can arrive.
     eligible_ns: u64,
-    /// Items and their bytes that haven't passed yet.
+    /// Items with their bytes that haven't passed yet.
     items: VecDeque<(Item, usize)>,
     meter: Answer,
     begun: bool,
@@ -70,18 +70,18 @@ struct Passing {
     end_ns: u64,
 }
 
-/// Bytes by what they were for.
+/// Bytes by their purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Of all items, on the wire.
+    /// Bytes of all items, on the wire.
     pub wire_bytes: u64,
-    /// Of segment tables, on the wire.
+    /// Bytes of segment tables, on the wire.
     pub table_bytes: u64,
-    /// Chunks that arrived.
+    /// Number of chunks that arrived.
     pub chunks: u64,
 }
 
-/// One machine's downloads.
+/// The downloads of one machine.
 #[derive(Debug)]
 pub struct Download {
     wire: Wire,
@@ -100,13 +100,13 @@ pub struct Download {
 }
 
 impl Download {
-    /// Over an idle link.
+    /// Makes a download over an idle link.
     pub fn new(link: &LinkSpec) -> Download {
         Download {
             wire: Wire::new(link.rate.clone()),
             rtt_ns: link.rtt_ns,
             meter: LinkMeter::default(),
-            // Only differences to this are ever looked at.
+            // Only differences to this are used.
             zero: Instant::now(),
             options: FetchOptions::default(),
             demand: VecDeque::new(),
@@ -124,7 +124,7 @@ impl Download {
         self.zero + Duration::from_nanos(ns)
     }
 
-    /// Somebody waits for `item`, `bytes` on the wire.
+    /// Requests `item`, of `bytes` on the wire, because the machine waits for it.
     pub fn demand(&mut self, now_ns: u64, item: Item, bytes: usize) -> Demanded {
         match self.states.insert(item, State::Flying) {
             Some(State::Flying) => return Demanded::Joined,
@@ -137,7 +137,7 @@ impl Download {
         Demanded::Sent
     }
 
-    /// `item` is wanted ahead of need.
+    /// Queues `item` to be fetched ahead of need.
     pub fn prefetch(&mut self, item: Item, bytes: usize) {
         self.states.entry(item).or_insert_with(|| {
             self.queued.push_back((item, bytes));
@@ -145,7 +145,7 @@ impl Download {
         });
     }
 
-    /// Makes requests of what is queued, as far as the link bears it. To be called after [`Download::prefetch`].
+    /// Makes requests from the queue, as many as the link permits. Must be called after [`Download::prefetch`].
     pub fn send(&mut self, now_ns: u64) {
         while !self.queued.is_empty() && self.prefetch.len() < self.options.prefetch_threads {
             let link = self.link(now_ns);
@@ -184,7 +184,7 @@ impl Download {
         }
     }
 
-    /// When [`Download::advance`] has something to do next.
+    /// Returns when [`Download::advance`] will next have something to do.
     pub fn next_ns(&self) -> Option<u64> {
         let heads = [self.demand.front(), self.prefetch.front()];
         match self.passing {
@@ -193,7 +193,7 @@ impl Download {
         }
     }
 
-    /// The item that is whole at `now_ns`, if one is.
+    /// Advances to `now_ns`. Returns an item that is complete by then, if there is one.
     pub fn advance(&mut self, now_ns: u64) -> Option<Item> {
         let arrived = match self.passing {
             Some(passing) if passing.end_ns <= now_ns => {
@@ -272,24 +272,24 @@ impl Download {
         });
     }
 
-    /// What the link is measured to be.
+    /// Returns the current estimate of the link.
     pub fn link(&self, now_ns: u64) -> LinkEstimate {
         self.meter.estimate(self.instant(now_ns))
     }
 
-    /// What has arrived.
+    /// Returns what has arrived.
     pub fn carried(&self) -> Carried {
         self.carried
     }
 
-    /// Chunks that are on their way: their bytes are spent.
+    /// Returns the number of chunks that are on their way, whose bytes are already spent.
     pub fn chunks_flying(&self) -> u64 {
         let flights = self.demand.iter().chain(&self.prefetch);
         let items = flights.flat_map(|f| &f.items);
         items.filter(|(i, _)| matches!(i, Item::Chunk(..))).count() as u64
     }
 
-    /// Whether nothing is asked for.
+    /// Returns whether nothing is requested.
     pub fn is_idle(&self) -> bool {
         self.states.is_empty()
     }
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
     use crate::link::Rate;
 
-    /// 8 Mbit/s: a byte takes a microsecond.
+    /// Makes a link of 8 Mbit/s, on which a byte takes a microsecond.
     fn link() -> LinkSpec {
         LinkSpec {
             name: "test".into(),
@@ -341,7 +341,7 @@ mod tests {
             Demanded::Sent
         );
         let order = arrivals(&mut download);
-        // Eligible at 101 ms, when the first packet of 1500 bytes is passing; then the prefetch goes on.
+        // It can arrive from 101 ms on, while the first packet of 1500 bytes is passing; then the prefetch continues.
         assert_eq!(order[0], (102_500_000, Item::Chunk(1, 0)));
         assert_eq!(order[1], (104_000_000, Item::Chunk(0, 0)));
         assert_eq!(order.len(), 11);
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn a_demand_for_what_is_on_its_way_joins_it_and_for_what_waits_is_sent() {
         let mut download = Download::new(&link());
-        // Without an estimate 64 KiB go in a request and 256 KiB in all, over at most three requests.
+        // Without an estimate, a request has 64 KiB, and at most three requests have 256 KiB in all.
         for chunk in 0..100 {
             download.prefetch(Item::Chunk(0, chunk), 1000);
         }

@@ -1,35 +1,35 @@
-//! What a run amounts to: the paper's metrics (sections 2.3 and 5.3).
+//! The figures of a run: the paper's metrics (sections 2.3 and 5.3).
 use std::collections::BTreeMap;
 
-/// Own time within which a machine counts as launching.
+/// The beginning of a machine's own time that counts as its launch.
 const LAUNCH_NS: u64 = 1_000_000_000;
 
-/// Why a machine stood still.
+/// Why a machine stalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StallKind {
-    /// What it needs to start was on its way.
+    /// What it needs to start had not arrived.
     Start,
     /// It waited for a chunk.
     Demand,
-    /// The planner had it paused.
+    /// The planner had paused it.
     Buffering,
 }
 
-/// A time in which a machine stood still.
+/// A stall of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// Its beginning, in virtual nanoseconds.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
-    /// The machine's own time, which stood still too.
+    /// The machine's own time, which did not advance during the stall.
     pub own_ns: u64,
-    /// Why.
+    /// The reason.
     pub kind: StallKind,
 }
 
 impl Stall {
-    /// How long it was.
+    /// Returns its length in nanoseconds.
     pub fn ns(&self) -> u64 {
         self.to_ns - self.from_ns
     }
@@ -38,23 +38,23 @@ impl Stall {
 /// A finished run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Chunks that the machine touched.
+    /// Number of chunks that the machine touched.
     pub accessed: u64,
-    /// Chunks that crossed the link, for whatever reason, or were on it at the end.
+    /// Number of chunks that crossed the link for any reason, or were on it at the end.
     pub fetched: u64,
-    /// Accesses whose chunk had to be asked for.
+    /// Number of accesses whose chunk had to be requested.
     pub missed: u64,
-    /// Accesses whose chunk was on its way already.
+    /// Number of accesses whose chunk was on its way already.
     pub late: u64,
     /// All bytes on the wire.
     pub wire_bytes: u64,
-    /// Those of segment tables.
+    /// Bytes of segment tables on the wire.
     pub table_bytes: u64,
-    /// The whole run, in nanoseconds.
+    /// Length of the whole run, in nanoseconds.
     pub end_ns: u64,
-    /// The same without any waiting.
+    /// Its length without any waiting, in nanoseconds.
     pub own_ns: u64,
-    /// When and why the machine stood still.
+    /// All stalls.
     pub stalls: Vec<Stall>,
 }
 
@@ -69,7 +69,7 @@ pub const FIGURES: [(&str, &str); 6] = [
 ];
 
 impl Run {
-    /// In the order of [`FIGURES`].
+    /// Returns the figures in the order of [`FIGURES`].
     pub fn figures(&self) -> [f64; 6] {
         [
             self.fetch_ratio(),
@@ -81,35 +81,36 @@ impl Run {
         ]
     }
 
-    /// Fetched chunks / accessed chunks.
+    /// Returns fetched chunks / accessed chunks.
     pub fn fetch_ratio(&self) -> f64 {
         self.fetched as f64 / self.accessed.max(1) as f64
     }
 
-    /// Accesses whose chunk had to be asked for / all accesses.
+    /// Returns accesses whose chunk had to be requested / all accesses.
     pub fn miss_rate(&self) -> f64 {
         self.missed as f64 / self.accessed.max(1) as f64
     }
 
-    /// All time in which the machine stood still, the launch included.
+    /// Returns the total time of all stalls in seconds, including the launch.
     pub fn wait_s(&self) -> f64 {
         self.stalls.iter().map(Stall::ns).sum::<u64>() as f64 / 1e9
     }
 
-    /// Time until the machine has had its first second, less that second: initial buffering, or the misses of a start without.
+    /// Returns how much longer than a second the machine's first second took: initial buffering, or the misses of a start
+    /// without it.
     pub fn launch_s(&self) -> f64 {
         let within = |s: &&Stall| s.own_ns < LAUNCH_NS;
         let launch = self.stalls.iter().filter(within).map(Stall::ns);
         launch.sum::<u64>() as f64 / 1e9
     }
 
-    /// Time paused / the whole run.
+    /// Returns time paused / length of the run.
     pub fn buffering_ratio(&self) -> f64 {
         let paused = self.pauses().map(Stall::ns);
         paused.sum::<u64>() as f64 / self.end_ns.max(1) as f64
     }
 
-    /// Pauses in a minute of the run.
+    /// Returns pauses per minute of the run.
     pub fn buffering_per_min(&self) -> f64 {
         self.pauses().count() as f64 / (self.end_ns.max(1) as f64 / 60e9)
     }
@@ -134,12 +135,12 @@ impl Means {
         *sum = (sum.0 + value, sum.1 + 1);
     }
 
-    /// The mean of a key's values.
+    /// Returns the mean of a key's values.
     pub fn get(&self, key: &str) -> Option<f64> {
         self.sums.get(key).map(|(sum, n)| sum / *n as f64)
     }
 
-    /// Key, mean, number of values; in the keys' order.
+    /// Returns key, mean and number of values, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64, usize)> {
         self.sums
             .iter()

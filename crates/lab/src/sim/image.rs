@@ -1,32 +1,33 @@
-//! The image as far as the simulator must know it: which chunks exist, and what they and their tables weigh on the wire.
+//! The properties of an image that the simulator needs: which chunks exist, and the sizes of chunks and tables on the
+//! wire.
 use floe_image::CHUNKS_PER_SEGMENT;
 use floe_planner::{BLOCK_CHUNKS, RegionId, Urgency};
 
-/// Bytes of a chunk's hash in a table; zstd can't shorten them, while it leaves next to nothing of the zeros between them.
+/// Bytes of a chunk's hash in a table; zstd can't compress hashes, but reduces the zeros between them to almost nothing.
 const HASH_BYTES: usize = 32;
-/// What a table weighs beyond its hashes: framing, and the zeros.
+/// Bytes of a table besides its hashes: framing, and the zeros.
 const TABLE_BYTES_MIN: usize = 128;
 
 /// One region.
 #[derive(Clone, Debug)]
 pub struct RegionShape {
-    /// Its chunks that aren't all-zero, 64 to a word.
+    /// Bits of its chunks that aren't zero, 64 per word.
     nonzero: Vec<u64>,
-    /// How soon its tables are needed.
+    /// How urgently its tables are needed.
     pub urgency: Urgency,
 }
 
 /// An image.
 #[derive(Clone, Debug)]
 pub struct ImageShape {
-    /// By number, as in the manifest.
+    /// The regions, by their number in the manifest.
     pub regions: Vec<RegionShape>,
-    /// Mean bytes of a chunk on the wire.
+    /// Mean size of a chunk on the wire, in bytes.
     pub chunk_wire_bytes: usize,
 }
 
 impl RegionShape {
-    /// A region of zeros.
+    /// Makes a region of zeros.
     pub fn new(chunks: u64, urgency: Urgency) -> RegionShape {
         let tables = chunks.div_ceil(CHUNKS_PER_SEGMENT as u64).max(1);
         let words = tables as usize * CHUNKS_PER_SEGMENT / BLOCK_CHUNKS as usize;
@@ -36,7 +37,7 @@ impl RegionShape {
         }
     }
 
-    /// Says that a chunk has content.
+    /// Records that a chunk has content.
     pub fn put(&mut self, chunk: u64) {
         let word = (chunk / u64::from(BLOCK_CHUNKS)) as usize;
         if word >= self.nonzero.len() {
@@ -46,22 +47,22 @@ impl RegionShape {
         self.nonzero[word] |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
     }
 
-    /// Whether it has content.
+    /// Returns whether a chunk has content.
     pub fn has(&self, chunk: u64) -> bool {
         self.block(chunk / u64::from(BLOCK_CHUNKS)) >> (chunk % u64::from(BLOCK_CHUNKS)) & 1 == 1
     }
 
-    /// The chunks of a block that have content.
+    /// Returns the chunks of a block that have content.
     pub fn block(&self, block: u64) -> u64 {
         usize::try_from(block).map_or(0, |b| self.nonzero.get(b).copied().unwrap_or(0))
     }
 
-    /// Size in chunks: whole tables.
+    /// Returns the region's size in chunks, in whole tables.
     pub fn chunks(&self) -> u64 {
         self.nonzero.len() as u64 * u64::from(BLOCK_CHUNKS)
     }
 
-    /// Chunks with content.
+    /// Returns the number of chunks with content.
     pub fn nonzero_chunks(&self) -> u64 {
         self.nonzero.iter().map(|w| u64::from(w.count_ones())).sum()
     }
@@ -74,7 +75,7 @@ impl RegionShape {
             .unwrap_or_default()
     }
 
-    /// Tables that aren't all-zero, in order.
+    /// Returns the tables that aren't zero, in order.
     pub fn tables(&self) -> Vec<u32> {
         let count = (self.chunks() / CHUNKS_PER_SEGMENT as u64) as u32;
         (0..count)
@@ -82,7 +83,7 @@ impl RegionShape {
             .collect()
     }
 
-    /// What a table weighs on the wire.
+    /// Returns the size of a table on the wire, in bytes.
     pub fn table_wire_bytes(&self, table: u32) -> usize {
         let hashes: u32 = self.words_of(table).iter().map(|w| w.count_ones()).sum();
         TABLE_BYTES_MIN + hashes as usize * HASH_BYTES
@@ -90,7 +91,7 @@ impl RegionShape {
 }
 
 impl ImageShape {
-    /// A region by the planner's number, which is the manifest's here.
+    /// Returns a region by the planner's number, which here is that of the manifest.
     pub fn region(&self, region: RegionId) -> Option<&RegionShape> {
         self.regions.get(region as usize)
     }

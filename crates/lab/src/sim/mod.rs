@@ -1,11 +1,11 @@
-//! Streaming in virtual time: recorded runs replayed over any link with any policy, through the very planner code.
+//! Streaming in virtual time: replays recorded runs over any link with any policy, through the live planner code.
 //!
 //! - [`wire`]: the bottleneck, fixed or recorded; [`download`]: demand and prefetch that share it.
-//! - [`replay`](replay()): one machine's run; [`Run`]: what it amounts to, in the paper's metrics.
-//! - [`image`]: what exists and what it weighs; [`synthetic`]: made-up workloads with a seed.
+//! - [`replay`](replay()): one machine's run; [`Run`]: its figures, the paper's metrics.
+//! - [`image`]: which chunks exist and their sizes; [`synthetic`]: generated workloads with a seed.
 //!
-//! Left out of the model: packet loss and the growth of TCP's window, the time that the node's own work takes (microseconds
-//! a chunk), chunks of equal content (fetched once live, once for each place here).
+//! Not modelled: packet loss and the growth of TCP's window, the time for the node's own work (microseconds per chunk),
+//! and chunks of equal content (fetched once in reality, once for each place here).
 pub mod download;
 pub mod figures;
 pub mod image;

@@ -1,7 +1,7 @@
-//! One machine's run, replayed: its accesses go on with its own time, which stands still while it waits.
+//! Replays one machine's run: its accesses happen at its own time, which stops while it waits.
 //!
-//! The planner is the live one, driven as the mount drives it: every first touch is told, its answers are carried out at once,
-//! the link is told four times a second.
+//! The planner is the live one, used as by the mount: it is told every first touch, its decisions are carried out at
+//! once, and it gets a new estimate of the link four times a second.
 use super::download::{Demanded, Download, Item};
 use super::figures::{Run, Stall, StallKind};
 use super::image::ImageShape;
@@ -15,49 +15,49 @@ use std::sync::Arc;
 
 /// The only link, that of the machine's image.
 const LINK: LinkId = 0;
-/// How often the planner is told the time.
+/// How often the planner gets the time.
 const TICK_NS: u64 = 100_000_000;
-/// How often it is told the link, as the mount does.
+/// How often it gets the link's estimate, as from the mount.
 const LINK_NS: u64 = 250_000_000;
-/// A machine that stands still while nothing is asked for, for this long, will do so for ever.
+/// If a machine stalls this long while nothing is requested, it will stall forever.
 const STUCK_NS: u64 = 60_000_000_000;
 /// Longest run: a day of virtual time.
 const RUN_NS_MAX: u64 = 86_400_000_000_000;
 
-/// What is replayed.
+/// The input of a replay.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
     /// The image that the machine was started from.
     pub image: &'a ImageShape,
-    /// What the machine will do.
+    /// What the machine does.
     pub trace: &'a ZeroTrace,
-    /// Where its chunks come from.
+    /// The link over which its chunks arrive.
     pub link: &'a LinkSpec,
     /// The planner's policy and limits.
     pub config: Config,
-    /// What the policy has learnt.
+    /// The model that the policy uses.
     pub model: Option<Arc<Model>>,
     /// Bytes on the wire before the machine can start: manifest, device state, model.
     pub preamble_bytes: usize,
 }
 
-/// Why a run has no figures.
+/// Why a run failed and has no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The machine waits for something that nobody fetches: a fault of the planner.
+    /// The machine waits for something that nobody fetches, which is an error of the planner.
     #[error("at {at_s:.1} s the machine stands still ({why}) and nothing is asked for")]
     Stuck {
-        /// Virtual time.
+        /// Virtual time, in seconds.
         at_s: f64,
-        /// Paused, or waiting for a chunk.
+        /// Whether it is paused or waits for a chunk.
         why: String,
     },
     /// The run takes longer than a day.
     #[error("the run takes longer than a day; {served} of {all} accesses were served")]
     Endless {
-        /// Accesses that happened.
+        /// Number of accesses that happened.
         served: usize,
-        /// All of them.
+        /// Number of all accesses.
         all: usize,
     },
     /// The trace names a region that the image doesn't have.
@@ -65,7 +65,7 @@ pub enum ReplayError {
     Region(u8),
 }
 
-/// A fetch that the planner wants to hear the end of.
+/// A fetch whose end the planner wants to know.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     region: RegionId,
@@ -74,11 +74,11 @@ struct Group {
     left: u32,
 }
 
-/// What is in the node's store of one region.
+/// What the node's store has of one region.
 #[derive(Debug)]
 struct Store {
     present: Vec<u64>,
-    /// Given to the page cache: touches aren't seen.
+    /// Chunks that were pushed into the page cache, so that touches aren't noticed.
     pushed: Vec<u64>,
     tables: Vec<bool>,
 }
@@ -92,13 +92,13 @@ struct Replay<'a> {
     groups: Vec<Group>,
     listeners: HashMap<Item, Vec<usize>>,
     events: VecDeque<Event>,
-    /// The machine's own time when it last went on, and the time then.
+    /// The machine's own time when it last resumed; the next field is the time of that.
     own_ns: u64,
     since_ns: u64,
     started: bool,
     waiting: Option<Item>,
     paused: bool,
-    /// Since when it stands still.
+    /// Since when and why it stalls.
     still: Option<(u64, StallKind)>,
     next_access: usize,
     run: Run,
@@ -218,7 +218,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// When the machine does something next: its next access, or its end.
+    /// Returns when the machine does something next: its next access, or its end.
     fn machine_ns(&self) -> Option<u64> {
         if self.still.is_some() {
             return None;
@@ -231,7 +231,7 @@ impl<'a> Replay<'a> {
         Some(self.since_ns + (own_us * 1000).saturating_sub(self.own_ns))
     }
 
-    /// Carries out what follows from the events that wait, then stops the machine or lets it go on.
+    /// Carries out the consequences of pending events, then pauses or resumes the machine.
     fn settle(&mut self) {
         let mut asked = false;
         while let Some(event) = self.events.pop_front() {
@@ -313,7 +313,7 @@ impl<'a> Replay<'a> {
     }
 
     fn fetch(&mut self, region: RegionId, block: u64, chunks: u64) {
-        // As in the mount: a chunk without content, or without a name yet, isn't fetched.
+        // As in the mount, a chunk without content, or whose hash is not known yet, isn't fetched.
         let wanted = chunks & self.candidates(region, block);
         let group = self.groups.len();
         self.groups.push(Group {
@@ -405,7 +405,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// All that a machine needs to start is here.
+    /// Starts the machine, when everything that it needs has arrived.
     fn start(&mut self) {
         self.started = true;
         self.tell_link();
@@ -430,7 +430,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The machine's next access, or the same again after its table has come.
+    /// Makes the machine's next access, or repeats one after its table has arrived.
     fn access(&mut self) {
         let access = self.setup.trace.accesses[self.next_access];
         let (region, chunk) = (RegionId::from(access.region), u64::from(access.chunk));

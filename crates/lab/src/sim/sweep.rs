@@ -1,4 +1,4 @@
-//! Many runs at once: every workload, each of its runs left out in turn, over every link, with every policy.
+//! Runs many replays: every workload, with each of its runs left out in turn, over every link, with every policy.
 use super::{LinkSpec, Run, Setup, replay};
 use crate::traces::Workload;
 use floe_image::Hash;
@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Manifest and device state of a Debian machine on the wire: what any policy needs before the machine can start.
+/// Bytes of a Debian machine's manifest and device state on the wire, which are needed with any policy before it can
+/// start.
 pub const START_WIRE_BYTES: usize = 64 << 10;
 
-/// The policies that are compared, by their names in figures.
+/// The policies that are compared, with their names in figures.
 pub const POLICIES: [(&str, Policy, Option<Method>); 4] = [
     ("demand", Policy::DemandOnly, None),
     ("vmtorrent", Policy::VmTorrent, Some(Method::VmTorrent)),
@@ -18,7 +19,7 @@ pub const POLICIES: [(&str, Policy, Option<Method>); 4] = [
     ("floe", Policy::Floe, Some(Method::Floe)),
 ];
 
-/// Does `job` for all numbers below `count` on all cores; the answers are in the numbers' order.
+/// Calls `job` for all numbers below `count` on all cores, and returns the results ordered by number.
 pub fn parallel<T: Send>(count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
@@ -46,7 +47,7 @@ pub fn parallel<T: Send>(count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T
     all.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// A model of all traces but those of which `without` is true.
+/// Trains a model on all traces except those for which `without` returns true.
 pub fn learn(workload: &Workload, method: Method, without: impl Fn(usize) -> bool) -> Model {
     let traces: Vec<ZeroTrace> = workload
         .traces
@@ -59,7 +60,7 @@ pub fn learn(workload: &Workload, method: Method, without: impl Fn(usize) -> boo
     train(method, &image, &traces, &TrainOptions::default())
 }
 
-/// One run: the trace of this number, with a policy and what it has learnt.
+/// Replays the trace with this number, with a policy and what it has learnt.
 pub fn run_one(
     workload: &Workload,
     trace: usize,
@@ -82,20 +83,20 @@ pub fn run_one(
     Ok(replay(&setup)?)
 }
 
-/// Which run of a sweep.
+/// Identifies a run of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Number of the workload.
+    /// Index of the workload.
     pub workload: usize,
-    /// Number of the link.
+    /// Index of the link.
     pub link: usize,
-    /// Number of the policy in [`POLICIES`].
+    /// Index of the policy in [`POLICIES`].
     pub policy: usize,
-    /// Number of the trace that was left out of training and replayed.
+    /// Index of the trace that was left out of training and replayed.
     pub trace: usize,
 }
 
-/// Everything against everything.
+/// Replays all combinations.
 pub fn sweep(workloads: &[Workload], links: &[LinkSpec]) -> anyhow::Result<BTreeMap<Key, Run>> {
     let left_out: Vec<(usize, usize)> = workloads
         .iter()
@@ -109,7 +110,7 @@ pub fn sweep(workloads: &[Workload], links: &[LinkSpec]) -> anyhow::Result<BTree
         let model = method.map(|method| {
             let model = learn(workload, method, |other| other == trace);
             let bytes = model.encode();
-            // As it travels: the hub compresses its answers.
+            // As transferred: the hub compresses its answers.
             let packed = zstd::bulk::compress(&bytes, 3).map_or(bytes.len(), |packed| packed.len());
             (Arc::new(model), packed)
         });

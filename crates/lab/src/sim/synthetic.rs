@@ -1,19 +1,19 @@
-//! Made-up workloads: bursts of state in an order that differs from run to run, as in section 4.1 of the vTube paper.
+//! Generated workloads: bursts of state in an order that differs from run to run, as in section 4.1 of the vTube paper.
 use super::image::{ImageShape, RegionShape};
 use floe_planner::{Timed, Urgency, ZeroTrace};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use std::collections::BTreeSet;
 
-/// What the runs of a workload are like.
+/// The properties of a workload's runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Things that a user can do; each touches state of its own in a burst.
+    /// Number of things that a user can do; each touches its own state in a burst.
     pub activities: usize,
-    /// How many of them a run does.
+    /// Number of these activities in a run.
     pub activities_per_run: usize,
     /// Chunks of the burst at the start, which all runs have.
     pub start_chunks: u32,
-    /// Mean chunks of an activity's burst.
+    /// Mean number of chunks in an activity's burst.
     pub burst_chunks: u32,
     /// Chunks of a run that no other run touches.
     pub lonely_chunks: u32,
@@ -21,7 +21,7 @@ pub struct Shape {
     pub gap_us: u64,
     /// The time over which a burst is spread, in microseconds.
     pub burst_us: u64,
-    /// Whether runs do their activities in an order of their own.
+    /// Whether each run does its activities in a different order.
     pub shuffled: bool,
 }
 
@@ -51,12 +51,12 @@ impl Shape {
     };
 }
 
-/// Chunks of each of the two regions from which runs take theirs.
+/// Number of chunks in each of the two regions that runs use.
 const REGION_CHUNKS: u32 = 1 << 18;
-/// Longest run of neighbours in a burst.
+/// Most neighbouring chunks in a row in a burst.
 const RUN_CHUNKS_MAX: u32 = 48;
 
-/// Made-up runs and the image that they are of. The same seed makes the same.
+/// Generates runs and their image. The same seed generates the same.
 pub fn workload(shape: &Shape, runs: usize, seed: u64) -> (ImageShape, Vec<ZeroTrace>) {
     let mut random = StdRng::seed_from_u64(seed);
     let mut taken = BTreeSet::new();
@@ -78,7 +78,7 @@ pub fn workload(shape: &Shape, runs: usize, seed: u64) -> (ImageShape, Vec<ZeroT
             }
             for activity in order.into_iter().take(shape.activities_per_run) {
                 at_us += random.random_range(shape.gap_us / 2..=shape.gap_us * 3 / 2);
-                // Not every run goes all the way.
+                // Not every run completes its activities.
                 let all = &activities[activity];
                 let part = if shape.shuffled {
                     random.random_range(all.len() * 7 / 10..=all.len())
@@ -115,7 +115,7 @@ pub fn workload(shape: &Shape, runs: usize, seed: u64) -> (ImageShape, Vec<ZeroT
     for (region, chunk) in &taken {
         regions[usize::from(*region)].put(u64::from(*chunk));
     }
-    // What no run touches but a neighbour's guess would meet.
+    // Chunks that no run touches, but that a prefetch of neighbours would fetch.
     for region in &mut regions {
         for _ in 0..region.nonzero_chunks() / 2 {
             region.put(random.random_range(0..u64::from(REGION_CHUNKS)));
@@ -128,7 +128,7 @@ pub fn workload(shape: &Shape, runs: usize, seed: u64) -> (ImageShape, Vec<ZeroT
     (image, traces)
 }
 
-/// Chunks that nothing else has, in runs of neighbours.
+/// Returns chunks that nothing else uses, in rows of neighbours.
 fn burst(random: &mut StdRng, taken: &mut BTreeSet<(u8, u32)>, chunks: u32) -> Vec<(u8, u32)> {
     let mut found = Vec::with_capacity(chunks as usize);
     while found.len() < chunks as usize {
@@ -144,7 +144,7 @@ fn burst(random: &mut StdRng, taken: &mut BTreeSet<(u8, u32)>, chunks: u32) -> V
     found
 }
 
-/// Touches at even times, a little shaken.
+/// Adds touches at even intervals, with some random variation.
 fn spread(
     random: &mut StdRng,
     accesses: &mut Vec<Timed>,

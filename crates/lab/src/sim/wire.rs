@@ -1,24 +1,24 @@
-//! The bottleneck of a link in virtual time: when the bytes that are put on it have passed.
+//! The bottleneck of a link in virtual time: computes when bytes that are put on it have passed.
 use crate::link::{MTU, Rate};
 
-/// A link as the simulator knows it.
+/// A link, as the simulator describes it.
 #[derive(Clone, Debug)]
 pub struct LinkSpec {
-    /// What it is called in figures.
+    /// Its name in figures.
     pub name: String,
     /// How fast bytes pass.
     pub rate: Rate,
-    /// From a request to the first byte of its answer on an idle link, in nanoseconds.
+    /// Time from a request to the first byte of its answer on an idle link, in nanoseconds.
     pub rtt_ns: u64,
 }
 
-/// One direction of a link. Bytes pass in the order in which they are put on it, one after another.
+/// One direction of a link. Bytes pass in the order in which they are put on it.
 #[derive(Clone, Debug)]
 pub struct Wire {
     rate: Rate,
     /// When the last byte put on it has passed.
     free_ns: u64,
-    /// Of a recorded link: the next moment that isn't used yet, and what the last used one can still carry.
+    /// On a recorded link: the next unused moment; the next field is what the last used one can still carry.
     next: u64,
     left: usize,
 }
@@ -26,14 +26,14 @@ pub struct Wire {
 /// When some bytes passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// The first one began to.
+    /// When the first byte began to pass.
     pub first_ns: u64,
-    /// The last one had.
+    /// When the last byte had passed.
     pub last_ns: u64,
 }
 
 impl Wire {
-    /// An idle link.
+    /// Makes an idle link.
     pub fn new(rate: Rate) -> Wire {
         Wire {
             rate,
@@ -43,7 +43,8 @@ impl Wire {
         }
     }
 
-    /// Puts `bytes` on the link at `ready_ns`, behind all that was put on it before. Costs O(log moments) on a recorded link.
+    /// Puts `bytes` on the link at `ready_ns`, after everything that was put on it before. Costs O(log moments) on a
+    /// recorded link.
     pub fn carry(&mut self, ready_ns: u64, bytes: usize) -> Passed {
         let start_ns = ready_ns.max(self.free_ns);
         let passed = match &self.rate {
@@ -114,7 +115,7 @@ mod tests {
         let ms = 1_000_000;
         let passed = wire.carry(0, 1600);
         assert_eq!((passed.first_ns, passed.last_ns), (10 * ms, 20 * ms));
-        // The second packet's rest and the third one, both at 20 ms.
+        // The rest of the second packet and the third one, both at 20 ms.
         assert_eq!(wire.carry(20 * ms, 2900).last_ns, 20 * ms);
         assert_eq!(wire.carry(20 * ms, 1).last_ns, 30 * ms);
         // The rest of the moment at 30 ms is gone by 31 ms; the loop starts over.
@@ -140,7 +141,7 @@ mod tests {
                 prop_assert!(passed.first_ns >= now.max(last) && passed.last_ns >= passed.first_ns);
                 last = passed.last_ns;
                 sent += bytes;
-                // All moments up to and with the last byte's.
+                // All moments up to and including that of the last byte.
                 let moments = trace.first_at(last + 1);
                 prop_assert!(sent <= moments as usize * MTU, "{sent} bytes in {moments} moments");
             }

@@ -1,15 +1,15 @@
-//! `boot`: from the disk to the login shell, and the first commands of somebody who looks around.
+//! `boot`: from the disk to the login shell, and the first commands of a user who looks around.
 use super::{Session, choose};
 use crate::guest::READY;
 use std::time::Duration;
 
-/// Under emulation, on a machine that does other things too.
+/// Longest boot under emulation, on a machine that does other things too.
 const BOOT_MAX: Duration = Duration::from_secs(300);
 const COMMAND_MAX: Duration = Duration::from_secs(60);
-/// Commands of one run.
+/// Number of commands in one run.
 const COMMANDS: usize = 3;
 
-/// What people type first.
+/// Commands that people type first.
 const FIRST: &[&str] = &[
     "systemctl --no-pager status | head -30",
     "ps aux | head -20",

@@ -1,4 +1,4 @@
-//! `floe-lab collect`: images, runs, traces, and what is known about them.
+//! `floe-lab collect`: makes images, runs workloads, and stores traces with a description of them.
 use super::convert;
 use super::session::Session;
 use super::{ALL, SHELL, Workload};
@@ -14,9 +14,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The machine that a workload runs in.
+/// The name of the machine in which a workload runs.
 const MACHINE: &str = "user";
-/// The node writes traces out more often than this.
+/// Longest time until the node has written out a trace.
 const WRITTEN_OUT: Duration = Duration::from_secs(1);
 
 /// Run scripted workloads in real guests and keep their traces
@@ -51,12 +51,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where images and machines shall be, if the user cares.
+    /// Returns the directory for images and machines, if the user has named one.
     pub fn work(&self) -> Option<&Path> {
         self.work.as_deref()
     }
 
-    /// Collects.
+    /// Collects the traces.
     pub fn run(&self, work: &Path) -> anyhow::Result<()> {
         let mut chosen: Vec<&Workload> = Vec::new();
         for name in &self.workload {
@@ -89,35 +89,35 @@ impl Arguments {
     }
 }
 
-/// What is known about a workload's traces (`meta.json` beside them).
+/// The description of a workload's traces (`meta.json` next to them).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Its name.
+    /// The workload's name.
     pub workload: String,
-    /// Chunks of the image that are not zero, by region.
+    /// Number of chunks of the image that are not zero, by region.
     pub image_nonzero_chunks: BTreeMap<String, u64>,
-    /// Mean bytes of an accessed chunk, compressed alone.
+    /// Mean size of an accessed chunk in bytes, compressed alone.
     pub wire_bytes_per_chunk: f64,
-    /// Seconds of each run, from the start of its trace to the end of what was done.
+    /// Seconds of each run, from the start of its trace to the end of its actions.
     pub run_s: Vec<f64>,
-    /// The whole image, each chunk once, as one zstd stream.
+    /// Bytes of the whole image, with equal chunks counted once, as one zstd stream.
     pub image_zstd_bytes: u64,
-    /// Accesses kept of each run.
+    /// Number of accesses stored for each run.
     pub accesses: Vec<u64>,
-    /// The regions' names by their number in the manifest, which traces use.
+    /// The regions' names, by the numbers in the manifest and in traces.
     #[serde(default)]
     pub regions: Vec<String>,
 }
 
 /// Runs workloads.
 pub struct Collector {
-    /// What runs.
+    /// The guest in which they run.
     pub guest: Guest,
-    /// Homes of nodes.
+    /// Directory of the nodes' homes.
     pub work: PathBuf,
-    /// Where the traces go.
+    /// Directory of the traces.
     pub out: PathBuf,
-    /// Where pictures of the screen go.
+    /// Directory of screenshots.
     pub screens: Option<PathBuf>,
 }
 
@@ -133,7 +133,7 @@ impl Collector {
         self.work.join("node")
     }
 
-    /// Runs a workload with these seeds; its directory gets a trace each and its `meta.json`.
+    /// Runs a workload with these seeds. Its directory gets one trace for each, and `meta.json`.
     pub fn collect(
         &self,
         workload: &Workload,
@@ -154,7 +154,7 @@ impl Collector {
             regions: content.regions(),
             ..Meta::default()
         };
-        // A collection that goes on keeps what it has, if it is of the same image.
+        // A continued collection keeps what it has, if that is of the same image.
         let about = dir.join("meta.json");
         if seeds.start > 0 && about.exists() {
             let old: Meta = serde_json::from_slice(&fs::read(&about)?)?;
@@ -194,7 +194,7 @@ impl Collector {
         Ok(meta)
     }
 
-    /// One run on a node of its own: its mount is new, so that the page cache hides nothing.
+    /// Does one run on a new node, whose new mount has nothing in the page cache that would hide touches.
     fn one(&self, workload: &Workload, content: &Content, seed: u32) -> anyhow::Result<Run> {
         let node = Node::demand_only(&self.home())?;
         node.run(&workload.stage.request(MACHINE), |_| {})?;

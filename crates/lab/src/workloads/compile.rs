@@ -1,5 +1,5 @@
-//! `compile`: a C project with make and gcc. People compile the same thing again and again, with other flags or another
-//! target: little variance.
+//! `compile`: a C project with make and gcc. People compile the same thing repeatedly, with other flags or another
+//! target, so there is little variance.
 use super::{Session, choose};
 use std::time::Duration;
 

@@ -1,12 +1,12 @@
-//! From the mount's trace of a machine to the trace that is kept.
+//! Converts the mount's trace of a machine to the trace that is stored.
 use floe_image::{Access, TraceHeader, TraceReader, TraceWriter};
 use std::collections::HashSet;
 
-/// How hard kept traces are compressed: they are written once and read often.
+/// Compression level of stored traces, which are written once and read often.
 const ZSTD_LEVEL: i32 = 19;
 
-/// The accesses of a trace up to `end_us`: in the order of time, each chunk once, zero chunks left out. An access is placed
-/// where its wait began; waits stay.
+/// Returns the accesses of a trace up to `end_us`: ordered by time, each chunk once, without zero chunks. The time of an
+/// access is when its wait began; waits are kept.
 pub fn accesses(
     trace: TraceReader<'_>,
     end_us: u64,
@@ -21,7 +21,7 @@ pub fn accesses(
     accesses
 }
 
-/// Microseconds in which at least one access waited: chunks of one read wait together.
+/// Returns the microseconds in which at least one access waited: chunks of one read wait at the same time.
 pub fn waited_us(accesses: &[Access]) -> u64 {
     let (mut waited, mut until) = (0, 0);
     for access in accesses {
@@ -32,7 +32,7 @@ pub fn waited_us(accesses: &[Access]) -> u64 {
     waited
 }
 
-/// A trace file, compressed.
+/// Returns a compressed trace file.
 pub fn encode(header: &TraceHeader, accesses: &[Access]) -> std::io::Result<Vec<u8>> {
     let mut writer = TraceWriter::new(Vec::new(), header)?;
     for access in accesses {

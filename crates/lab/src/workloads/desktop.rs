@@ -1,23 +1,24 @@
-//! `desktop`: a browser with a large manual, PDF files, small programs and games, all with mouse and keyboard.
+//! `desktop`: a browser with a large manual, PDF files, small programs and games, all used with mouse and keyboard.
 use super::{Session, choose};
 use rand::Rng;
 use rand::seq::SliceRandom;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Things done in one run.
+/// Number of tasks in one run.
 const TASKS: usize = 3;
-/// How often the guest looks for a program's window before its key is pressed again, and how often that is.
+/// Number of times that the guest looks for a program's window before its key is pressed again; then how often it is
+/// pressed.
 const OPEN_LOOKS: u32 = 25;
 const OPEN_TRIES: u32 = 4;
-/// A page or a click has been drawn after this.
+/// Time for a page or the effect of a click to be drawn.
 const DRAWN: Duration = Duration::from_millis(1800);
-/// Where a page's links are and where a puzzle's fields are, in points of the screen: a window that is alone stands in the
-/// upper left corner.
+/// Where a page's links and a puzzle's fields are, in pixels of the screen: a window that is alone is in the upper left
+/// corner.
 const PAGE: (Range<i64>, Range<i64>) = (60..640, 120..560);
 const PUZZLE: (Range<i64>, Range<i64>) = (30..160, 70..200);
 
-/// Where the browser goes, below the manual.
+/// Pages of the manual that the browser visits.
 const PAGES: &[&str] = &[
     "tutorial/index",
     "tutorial/classes",
@@ -66,7 +67,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     ];
     session.input.wake()?;
     tasks[1..].shuffle(&mut session.random);
-    // Everybody browses; when, and what else is done, differs.
+    // Every user browses; when, and what else is done, differs.
     let when = session.random.random_range(0..TASKS);
     tasks.swap(0, when);
     for task in &tasks[..TASKS] {
@@ -75,7 +76,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A minute at the desktop: two of its small programs.
+/// Uses two of the desktop's small programs for a minute.
 pub fn use_desktop(session: &mut Session) -> anyhow::Result<()> {
     let mut tasks = [
         calculate as fn(&mut Session) -> anyhow::Result<()>,
@@ -101,8 +102,8 @@ pub(super) fn alone(
     session.wait(DRAWN)
 }
 
-/// Starts a program by its key and waits until `window`, in the words of its class, is on the screen. A key that came while a
-/// menu or a window was closing is pressed again.
+/// Starts a program by its key and waits until a window of class `window` is on the screen. A key that was pressed while
+/// a menu or a window was closing is pressed again.
 fn open(session: &mut Session, key: &str, window: &str) -> anyhow::Result<()> {
     for _ in 0..OPEN_TRIES {
         session.input.press(&["ctrl", "alt", key])?;

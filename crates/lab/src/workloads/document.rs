@@ -23,7 +23,7 @@ const CLASSES: &[&str] = &["article", "report", "book"];
 const FONTS: &[&str] = &[
     "mathpazo", "mathptmx", "helvet", "bookman", "charter", "utopia",
 ];
-/// What becomes of the PDF file.
+/// Commands that convert the PDF file.
 const CONVERSIONS: &[&str] = &[
     "pdf2ps doc.pdf doc.ps",
     "gs -q -dBATCH -dNOPAUSE -sDEVICE=pnggray -r50 -dLastPage=3 -sOutputFile=page%d.png doc.pdf",
@@ -42,7 +42,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     );
     session.shell(&make, STEP_MAX)?;
     for _ in 0..2 {
-        // A letter that a font lacks is an error to TeX, the document is there all the same.
+        // TeX reports an error if a font lacks a letter, but it writes the document anyway.
         session.try_shell("pdflatex -interaction=batchmode doc.tex", STEP_MAX)?;
     }
     session.shell("test -s doc.pdf", STEP_MAX)?;

@@ -1,17 +1,17 @@
-//! `game`: a shooter. Somebody starts one of two games, is taken through some of its 36 or 32 levels, runs around and shoots at
-//! random: other maps, textures, sounds and monsters each time.
+//! `game`: a shooter. The player starts one of two games, is taken to some of its 36 or 32 levels, runs around and shoots
+//! at random, so that maps, textures, sounds and monsters differ each time.
 use super::{Session, choose};
 use rand::Rng;
 use std::time::Duration;
 
-/// Levels that one run visits.
+/// Number of levels in one run.
 const LEVELS: usize = 9;
-/// Actions in a level.
+/// Number of actions in a level.
 const ACTIONS: usize = 5;
-/// A level is loaded and drawn after this.
+/// Time for a level to be loaded and drawn.
 const LOAD: Duration = Duration::from_millis(2500);
 
-/// Keys and how often they are chosen.
+/// Keys and their relative frequencies.
 const KEYS: &[(&[&str], u32)] = &[
     (&["up"], 5),
     (&["up", "shift"], 5),
@@ -27,9 +27,9 @@ const KEYS: &[(&[&str], u32)] = &[
     (&["3"], 1),
 ];
 
-/// The keys that lead to some level.
+/// Returns the keys that lead to a random level.
 type Cheat = fn(&mut Session) -> String;
-/// A game and the cheat that leads to a level.
+/// A game and its cheat.
 pub(super) type Game = (&'static str, Cheat);
 
 /// Both games.
@@ -51,7 +51,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     play(session, game, LEVELS)
 }
 
-/// Starts a game and visits so many levels.
+/// Starts a game and visits this many levels.
 pub(super) fn play(
     session: &mut Session,
     (game, level): &Game,
@@ -68,7 +68,7 @@ pub(super) fn play(
         let cheat = level(session);
         session.input.text(&cheat)?;
         session.wait(LOAD)?;
-        // A player who can't die goes on, and sees every weapon.
+        // A player who can't die continues, and sees every weapon.
         for cheat in ["iddqd", "idkfa"] {
             session.input.text(cheat)?;
         }

@@ -1,4 +1,4 @@
-//! A keyboard and a mouse: QEMU's `input-send-event` over the machine's spare QMP socket.
+//! A keyboard and a mouse, with QEMU's `input-send-event` over the machine's spare QMP socket.
 use anyhow::Context;
 use floe_machine::qmp::Qmp;
 use serde_json::{Value, json};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 /// How long a key or a button is held down.
 const PRESS: Duration = Duration::from_millis(40);
-/// What QEMU says of input to a paused machine.
+/// QEMU's error for input to a paused machine.
 const PAUSED: &str = "VM not running";
-/// Longest pause that a user waits for.
+/// Longest pause of a machine for which a user waits.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A guest that was resumed has its keyboard again after this.
+/// Time until a resumed guest has its keyboard again.
 const WAKE: Duration = Duration::from_secs(2);
-/// The pointer moves in steps of at most so many points, as a PS/2 mouse tells them.
+/// Largest step of the pointer, in the units of a PS/2 mouse.
 const STEP: i64 = 100;
-/// Further than any screen is wide.
+/// More than the width of any screen.
 const CORNER: i64 = 2000;
 
 /// A guest's keyboard and mouse.
@@ -25,25 +25,25 @@ pub struct Input {
 }
 
 impl Input {
-    /// On a machine's second QMP socket.
+    /// Connects to a machine's second QMP socket.
     pub fn connect(socket: &Path) -> anyhow::Result<Input> {
         let qmp = Qmp::connect(socket, None, |_| {})
             .with_context(|| format!("cannot use {}", socket.display()))?;
         Ok(Input { qmp })
     }
 
-    /// A QMP command whose answer does not matter.
+    /// Runs a QMP command whose answer is not needed.
     pub fn execute(&self, command: &str, arguments: Value) -> anyhow::Result<()> {
         self.qmp.execute(command, arguments)?;
         Ok(())
     }
 
-    /// Why the machine is gone, if it is.
+    /// Returns why the machine is gone; `None` if it is there.
     pub fn closed(&self) -> Option<String> {
         self.qmp.closed()
     }
 
-    /// While a machine is paused to buffer it takes no input, and a user waits.
+    /// Sends input events. A machine that is paused for buffering accepts no input, so this waits like a user.
     fn send(&self, events: Vec<Value>) -> anyhow::Result<()> {
         let until = Instant::now() + PAUSE_MAX;
         loop {
@@ -65,7 +65,7 @@ impl Input {
         ])
     }
 
-    /// Presses these keys together, for so long.
+    /// Presses these keys together, for this long.
     pub fn hold(&self, names: &[&str], long: Duration) -> anyhow::Result<()> {
         for name in names {
             self.key(name, true)?;
@@ -77,12 +77,12 @@ impl Input {
         Ok(())
     }
 
-    /// Presses these keys together, shortly.
+    /// Presses these keys together for a short time.
     pub fn press(&self, names: &[&str]) -> anyhow::Result<()> {
         self.hold(names, PRESS)
     }
 
-    /// A key that means nothing, and some time: the first one after a resume may be lost.
+    /// Presses a key without effect and waits, because the first key after a resume may be lost.
     pub fn wake(&self) -> anyhow::Result<()> {
         self.press(&["shift"])?;
         std::thread::sleep(WAKE);
@@ -114,7 +114,7 @@ impl Input {
         Ok(())
     }
 
-    /// Puts the pointer on a point of the screen: into the corner, then from there.
+    /// Moves the pointer to a point of the screen: into the corner first, and from there.
     pub fn point(&self, x: i64, y: i64) -> anyhow::Result<()> {
         self.slide(-CORNER, -CORNER)?;
         self.slide(x, y)

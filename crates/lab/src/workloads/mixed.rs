@@ -1,10 +1,11 @@
-//! `mixed`: an evening at the computer. Three of eight things that share little (games, films, a manual, a compiler, TeX,
-//! Ghostscript) in any order: what one evening touches says little about the next, the workload of high variance.
+//! `mixed`: an evening at the computer: three of eight activities that share little (games, films, a manual, a compiler,
+//! TeX, Ghostscript), in any order. What one evening touches says little about the next: this is the workload of high
+//! variance.
 use super::{Session, desktop, game, playback};
 use rand::seq::SliceRandom;
 use std::time::Duration;
 
-/// Things done in one run.
+/// Number of activities in one run.
 const TASKS: usize = 3;
 const STEP_MAX: Duration = Duration::from_secs(200);
 

@@ -1,12 +1,13 @@
-//! What a user does in a guest, scripted, and the traces of it: `floe-lab collect`.
+//! Scripts of what a user does in a guest, and the recording of traces: `floe-lab collect`.
 //!
-//! Each workload has a file that says, for a seed, what is typed, clicked and waited for. A workload starts from an image
-//! captured when the guest stands at its [`Stage`]; the images are made once, each from the one before. Every run has a
-//! node of its own: the kernel keeps the pages of an image that an earlier machine touched, and touches of such pages are
-//! not seen by the mount, so its trace would lack them. The node fetches nothing ahead, so that all of a trace is the
-//! machine's own doing.
+//! Each workload has a file that determines from a seed what is typed, clicked and waited for. A workload starts from an
+//! image that was captured when the guest was at its [`Stage`]; the images are made once, each from the previous one.
+//! Every run has a new node: the kernel caches the pages of an image that an earlier machine touched, and the mount does
+//! not see touches of such pages, so they would be missing in the trace. The node fetches nothing ahead, so that a trace
+//! has only the machine's own accesses.
 //!
-//! What is kept (`convert`): first accesses in the order of time without those to zero chunks, which never travel.
+//! What is stored (see `convert`): first accesses ordered by time, without those of zero chunks, which are never
+//! transferred.
 
 mod boot;
 mod collect;
@@ -28,15 +29,15 @@ pub use desktop::use_desktop;
 pub use session::Session;
 pub use stage::Stage;
 
-/// Something that users do.
+/// An activity of users.
 pub struct Workload {
-    /// Its name, and its directory's among the traces.
+    /// Its name, and the name of its directory in the traces.
     pub name: &'static str,
-    /// In one line.
+    /// Its description in one line.
     pub about: &'static str,
-    /// Where it starts.
+    /// The stage at which it starts.
     pub stage: Stage,
-    /// Runs that are collected unless the user says otherwise.
+    /// Default number of runs to collect.
     pub count: u32,
     /// Drives the guest through one run.
     pub run: fn(&mut Session) -> anyhow::Result<()>,
@@ -102,7 +103,7 @@ pub const ALL: &[Workload] = &[
     },
 ];
 
-/// A few commands in any guest with a shell, asked for by name only: shows that collecting works.
+/// Some commands in any guest with a shell, which runs only if it is named: shows that collecting works.
 pub const SHELL: Workload = Workload {
     name: "shell",
     about: "some commands of a shell",
@@ -111,7 +112,7 @@ pub const SHELL: Workload = Workload {
     run: shell::run,
 };
 
-/// One of several, by the workload's own chance.
+/// Returns one of several, chosen by the session's random numbers.
 fn choose<'a, T>(session: &mut Session, among: &'a [T]) -> &'a T {
     use rand::Rng;
     &among[session.random.random_range(0..among.len())]

@@ -1,14 +1,14 @@
-//! `playback`: a video player draws a clip on the screen at its pace; somebody seeks, pauses, and changes the speed.
+//! `playback`: a video player shows a clip at its normal speed; the viewer seeks, pauses, and changes the speed.
 use super::{Session, choose};
 use rand::Rng;
 use std::time::Duration;
 
 const CLIPS: &[&str] = &["zoom", "pattern", "cells"];
-/// Until the first picture.
+/// Time until the first picture.
 const START: Duration = Duration::from_secs(8);
-/// Between two things that the viewer does.
+/// Seconds between two actions of the viewer.
 const WATCH_S: std::ops::Range<u64> = 5..9;
-/// What the viewer does in one run, the first being to watch.
+/// Number of the viewer's actions in one run; the first one is to watch.
 const ACTS: usize = 5;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -17,7 +17,7 @@ pub(super) fn run(session: &mut Session) -> anyhow::Result<()> {
     watch(session, clip, ACTS)
 }
 
-/// Plays a clip, does so many things with it, and ends the player.
+/// Plays a clip, does this many actions, and ends the player.
 pub(super) fn watch(session: &mut Session, clip: &str, acts: usize) -> anyhow::Result<()> {
     session.shell(
         "trap '' PIPE; rm -f /run/player; mkfifo /run/player",

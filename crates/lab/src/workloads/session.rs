@@ -1,4 +1,4 @@
-//! One running guest as a workload sees it: a shell on the serial line, a keyboard, a mouse.
+//! One running guest, as a workload uses it: a shell on the serial line, a keyboard, a mouse.
 use super::input::Input;
 use crate::experiments::live::Node;
 use anyhow::{Context, bail};
@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 
 /// How long one read of the console waits.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// One look for a window may take so long, behind a slow link.
+/// Time limit for one search for a window, behind a slow link.
 const LOOK_MAX: Duration = Duration::from_secs(20);
 /// How often the guest looks for the window of a program that was started, under emulation.
 const START_LOOKS: u32 = 60;
-/// A program may take so long to end.
+/// Longest time for a program to end.
 const END_MAX: Duration = Duration::from_secs(200);
-/// What the console said is remembered up to this length, bytes.
+/// Most bytes of the console's output that are remembered.
 const SEEN_MAX: usize = 64 << 10;
 
 /// A guest that is being used.
 pub struct Session {
     /// Its keyboard and mouse.
     pub input: Input,
-    /// All chance of a workload comes from here.
+    /// The random numbers for all decisions of a workload.
     pub random: StdRng,
     console: UnixStream,
     seen: String,
@@ -33,7 +33,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Takes over a machine's console and input. The same `seed` gives the same user.
+    /// Connects to a machine's console and input. The same `seed` yields the same behaviour.
     pub fn attach(node: &Node, machine: &str, seed: u64) -> anyhow::Result<Session> {
         let socket = node.client.console(machine)?.socket;
         let console = UnixStream::connect(&socket)
@@ -51,7 +51,7 @@ impl Session {
         })
     }
 
-    /// Waits until the console says `word` (after the last thing that was waited for). Returns what it said before.
+    /// Waits until the console prints `word`, after the last word that was awaited. Returns what it printed before.
     pub fn expect(&mut self, word: &str, patience: Duration) -> anyhow::Result<String> {
         let until = Instant::now() + patience;
         let mut buffer = [0; 4096];
@@ -86,10 +86,10 @@ impl Session {
         Ok(writeln!(self.console, "{line}")?)
     }
 
-    /// Types a line into the shell and waits until it has been carried out. Returns its exit status.
+    /// Types a line into the shell and waits until it was executed. Returns its exit status.
     pub fn try_shell(&mut self, line: &str, patience: Duration) -> anyhow::Result<String> {
         self.asked += 1;
-        // The shell calculates: the terminal's echo of the line does not contain the answer.
+        // The shell calculates the answer, so the terminal's echo of the line does not contain it.
         let number = self.asked;
         self.type_line(&format!("{line}; echo floe-$((1000 + {number}))=$?."))?;
         self.expect(&format!("floe-{}=", 1000 + number), patience)?;
@@ -104,8 +104,8 @@ impl Session {
         }
     }
 
-    /// Waits until a program's window is there and has the keyboard; `class` is a part of the window's class. The guest looks
-    /// so many times, a second apart; false if there is none then.
+    /// Waits until a program's window exists and has the keyboard; `class` is a part of the window's class. The guest
+    /// looks `looks` times, once a second. Returns false if there is no such window then.
     pub fn window(&mut self, class: &str, looks: u32) -> anyhow::Result<bool> {
         let active = "xprop -id $(xprop -root _NET_ACTIVE_WINDOW | sed 's/.*# //') WM_CLASS";
         let seen = format!(
@@ -121,12 +121,12 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the program that was started last: the shell that started it ends it.
+    /// Ends the program that was started last, through the shell that started it.
     pub fn end_started(&mut self) -> anyhow::Result<()> {
         self.try_shell("kill $!; wait", END_MAX).map(drop)
     }
 
-    /// Lets the guest go on for so long.
+    /// Lets the guest run for this long.
     pub fn wait(&mut self, long: Duration) -> anyhow::Result<()> {
         std::thread::sleep(long);
         match self.input.closed() {

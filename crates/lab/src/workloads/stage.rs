@@ -1,32 +1,32 @@
-//! The moments of a guest's life at which workloads start, each an image that is captured from a machine of the one before.
+//! The stages of a guest at which workloads start. Each is an image that is captured from a machine of the previous one.
 use super::session::Session;
 use crate::experiments::live::Node;
 use crate::guest::{Guest, READY};
 use floe_api::{RunRequest, Wait};
 use std::time::Duration;
 
-/// The machine that images are captured from.
+/// The name of the machine from which images are captured.
 const MAKER: &str = "maker";
 /// Memory of the guest, bytes.
 const MEMORY: u64 = 512 << 20;
-/// How long a guest may take to its shell or screen under emulation, on a machine that does other things too.
+/// Longest time for a guest to reach its shell or screen under emulation, on a machine that does other things too.
 const START_MAX: Duration = Duration::from_secs(400);
-/// What a guest that has just started still does by itself is over after this.
+/// Time for a guest that has just started to finish what it does by itself.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// Where a workload starts.
+/// The point at which a workload starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// The disk, as it was built.
     Disk,
-    /// Booted, with a shell on the serial line.
+    /// The booted guest, with a shell on the serial line.
     Shell,
-    /// The window manager is there, no window is open.
+    /// The window manager runs, and no window is open.
     Screen,
 }
 
 impl Stage {
-    /// The image's name on the node.
+    /// Returns the image's name on the node.
     pub fn image(self) -> &'static str {
         match self {
             Stage::Disk => "lab-disk",
@@ -35,7 +35,7 @@ impl Stage {
         }
     }
 
-    /// The stage that it is made from.
+    /// Returns the stage from which this one is made.
     fn before(self) -> Option<Stage> {
         match self {
             Stage::Disk => None,
@@ -44,7 +44,7 @@ impl Stage {
         }
     }
 
-    /// What is asked of a node to start a machine here.
+    /// Returns the request that starts a machine at this stage.
     pub fn request(self, machine: &str) -> RunRequest {
         RunRequest {
             image: self.image().into(),
@@ -55,7 +55,7 @@ impl Stage {
         }
     }
 
-    /// Makes the image unless the node has it, and those before it.
+    /// Makes the image, and those before it, unless the node has it.
     pub fn prepare(self, node: &Node, guest: &Guest) -> anyhow::Result<()> {
         if node.client.image(self.image()).is_ok() {
             return Ok(());
@@ -74,13 +74,13 @@ impl Stage {
         node.remove(MAKER)
     }
 
-    /// From the stage before to this one.
+    /// Leads a guest from the previous stage to this one.
     fn reach(self, session: &mut Session) -> anyhow::Result<()> {
         match self {
             Stage::Disk => Ok(()),
             Stage::Shell => {
                 session.expect(READY, START_MAX)?;
-                // A guest without systemd has nothing to wait for; one with a failed unit is as good.
+                // A guest without systemd need not be waited for; a failed unit does not matter.
                 session.try_shell("systemctl is-system-running --wait", START_MAX)?;
                 Ok(())
             }

@@ -1,9 +1,11 @@
-//! A block device that remembers every write and flush, in their order, and what it holds after a power cut at any of them.
+//! A block device that records every write and flush in order, and can show what it would hold after a power cut at any
+//! of them.
 //!
-//! It is a file of a FUSE file system of our own, with a loop device on it: whatever the kernel's real ext4 or xfs sends to its disk
-//! comes here (data, journal, mmap'ed pages that were written back), which is what dm-log-writes would record where a kernel has it. So no
-//! model of a file system is needed: what a rename or a truncation leaves is decided by the real one, when it mounts what is left.
-//! Recording the calls of the processes instead (a passthrough file system, strace) would have to guess that.
+//! It is a file in this test's own FUSE file system, with a loop device on it: everything that the kernel's real ext4 or
+//! xfs sends to its disk arrives here (data, journal, mmap'ed pages that were written back), as dm-log-writes would
+//! record it if the kernel had that. So no model of a file system is needed: the real one decides what a rename or a
+//! truncation leaves, when it mounts the remains. Recording the processes' calls instead (a passthrough file system,
+//! strace) would require guessing that.
 use super::abi::{self, Attr, FATTR_SIZE, IN_HEADER_BYTES, init, op};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -18,46 +20,47 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// What a disk writes in one go: a write that was not flushed may be there in parts of this size.
+/// Bytes that a disk writes atomically: parts of this size of an unflushed write may survive.
 const SECTOR: usize = 512;
-/// The one file of the file system is its root.
+/// The only file of the file system is its root.
 const ROOT: u64 = 1;
 /// Longest write that the kernel may send at once.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
-/// One thing that came.
+/// A recorded operation.
 #[derive(Clone)]
 pub enum Op {
-    /// Bytes at an offset.
+    /// Bytes written at an offset.
     Write(u64, Arc<[u8]>),
-    /// Zeroes at an offset, so many.
+    /// Zeros written at an offset, and their number.
     Zero(u64, u64),
-    /// All before it is durable.
+    /// Everything before is durable.
     Flush,
 }
 
-/// Everything that came, in its order.
+/// All recorded operations, in order.
 #[derive(Default)]
 pub struct Log {
     pub ops: Vec<Op>,
 }
 
 struct Disk {
-    /// What it holds now.
+    /// The current content.
     file: File,
     bytes: u64,
     log: Arc<Mutex<Log>>,
 }
 
 impl Disk {
-    /// Answers the kernel until it is unmounted. One request after the other: the log's order is the disk's.
+    /// Answers the kernel until the file system is unmounted, one request after the other, so that the log has the disk's
+    /// order.
     fn serve(&self, mut device: File) {
         let mut request = vec![0; WRITE_BYTES_MAX + 4096];
         loop {
             let length = match device.read(&mut request) {
                 Ok(length) => length,
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
-                Err(_) => continue, // taken back, or interrupted
+                Err(_) => continue, // the request was withdrawn, or the read interrupted
             };
             let Some((header, body)) = abi::parse(&request[..length]) else {
                 panic!("{length} bytes are no request of {IN_HEADER_BYTES} bytes and more");
@@ -119,7 +122,7 @@ impl Disk {
                 self.log.lock().ops.push(Op::Write(at, data.into()));
                 Ok(abi::Out::default().u32(data.len() as u32).u32(0).0)
             }
-            // what a loop device makes of a discard or of zeroes to be written
+            // the loop device sends this for a discard or for zeros
             op::FALLOCATE => {
                 let (at, bytes, mode) = abi::parse_fallocate(body).ok_or(libc::EPROTO)?;
                 if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) as u32 == 0 {
@@ -146,7 +149,7 @@ fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
     Ok(fallocate(file, flags, at, bytes)?)
 }
 
-/// Runs a tool of the host; its output.
+/// Runs a tool of the host and returns its output.
 pub fn tool(program: &str, arguments: &[&OsStr]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output
@@ -184,7 +187,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// The one that is in a file.
+    /// Mounts the file system that is in a file.
     pub fn new(file: &Path, dir: &Path) -> Mounted {
         Mounted::of(Loop::new(file), dir)
     }
@@ -205,18 +208,18 @@ impl Drop for Mounted {
     }
 }
 
-/// The recording device with a fresh file system on it.
+/// The recording device with a new file system on it.
 pub struct Recorder {
     log: Arc<Mutex<Log>>,
     bytes: u64,
-    /// Where it shows as a file.
+    /// The path at which it appears as a file.
     shown: PathBuf,
     mounted: Option<Mounted>,
     server: Option<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// `kind` is `ext4` or `xfs`.
+    /// Makes a recorder; `kind` is `ext4` or `xfs`.
     pub fn new(scratch: &Path, kind: &str, bytes: u64) -> Recorder {
         let (backing, shown) = (scratch.join("backing"), scratch.join("shown"));
         File::create(&shown).unwrap();
@@ -264,7 +267,7 @@ impl Recorder {
         recorder
     }
 
-    /// Where the file system is mounted.
+    /// Returns the mount point of the file system.
     pub fn dir(&self) -> &Path {
         &self
             .mounted
@@ -273,12 +276,12 @@ impl Recorder {
             .dir
     }
 
-    /// How much has come so far: a place in the log.
+    /// Returns the number of operations so far: a place in the log.
     pub fn at(&self) -> usize {
         self.log.lock().ops.len()
     }
 
-    /// Ends it; what was recorded.
+    /// Ends the recording and returns what was recorded.
     pub fn end(mut self) -> Replay {
         self.stop();
         Replay {
@@ -302,25 +305,25 @@ impl Drop for Recorder {
     }
 }
 
-/// What is kept of the writes that were not flushed before a cut.
+/// What survives of the writes that were not flushed before a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// None: only what was flushed.
+    /// Nothing: only what was flushed.
     Nothing,
     /// All of them.
     Everything,
-    /// Each sector of them by chance, from this seed.
+    /// Each of their sectors or not, at random from this seed.
     Some(u64),
 }
 
-/// What was recorded.
+/// A recording that can be replayed.
 pub struct Replay {
     pub ops: Vec<Op>,
     bytes: u64,
 }
 
 impl Replay {
-    /// What the disk holds after a cut behind the first `cut` operations.
+    /// Writes to `to` what the disk would hold after a cut behind the first `cut` operations.
     pub fn cut(&self, cut: usize, kept: Kept, to: &Path) {
         let file = File::options()
             .create(true)
@@ -355,7 +358,7 @@ impl Replay {
         }
     }
 
-    /// Places right behind a flush.
+    /// Returns the places directly behind each flush.
     pub fn flushes(&self) -> Vec<usize> {
         let flushes = self
             .ops

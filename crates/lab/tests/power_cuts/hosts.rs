@@ -1,4 +1,4 @@
-//! A node and a hub as processes, with all their state in one directory.
+//! A node and a hub as processes, with all of their state in one directory.
 use floe_api::client::Client;
 use floe_lab::experiments::hammer::world;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 struct Served(Child);
 
 impl Served {
-    /// Starts it with a log of its own; returns the rest of the line that says that it is ready.
+    /// Starts the process with its own log. Returns the rest of the line in which it reports that it is ready.
     fn start(arguments: &[&std::ffi::OsStr], log: &Path) -> Result<(Served, String), String> {
         let _ = std::fs::remove_file(log);
         let log_file = std::fs::File::options()
@@ -48,7 +48,7 @@ impl Drop for Served {
     }
 }
 
-/// Both, until dropped.
+/// A node and a hub that run until this is dropped.
 pub struct Hosts {
     pub home: PathBuf,
     pub hub_url: String,
@@ -58,7 +58,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// With their state in `dir`. The error says which did not start, and why.
+    /// Starts both with their state in `dir`. The error says which did not start, and why.
     pub fn start(dir: &Path, logs: &Path) -> Result<Hosts, String> {
         use std::os::unix::fs::PermissionsExt;
         let (home, hub_dir) = (dir.join("node"), dir.join("hub"));
@@ -102,7 +102,7 @@ impl Drop for Hosts {
     }
 }
 
-/// Ends what a node that did not start has left: its supervisor. The disk below it is to be unmounted.
+/// Ends the supervisor of a node that did not start, so that the disk below can be unmounted.
 pub fn end_leftovers(home: &Path) {
     for (pid, _) in world::processes_with(home) {
         world::kill(pid);

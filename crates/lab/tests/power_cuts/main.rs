@@ -1,10 +1,11 @@
-//! Power cuts under a node and a hub: all writes of all their files are recorded below a real ext4 and a real xfs, and after a cut at
-//! any of them the same programs start again on what is left, have what they acknowledged, and show nothing that is half written.
+//! Power cuts under a node and a hub: all writes to all of their files are recorded below a real ext4 and a real xfs.
+//! After a cut at any of them, the same programs must start on what is left, have everything that they acknowledged, and
+//! show nothing incomplete.
 //!
-//! What a cut keeps of the writes that were not flushed is nothing, everything, or some sectors of them, by chance. Each promise is cut at
-//! right where it was acknowledged, with nothing kept; further cuts are sampled: `FLOE_POWER_CUTS` says how many (default 12 for each file
-//! system), `FLOE_POWER_CUTS_SEED` which.
-// The kernel's protocol, as the mount speaks it.
+//! Of the writes that were not flushed, a cut keeps nothing, everything, or random sectors. Each promise is tested with a
+//! cut directly after it was acknowledged, with nothing kept; further cuts are sampled: `FLOE_POWER_CUTS` says how many
+//! (default 12 for each file system), `FLOE_POWER_CUTS_SEED` which.
+// The kernel's protocol, shared with the mount.
 #[allow(dead_code)]
 #[path = "../../../mount/src/abi.rs"]
 mod abi;
@@ -18,7 +19,7 @@ use rand::{Rng, SeedableRng};
 use std::path::Path;
 use work::{Fact, Promise};
 
-/// Size of the recorded disk: xfs wants 300 MB.
+/// Size of the recorded disk in bytes: xfs needs 300 MB.
 const DISK_BYTES: u64 = 512 << 20;
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -26,7 +27,7 @@ fn number(variable: &str, default: u64) -> u64 {
     value.map_or(default, |value| value.parse().expect(variable))
 }
 
-/// Where it is cut, and what is kept: at each promise, then wherever chance says.
+/// Returns where to cut and what to keep: at each promise, then at random places.
 fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usize, Kept)> {
     let mut cuts: Vec<(usize, Kept)> = promises
         .iter()
@@ -38,7 +39,7 @@ fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usi
         .map_or(1, |promise| promise.from.min(replay.ops.len() - 1));
     let flushes = replay.flushes();
     for _ in 0..more {
-        // half of them right before or behind a flush, where one write more or less decides
+        // half of them directly before or after a flush, where one write more or less matters
         let anywhere = random.random_range(first / 2..=replay.ops.len());
         let near = flushes[random.random_range(0..flushes.len())]
             .saturating_sub(random.random_range(0..2));

@@ -1,4 +1,4 @@
-//! What a node and a hub do while their writes are recorded, and what they promised at which place of the log.
+//! What a node and a hub do while their writes are recorded, and what they have promised at which place in the log.
 use super::device::Recorder;
 use super::hosts::Hosts;
 use floe_api::*;
@@ -9,21 +9,21 @@ use std::path::Path;
 /// Something that was acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
-    /// The node has an image of this name and id.
+    /// The node has an image with this name and id.
     Image(String, String),
-    /// The node has none of this name.
+    /// The node has no image with this name.
     NoImage(String),
-    /// The hub has an image of this id, under this name.
+    /// The hub has an image with this id, under this name.
     Published(String, String),
-    /// The hub has none of this name.
+    /// The hub has no image with this name.
     Unpublished(String),
-    /// The node has a machine.
+    /// The node has a machine with this name.
     Machine(String),
-    /// It has none of this name.
+    /// The node has no machine with this name.
     NoMachine(String),
 }
 
-/// A fact that holds from one place of the log to another.
+/// A fact that must hold from one place in the log to another.
 #[derive(Clone, Debug)]
 pub struct Promise {
     pub fact: Fact,
@@ -39,7 +39,7 @@ pub struct Promises<'a> {
 }
 
 impl Promises<'_> {
-    /// It was just acknowledged.
+    /// Records that a fact was just acknowledged.
     fn holds(&mut self, fact: Fact) {
         let from = self.recorder.at();
         self.all.push(Promise {
@@ -49,7 +49,7 @@ impl Promises<'_> {
         });
     }
 
-    /// A call that ends it is about to be made.
+    /// Records that a call which ends a fact is about to be made.
     fn ends(&mut self, fact: &Fact) {
         let now = self.recorder.at();
         let promise = self
@@ -60,7 +60,7 @@ impl Promises<'_> {
     }
 }
 
-/// Bytes that do not compress, the same ones for a seed.
+/// Returns bytes that do not compress, the same ones for the same seed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     use rand::{RngCore, SeedableRng};
     let mut data = vec![0; bytes];
@@ -95,12 +95,12 @@ fn push(hosts: &Hosts, image: &str) {
         .unwrap();
 }
 
-/// What the hub calls a local image.
+/// Returns the hub's name of a local image.
 fn full(name: &str) -> String {
     format!("{name}:latest")
 }
 
-/// All of it: images, names, a machine, a capture, and what removes them.
+/// Does everything: images, names, a machine, a capture, and their removal.
 pub fn run(recorder: &Recorder, scratch: &Path) -> Vec<Promise> {
     let hosts = Hosts::start(recorder.dir(), scratch).unwrap();
     let mut promises = Promises {
@@ -222,7 +222,7 @@ pub fn check(dir: &Path, logs: &Path, facts: &[&Fact]) -> Vec<String> {
             wrong.push(format!("acknowledged, but not so: {fact:?}"));
         }
     }
-    // nothing half written is to be seen: what is listed is whole
+    // nothing incomplete may be visible: everything that is listed is whole
     for image in &images {
         match node
             .verify_image(&image.id)
@@ -253,7 +253,7 @@ pub fn check(dir: &Path, logs: &Path, facts: &[&Fact]) -> Vec<String> {
     for image in &published {
         let id = image.id.parse().unwrap();
         let to = Destination::Repository(&repository, None);
-        // each chunk is checked against the image's id on its way
+        // each chunk is checked against the image's id during the transfer
         if let Err(error) = pull(source.as_ref(), &id, to, &PullOptions::default(), &|_| ()) {
             wrong.push(format!(
                 "the hub's {:?} cannot be pulled: {error}",

@@ -1,22 +1,23 @@
-//! What a guest, or a foreign disk image, can make QEMU's programs reach: nothing of the host beyond what was agreed.
+//! Limits what a guest, or a foreign disk image, can make QEMU's programs reach on the host.
 //!
-//! QEMU's user network (libslirp) opens ordinary sockets of the host for its guest. 10.0.2.2 becomes 127.0.0.1, fec0::2 becomes
-//! ::1, and a link-local address stays what it is, with whatever the cloud tells there. QEMU has no option against that. What
-//! was weighed:
+//! QEMU's user network (libslirp) opens ordinary sockets of the host for its guest. 10.0.2.2 becomes 127.0.0.1, fec0::2
+//! becomes ::1, and a link-local address stays what it is, such as that of the cloud's metadata service. QEMU has no
+//! option against that. The alternatives:
 //!
 //! | way | why (not) |
 //! | --- | --- |
-//! | a library in QEMU that stands before `connect` and `sendto` | **chosen**: needs no rights, no other process, no state outside of QEMU: it holds where the node is not root, after the node has died, and in machines that were restored or adopted |
+//! | a library in QEMU that replaces `connect` and `sendto` | **chosen**: needs no privileges, no other process, no state outside of QEMU: it works if the node is not root, after the node has died, and in machines that were restored or adopted |
 //! | nftables by QEMU's user id | root only, and a forwarded port's answers to 127.0.0.1 need connection tracking of all of the host's loopback |
-//! | a program of BPF on a control group | root only, and a group for each machine |
-//! | the kernel asking another process (seccomp notification) | that process must live as long as QEMU and be in the way of every datagram |
+//! | a BPF program on a control group | root only, and a group for each machine |
+//! | the kernel asking another process (seccomp notification) | that process must live as long as QEMU, and every datagram must wait for it |
 //! | a network namespace | root or user namespaces; forwarded ports and the host's routes would have to be rebuilt inside |
 //!
-//! It holds a *guest*. A QEMU that its guest has taken over can make the system calls itself; that one is held by its own user
-//! and QEMU's own sandbox, and can reach what any local user can reach.
+//! It confines a *guest*. A QEMU that its guest has taken over can make the system calls itself; that one is confined by
+//! its own user and QEMU's own sandbox, and can reach what any local user can reach.
 //!
-//! The library (`preload.rs`, its decisions in `rules.rs`) is compiled by `build.rs`, embedded here, and given to the program as a
-//! sealed file in memory. A QEMU that runs without it (linked statically, say) is ended at once: see `is_in`.
+//! The library (`preload.rs`, its decisions in `rules.rs`) is compiled by `build.rs`, embedded here, and given to the
+//! program as a sealed file in memory. A QEMU that runs without it (because it is linked statically, say) is ended at
+//! once: see `is_in`.
 
 #[allow(dead_code, reason = "the guard is what decides by them")]
 mod rules;
@@ -32,30 +33,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::Mapping;
 
-/// The library.
+/// The compiled library.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guard.so"));
 /// Its name in the list of a process's mappings.
 const NAME: &str = "floe-guard";
-/// Most ports that are named one by one.
+/// Most ports that can be listed.
 const PORTS_MAX: usize = 64;
-/// Most bytes of the console's log in use. The one before it has as many, so that a machine's console takes twice this.
+/// Largest size of the current console log, in bytes. The log before it is as large, so that a console takes up to twice
+/// this.
 pub const CONSOLE_LOG_BYTES: u64 = 4 << 20;
 
-/// What a guest on the user network reaches of its host: its loopback addresses, link-local addresses, and the metadata service of
-/// its cloud. All other destinations are open to it, and so is the host's resolver.
+/// What a guest on the user network can reach of its host's loopback addresses, of link-local addresses, and of its
+/// cloud's metadata service. All other destinations are open to it, and so is the host's resolver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum HostAccess {
     /// Nothing.
     #[default]
     None,
-    /// Everything.
+    /// All ports.
     All,
-    /// These ports.
+    /// Only these ports.
     Ports(Vec<u16>),
 }
 
-/// In words of the guard and of the machine's record: `none`, `all`, or `80,443`.
+/// The form that the guard and the machine's record use: `none`, `all`, or `80,443`.
 impl fmt::Display for HostAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -106,22 +108,22 @@ impl TryFrom<String> for HostAccess {
     }
 }
 
-/// What the guard does in a program.
+/// What the guard enforces in a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// It holds a guest.
+    /// Confines a guest.
     Machine {
-        /// What the guest reaches of the host.
+        /// What the guest can reach of the host.
         access: HostAccess,
-        /// Most bytes of the console's log in use.
+        /// Largest size of the current console log, in bytes.
         log_bytes: u64,
     },
-    /// It gives a tool its two files and nothing else.
+    /// Gives a tool its two files and nothing else.
     Tool,
 }
 
 impl Role {
-    /// The environment by which the guard knows.
+    /// Returns the environment variables from which the guard takes its settings.
     fn environment(&self) -> Vec<(&'static str, String)> {
         match self {
             Role::Tool => vec![("FLOE_GUARD", "tool".into())],
@@ -134,11 +136,11 @@ impl Role {
     }
 }
 
-/// Has the program that this process becomes next start with the guard in it. For the exec wrapper alone: it changes the
-/// environment of a process with one thread.
+/// Loads the guard into the program that this process executes next. Only for the exec wrapper: it changes the
+/// environment, so the process must have one thread.
 pub(crate) fn install(role: &Role) -> io::Result<()> {
-    // The file's descriptor is inherited, and the library opened by it: no directory is needed that QEMU's user may
-    // read and not write. Where no file in memory may be executed, the flag is what the kernel wants told.
+    // The program inherits the file's descriptor and opens the library through it, so QEMU's user needs no access to any
+    // directory. Where the kernel forbids executing files in memory, the flag EXEC asks for permission.
     let flags = MemfdFlags::ALLOW_SEALING;
     let made = rustix::fs::memfd_create(NAME, flags | MemfdFlags::EXEC)
         .or_else(|_| rustix::fs::memfd_create(NAME, flags));
@@ -152,11 +154,11 @@ pub(crate) fn install(role: &Role) -> io::Result<()> {
         // SAFETY: the wrapper has one thread.
         unsafe { std::env::set_var(name, value) };
     }
-    std::mem::forget(library); // the dynamic linker opens it in the program
+    std::mem::forget(library); // keep it open for the program's dynamic linker
     Ok(())
 }
 
-/// Whether a process has the guard in it.
+/// Returns whether a process has loaded the guard.
 pub(crate) fn is_in(mappings: &[Mapping]) -> bool {
     let name = format!("/memfd:{NAME} (deleted)");
     mappings

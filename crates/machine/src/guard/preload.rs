@@ -1,17 +1,18 @@
-//! The guard: a library that the exec wrapper puts into QEMU and `qemu-img` (`LD_PRELOAD`), compiled on its own by `build.rs`.
+//! The guard: a library that the exec wrapper loads into QEMU and `qemu-img` (`LD_PRELOAD`), compiled separately by
+//! `build.rs`.
 //!
-//! It stands in place of a few functions of the C library, decides by [`rules`], and passes the rest on to the kernel:
+//! It replaces a few functions of the C library, decides by [`rules`], and passes permitted calls on to the kernel:
 //!
-//! - **machine** (`FLOE_GUARD=machine`): the user network in QEMU may reach neither the host's loopback nor link-local
-//!   addresses, and the console's log keeps within its bound, whether a node is there or not.
-//! - **tool** (`FLOE_GUARD=tool`): the names `/floe/in` and `/floe/out` are descriptors that the node opened, and with the first
-//!   use of one of them the kernel is told to open nothing else for this process any more.
+//! - **machine** (`FLOE_GUARD=machine`): QEMU's user network may reach neither the host's loopback nor link-local
+//!   addresses, and the console's log stays within its bound, whether a node runs or not.
+//! - **tool** (`FLOE_GUARD=tool`): the names `/floe/in` and `/floe/out` stand for descriptors that the node opened; with
+//!   the first use of one of them, the kernel is told to let this process open nothing else.
 //!
-//! It confines what a *guest* or a *file* can make the program do. Who has taken the program itself over can get round the
-//! functions of this library (not round the filters of the kernel, nor out of the program's own user).
+//! It confines what a *guest* or a *file* can make the program do. An attacker who has taken over the program itself can
+//! bypass the functions of this library (but not the kernel's filters, nor the program's own user).
 //!
-//! No standard library, no allocation, no constructor: it uses the C library of whatever it is loaded into, and needs nothing
-//! of the one that it was built with.
+//! No standard library, no allocation, no constructor: it uses the C library of the program that it is loaded into, and
+//! needs nothing of the one that it was built with.
 
 #![no_std]
 
@@ -102,7 +103,7 @@ fn fail(errno: c_int) -> c_int {
     -1
 }
 
-/// A variable of the environment, which nobody changes after the start.
+/// Returns the value of an environment variable. Nobody changes the environment after the start.
 fn variable(name: &core::ffi::CStr) -> &'static [u8] {
     // SAFETY: `getenv` returns null or a C string that lives as long as the process.
     unsafe {
@@ -118,9 +119,9 @@ fn is_machine() -> bool {
     variable(c"FLOE_GUARD") == b"machine"
 }
 
-// ---- who may be spoken with -------------------------------------------------------------------------------------------
+// ---- addresses that may be reached ------------------------------------------------------------------------------------
 
-/// Whether the process may send to this address on this socket.
+/// Returns whether the process may send to this address on this socket.
 ///
 /// # Safety
 ///
@@ -142,11 +143,12 @@ unsafe fn may_reach(socket: c_int, address: *const c_void, len: c_uint) -> bool 
         || Peers::knows(socket, to, port)
 }
 
-/// Whether `/etc/resolv.conf`, as it is now, names this server. QEMU's user network reads it again when it changes, too.
+/// Returns whether `/etc/resolv.conf` currently lists this server. QEMU's user network also reads it again when it
+/// changes.
 fn is_nameserver(address: IpAddr) -> bool {
     let mut text = [0; 8192];
     let mut len = 0;
-    // SAFETY: a constant path, and a buffer of the length that is told.
+    // SAFETY: a constant path, and a buffer of the length that is passed.
     unsafe {
         let path = c"/etc/resolv.conf".as_ptr();
         let file = syscall(sys::OPENAT, AT_FDCWD, path, O_CLOEXEC, 0 as c_int);
@@ -164,26 +166,26 @@ fn is_nameserver(address: IpAddr) -> bool {
     rules::is_nameserver(text.get(..len).unwrap_or_default(), address)
 }
 
-/// Who has sent something on which socket: who comes in by a forwarded UDP port from 127.0.0.1 gets his answers. Of many the
-/// latest are known.
+/// Records who has sent a datagram to which socket, so that clients of a forwarded UDP port at 127.0.0.1 get answers.
+/// Only the latest are kept.
 struct Peers {
     locked: AtomicBool,
     known: core::cell::UnsafeCell<[Peer; PEERS_MAX]>,
     next: AtomicU64,
 }
 
-/// Peers that are remembered: more than a forwarded port has clients at a time; 32 KiB.
+/// Number of peers that are kept: more than a forwarded port has clients at a time; they take 32 KiB.
 const PEERS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq)]
 struct Peer {
-    /// The socket's number among all that this kernel ever made; 0 is none.
+    /// A number that is unique among all sockets that this kernel ever made; 0 is none.
     socket: u64,
     address: IpAddr,
     port: u16,
 }
 
-// SAFETY: `known` is touched between `lock` and `unlock` only.
+// SAFETY: `known` is only accessed while `locked` is held.
 unsafe impl Sync for Peers {}
 
 static PEERS: Peers = Peers {
@@ -203,7 +205,7 @@ impl Peers {
         while self.locked.swap(true, Ordering::Acquire) {
             core::hint::spin_loop();
         }
-        // SAFETY: the lock is this thread's until it is released below, and `f` does not come here again.
+        // SAFETY: this thread holds the lock until it is released below, and `f` does not call this function.
         let result = f(unsafe { &mut *self.known.get() });
         self.locked.store(false, Ordering::Release);
         result
@@ -237,7 +239,7 @@ impl Peers {
     }
 }
 
-/// The socket's own number, which no later one has, as its descriptor may.
+/// Returns the socket's unique number. Unlike a descriptor, the number is never reused.
 fn cookie(socket: c_int) -> Option<u64> {
     const SOL_SOCKET: c_int = 1;
     const SO_COOKIE: c_int = 57;
@@ -257,11 +259,11 @@ fn cookie(socket: c_int) -> Option<u64> {
     (got == 0 && len == 8 && cookie != 0).then_some(cookie)
 }
 
-/// As in the C library.
+/// Like the C library's function, but checks the address.
 ///
 /// # Safety
 ///
-/// As in the C library; so for all of these.
+/// As in the C library; this holds for all functions below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(socket: c_int, address: *const c_void, len: c_uint) -> c_int {
     // SAFETY: as the caller vouches.
@@ -273,7 +275,7 @@ pub unsafe extern "C" fn connect(socket: c_int, address: *const c_void, len: c_u
     }
 }
 
-/// As in the C library.
+/// Like the C library's function, but checks the address.
 ///
 /// # Safety
 ///
@@ -315,7 +317,7 @@ pub struct Messages {
     len: c_uint,
 }
 
-/// As in the C library.
+/// Like the C library's function, but checks the address.
 ///
 /// # Safety
 ///
@@ -331,7 +333,7 @@ pub unsafe extern "C" fn sendmsg(socket: c_int, message: *const Message, flags: 
     }
 }
 
-/// As in the C library.
+/// Like the C library's function, but checks the addresses.
 ///
 /// # Safety
 ///
@@ -355,7 +357,7 @@ pub unsafe extern "C" fn sendmmsg(
     }
 }
 
-/// As in the C library.
+/// Like the C library's function, but remembers the sender.
 ///
 /// # Safety
 ///
@@ -386,7 +388,7 @@ pub unsafe extern "C" fn recvfrom(
     }
 }
 
-/// What `recvfrom` becomes where the compiler knows the buffer's size.
+/// What the compiler calls instead of `recvfrom` if it knows the buffer's size.
 ///
 /// # Safety
 ///
@@ -407,20 +409,21 @@ pub unsafe extern "C" fn __recvfrom_chk(
 
 // ---- files --------------------------------------------------------------------------------------------------------------
 
-/// The console's log: QEMU opens it under this name, in its own directory, and appends to it.
+/// The console's log: QEMU opens this name in its own directory, and appends to the file.
 const LOG: &core::ffi::CStr = c"console.log";
 const LOG_BEFORE: &core::ffi::CStr = c"console.log.1";
-/// QEMU's descriptor of it, and how much it holds.
+/// QEMU's descriptor of the log; the next one is the log's size in bytes.
 static LOG_FD: AtomicI32 = AtomicI32::new(-1);
 static LOG_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// As in the C library; `mode` counts with `O_CREAT` only.
+/// Opens a file like the C library, but handles `/floe/in`, `/floe/out` and the console's log; `mode` matters only with
+/// `O_CREAT`.
 ///
 /// # Safety
 ///
 /// As in the C library.
 unsafe fn open_any(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-    // SAFETY: a path of the caller's is a C string, or null, which the kernel refuses.
+    // SAFETY: a path from the caller is a C string, or null, which the kernel refuses.
     unsafe {
         let name: &[u8] = match path.is_null() {
             true => b"",
@@ -447,11 +450,11 @@ unsafe fn open_any(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) 
     }
 }
 
-/// A descriptor of the node's under a name of its own.
+/// Returns a duplicate of a descriptor that the node opened.
 ///
 /// # Safety
 ///
-/// None beyond that the descriptor is the node's to give.
+/// The descriptor must be one that the node passed to this process.
 unsafe fn open_given(descriptor: c_int, flags: c_int) -> c_int {
     const F_DUPFD_CLOEXEC: c_int = 1030;
     if !open_nothing_more() {
@@ -476,8 +479,8 @@ struct Instruction {
     k: c_uint,
 }
 
-/// Has the kernel refuse every further opening of a file and every further program, to all threads of this process and for
-/// good. The libraries are loaded by now, and of a foreign file nothing has been read yet.
+/// Makes the kernel refuse to open any further file or execute any further program, for all threads of this process and
+/// forever. At this point the libraries are loaded, and nothing of a foreign file has been read.
 fn open_nothing_more() -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) {
@@ -507,7 +510,7 @@ fn open_nothing_more() -> bool {
     program[0] = step(LOAD, 0, 0, 4); // the architecture
     program[1] = step(EQUAL, 1, 0, sys::ARCH);
     program[2] = step(RETURN, 0, 0, KILL);
-    program[3] = step(LOAD, 0, 0, 0); // the number of the call
+    program[3] = step(LOAD, 0, 0, 0); // the system call's number
     for (at, number) in sys::OPENING.iter().enumerate() {
         program[4 + at] = step(EQUAL, (COUNT - at) as u8, 0, *number);
     }
@@ -530,7 +533,8 @@ fn open_nothing_more() -> bool {
     done
 }
 
-/// Writes; what goes to the console's log goes to a new one once that is full, and the one before the last is gone.
+/// Writes like the C library. If the console's log is full, it is renamed first, replacing the older log, and a new log
+/// begins.
 ///
 /// # Safety
 ///
@@ -553,13 +557,13 @@ pub unsafe extern "C" fn write(file: c_int, bytes: *const c_void, count: usize) 
     }
 }
 
-/// Most bytes of the log in use; the one before it has as many.
+/// Returns the largest size of the current log, in bytes; the log before it is as large.
 fn bound() -> u64 {
     let text = core::str::from_utf8(variable(c"FLOE_GUARD_LOG_BYTES"));
     text.ok().and_then(|t| t.parse().ok()).unwrap_or(4 << 20)
 }
 
-/// Puts the log that is full aside and a new one in its place, under the same descriptor. Where that fails it is emptied.
+/// Renames the full log and puts a new one in its place, under the same descriptor. If that fails, the log is emptied.
 fn rotate(log: c_int) {
     // SAFETY: constant paths, and descriptors that are this library's own or the log's.
     unsafe {
@@ -585,7 +589,7 @@ fn rotate(log: c_int) {
     }
 }
 
-/// The functions that open files, under all of their names.
+/// Defines the functions that open files, under all of their names.
 macro_rules! opens {
     ($($name:ident)*) => {$(
         /// As in the C library.

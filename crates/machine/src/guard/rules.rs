@@ -1,4 +1,4 @@
-//! What the guard in QEMU's process decides, without I/O: compiled into the guard itself, and into this crate for its tests.
+//! The decisions of the guard in QEMU's process, without I/O: compiled into the guard, and into this crate for its tests.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,20 +8,21 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 /// The port of name servers.
 pub const DNS_PORT: u16 = 53;
-/// Metadata services of clouds that are at no link-local address: what they tell (credentials of the host) is as little a
-/// guest's business. Amazon's and Google's by IPv6, Alibaba's.
+/// Metadata services of clouds that are not at link-local addresses. They reveal the host's credentials, which a guest
+/// must not get. Amazon's and Google's over IPv6, Alibaba's.
 const METADATA: [IpAddr; 3] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
 ];
 
-/// The address and port of a `struct sockaddr`, if it is one of IP. The kernel refuses those that are too short.
+/// Returns the IP address and port of a `struct sockaddr`; `None` for other families. The kernel refuses those that are
+/// too short.
 pub fn target(sockaddr: &[u8]) -> Option<(IpAddr, u16)> {
     let family = u16::from_ne_bytes(*sockaddr.first_chunk()?);
     let port = u16::from_be_bytes(*sockaddr.get(2..)?.first_chunk()?);
     let address = match family {
-        // sending to "no family" is sending to an IPv4 address
+        // sending to AF_UNSPEC means sending to an IPv4 address
         AF_INET | AF_UNSPEC => {
             let bytes: [u8; 4] = *sockaddr.get(4..)?.first_chunk()?;
             IpAddr::from(bytes)
@@ -35,12 +36,12 @@ pub fn target(sockaddr: &[u8]) -> Option<(IpAddr, u16)> {
     Some((address, port))
 }
 
-/// Whether an address leads to the host itself by its loopback, no further than its links, or to its cloud's metadata.
+/// Returns whether an address is the host's loopback, link-local, or a metadata service of a cloud.
 pub fn is_guarded(address: IpAddr) -> bool {
     let local = match address {
         IpAddr::V4(a) => {
             let [first, second, third, _] = a.octets();
-            // 0.0.0.0 is this host to `connect`; 224.0.0.0/24 are groups of one link
+            // 0.0.0.0 means this host to `connect`; 224.0.0.0/24 are multicast groups of one link
             first == 127
                 || first == 0
                 || (first, second) == (169, 254)
@@ -57,7 +58,7 @@ pub fn is_guarded(address: IpAddr) -> bool {
     local || METADATA.contains(&address)
 }
 
-/// Whether a policy (`none`, `all`, or ports such as `80,443`) lets this port of guarded addresses through.
+/// Returns whether a policy (`none`, `all`, or ports such as `80,443`) permits this port of guarded addresses.
 pub fn allows(policy: &[u8], port: u16) -> bool {
     policy == b"all"
         || policy
@@ -69,7 +70,7 @@ fn number(word: &[u8]) -> Option<u16> {
     core::str::from_utf8(word).ok()?.parse().ok()
 }
 
-/// Whether `resolv.conf` names this address as a name server.
+/// Returns whether the text of `resolv.conf` lists this address as a name server.
 pub fn is_nameserver(resolv_conf: &[u8], address: IpAddr) -> bool {
     resolv_conf.split(|byte| *byte == b'\n').any(|line| {
         let mut words = line
@@ -77,7 +78,7 @@ pub fn is_nameserver(resolv_conf: &[u8], address: IpAddr) -> bool {
             .filter(|word| !word.is_empty());
         let names = words.next() == Some(b"nameserver");
         let word = words.next().unwrap_or_default();
-        // a link-local one is written with its interface: fe80::1%eth0
+        // a link-local address is followed by its interface: fe80::1%eth0
         let word = word.split(|byte| *byte == b'%').next().unwrap_or_default();
         let server = core::str::from_utf8(word).ok().and_then(|w| w.parse().ok());
         names && server.map(|server: IpAddr| server.to_canonical()) == Some(address)

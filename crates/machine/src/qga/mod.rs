@@ -1,6 +1,6 @@
 //! A client of the guest agent (qemu-guest-agent), which answers over a virtio serial port if the guest has one.
 //!
-//! Its words come from inside the guest: bounded, never believed beyond success or failure.
+//! What it sends comes from inside the guest: its length is bounded, and only success or failure is taken from it.
 
 mod wire;
 
@@ -14,26 +14,26 @@ use serde_json::{Value, json};
 use crate::qmp::connect_unix;
 pub use wire::{Answer, parse};
 
-/// Longest answer that is read.
+/// Longest answer that is read, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// Separates old answers from the one to come (`guest-sync-delimited`): no JSON text contains it.
+/// Separates earlier answers from the next one (`guest-sync-delimited`): no JSON text contains it.
 const SENTINEL: u8 = 0xff;
 
-/// Why the agent did not do it.
+/// Why a command to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QgaError {
-    /// Nobody answers: the guest has no agent, or it has not started yet.
+    /// Nobody answered within this time: the guest has no agent, or it has not started yet.
     #[error("no guest agent answered within {0:?}; install qemu-guest-agent in the guest")]
     Silent(Duration),
-    /// The agent refused.
+    /// The agent refused the command.
     #[error("the guest agent refused {command}: {description}")]
     Refused {
         /// The command.
         command: String,
-        /// The agent's words.
+        /// The agent's message.
         description: String,
     },
-    /// What came is no answer.
+    /// The answer can't be understood.
     #[error("the guest agent's answer can't be understood: {0}")]
     Garbage(String),
     /// The socket failed.
@@ -41,7 +41,7 @@ pub enum QgaError {
     Io(#[from] io::Error),
 }
 
-/// A conversation with the agent. One at a time: the serial port is shared.
+/// A conversation with the agent. There can be only one at a time, because the serial port is shared.
 pub struct Agent {
     stream: UnixStream,
     deadline: Instant,
@@ -49,7 +49,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connect and synchronise; everything together may take `limit`.
+    /// Connects and synchronises; everything together may take `limit`.
     pub fn connect(socket: &Path, limit: Duration) -> Result<Agent, QgaError> {
         let mut agent = Agent {
             stream: connect_unix(socket)?,
@@ -60,14 +60,14 @@ impl Agent {
         let sync = json!({"execute": "guest-sync-delimited", "arguments": {"id": id}});
         agent.send(&[&[SENTINEL], sync.to_string().as_bytes(), b"\n"].concat())?;
         loop {
-            // Whatever is left of an earlier conversation ends with the sentinel or is not our number.
+            // The rest of an earlier conversation ends with the sentinel or has another number.
             if agent.answer(true)? == Answer::Return(json!(id)) {
                 return Ok(agent);
             }
         }
     }
 
-    /// Run one command.
+    /// Runs one command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QgaError> {
         let line = format!("{}\n", json!({"execute": command, "arguments": arguments}));
         self.send(line.as_bytes())?;
@@ -80,12 +80,12 @@ impl Agent {
         }
     }
 
-    /// Is it there?
+    /// Returns an error if the agent does not answer.
     pub fn ping(&mut self) -> Result<(), QgaError> {
         self.execute("guest-ping", json!({})).map(drop)
     }
 
-    /// Set the guest's clock to the host's, now.
+    /// Sets the guest's clock to the host's current time.
     pub fn set_time(&mut self) -> Result<(), QgaError> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -99,7 +99,7 @@ impl Agent {
         self.stream.write_all(bytes).map_err(|e| self.failed(e))
     }
 
-    /// The next line; with `delimited` the next one after a sentinel.
+    /// Returns the next line; with `delimited`, the next one after a sentinel.
     fn answer(&mut self, delimited: bool) -> Result<Answer, QgaError> {
         let mut line = Vec::new();
         let mut wanted = !delimited;
@@ -153,7 +153,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
 
-    /// An agent on a socket that first says what is left of an earlier conversation.
+    /// An agent on a socket that first sends the rest of an earlier conversation.
     fn fake(
         before: &'static [u8],
         answers: &'static [&'static str],

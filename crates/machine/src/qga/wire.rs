@@ -1,17 +1,17 @@
-//! One line of the guest agent. Foreign bytes: any program in the guest may have written them.
+//! Parses one line of the guest agent. Any program in the guest may have written it.
 
 use serde_json::Value;
 
-/// What the agent says.
+/// An answer of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     /// A result.
     Return(Value),
-    /// A refusal, in the agent's words.
+    /// A refusal, with the agent's message.
     Error(String),
 }
 
-/// Read one line of the agent; the error tells what is wrong with it.
+/// Parses one line of the agent; the error says what is wrong with it.
 pub fn parse(line: &[u8]) -> Result<Answer, String> {
     let mut value: Value = serde_json::from_slice(line).map_err(|e| e.to_string())?;
     if let Some(result) = value.as_object_mut().and_then(|o| o.remove("return")) {

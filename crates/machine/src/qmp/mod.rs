@@ -1,8 +1,8 @@
-//! A QMP client: commands with an answer each, and events, over one Unix socket.
+//! A QMP client: sends commands, receives an answer to each, and events, over one Unix socket.
 //!
-//! A thread of its own reads. Answers find their command by number; events go to the function that was given at connect.
-//! After the first line that is not QMP nothing is believed any more: the connection is closed and every command, waiting
-//! or new, fails with that reason.
+//! A thread reads. It assigns answers to commands by number; events are passed to the function that was given when
+//! connecting. After the first line that is not QMP, nothing more is trusted: the connection is closed, and every waiting
+//! or new command fails with that reason.
 
 pub mod wire;
 
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 pub use wire::{Event, Message, WireError};
 
-/// How long QEMU may take for a command that does no I/O: its main loop can be busy with a guest's reset or a slow disk.
+/// Longest time for a command that does no I/O: QEMU's main loop can be busy with a guest's reset or a slow disk.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why a command has no result.
@@ -33,12 +33,12 @@ pub enum QmpError {
     Refused {
         /// The command.
         command: String,
-        /// QEMU's error class: `CommandNotFound` tells an unknown command.
+        /// QEMU's error class, such as `CommandNotFound` for an unknown command.
         class: String,
-        /// QEMU's words.
+        /// QEMU's message.
         description: String,
     },
-    /// No answer in time.
+    /// QEMU did not answer in time.
     #[error("QEMU did not answer {command} within {limit:?}; it may be waiting for a disk")]
     Timeout {
         /// The command.
@@ -46,16 +46,16 @@ pub enum QmpError {
         /// How long was waited.
         limit: Duration,
     },
-    /// The connection is gone: QEMU has ended, or said something that is not QMP.
+    /// The connection is closed: QEMU has ended, or has sent something that is not QMP.
     #[error("the connection to QEMU is closed: {reason}")]
     Closed {
-        /// What ended it.
+        /// Why the connection was closed.
         reason: String,
     },
 }
 
 impl QmpError {
-    /// Whether QEMU does not know the command at all.
+    /// Returns whether QEMU does not know the command at all.
     pub fn is_unknown_command(&self) -> bool {
         matches!(self, QmpError::Refused { class, .. } if class == "CommandNotFound")
     }
@@ -69,7 +69,7 @@ struct Waiting {
     closed: Option<String>,
 }
 
-/// A connection to one QEMU. Cheap to share; commands of several threads are answered independently.
+/// A connection to one QEMU. It can be shared at little cost; commands of several threads are answered independently.
 pub struct Qmp {
     stream: Mutex<UnixStream>,
     waiting: Arc<Mutex<Waiting>>,
@@ -77,8 +77,8 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connect, negotiate, and call `on_event` from the reading thread for each event, in order. It must not block and must
-    /// not call commands. `pid`, if given, must be the process at the other end.
+    /// Connects and negotiates. The reading thread calls `on_event` for each event, in order; it must not block and must
+    /// not run commands. `pid`, if given, must be the process at the other end.
     pub fn connect(
         socket: &Path,
         pid: Option<u32>,
@@ -103,7 +103,7 @@ impl Qmp {
             reason: e.to_string(),
         };
         let reader = stream.try_clone().map_err(closed)?;
-        // A QEMU that stops reading must not hang its node.
+        // A QEMU that stops reading must not block its node forever.
         stream
             .set_write_timeout(Some(COMMAND_TIMEOUT))
             .map_err(closed)?;
@@ -128,12 +128,12 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Run a command and wait for its result, [`COMMAND_TIMEOUT`] at most.
+    /// Runs a command and waits up to [`COMMAND_TIMEOUT`] for its result.
     pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.run(command, arguments, None, COMMAND_TIMEOUT)
     }
 
-    /// The same with another limit.
+    /// The same with another time limit.
     pub fn execute_within(
         &self,
         command: &str,
@@ -143,7 +143,7 @@ impl Qmp {
         self.run(command, arguments, None, limit)
     }
 
-    /// Run a command that takes a descriptor (`getfd`, `add-fd`).
+    /// Runs a command that takes a descriptor (`getfd`, `add-fd`).
     pub fn execute_with_fd(
         &self,
         command: &str,
@@ -153,18 +153,18 @@ impl Qmp {
         self.run(command, arguments, Some(fd), COMMAND_TIMEOUT)
     }
 
-    /// Run a command of the human monitor and return what it prints.
+    /// Runs a command of the human monitor and returns what it prints.
     pub fn human(&self, line: &str) -> Result<String, QmpError> {
         let value = self.execute("human-monitor-command", json!({"command-line": line}))?;
         Ok(value.as_str().unwrap_or_default().to_string())
     }
 
-    /// Why the connection is closed, if it is.
+    /// Returns why the connection is closed; `None` if it is open.
     pub fn closed(&self) -> Option<String> {
         self.waiting.lock().closed.clone()
     }
 
-    /// Send a command and don't wait for it.
+    /// Sends a command without waiting for its result.
     pub fn begin(&self, command: &str, arguments: Value) -> Result<Pending, QmpError> {
         self.send(command, arguments, None)
     }
@@ -215,7 +215,7 @@ impl Qmp {
     }
 }
 
-/// A command that was sent.
+/// A command that was sent and whose result can be waited for.
 pub struct Pending {
     command: String,
     id: u64,
@@ -224,7 +224,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Wait for its result.
+    /// Waits for the result.
     pub fn wait(self, limit: Duration) -> Result<Value, QmpError> {
         match self.receiver.recv_timeout(limit) {
             Ok(Ok(value)) => Ok(value),
@@ -257,7 +257,7 @@ impl Drop for Qmp {
     }
 }
 
-/// Read until the end and say what it was.
+/// Reads until the connection ends, and returns why it ended.
 fn read_all(
     stream: UnixStream,
     waiting: &Mutex<Waiting>,
@@ -293,7 +293,7 @@ fn read_all(
                 description,
             } => (id, Err((class, description))),
         };
-        // An answer to a command that was given up on, or to none, has nobody to go to.
+        // An answer to a command that timed out, or to none, is dropped.
         if let Some(sender) = id.and_then(|id| waiting.lock().commands.remove(&id)) {
             let _ = sender.send(answer);
         }
@@ -313,7 +313,8 @@ fn send(stream: &mut UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>) -> io:
     stream.write_all(&line[sent..])
 }
 
-/// Connect to a Unix socket whose path may be longer than the 107 bytes of a socket address: by way of its directory.
+/// Connects to a Unix socket whose path may be longer than the 107 bytes of a socket address, through a descriptor of its
+/// directory.
 pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     const ADDRESS_BYTES_MAX: usize = 107;
     if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
@@ -332,15 +333,15 @@ pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(Path::new("/proc/self/fd").join(fd.to_string()).join(name))
 }
 
-/// The same, but only if it is this process that listens there.
+/// The same, but fails unless this process listens there.
 pub(crate) fn connect_checked(path: &Path, pid: u32) -> io::Result<UnixStream> {
     let stream = connect_unix(path)?;
     check_peer(&stream, pid)?;
     Ok(stream)
 }
 
-/// Is it really that process which listens there? A machine's directory belongs to its user, who could put another's
-/// socket in the place of its own.
+/// Checks that this process really listens there. A machine's directory belongs to its user, who could replace its socket
+/// with that of another process.
 fn check_peer(stream: &UnixStream, pid: u32) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?
         .pid
@@ -358,7 +359,7 @@ fn check_peer(stream: &UnixStream, pid: u32) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A QEMU that answers the negotiation and then says `lines`, one for each command it gets.
+    /// A QEMU that answers the negotiation and then sends `lines`, one for each command that it receives.
     fn fake(lines: Vec<Vec<u8>>) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || {
@@ -372,7 +373,7 @@ mod tests {
                     return;
                 }
             }
-            // Keep the connection until the client leaves.
+            // Keep the connection until the client closes it.
             while commands.next().is_some_and(|l| l.is_ok()) {}
         });
         ours

@@ -1,11 +1,11 @@
-//! One line of QMP. Foreign bytes: QEMU is confined because it may be taken over by its guest.
+//! Parses one line of QMP. It must not be trusted, because a guest may have taken over its QEMU.
 
 use serde_json::Value;
 
-/// Longest line that is read: 16 times `query-qmp-schema`, the longest answer of QEMU 7.2 to 10.
+/// Longest line that is read, in bytes: 16 times the answer to `query-qmp-schema`, the longest of QEMU 7.2 to 10.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// What QEMU says.
+/// A message of QEMU.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// The first line of a connection.
@@ -23,23 +23,23 @@ pub enum Message {
         id: Option<u64>,
         /// QEMU's error class.
         class: String,
-        /// QEMU's words.
+        /// QEMU's message text.
         description: String,
     },
-    /// Something happened.
+    /// An event.
     Event(Event),
 }
 
-/// Something happened in QEMU.
+/// An event in QEMU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// QEMU's name of it, such as `SHUTDOWN`.
+    /// QEMU's name of the event, such as `SHUTDOWN`.
     pub name: String,
-    /// What belongs to it; null if nothing does.
+    /// The event's data; null if it has none.
     pub data: Value,
 }
 
-/// A line that is no QMP.
+/// A line that is not QMP.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a line that is not QMP: {what} ({excerpt:?})")]
 pub struct WireError {
@@ -49,7 +49,7 @@ pub struct WireError {
     pub excerpt: String,
 }
 
-/// Read one line, with or without its line end.
+/// Parses one line, with or without its line end.
 pub fn parse(line: &[u8]) -> Result<Message, WireError> {
     let error = |what: String| WireError {
         what,

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Spec, User, accel};
 
-/// How long anything in the guest may take on a loaded host.
+/// Longest time for anything in the guest on a loaded host.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 pub const MEMORY_BYTES: u64 = 128 << 20;
 
-/// The guest's directory.
+/// Returns the guest's directory.
 pub fn guest() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests");
     let guests = std::env::var_os("FLOE_GUESTS").map_or(workspace, PathBuf::from);
@@ -32,7 +32,7 @@ pub fn programs() -> Programs {
     }
 }
 
-/// A directory for machines that other users may pass through.
+/// Returns a directory for machines that other users may pass through.
 pub fn scratch() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
@@ -40,9 +40,9 @@ pub fn scratch() -> tempfile::TempDir {
     dir
 }
 
-/// The tiny guest as a spec, with the user of its own that it has in the product. `number` keeps users apart.
+/// Returns the spec of the tiny guest, with a user of its own as in the product. `number` keeps users apart.
 pub fn spec(guest: &Path, dir: &Path, name: &str, number: u32) -> Spec {
-    // The repository may lie where only its owner can read.
+    // The repository may be in a place that only its owner can read.
     let readable = |file: &str| {
         use std::os::unix::fs::PermissionsExt;
         let to = dir.join(file);
@@ -63,7 +63,7 @@ pub fn spec(guest: &Path, dir: &Path, name: &str, number: u32) -> Spec {
     spec
 }
 
-/// The spec of a clone of a captured machine.
+/// Returns the spec of a clone of a captured machine.
 pub fn clone_spec<F>(
     original: &Spec,
     capture: &Capture<F>,
@@ -80,8 +80,8 @@ pub fn clone_spec<F>(
     spec
 }
 
-/// What the mount would show as the image: files of its own for each clone, since QEMU's balloon would punch holes into
-/// ordinary ones. Memory blocks that were added are beside `ram`, with their numbers behind its name.
+/// Writes what the mount would show as the image. Each clone gets its own files, since QEMU's balloon would punch holes
+/// into ordinary ones. Added memory blocks are beside `ram`, with their numbers appended to its name.
 pub fn snapshot<F>(
     capture: &Capture<F>,
     base: Option<&Path>,
@@ -116,7 +116,7 @@ fn numbered(ram: &Path, number: usize) -> PathBuf {
     name.into()
 }
 
-/// How a process has a file open, for each descriptor of it.
+/// Returns the modes with which a process has a file open, one for each descriptor.
 pub fn open_modes(pid: u32, path: &Path) -> Vec<i32> {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let of_file = fds
@@ -132,7 +132,7 @@ pub fn open_modes(pid: u32, path: &Path) -> Vec<i32> {
     of_file.map(mode).collect()
 }
 
-/// The content of a region of memory, over that of the image before where the capture stands on it.
+/// Writes the content of a memory region, on top of that of the earlier image if the capture is based on one.
 fn write_region(pages: &Pages, base: Option<&Path>, to: &Path, user: Option<User>) {
     use std::os::unix::fs::FileExt;
     if let (Some(base), Rest::Base) = (base, pages.rest()) {
@@ -152,7 +152,7 @@ fn write_region(pages: &Pages, base: Option<&Path>, to: &Path, user: Option<User
     give(to, user);
 }
 
-/// Makes a file the machine's user's.
+/// Makes the machine's user the owner of a file.
 pub fn give(path: &Path, user: Option<User>) {
     if let Some(User { uid, gid }) = user {
         std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
@@ -182,7 +182,7 @@ impl Console {
         self.stream.write_all(b"\n").unwrap();
     }
 
-    /// Read until the text that was said from now on holds `text`, and return it.
+    /// Reads until the text written from now on contains `text`, and returns it.
     pub fn expect(&mut self, text: &str) -> String {
         self.expect_with(|seen| seen.contains(text), text)
     }
@@ -206,10 +206,10 @@ impl Console {
         }
     }
 
-    /// Run a command in the guest's shell and return what it printed.
+    /// Runs a command in the guest's shell and returns what it printed.
     pub fn run(&mut self, command: &str) -> String {
         self.seen.clear();
-        // The echo of the line holds the quotes, what the shell prints does not.
+        // The echo of the line contains the quotes, the shell's output does not.
         self.send(&format!("echo 'BEG''IN'; {command}; echo 'E''ND'"));
         let said = self.expect_with(
             |s| s.contains("BEGIN\r\n") && s.contains("END\r\n"),
@@ -220,7 +220,7 @@ impl Console {
     }
 }
 
-/// Boot the guest to its shell.
+/// Boots the guest to its shell.
 pub fn boot(spec: Spec) -> (Machine, Console) {
     let machine = Machine::start(spec).unwrap();
     let mut console = Console::open(&machine);
@@ -248,7 +248,7 @@ pub fn wait_ready(machine: &Machine) {
     }
 }
 
-/// Ends its machine when the test ends, however it ends.
+/// Ends its machine when the test ends, whether it succeeds or not.
 pub struct Guard<'a>(pub &'a Machine);
 
 impl Drop for Guard<'_> {

@@ -1,4 +1,5 @@
-//! Guests' consoles: lines of text from QEMU's sockets, which live as long as their QEMU, whatever becomes of the node.
+//! The guests' consoles: lines of text from QEMU's sockets, which exist as long as QEMU does, whatever happens to the
+//! node.
 use super::model::{Guest, Line, Progress};
 use super::schedule::Moment;
 use super::storm::Event;
@@ -12,44 +13,44 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-/// How often a reader looks whether it is still wanted, and a closed console is tried again.
+/// How often a reader checks whether it should end, and how often a closed console is tried again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Longest line: a guest's own lines have some hundred bytes.
+/// Longest line, in bytes: a guest's own lines have some hundred.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 pub struct Shared {
-    /// When the run began: the zero of all times.
+    /// When the run began: all times are relative to this.
     pub start: Instant,
     /// The two machines.
     pub guests: Mutex<Vec<Guest>>,
-    /// What happens, for the storm.
+    /// Events for the storm.
     pub events: Mutex<Sender<Event>>,
-    /// Raised at the end.
+    /// Set at the end of the run.
     pub over: AtomicBool,
     /// Odd from a blow until everything is up again.
     pub blows: std::sync::atomic::AtomicU64,
-    /// Held while a machine is captured or forked: a machine refuses a second operation.
+    /// Held while a machine is captured or forked, because it refuses a second operation.
     pub busy: [Mutex<()>; 2],
 }
 
 impl Shared {
-    /// Time since the start.
+    /// Returns the time since the start.
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Tells the storm. It may have ended.
+    /// Sends an event to the storm, which may have ended.
     pub fn tell(&self, event: Event) {
         let _ = self.events.lock().send(event);
     }
 
-    /// Work of this kind begins.
+    /// Reports that work of this kind begins.
     pub fn began(&self, moment: Moment) {
         self.tell(Event::Began(moment));
     }
 
-    /// Changes with every blow.
+    /// Returns a value that tells later whether there was a blow in between.
     pub fn calm(&self) -> Calm<'_> {
         Calm {
             shared: self,
@@ -58,14 +59,14 @@ impl Shared {
     }
 }
 
-/// Tells whether anything was hit since it was made, or was down then.
+/// Tells whether anything was hit since it was made, or was down at that moment.
 pub struct Calm<'a> {
     shared: &'a Shared,
     blows: u64,
 }
 
 impl Calm<'_> {
-    /// Whether nothing was.
+    /// Returns whether nothing was hit or down.
     pub fn held(&self) -> bool {
         self.blows.is_multiple_of(2) && self.shared.blows.load(Relaxed) == self.blows
     }
@@ -87,7 +88,8 @@ impl Console {
         })
     }
 
-    /// The lines that have come; none after a while without any. An error is its end.
+    /// Returns the lines that have arrived; none if nothing has arrived for a while. An error means the end of the
+    /// console.
     fn lines(&mut self) -> std::io::Result<Vec<String>> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
@@ -120,7 +122,7 @@ pub fn follow(shared: Arc<Shared>, index: usize, socket: PathBuf) {
                 let now = shared.now();
                 let (answer, stepped) = {
                     let mut guests = shared.guests.lock();
-                    // the run has ended and taken them
+                    // the run has ended and removed them
                     let Some(guest) = guests.get_mut(index) else {
                         return;
                     };
@@ -141,13 +143,14 @@ pub fn follow(shared: Arc<Shared>, index: usize, socket: PathBuf) {
     }
 }
 
-/// Steps of a guest in which it reads its whole disk and its whole memory: 16, and one that had begun before.
+/// Steps in which a guest reads its whole disk and memory: 16, and one that may already be under way.
 const STEPS_FOR_ALL: u64 = 17;
-/// Writes of a step.
+/// Writes per step.
 const WRITES_PER_STEP: u64 = 16;
 
-/// Reads a copy's console until it has verified its whole disk and memory. `at_least` is what had been acknowledged before the copy
-/// was made, and `found` what its original had found wrong by then. Returns what is wrong, if anything is.
+/// Reads a copy's console until the copy has verified its whole disk and memory. `at_least` is what was acknowledged
+/// before the copy was made, and `found` what its original had found wrong by then. Returns what is wrong; `None` if
+/// nothing is.
 pub fn verify_copy(
     socket: &Path,
     at_least: u64,

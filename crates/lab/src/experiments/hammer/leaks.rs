@@ -1,21 +1,21 @@
-//! What could stay behind, counted when all machines are removed and everything is down.
+//! Counts everything that could stay behind, when all machines are removed and all processes have ended.
 use super::world::{World, mounts_under, processes_with};
 use floe_api::paths::Home;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// More than this many bytes is a leak: databases keep some free pages, and directories their size.
+/// Growth in bytes that does not count as a leak: databases keep some free pages, and directories their size.
 const BYTES_SLACK: u64 = 4 << 20;
-/// Bytes that count as one leak.
+/// Number of bytes that count as one leak.
 const BYTES_UNIT: u64 = 1 << 20;
 
-/// What there is of one kind.
+/// The things of one kind that exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kind {
-    /// How many.
+    /// Their number.
     pub count: u64,
-    /// Their names, where they have some.
+    /// Their names, if they have any.
     pub names: BTreeSet<String>,
 }
 
@@ -28,10 +28,10 @@ impl From<u64> for Kind {
     }
 }
 
-/// By kind, what there is.
+/// What exists, by kind.
 pub type Count = BTreeMap<String, Kind>;
 
-/// Counts.
+/// Counts everything.
 pub fn count(world: &World) -> Count {
     let mut count = Count::new();
     for (name, dir) in [
@@ -55,7 +55,7 @@ pub fn count(world: &World) -> Count {
         let mut bytes = 0;
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
             let part = entry.file_name().to_string_lossy().into_owned();
-            // what may stay as long as it is within its budget
+            // the cache may keep data within its budget
             if part == "cache" {
                 continue;
             }
@@ -80,7 +80,7 @@ pub fn count(world: &World) -> Count {
     count
 }
 
-/// Enters the files and directories below a path; returns the bytes that they take.
+/// Adds the files and directories below a path. Returns the bytes that they take.
 fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
     let Ok(metadata) = std::fs::symlink_metadata(path) else {
         return 0;
@@ -100,7 +100,8 @@ fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
     bytes
 }
 
-/// Whether it is an empty directory that is named by the first byte of what it holds: those of a repository stay, 256 at most.
+/// Returns whether this is an empty directory named after the first byte of the hashes in it: a repository keeps those,
+/// at most 256.
 fn is_empty_shelf(path: &Path) -> bool {
     let name = path
         .file_name()
@@ -110,10 +111,10 @@ fn is_empty_shelf(path: &Path) -> bool {
     hexadecimal && std::fs::read_dir(path).is_ok_and(|mut dir| dir.next().is_none())
 }
 
-/// Names of what is new that are told.
+/// Most names of new things that are reported.
 const NAMES_MAX: usize = 8;
 
-/// What there is more of than before: each with how many, bytes as MiB.
+/// Returns the things of which there are more than before, with the number of new ones; bytes count in MiB.
 pub fn compare(before: &Count, after: &Count) -> Vec<(String, u64)> {
     let mut leaks = Vec::new();
     let none = Kind::default();

@@ -1,11 +1,13 @@
-//! `hammer`: node, hub, supervisor, QEMU, network and disk are killed, cut and filled again and again under two machines that write
-//! and verify without end, are captured and forked, pushed and pulled. Is an acknowledged write lost, is a byte wrong, does a guest
-//! stand still, does anything stay behind?
+//! `hammer`: kills, cuts and fills node, hub, supervisor, QEMU, network and disk again and again, while two machines
+//! write and verify without end, and are captured and forked, pushed and pulled. Is an acknowledged write lost, is a byte
+//! wrong, does a guest hang, does anything stay behind?
 //!
-//! - [`schedule`]: which blow comes next, from a seed; [`storm`]: when it falls, and whether everybody got over it. Both without I/O.
-//! - [`model`]: what each guest has acknowledged. What it writes stands in `guests/hammer.rs`, which this compiles.
-//! - [`world`]: the processes, the link, the disk. [`work`]: captures, forks, transfers. [`console`]: what guests say.
-//! - [`leaks`]: what is there before and after. [`driver`]: all of it together.
+//! - [`schedule`]: decides from a seed which blow comes next; [`storm`]: decides when it falls, and whether everything
+//!   has recovered. Both do no I/O.
+//! - [`model`]: what each guest has acknowledged. `guests/hammer.rs`, which this module compiles, defines what guests
+//!   write.
+//! - [`world`]: the processes, the link, the disk. [`work`]: captures, forks, transfers. [`console`]: the guests' output.
+//! - [`leaks`]: compares what exists before and after. [`driver`]: connects all of it.
 pub mod console;
 pub mod driver;
 pub mod leaks;
@@ -23,22 +25,22 @@ use std::collections::BTreeMap;
 /// Options of the experiment.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// Ends after so many minutes
+    /// Ends after this many minutes
     #[arg(long, value_name = "M", default_value_t = 90.0)]
     minutes: f64,
-    /// Or after so many kills
+    /// Or after this many kills
     #[arg(long, value_name = "N", default_value_t = 1000)]
     kills: u64,
-    /// Repeats the blows of the run that printed this seed (default: another one each time)
+    /// Repeats the blows of the run that printed this seed (default: a new one each time)
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Hits only these
     #[arg(long, value_name = "VICTIM,...", value_delimiter = ',')]
     only: Vec<Victim>,
-    /// A guest without progress for so many seconds, with everything up, is hung
+    /// A guest without progress for this many seconds, with everything up, is hung
     #[arg(long, value_name = "S", default_value_t = 10)]
     hung_s: u64,
-    /// Keep logs and what is left of the state here
+    /// Keep logs and the remaining state here
     #[arg(long, value_name = "DIR")]
     keep: Option<std::path::PathBuf>,
 }
@@ -52,7 +54,7 @@ impl Options {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut options = options.clone();
     if context.quick {
@@ -70,7 +72,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     Ok(tell(context, &options, seed, &record))
 }
 
-/// The report: figures, violations, and the table of what was hit.
+/// Makes the report: figures, violations, and the table of what was hit.
 fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Report {
     let mut report = Report::new("hammer", context.quick);
     let done = &record.done;
@@ -79,7 +81,7 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
     let wrong: u64 = record.guests.iter().map(model::Guest::wrong_bytes).sum();
     let errors: u64 = record.guests.iter().map(model::Guest::errors).sum();
     report.add_value("lost_writes", "count", lost as f64);
-    // a copy tells what it found in lines, of at least one byte each
+    // a copy reports what it found in lines, each of which stands for at least one byte
     report.add_value("wrong_bytes", "B", (wrong + done.wrong.len() as u64) as f64);
     report.add_value("hung_guests", "count", record.hung.len() as f64);
     let leaks: u64 = record.leaks.iter().map(|(_, more)| more).sum();
@@ -126,7 +128,7 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
     report
 }
 
-/// Most remarks of a kind.
+/// Most remarks of one kind.
 const NOTES_MAX: usize = 30;
 
 fn violations(report: &mut Report, record: &Record) {
@@ -150,7 +152,7 @@ fn violations(report: &mut Report, record: &Record) {
     }
 }
 
-/// What was hit at which moment, how often, and the longest that a guest stood still after it.
+/// Returns the table of what was hit at which moment, how often, and the longest stall of a guest after it.
 fn table(record: &Record) -> Vec<String> {
     let mut rows = BTreeMap::<(String, Moment), (u64, f64, u64)>::new();
     for blow in &record.blows {

@@ -2,29 +2,29 @@
 
 use std::time::Duration;
 
-/// One line of a guest, as `guests/hammer.rs` describes them.
+/// One line of a guest, as described in `guests/hammer.rs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
-    /// It has started and asks what must be on its disk.
+    /// The guest has started and asks what must be on its disk.
     Hello,
-    /// How far it is.
+    /// The guest's progress.
     Progress(Progress),
     /// Something is wrong.
     Bad(String),
 }
 
-/// How far a guest is.
+/// A guest's progress and the errors that it has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Its last write that is durable, with all before it.
+    /// The last write that is durable; all before it are as well.
     pub acked: u64,
     /// How often it has read its whole disk since it started.
     pub passes: u64,
-    /// How often its whole memory.
+    /// How often it has read its whole memory.
     pub ram_passes: u64,
-    /// Sectors with older content than they should have.
+    /// Sectors with older content than they must have.
     pub lost: u64,
-    /// Bytes of the disk that are no write's.
+    /// Bytes of the disk that no write has put there.
     pub wrong_disk: u64,
     /// Bytes of memory that are not what was put there.
     pub wrong_ram: u64,
@@ -33,7 +33,7 @@ pub struct Progress {
 }
 
 impl Line {
-    /// Understands a line. Cut ones, and what the kernel says between them, are nothing.
+    /// Parses a line. Returns `None` for incomplete lines and for messages of the kernel.
     pub fn parse(line: &str) -> Option<Line> {
         let (text, sum) = line.trim().strip_prefix('@')?.rsplit_once(" *")?;
         if u32::from_str_radix(sum, 16).ok()? != checksum(text) {
@@ -77,33 +77,33 @@ fn checksum(text: &str) -> u32 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, sum) as u32
 }
 
-/// What the host knows of a guest.
+/// What the host knows about a guest.
 #[derive(Debug, Default)]
 pub struct Guest {
-    /// Marks its disk's content.
+    /// Identifies its disk's content.
     pub disk: u64,
-    /// What it said last.
+    /// Its last report.
     pub now: Progress,
-    /// What it found wrong before it was started again.
+    /// Errors that it found before it was last started.
     pub before: Progress,
     /// Every write up to this one is durable.
     pub acked: u64,
-    /// When it last got on, or from when on that is asked of it. None while it is down on purpose.
+    /// When it last made progress, or since when progress is expected. `None` while it is down on purpose.
     since: Option<Duration>,
-    /// Its QEMU was ended and the next one has not said hello yet: what is heard meanwhile was said before.
+    /// Whether its QEMU was ended and the next one has not said hello yet: what is heard meanwhile was said before.
     ended: bool,
     /// Longest time without progress.
     pub stall_max: Duration,
-    /// How often it got on.
+    /// Number of times that it made progress.
     pub steps: u64,
-    /// How often its QEMU was ended on purpose.
+    /// Number of times that its QEMU was ended on purpose.
     pub lives: u64,
-    /// Whether it has told anything wrong since this was last asked.
+    /// Errors that it has reported since they were last taken.
     bad: Vec<String>,
 }
 
 impl Guest {
-    /// One that has not started.
+    /// Makes a guest that has not started.
     pub fn new(disk: u64) -> Guest {
         Guest {
             disk,
@@ -111,7 +111,7 @@ impl Guest {
         }
     }
 
-    /// Takes a line in; what is to be answered.
+    /// Processes a line. Returns the answer, if there is one.
     pub fn hear(&mut self, now: Duration, line: &str) -> Option<String> {
         match Line::parse(line)? {
             Line::Hello => {
@@ -119,7 +119,7 @@ impl Guest {
                 return Some(format!("F {} {}\n", self.acked, self.disk));
             }
             Line::Bad(what) => self.bad.push(what),
-            // what it acknowledged is durable, but it does not get on
+            // what it acknowledged is durable, but this is no progress
             Line::Progress(progress) if self.ended => self.acked = self.acked.max(progress.acked),
             Line::Progress(progress) if progress.acked > self.acked => {
                 if let Some(since) = self.since {
@@ -135,7 +135,7 @@ impl Guest {
         None
     }
 
-    /// Its QEMU is gone on purpose: until it gets on again no time counts.
+    /// Records that its QEMU was ended on purpose: no time counts until it makes progress again.
     pub fn ends(&mut self) {
         self.since = None;
         self.ended = true;
@@ -154,37 +154,38 @@ impl Guest {
         };
     }
 
-    /// Whether it has got on since it was started: before that it boots, and a copy of it would boot as well.
+    /// Returns whether it has made progress since it was started: before that it boots, and a copy of it would boot as
+    /// well.
     pub fn is_up(&self) -> bool {
         self.since.is_some()
     }
 
-    /// It stood still for a reason that is over now: time counts from here.
+    /// It stalled for a reason that is now over: time counts from here.
     pub fn excused(&mut self, now: Duration) {
         self.since = self.since.map(|since| since.max(now));
     }
 
-    /// For how long it has not got on; none while it is down on purpose.
+    /// Returns how long it has made no progress; `None` while it is down on purpose.
     pub fn stalled(&self, now: Duration) -> Option<Duration> {
         Some(now.saturating_sub(self.since?))
     }
 
-    /// What it found wrong in all: its current and earlier lives.
+    /// Returns the number of lost writes that it found, in all of its lives.
     pub fn lost_writes(&self) -> u64 {
         self.before.lost + self.now.lost
     }
 
-    /// The same of bytes of disk and memory.
+    /// The same for wrong bytes of disk and memory.
     pub fn wrong_bytes(&self) -> u64 {
         self.before.wrong_disk + self.now.wrong_disk + self.before.wrong_ram + self.now.wrong_ram
     }
 
-    /// The same of requests that failed.
+    /// The same for failed requests.
     pub fn errors(&self) -> u64 {
         self.before.errors + self.now.errors
     }
 
-    /// What it told of that since the last call.
+    /// Returns the errors that it has reported since the last call.
     pub fn take_bad(&mut self) -> Vec<String> {
         std::mem::take(&mut self.bad)
     }
@@ -229,7 +230,7 @@ mod tests {
         let mut guest = Guest::new(7);
         assert_eq!(guest.hear(s(1), &line("H")).unwrap(), "F 0 7\n");
         guest.hear(s(2), &progress(32));
-        guest.hear(s(3), &progress(16)); // from a buffer: what is durable stays durable
+        guest.hear(s(3), &progress(16)); // a buffered line: what is durable stays durable
         guest.ends();
         assert_eq!(guest.hear(s(9), &line("H")).unwrap(), "F 32 7\n");
     }
@@ -243,7 +244,7 @@ mod tests {
         }
         assert_eq!((guest.stall_max, guest.stalled(s(17))), (s(4), Some(s(2))));
         guest.ends();
-        // a line that was under way when it was killed
+        // a line that was on its way when it was killed
         guest.hear(s(16), &progress(64));
         assert!(guest.stalled(s(30)).is_none() && !guest.is_up());
         assert_eq!(guest.hear(s(38), &line("H")).unwrap(), "F 64 1\n");

@@ -1,4 +1,5 @@
-//! Which blow comes next, and at which moment: follows from a seed alone, so that a run can be had again. No I/O, no clock.
+//! Decides which blow comes next, and at which moment, from a seed alone, so that a run can be repeated. No I/O, no
+//! clock.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -6,24 +7,24 @@ use rand::{Rng, SeedableRng};
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-/// What is hit.
+/// What a blow hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
 pub enum Victim {
-    /// The node that runs the machines: SIGKILL.
+    /// The node that runs the machines: killed.
     Node,
-    /// The process that holds the node's mount: SIGKILL.
+    /// The process that holds the node's mount: killed.
     Supervisor,
-    /// The hub: SIGKILL.
+    /// The hub: killed.
     Hub,
-    /// The QEMU of a machine: SIGKILL. Its guest is started again and finds its disk.
+    /// The QEMU of a machine: killed. Its guest is started again from its disk.
     Qemu,
-    /// The link between node and hub: down, and up again.
+    /// The link between node and hub: cut, and restored.
     Network,
     /// The disk with the node's state directory: filled, and freed again.
     Disk,
 }
 
-/// All of them.
+/// All kinds of victims.
 pub const VICTIMS: [Victim; 6] = [
     Victim::Node,
     Victim::Supervisor,
@@ -48,7 +49,8 @@ impl Display for Victim {
 }
 
 impl Victim {
-    /// How often it is chosen, among the others. A QEMU's guest boots for seconds, which leaves less time for other blows.
+    /// Returns how often a victim is chosen relative to others. A QEMU's guest boots for seconds, which leaves less time
+    /// for other blows.
     fn weight(self) -> u32 {
         match self {
             Victim::Node => 38,
@@ -61,7 +63,7 @@ impl Victim {
     }
 }
 
-/// When a blow falls.
+/// The moment at which a blow falls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Moment {
     /// At any time.
@@ -70,9 +72,9 @@ pub enum Moment {
     Capture,
     /// While a machine is forked.
     Fork,
-    /// While an image is sent to the hub.
+    /// While an image is pushed to the hub.
     Push,
-    /// While one is fetched from it.
+    /// While an image is pulled from it.
     Pull,
     /// While the node that was just killed starts again.
     Start,
@@ -92,20 +94,20 @@ impl Display for Moment {
     }
 }
 
-/// One blow: what is hit at once, and when.
+/// One blow: what is hit at the same time, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blow {
     /// Its number, from 1.
     pub number: u64,
-    /// One or two, each once.
+    /// One victim, or two different ones.
     pub victims: Vec<Victim>,
-    /// It waits for this.
+    /// The moment that it waits for.
     pub moment: Moment,
-    /// And so long after it.
+    /// The delay after that moment.
     pub delay: Duration,
     /// How long a network is down or a disk is full.
     pub hold: Duration,
-    /// Chooses among several: which machine's QEMU.
+    /// A random number to choose among several victims: which machine's QEMU.
     pub choice: usize,
 }
 
@@ -124,19 +126,19 @@ pub struct Schedule {
     number: u64,
 }
 
-/// Share of blows that hit two at once, percent.
+/// Percentage of blows that hit two victims at once.
 const PAIRS_PERCENT: u32 = 20;
-/// A node's first time, in which it has taken nothing over yet, milliseconds.
+/// The first milliseconds of a node, in which it has not yet taken over anything.
 const START_MS: u64 = 400;
-/// A capture's or fork's first time, in which its pause lies, milliseconds.
+/// The first milliseconds of a capture or fork, which include its pause.
 const PAUSE_MS: u64 = 400;
-/// The same of a transfer.
+/// The first milliseconds of a transfer.
 const TRANSFER_MS: u64 = 600;
-/// Without a moment: rest before the blow, milliseconds.
+/// Longest pause before a blow that waits for no moment, in milliseconds.
 const ANY_MS: u64 = 1200;
 
 impl Schedule {
-    /// The one of `seed`, of these victims.
+    /// Makes the schedule of `seed` with these victims.
     pub fn new(seed: u64, victims: &[Victim]) -> Schedule {
         assert!(!victims.is_empty(), "somebody must be hit");
         Schedule {
@@ -153,8 +155,8 @@ impl Schedule {
         *chosen.expect("there is one, and no weight is zero")
     }
 
-    /// What is hit together with the first. Node and supervisor are not: with both gone nobody holds the mount, which ends every
-    /// machine on it, and no design without a third process can help that.
+    /// Chooses what is hit together with the first victim. Node and supervisor are never hit together: with both gone
+    /// nobody holds the mount, which ends every machine on it, and only a design with a third process could prevent that.
     fn second(&mut self, first: Victim) -> Option<Victim> {
         let second = self.victim();
         let fatal = [Victim::Node, Victim::Supervisor];
@@ -162,7 +164,7 @@ impl Schedule {
         (second != first && !both).then_some(second)
     }
 
-    /// The next one.
+    /// Returns the next blow.
     pub fn next_blow(&mut self) -> Blow {
         self.number += 1;
         let first = self.victim();

@@ -1,75 +1,75 @@
-//! When a blow falls and whether everybody got over it: a state machine. Time and events go in, actions come out.
+//! Decides when a blow falls and whether everything has recovered from it: a state machine with time and events as input.
 //!
 //! ```text
 //! wait for the blow's moment, then its delay -> Strike
 //! (the driver hits, and starts everything again at once) -> Up
-//! every guest gets on -> the next blow; one that does not within the bound -> Hung, and once more -> GiveUp
+//! every guest makes progress -> the next blow; if one does not in time -> Hung, and later -> GiveUp
 //! ```
 
 use super::schedule::{Blow, Moment, Schedule};
 use std::time::Duration;
 
-/// A blow whose moment does not come falls after this: what it waits for may fail again and again.
+/// A blow whose moment does not come falls after this time, because what it waits for may fail repeatedly.
 const MOMENT_MAX: Duration = Duration::from_secs(4);
-/// Steps of every guest before the next blow.
+/// Steps that every guest must make before the next blow.
 const STEPS: u32 = 2;
-/// A guest that starts from its disk boots, emulated beside another one.
+/// Longest time for a guest to boot from its disk, emulated beside another one.
 const BOOT_MAX: Duration = Duration::from_secs(120);
-/// So many times the bound for a hung guest after it was told hung, the run ends.
+/// The run ends this many hang limits after a guest was found to hang.
 const GIVE_UP: u32 = 6;
 
-/// What happened.
+/// An event that the storm reacts to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Work of this kind began.
     Began(Moment),
-    /// Everything was started again after the last blow, which were so many kills.
+    /// Everything was started again after the last blow.
     Up {
-        /// Processes, links and disks that were hit.
+        /// Number of processes, links and disks that were hit.
         kills: u64,
     },
     /// A guest was started from its disk.
     Booting(usize),
-    /// A guest got on.
+    /// A guest made progress.
     Progress(usize),
-    /// Nothing; time passed.
+    /// Only time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// What the driver has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Hit, start everything again at once, and say [`Event::Up`].
+    /// Hit, start everything again at once, and send [`Event::Up`].
     Strike(Blow),
-    /// A guest does not get on although everything is up. Told once for each time.
+    /// A guest makes no progress although everything is up. Sent once for each hang.
     Hung(usize),
-    /// It still does not.
+    /// The guest still makes no progress.
     GiveUp(usize),
     /// There were enough kills.
     Finish,
 }
 
-/// When there were enough.
+/// When the run ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// So much time.
+    /// After this much time.
     pub until: Duration,
-    /// Or so many kills.
+    /// Or after this many kills.
     pub kills: u64,
-    /// A guest that makes no progress for so long with everything up is hung.
+    /// How long a guest may make no progress with everything up until it counts as hung.
     pub hung_after: Duration,
 }
 
 enum State {
-    /// The next blow waits for its moment; when it began, if it has.
+    /// The next blow waits for its moment; `began` is when the moment began.
     Waiting {
         blow: Blow,
         since: Duration,
         began: Option<Duration>,
     },
-    /// The driver hits.
+    /// The driver is hitting.
     Struck,
-    /// Everything is up; the guests have still so many steps to make.
+    /// Everything is up; each guest still has this many steps to make.
     Recovering {
         steps: Vec<u32>,
     },
@@ -77,24 +77,24 @@ enum State {
 }
 
 struct Guest {
-    /// From when on progress is asked of it.
+    /// Since when progress is expected.
     since: Duration,
     booting: bool,
     hung: bool,
 }
 
-/// The storm.
+/// The state of the storm.
 pub struct Storm {
     schedule: Schedule,
     limits: Limits,
     state: State,
     guests: Vec<Guest>,
-    /// So far.
+    /// Number of kills so far.
     pub kills: u64,
 }
 
 impl Storm {
-    /// One over so many guests, which get on at `now`.
+    /// Makes a storm over this many guests, which make progress at `now`.
     pub fn new(schedule: Schedule, limits: Limits, guests: usize, now: Duration) -> Storm {
         let guest = || Guest {
             since: now,
@@ -112,7 +112,7 @@ impl Storm {
         }
     }
 
-    /// Takes an event in.
+    /// Processes an event. Returns what has to be done.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Began(moment) => self.began(now, moment),
@@ -174,7 +174,7 @@ impl Storm {
         }
     }
 
-    /// Guests that stand still although everything is up.
+    /// Looks for guests that make no progress although everything is up.
     fn look(&mut self, now: Duration) -> Vec<Action> {
         if matches!(self.state, State::Struck | State::Over) {
             return Vec::new();
@@ -235,7 +235,7 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    /// A storm over one guest on hubs only, whose first blow was chosen: it waits for `moment`.
+    /// Makes a storm over one guest that hits only hubs, and whose first blow waits for `moment`.
     fn waiting_for(moment: Moment) -> (Storm, Blow) {
         for seed in 0.. {
             let victims = [Victim::Hub];

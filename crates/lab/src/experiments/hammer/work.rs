@@ -1,6 +1,6 @@
-//! What goes on while blows fall: one thread captures machines, sends captures to the hub and has another node run them; one forks
-//! machines. Every copy verifies its memory and disk. What fails because something was hit is tried again; what fails although
-//! nothing was is told.
+//! The work during the blows: one thread captures machines, pushes captures to the hub and lets another node run them;
+//! another thread forks machines. Every copy verifies its memory and disk. What fails because something was hit is
+//! repeated; what fails although nothing was hit is reported.
 use super::console::{Shared, verify_copy};
 use super::model::Progress;
 use super::schedule::Moment;
@@ -17,33 +17,33 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How long a short call of the hub may take.
+/// Time limit for a short call to the hub.
 const HUB_MAX: Duration = Duration::from_secs(10);
-/// Rest between two jobs of a thread.
+/// Pause between two jobs of a thread.
 const REST: Duration = Duration::from_millis(400);
-/// Captures of which one is sent to the hub and run from there.
+/// One of this many captures is pushed to the hub and run from there.
 const PUSH_EVERY: u64 = 3;
-/// What captures are called, with a number.
+/// Prefix of the names of captures, before a number.
 const IMAGE: &str = "storm";
-/// The machine that a pulled image becomes.
+/// The name of the machine that runs a pulled image.
 const COPY: &str = "copy";
 
-/// What the work came to.
+/// The results of the work.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
-    /// Captures, forks, pushes, pulls that succeeded.
+    /// Captures that succeeded.
     pub captures: u64,
-    /// Forks.
+    /// Forks that succeeded.
     pub forks: u64,
-    /// Images sent to the hub.
+    /// Images pushed to the hub.
     pub pushes: u64,
-    /// Images fetched from it and run.
+    /// Images pulled from the hub and run.
     pub pulls: u64,
-    /// Copies that verified everything and found it right.
+    /// Copies that verified everything and found no error.
     pub verified: u64,
     /// Jobs that failed because something was hit.
     pub disturbed: u64,
-    /// What copies found wrong.
+    /// Errors that copies found.
     pub wrong: Vec<String>,
     /// Clones that ran and were lost.
     pub lost_clones: Vec<String>,
@@ -51,20 +51,20 @@ pub struct Done {
     pub errors: Vec<String>,
 }
 
-/// The places that the work needs.
+/// The addresses that the work needs.
 #[derive(Clone)]
 pub struct Places {
     /// Socket of the node.
     pub node: PathBuf,
     /// Socket of the node that reads from the hub.
     pub far: PathBuf,
-    /// The hub.
+    /// The hub's address.
     pub hub: String,
-    /// What opens it.
+    /// Token for the hub.
     pub token: String,
     /// The two machines.
     pub machines: Vec<String>,
-    /// How long a copy may take to verify everything.
+    /// Longest time for a copy to verify everything.
     pub verify_max: Duration,
 }
 
@@ -72,9 +72,9 @@ pub struct Places {
 pub struct Worker {
     /// What all threads share.
     pub shared: Arc<Shared>,
-    /// The places.
+    /// The addresses.
     pub places: Places,
-    /// What the work came to.
+    /// The results.
     pub done: Arc<Mutex<Done>>,
 }
 
@@ -91,12 +91,12 @@ impl Worker {
         !self.shared.over.load(Relaxed)
     }
 
-    /// How often a machine's QEMU was ended.
+    /// Returns how often a machine's QEMU was ended.
     fn lives(&self, machine: usize) -> u64 {
         self.shared.guests.lock()[machine].lives
     }
 
-    /// Waits until a machine is not booting; how often its QEMU was ended by then.
+    /// Waits until a machine is not booting. Returns how often its QEMU was ended by then.
     fn wait_up(&self, machine: usize) -> u64 {
         loop {
             let (up, lives) = {
@@ -110,13 +110,13 @@ impl Worker {
         }
     }
 
-    /// What a machine has acknowledged, and found wrong, so far.
+    /// Returns what a machine has acknowledged, and the errors that it has found, so far.
     fn known(&self, machine: usize) -> (u64, Progress) {
         let guest = &self.shared.guests.lock()[machine];
         (guest.acked, guest.now)
     }
 
-    /// Does one job; tells what it came to.
+    /// Does one job and records its result.
     fn job(&self, what: &str, job: impl FnOnce() -> anyhow::Result<()>) {
         let calm = self.shared.calm();
         let Err(error) = job() else { return };
@@ -128,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// Every kind of work once.
+    /// Does every kind of work once.
     pub fn once(&self) -> anyhow::Result<()> {
         let (at_least, found) = self.known(0);
         let image = format!("{IMAGE}-0");
@@ -139,7 +139,7 @@ impl Worker {
         self.tidy()
     }
 
-    /// Captures, sends, fetches and runs until the run is over.
+    /// Captures, pushes, pulls and runs until the run is over.
     pub fn capture_without_end(&self) {
         let mut number = 0u64;
         while self.goes_on() {
@@ -154,7 +154,7 @@ impl Worker {
                 captured = true;
                 Ok(())
             });
-            // the image of a machine that was killed before its capture is that of one that boots
+            // if the machine was killed before its capture, the image is of a machine that boots
             captured &= lives == self.lives(machine);
             if captured && number.is_multiple_of(PUSH_EVERY) {
                 self.job(&format!("push {number}"), || self.push(&image));
@@ -198,7 +198,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Fetches a whole image on the other node, checks it, runs it and has it verify everything.
+    /// Pulls a whole image on the other node, checks it, runs it and lets it verify everything.
     fn pull(&self, image: &str, at_least: u64, found: &Progress) -> anyhow::Result<()> {
         let far = self.far()?;
         let request = PullRequest {
@@ -246,7 +246,7 @@ impl Worker {
         }
     }
 
-    /// Removes images that nobody needs: all captures but those on which the machines' disks stand.
+    /// Removes images that are not needed: all captures except those on which the machines' disks are based.
     pub fn tidy(&self) -> anyhow::Result<()> {
         let far = self.far()?;
         let _ = far.remove_machine(COPY, true);
@@ -280,7 +280,7 @@ impl Worker {
     fn fork(&self, machine: usize) -> anyhow::Result<()> {
         let node = self.node()?;
         let parent = &self.places.machines[machine];
-        // what an earlier job could not end
+        // end what an earlier job could not end
         node.kill(parent, &KillRequest { all: true })?;
         let lives = self.wait_up(machine);
         let (at_least, found) = self.known(machine);
@@ -324,7 +324,7 @@ impl Worker {
     }
 }
 
-/// Removes all captures, or whatever there is; what is in use stays.
+/// Removes all captures and images without a name, or with `all` every image; those in use stay.
 pub fn remove_images(node: &Client, all: bool) -> anyhow::Result<()> {
     for image in node.images()?.images {
         let capture = image.names.iter().any(|name| name.starts_with(IMAGE));

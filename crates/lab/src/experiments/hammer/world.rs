@@ -1,5 +1,5 @@
-//! What is hit: a node with its supervisor on a small disk of its own, a hub in a network namespace of its own, the link between
-//! them, and a second node that reads from the hub.
+//! The world that is hit: a node with its supervisor on a small disk of its own, a hub in its own network namespace, the
+//! link between them, and a second node that reads from the hub.
 use crate::link::Namespace;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::client::Client;
@@ -13,18 +13,18 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Bytes of the disk with the node's state: what two machines, their captures and clones take, several times.
+/// Size of the disk with the node's state, in bytes: several times what two machines with their captures and clones take.
 const DISK_BYTES: u64 = 1536 << 20;
-/// How long a node or hub may take to answer: a debug build on a busy host.
+/// Longest time for a node or hub to answer: a debug build on a busy host.
 const START_MAX: Duration = Duration::from_secs(120);
-/// How long a node may take to replace its supervisor.
+/// Longest time for a node to replace its supervisor.
 const SUPERVISOR_MAX: Duration = Duration::from_secs(10);
-/// What a push that was cut has sent already is kept for so long: it goes before what is left behind is counted.
+/// How long an interrupted push is kept. It expires before leaks are counted.
 pub const UPLOAD_EXPIRY: Duration = Duration::from_secs(30);
-/// The two ends of the link.
+/// The addresses of the two ends of the link.
 const NODE_ADDRESS: &str = "10.79.0.1/30";
 const HUB_ADDRESS: &str = "10.79.0.2/30";
-/// Where the hub listens.
+/// The address on which the hub listens.
 const HUB_LISTEN: &str = "10.79.0.2:7071";
 
 /// A process of this program that serves until it is killed or its input ends.
@@ -60,7 +60,7 @@ impl Served {
         })
     }
 
-    /// Waits until it answers; the rest of the line that says so.
+    /// Waits until the process answers. Returns the rest of the line with which it does.
     fn ready(&self) -> anyhow::Result<String> {
         let line = self.ready.recv_timeout(START_MAX);
         let line = line.with_context(|| format!("not ready within {START_MAX:?}"))?;
@@ -70,13 +70,13 @@ impl Served {
         }
     }
 
-    /// SIGKILL, and its end.
+    /// Kills the process and waits for its end.
     fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Ends it by the end of its input.
+    /// Ends the process by closing its input.
     fn end(&mut self) {
         drop(self.input.take());
         let until = Instant::now() + START_MAX;
@@ -100,20 +100,20 @@ impl Drop for Served {
 pub struct World {
     /// State directory of the node that is hit.
     pub home: PathBuf,
-    /// That of the node that reads from the hub.
+    /// State directory of the node that reads from the hub.
     pub far_home: PathBuf,
     /// The hub's folder.
     pub hub_dir: PathBuf,
     /// Mount point of the small disk.
     disk: PathBuf,
     logs: PathBuf,
-    /// Where the node is: who runs there reaches the hub as it does.
+    /// The node's namespace: a process there reaches the hub like the node.
     pub near: Arc<Namespace>,
     far: Namespace,
     node: Option<Served>,
     far_node: Option<Served>,
     hub: Option<Served>,
-    /// What opens the hub.
+    /// Token for the hub.
     pub token: String,
 }
 
@@ -152,7 +152,7 @@ impl World {
         Ok(world)
     }
 
-    /// Starts what is not there and waits until all answer.
+    /// Starts whatever does not run and waits until everything answers.
     pub fn start_all(&mut self) -> anyhow::Result<()> {
         self.spawn_hub()?;
         self.spawn_node()?;
@@ -173,7 +173,7 @@ impl World {
         Ok(())
     }
 
-    /// Starts the node if it is not there; does not wait.
+    /// Starts the node unless it runs; does not wait.
     pub fn spawn_node(&mut self) -> anyhow::Result<()> {
         if self.node.is_none() {
             let arguments = ["serve-node".as_ref(), self.home.as_os_str()];
@@ -186,7 +186,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the node answers. One that ended instead is forgotten, so that it can be started again.
+    /// Waits until the node answers. If it has ended instead, forgets it, so that it can be started again.
     pub fn node_ready(&mut self) -> anyhow::Result<()> {
         let node = self.node.as_ref().context("no node was started")?;
         if Client::connect(self.home.join("node.sock")).is_ok() {
@@ -204,7 +204,7 @@ impl World {
         })
     }
 
-    /// Starts the hub if it is not there; does not wait.
+    /// Starts the hub unless it runs; does not wait.
     pub fn spawn_hub(&mut self) -> anyhow::Result<()> {
         if self.hub.is_none() {
             let expiry = UPLOAD_EXPIRY.as_secs().to_string();
@@ -226,7 +226,7 @@ impl World {
         let hub = self.hub.as_ref().context("no hub was started")?;
         match hub.ready() {
             Ok(token) => self.token = token,
-            // it has said so before
+            // the hub has reported its readiness before
             Err(_)
                 if !self.token.is_empty()
                     && self
@@ -243,26 +243,26 @@ impl World {
         Ok(())
     }
 
-    /// The hub's address.
+    /// Returns the hub's address.
     pub fn hub_url(&self) -> String {
         format!("http://{HUB_LISTEN}")
     }
 
-    /// SIGKILL for the node.
+    /// Kills the node.
     pub fn kill_node(&mut self) {
         if let Some(mut node) = self.node.take() {
             node.kill();
         }
     }
 
-    /// SIGKILL for the hub.
+    /// Kills the hub.
     pub fn kill_hub(&mut self) {
         if let Some(mut hub) = self.hub.take() {
             hub.kill();
         }
     }
 
-    /// SIGKILL for the supervisor; whether there was one. The node may just be replacing the one that was killed before.
+    /// Kills the supervisor. Returns whether there was one; the node may just be replacing one that was killed before.
     pub fn kill_supervisor(&self) -> bool {
         let socket = self.home.join("run/supervisor.sock");
         let until = Instant::now() + SUPERVISOR_MAX;
@@ -278,22 +278,22 @@ impl World {
         }
     }
 
-    /// Cuts the link: packets are lost without a word, as on a broken line.
+    /// Cuts the link: packets are lost silently, as on a broken line.
     pub fn cut(&self) -> anyhow::Result<()> {
         Ok(self.far.ip("link set floe1 down")?)
     }
 
-    /// Mends it.
+    /// Restores the link.
     pub fn mend(&self) -> anyhow::Result<()> {
         Ok(self.far.ip("link set floe1 up")?)
     }
 
-    /// Fills the disk to the last page.
+    /// Fills the disk completely.
     pub fn fill(&self) -> anyhow::Result<()> {
         let file = File::create(self.filler())?;
         let disk = rustix::fs::statvfs(&self.disk)?;
         let (mut at, mut step) = (0, disk.f_bavail * disk.f_frsize);
-        // the node and its machines write meanwhile, and free again
+        // the node and its machines write and free space meanwhile
         while step >= disk.f_frsize {
             match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), at, step) {
                 Ok(()) => at += step,
@@ -315,12 +315,12 @@ impl World {
         self.disk.join("filler")
     }
 
-    /// A client of the node.
+    /// Returns a client of the node.
     pub fn client(&self) -> anyhow::Result<Client> {
         Ok(Client::connect(self.home.join("node.sock"))?)
     }
 
-    /// Ends everything as an operator does.
+    /// Ends everything in the way an operator would.
     pub fn end_all(&mut self) {
         for served in [&mut self.node, &mut self.far_node, &mut self.hub] {
             if let Some(mut served) = served.take() {
@@ -329,7 +329,7 @@ impl World {
         }
     }
 
-    /// The last lines of a log.
+    /// Returns the last lines of a log.
     pub fn log_tail(&self, name: &str, lines: usize) -> String {
         let text = fs::read(self.logs.join(name)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -337,7 +337,7 @@ impl World {
         all[all.len().saturating_sub(lines)..].join("\n")
     }
 
-    /// Where the logs are.
+    /// Returns the directory of the logs.
     pub fn logs(&self) -> &Path {
         &self.logs
     }
@@ -358,7 +358,7 @@ impl Drop for World {
             }
         }
         self.end_all();
-        // what a broken run left behind
+        // remove what a failed run left behind
         for home in [&self.home, &self.far_home] {
             for (pid, _) in processes_with(home) {
                 kill(pid);
@@ -371,7 +371,7 @@ impl Drop for World {
     }
 }
 
-/// Processes other than this one whose command line names something: their ids and command lines.
+/// Returns processes other than this one whose command line contains the path, with their ids and command lines.
 pub fn processes_with(path: &Path) -> Vec<(u32, String)> {
     let wanted = path.display().to_string();
     let mut found = Vec::new();
@@ -392,7 +392,7 @@ pub fn processes_with(path: &Path) -> Vec<(u32, String)> {
     found
 }
 
-/// Mount points at or under a directory.
+/// Returns the mount points at or under a directory.
 pub fn mounts_under(dir: &Path) -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -402,13 +402,13 @@ pub fn mounts_under(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// SIGKILL for a process; whether there was one.
+/// Kills a process. Returns whether there was one.
 pub fn kill(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok())
 }
 
-/// Compiles what the guests run and adds it to the tiny guest's initial RAM disk, as its first program.
+/// Compiles the guests' program and adds it to the tiny guest's initial RAM disk as its first program.
 pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Result<PathBuf> {
     const PROGRAM: &str = include_str!("../../../guests/hammer.rs");
     const INIT: &str = include_str!("../../../guests/hammer-init");
@@ -444,7 +444,7 @@ pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Resul
         archive.status.success(),
         "cpio is missing; install the Debian package cpio"
     );
-    // The kernel unpacks archives one after the other; a later file replaces an earlier one.
+    // The kernel unpacks concatenated archives in order; a later file replaces an earlier one.
     let mut initrd = fs::read(guest.initrd())?;
     initrd.resize(initrd.len().next_multiple_of(4), 0);
     initrd.extend(archive.stdout);

@@ -1,15 +1,15 @@
-//! A client of a hub from an address of its own: one HTTP/1.1 connection, blocking, without any of floe's clients, which neither
-//! strangers have nor can be bound to an address.
+//! A client of a hub that connects from a given address: one HTTP/1.1 connection, blocking. floe's own clients are not
+//! used, because strangers don't have them and they can't be bound to an address.
 use anyhow::{Context as _, bail};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long an answer may take before the request counts as failed.
+/// Time limit for an answer, after which the request counts as failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection from `from` to `to`.
+/// Connects from `from` to `to`.
 pub fn connect_from(from: Ipv4Addr, to: SocketAddr) -> anyhow::Result<TcpStream> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &SocketAddr::from((from, 0)))?;
@@ -21,7 +21,7 @@ pub fn connect_from(from: Ipv4Addr, to: SocketAddr) -> anyhow::Result<TcpStream>
     Ok(stream)
 }
 
-/// A request's bytes.
+/// Returns a request's bytes.
 pub fn request(
     method: &str,
     path: &str,
@@ -50,7 +50,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// One client; it connects again when its connection is closed.
+/// A client; it connects again when its connection is closed.
 pub struct Client {
     from: Ipv4Addr,
     to: SocketAddr,
@@ -58,7 +58,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Nothing is connected yet.
+    /// Makes a client that is not connected yet.
     pub fn new(from: Ipv4Addr, to: SocketAddr) -> Client {
         Client {
             from,
@@ -67,7 +67,7 @@ impl Client {
         }
     }
 
-    /// Asks, on a new connection if the kept one was closed meanwhile.
+    /// Sends a request and waits for the answer; connects again if the kept connection was closed meanwhile.
     pub fn call(&mut self, request: &[u8]) -> anyhow::Result<Answer> {
         if let Some(mut connection) = self.connection.take()
             && let Ok(answer) = exchange(&mut connection, request)
@@ -81,7 +81,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// Sends a request and does not wait; [`Client::answer`] does.
+    /// Sends a request without waiting; [`Client::answer`] waits.
     pub fn ask(&mut self, request: &[u8]) -> anyhow::Result<()> {
         if self.connection.is_none() {
             self.connection = Some(BufReader::new(connect_from(self.from, self.to)?));
@@ -94,7 +94,7 @@ impl Client {
         Ok(sent?)
     }
 
-    /// The answer to what was asked.
+    /// Waits for the answer to the request that was sent.
     pub fn answer(&mut self) -> anyhow::Result<Answer> {
         let mut connection = self.connection.take().context("nothing was asked")?;
         let answer = read_answer(&mut connection)?;

@@ -1,9 +1,9 @@
 //! `hub-hostile`: honest reads and uploads at a hub, alone and beside 200 slow and 200 greedy strangers.
 //!
-//! The hub is a process of its own, the strangers are another. Honest users have tokens; one of them comes from an address that
-//! strangers have too. Strangers have none: half of them are slow (heads, bodies, traces that come byte by byte, readers that
-//! take a byte a second), half are greedy (four connections each, always busy, with whatever costs the hub most or is
-//! cheapest to ask).
+//! The hub is a process of its own, the strangers are another. Honest users have tokens; one of them shares an address
+//! with strangers. Strangers have no tokens: half of them are slow (heads, bodies and traces that are sent byte by byte,
+//! readers that read a byte per second), half are greedy (four connections each, always busy, with whatever costs the hub
+//! most or is cheapest to request).
 mod client;
 pub mod strangers;
 
@@ -20,23 +20,23 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Of each kind.
+/// Number of strangers of each kind.
 const STRANGERS: usize = 200;
-/// Chunks of the image that all read: 32 MiB.
+/// Chunks of the image that everybody reads: 32 MiB.
 const CHUNKS: u64 = 8192;
 /// Chunks of an image that is uploaded: 2 MiB.
 const UPLOADED_CHUNKS: u64 = 512;
-/// Bytes after which a pack is closed.
+/// Size in bytes at which a pack is closed.
 const PACK_BYTES: u64 = 4 << 20;
-/// A user thinks for so long between two reads, and between two uploads.
+/// How long a user waits between two reads; the next one, between two uploads.
 const READ_PAUSE: Duration = Duration::from_millis(4);
 const UPLOAD_PAUSE: Duration = Duration::from_millis(20);
-/// Strangers are at it for so long before anything is measured.
+/// How long strangers are active before anything is measured.
 const WARM: Duration = Duration::from_secs(3);
-/// Where the hub listens.
+/// The port of the hub.
 const PORT: u16 = 7073;
 
-/// A page of content that compresses to about a half, another for each number.
+/// Returns a page that compresses to about a half, different for each number.
 pub(crate) fn page(number: u64) -> Vec<u8> {
     let mut state = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut page = vec![0; CHUNK_SIZE];
@@ -49,14 +49,14 @@ pub(crate) fn page(number: u64) -> Vec<u8> {
     page
 }
 
-/// An image with its packs, ready to be sent.
+/// An image with its packs, ready to be uploaded.
 struct Image {
     manifest: Manifest,
     packs: Vec<(PackRef, Vec<u8>)>,
 }
 
 impl Image {
-    /// Of the pages with these numbers.
+    /// Makes an image of the pages with these numbers.
     fn new(numbers: std::ops::Range<u64>) -> anyhow::Result<Image> {
         let numbers: Vec<u64> = numbers.collect();
         let mut packs = Vec::new();
@@ -106,7 +106,7 @@ impl Image {
         Ok(Image { manifest, packs })
     }
 
-    /// Sends it as the owner of `token`, as a push does that has asked what is missing.
+    /// Uploads it as the owner of `token`, like a push that has asked what is missing.
     fn upload(&self, client: &mut Client, token: &str, public: bool) -> anyhow::Result<()> {
         let mut ask = |method: &str, path: &str, body: &[u8]| {
             let answer = client.call(&request(method, path, Some(token), &[], body))?;
@@ -138,21 +138,21 @@ impl Image {
     }
 }
 
-/// What is measured at.
+/// The hub and users with which the measurements are made.
 struct Bench {
     hub: SocketAddr,
     image: Image,
     tokens: Vec<String>,
 }
 
-/// Latencies of one phase, milliseconds.
+/// Latencies in one phase, in milliseconds.
 #[derive(Default)]
 struct Phase {
     reads: Samples,
     uploads: Samples,
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("hub-hostile", context.quick);
     let dir = context.scratch.join("hub");
@@ -166,11 +166,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     bench.image.upload(&mut owner, &bench.tokens[0], true)?;
     let length = Duration::from_secs(context.pick(12, 3));
     let rounds = context.pick(7, 1);
-    // the image comes into the hub's memory
+    // load the image into the hub's memory
     bench.phase(Duration::from_secs(2), 0)?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for round in 0..rounds {
-        // every other round in reverse order
+        // use the reverse order in every other round
         for step in 0..2 {
             let number = 2 * round + step + 1;
             if (step == 0) == (round % 2 == 0) {
@@ -189,7 +189,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Three users: two who read, one who publishes.
+/// Creates three users: two who read, one who publishes.
 fn users(dir: &Path) -> anyhow::Result<Vec<String>> {
     let users = ["ann", "bob", "carol"];
     let tokens = users.iter().map(|user| create_token(dir, user));
@@ -210,11 +210,11 @@ impl Bench {
         Ok(Server::start(None, &words)?.0)
     }
 
-    /// All honest users at work for so long.
+    /// Lets all honest users work for this long.
     fn phase(&self, length: Duration, number: u64) -> anyhow::Result<Phase> {
         let until = Instant::now() + length;
         std::thread::scope(|scope| {
-            // bob's address is one that strangers have too
+            // bob shares his address with strangers
             let ann = scope.spawn(|| self.read([127, 0, 1, 1].into(), &self.tokens[0], until));
             let bob = scope.spawn(|| self.read([127, 0, 0, 2].into(), &self.tokens[1], until));
             let carol = scope.spawn(|| self.publish(number, until));
@@ -232,7 +232,7 @@ impl Bench {
         })
     }
 
-    /// Page faults: a chunk with its neighbours, here and there; and a range of a pack now and then.
+    /// Simulates page faults: a chunk with its neighbours, at random places, and sometimes a range of a pack.
     fn read(&self, from: Ipv4Addr, token: &str, until: Instant) -> anyhow::Result<Vec<f64>> {
         let mut client = Client::new(from, self.hub);
         let id = self.image.manifest.id();
@@ -262,7 +262,7 @@ impl Bench {
         Ok(times)
     }
 
-    /// Images, each with content of its own, and gone again afterwards.
+    /// Publishes images with different content, and removes them again.
     fn publish(&self, number: u64, until: Instant) -> anyhow::Result<Vec<f64>> {
         let token = &self.tokens[2];
         let mut client = Client::new([127, 0, 1, 3].into(), self.hub);
@@ -284,7 +284,7 @@ impl Bench {
     }
 }
 
-/// The times of one kind of request.
+/// A function that returns the times of one kind of request.
 type Times = fn(&Phase) -> &Samples;
 
 fn tell(report: &mut Report, alone: &[Phase], beside: &[Phase]) {

@@ -1,4 +1,4 @@
-//! Strangers: 200 who are slow and 200 who are greedy, in a process of their own, until its input ends.
+//! The strangers: slow ones and greedy ones, in a separate process that runs until its input ends.
 use super::client::{Client, connect_from, request};
 use floe_image::{Hash, Kind, ReadRequest, chunk_hash};
 use std::io::{Read, Write};
@@ -6,16 +6,16 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Addresses that strangers come from: 127.0.0.2 and so on. The first is also an honest user's.
+/// Number of addresses that strangers come from: 127.0.0.2 and so on. The first one is also an honest user's.
 pub const ADDRESSES: u8 = 8;
 /// Connections that a greedy stranger keeps busy at the same time.
 const GREEDY_CONNECTIONS: usize = 4;
-/// Time between two bytes of the slow.
+/// Time between two bytes of a slow stranger.
 const DRIP: Duration = Duration::from_secs(1);
-/// A stack for each of some hundred threads.
+/// Stack size of each of some hundred threads, in bytes.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What the process is told.
+/// The process's arguments.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// The hub
@@ -30,13 +30,13 @@ pub struct Arguments {
     greedy: usize,
 }
 
-/// Where stranger number `n` comes from.
+/// Returns the address of stranger number `n`.
 fn address(n: usize) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 0, 2 + (n % usize::from(ADDRESSES)) as u8)
 }
 
 impl Arguments {
-    /// Annoys until the input ends.
+    /// Runs the strangers until the input ends.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let thread = |work: Box<dyn Fn() + Send>| {
             std::thread::Builder::new()
@@ -62,7 +62,7 @@ impl Arguments {
     }
 }
 
-/// A batch read of the first so many chunks of an image of made pages, packed as the hub likes.
+/// Returns a batch read of these chunks of an image of generated pages, which the hub is to answer in raw encoding.
 pub fn read_request(image: &Hash, chunks: std::ops::Range<u64>, token: Option<&str>) -> Vec<u8> {
     let wants = chunks.map(|n| (Kind::Chunk, chunk_hash(&super::page(n))));
     let body = ReadRequest {
@@ -73,7 +73,7 @@ pub fn read_request(image: &Hash, chunks: std::ops::Range<u64>, token: Option<&s
     request("POST", &path, token, &[("x-floe-encoding", "raw")], &body)
 }
 
-/// One slow stranger, until the hub closes the connection.
+/// Simulates one slow stranger, until the hub closes the connection.
 fn slow(n: usize, hub: SocketAddr, image: Hash) {
     let Ok(mut stream) = connect_from(address(n), hub) else {
         return std::thread::sleep(DRIP);
@@ -97,11 +97,12 @@ fn slow(n: usize, hub: SocketAddr, image: Hash) {
     while begun.is_ok() && drop_by_drop(&mut stream) {
         std::thread::sleep(DRIP);
     }
-    // whoever was cut off comes again
+    // a stranger that was cut off connects again
     std::thread::sleep(DRIP);
 }
 
-/// One round of a greedy stranger: a request on each of its connections at once, then their answers, as fast as they come.
+/// Simulates one round of a greedy stranger: a request on each of its connections at once, then their answers as fast as
+/// they come.
 fn greedy(n: usize, hub: SocketAddr, image: Hash, pack: Hash) {
     let requests = [
         read_request(&image, 1..64, None),
@@ -125,7 +126,7 @@ fn greedy(n: usize, hub: SocketAddr, image: Hash, pack: Hash) {
         for (client, asked) in clients.iter_mut().zip(asked) {
             failed |= !asked || client.answer().is_err();
         }
-        // a refused connection is tried again at once, but not in a loop that only burns this host's processors
+        // a refused connection is retried soon, but not in a loop that only wastes this host's processors
         if failed {
             std::thread::sleep(Duration::from_millis(10));
         }

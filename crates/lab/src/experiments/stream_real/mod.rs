@@ -1,5 +1,5 @@
-//! `stream-real`: a desktop from a hub behind 7.2 Mbit/s and 120 ms, as vTube's user meets it (its section 5). How soon is it
-//! usable, against downloading it; does the simulator tell the truth; what does a second image of the same family cost?
+//! `stream-real`: a desktop from a hub behind 7.2 Mbit/s and 120 ms, as in section 5 of the vTube paper. How soon is it
+//! usable, compared with downloading it; is the simulator right; what does a second image of the same family cost?
 mod screen;
 pub(super) mod site;
 
@@ -13,12 +13,12 @@ use floe_planner::{Config, Urgency};
 use site::{Published, Site, Used};
 use std::collections::BTreeSet;
 
-/// Users before the first who is measured.
+/// Number of users before the first one who is measured.
 const TEACHERS: u64 = 3;
 /// The short version's link.
 const QUICK_BITS_PER_S: u64 = 72_000_000;
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("stream-real", context.quick);
     let guest = Guest::desktop()?;
@@ -45,7 +45,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         let node = site.near(&format!("near{round}"))?;
         let one = site.use_image(&node, &site.first, round)?;
         if round == 0 {
-            // Nobody has used it before: no model helps.
+            // Nobody has used this image before, so there is no model.
             let other = site.use_image(&node, &site.second, round)?;
             second.push(other.down_bytes as f64 / one.down_bytes as f64);
             second_usable.push(other.usable.as_secs_f64());
@@ -112,7 +112,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The image as the simulator sees it, from what is stored.
+/// The image as the simulator sees it, based on what is stored.
 struct Known {
     content: Content,
     regions: Vec<RegionShape>,
@@ -139,10 +139,10 @@ impl Known {
         })
     }
 
-    /// Seconds that the simulator's machine waits in the same run over the same link.
+    /// Returns the seconds that the simulator's machine waits in the same run over the same link.
     fn simulate(&self, link: &LinkSpec, used: &Used) -> anyhow::Result<f64> {
         let mut trace = used.trace.clone();
-        // A zero chunk never travels.
+        // A zero chunk is never sent.
         trace.accesses.retain(|access| {
             let region = self.regions.get(usize::from(access.region));
             region.is_some_and(|region| region.has(u64::from(access.chunk)))

@@ -1,21 +1,21 @@
-//! What a guest shows: is it what it showed before, and does it react?
+//! Compares a guest's screens: does it show what it showed before, and does it react?
 use crate::experiments::live::Node;
 use crate::workloads::Session;
 use anyhow::{Context, bail};
 use std::io::Cursor;
 use std::time::{Duration, Instant};
 
-/// Two pixels are the same up to this, of 255.
+/// Two values of a pixel, of 0 to 255, count as the same up to this difference.
 const SAME: u8 = 24;
-/// Screens are the same if at most this share of their pixels differs: there is a clock on them.
+/// Screens count as the same if at most this share of their pixels differs, because they show a clock.
 const SAME_SHARE: f64 = 0.01;
-/// A key has had an effect if more than this share changes: a menu takes some percent.
+/// A key has had an effect if more than this share of the pixels changes: a menu takes some percent.
 const REACTION_SHARE: f64 = 0.005;
-/// How long one press of the key may take to show before it is pressed again.
+/// Time after which the key is pressed again if nothing changes on the screen.
 const PRESS_AGAIN: Duration = Duration::from_secs(4);
-/// The menu is closed after this.
+/// Time after which the menu is closed.
 const CLOSED: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Time between two screenshots.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Most bytes of a decoded screen.
 const BYTES_MAX: usize = 64 << 20;
@@ -27,7 +27,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// What a machine shows now.
+    /// Takes a screenshot of a machine.
     pub fn of(node: &Node, machine: &str) -> anyhow::Result<Screen> {
         let png = node.client.screenshot(machine)?;
         let limits = png::Limits { bytes: BYTES_MAX };
@@ -51,7 +51,7 @@ impl Screen {
         })
     }
 
-    /// The share of the pixels that differ.
+    /// Returns the share of the pixels that differ.
     fn difference(&self, other: &Screen) -> f64 {
         if self.size != other.size {
             return 1.0;
@@ -62,7 +62,7 @@ impl Screen {
     }
 }
 
-/// Waits until the machine shows what it showed when it was captured and the menu opens at a key. Returns when it had.
+/// Waits until the machine shows what it showed at its capture and a key opens the menu. Returns when that was the case.
 pub fn until_usable(
     node: &Node,
     machine: &str,

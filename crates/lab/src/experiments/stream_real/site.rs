@@ -1,5 +1,5 @@
-//! Two hosts with a slow link between them: a hub with two images of one desktop and what earlier users' machines have
-//! touched at the far end, users at the near one.
+//! Two hosts with a slow link between them: at the far end a hub with two images of one desktop and with traces of
+//! earlier users' machines, at the near end users.
 use super::screen::{Screen, until_usable};
 use crate::experiments::live::{Hub, Node};
 use crate::guest::Guest;
@@ -17,21 +17,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const HUB_PORT: u16 = 7070;
-/// The machine, whoever's it is.
+/// The machine's name, for all users.
 const MACHINE: &str = "desk";
-/// The second image: the first one's desktop after some use.
+/// The name of the second image: the first one's desktop after some use.
 const SECOND: &str = "lab-second";
-/// A desktop is usable within this time, or something is wrong.
+/// Longest time until a desktop is usable.
 const USABLE_MAX: Duration = Duration::from_secs(600);
-/// The hub has a trace, or a model, after this.
+/// Longest time until the hub has a trace, or a model.
 const HUB_MAX: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Seeds of earlier users; those who are measured have others.
+/// The first seed of earlier users; users who are measured have other seeds.
 const TEACHER_SEEDS: u64 = 1000;
 
 /// An image on the hub.
 pub struct Published {
-    /// Its name there.
+    /// Its name on the hub.
     pub name: &'static str,
     /// Its id.
     pub id: Hash,
@@ -40,46 +40,46 @@ pub struct Published {
     screen: Screen,
 }
 
-/// All of it. Dropped in this order: the processes use the link.
+/// The hosts, the link and the images. The fields are dropped in this order, because the processes use the link.
 pub struct Site {
     origin: Node,
     hub: Hub,
     homes: PathBuf,
     /// The desktop.
     pub first: Published,
-    /// The same, used a little.
+    /// The same after a little use.
     pub second: Published,
     /// The link.
     pub bridge: Bridge,
 }
 
-/// What a user's run amounts to.
+/// The result of a user's run.
 pub struct Used {
-    /// From the command until the screen is as it was captured and reacts.
+    /// Time from the command until the screen looks as at the capture and reacts.
     pub usable: Duration,
-    /// From the command until the guest's CPUs ran.
+    /// Time from the command until the guest's CPUs ran.
     pub started: Duration,
-    /// What the node says in the end.
+    /// The node's final figures.
     pub stream: StreamInfo,
     /// Bytes that came over the link.
     pub down_bytes: u64,
-    /// What the machine touched, waiting taken out.
+    /// What the machine touched, with waits removed.
     pub trace: ZeroTrace,
-    /// Time that it waited for chunks, pauses not included.
+    /// Time that it waited for chunks, without pauses.
     pub waited: Duration,
-    /// What its node knew of earlier runs.
+    /// The model of earlier runs that its node had.
     pub model: Option<Arc<Model>>,
 }
 
 impl Used {
-    /// All time in which the machine stood still, the start included.
+    /// Returns the seconds in which the machine did not run, including its start.
     pub fn wait_s(&self) -> f64 {
         (self.started + self.waited).as_secs_f64() + self.stream.paused_s
     }
 }
 
 impl Site {
-    /// Makes the images, and lets so many users use the first one beside the hub.
+    /// Makes the images, and lets this many users use the first one next to the hub.
     pub fn prepare(dir: &Path, guest: &Guest, shape: Shape, teachers: u64) -> anyhow::Result<Site> {
         let bridge = Bridge::new(shape.clone(), shape)?;
         let far = Some(&bridge.ends.far);
@@ -117,17 +117,17 @@ impl Site {
         Ok(site)
     }
 
-    /// Where the images were made.
+    /// Returns the home of the node on which the images were made.
     pub fn origin(&self) -> &Path {
         &self.origin.home
     }
 
-    /// A node at the near end that knows nothing.
+    /// Starts a node at the near end without any data.
     pub fn near(&self, name: &str) -> anyhow::Result<Node> {
         Node::start(Some(&self.bridge.ends.near), &self.homes.join(name), false)
     }
 
-    /// Somebody starts an image from the hub, uses it, and stops it; the hub has learnt of it when this returns.
+    /// Lets a user start an image from the hub, use it, and stop it. Returns when the hub has learnt from it.
     pub fn use_image(&self, node: &Node, image: &Published, seed: u64) -> anyhow::Result<Used> {
         let known = self.model_traces(&image.id)?;
         let before = self.bridge.down.read().bytes_delivered;
@@ -170,7 +170,7 @@ impl Site {
         self.near(name)?.download(image.name, &self.hub)
     }
 
-    /// From how many runs the hub has learnt.
+    /// Returns the number of runs from which the hub has learnt.
     fn model_traces(&self, image: &Hash) -> anyhow::Result<u32> {
         model_traces(&self.homes.join("hub"), image)
     }
@@ -180,7 +180,7 @@ impl Site {
     }
 }
 
-/// From how many runs of an image the hub with its data in `hub` has learnt.
+/// Returns the number of runs of an image from which the hub with its data in `hub` has learnt.
 pub(in crate::experiments) fn model_traces(hub: &Path, image: &Hash) -> anyhow::Result<u32> {
     let folder = hub.join(format!("traces/{image}"));
     let mut most = 0;
@@ -194,7 +194,7 @@ pub(in crate::experiments) fn model_traces(hub: &Path, image: &Hash) -> anyhow::
     Ok(most)
 }
 
-/// Waits until the hub has learnt from more runs than so many.
+/// Waits until the hub has learnt from more runs than this.
 pub(in crate::experiments) fn wait_for_model(
     hub: &Path,
     image: &Hash,
@@ -221,7 +221,7 @@ fn published(
     })
 }
 
-/// Looks until there is something.
+/// Calls `look` until it returns something.
 fn wait_for<T>(what: &str, look: impl Fn() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
     let end = Instant::now() + HUB_MAX;
     loop {
@@ -233,7 +233,7 @@ fn wait_for<T>(what: &str, look: impl Fn() -> anyhow::Result<Option<T>>) -> anyh
     }
 }
 
-/// The one trace that a node has of an image, and how long its machine waited.
+/// Returns the only trace that a node has of an image, and how long its machine waited.
 pub(in crate::experiments) fn own_trace(
     node: &Node,
     image: &Hash,

@@ -1,10 +1,10 @@
-//! `touch`: what the first touch of a page of RAM costs, in a process that maps the mount's file as QEMU does.
+//! `touch`: the cost of the first touch of a page of RAM, in a process that maps the mount's file as QEMU does.
 //!
-//! - cold: the page is in the local store. Against a userfaultfd server over the same store, both servers on the same
-//!   core as the toucher, and both on another.
-//! - pushed: the mount put it into the page cache beforehand. Against a plain file on tmpfs.
-//! - shared: another clone on this host has touched it.
-//! - under a real QEMU: bytes that one cold fault reads.
+//! - cold: the page is in the local store. Compared with a userfaultfd server over the same store, once with both servers
+//!   on the toucher's core, once on another.
+//! - pushed: the mount has put the page into the page cache beforehand. Compared with a plain file on tmpfs.
+//! - shared: another clone on this host has touched the page.
+//! - under a real QEMU: the number of bytes that one cold fault reads.
 pub mod toucher;
 pub mod uffd;
 mod under_qemu;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use toucher::{PAGE, Toucher, stay_on};
 
-/// Where the servers stay.
+/// The core of the servers.
 const SERVER_CORE: usize = 0;
-/// Where the toucher is when it is not on the servers' core.
+/// The core of the toucher if it is not on the servers' core.
 const OTHER_CORE: usize = 1;
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("touch", context.quick);
     let bytes = context.pick(256 << 20, 32 << 20);
@@ -90,7 +90,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Medians of the rounds; pairs by placement: same core, other core.
+/// Medians of the rounds; pairs are by placement: same core, other core.
 #[derive(Default)]
 struct Rounds {
     cold: [Samples; 2],
@@ -105,7 +105,7 @@ struct Rounds {
 impl Rounds {
     fn round(&mut self, ram: &LocalRam, bytes: usize, seed: u64) -> anyhow::Result<()> {
         for (which, core) in [(0, SERVER_CORE), (1, OTHER_CORE)] {
-            // Each image has an inode of its own, with an empty page cache, though its chunks are the same.
+            // Each image has its own inode with an empty page cache, although its chunks are the same.
             let image = ram.fresh_image()?;
             let path = image.region_path("ram").context("the image has RAM")?;
             let mut first = Toucher::start(Some(&path), bytes, core, seed)?;
@@ -142,7 +142,7 @@ fn median(values: Vec<f64>) -> f64 {
     values.into_iter().collect::<Samples>().median()
 }
 
-/// The same touches, answered by a userfaultfd server on a thread of this process, from the same cache.
+/// Measures the same touches, answered by a userfaultfd server on a thread of this process, from the same cache.
 fn touch_by_uffd(ram: &LocalRam, bytes: usize, core: usize, seed: u64) -> anyhow::Result<Vec<f64>> {
     let mut toucher = Toucher::start(None::<&Path>, bytes, core, seed)?;
     let (fd, start) = (toucher.uffd()?, toucher.address);

@@ -1,6 +1,7 @@
-//! The process whose page faults are measured: a stand-in for QEMU that maps memory and touches it, page by page.
+//! The process whose page faults are measured: a substitute for QEMU that maps memory and touches it, page by page.
 //!
-//! It is a process of its own, because a fault that is answered by its own process measures the memory map's lock too.
+//! It is a separate process, because if a process answers its own faults, the measurement includes contention for its
+//! memory map's lock.
 use super::uffd::Uffd;
 use anyhow::{Context, bail};
 use std::fmt::Write as _;
@@ -11,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Instant;
 
-/// Page size.
+/// Page size, in bytes.
 pub const PAGE: usize = 4096;
 
-/// One page is touched in each window of this many: a fault may map up to 16 cached neighbours with its own page, and
-/// touching those would measure nothing.
+/// Only one page in each window of this many pages is touched: a fault may also map up to 16 cached neighbours of its
+/// page, and touching those would measure nothing.
 const WINDOW_PAGES: usize = 16;
 
-/// How the memory comes to be.
+/// The process's arguments.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Map this file, privately, as QEMU maps a guest's RAM
@@ -38,7 +39,7 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// Memory of this process.
+/// A mapping in this process.
 struct Mapping {
     address: *mut u8,
     bytes: usize,
@@ -47,7 +48,7 @@ struct Mapping {
 impl Mapping {
     fn new(file: Option<&Path>, bytes: usize) -> anyhow::Result<Mapping> {
         let (flags, file) = match file {
-            // As QEMU has it: open for reading, which is enough for a private mapping that is written.
+            // As QEMU opens it: read-only, which is enough for a private mapping that is written.
             Some(path) => (
                 libc::MAP_PRIVATE,
                 Some(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
@@ -69,8 +70,8 @@ impl Mapping {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error()).context("cannot map the memory");
         }
-        // As the exec wrapper does for QEMU: no huge pages, or a fault would read megabytes.
-        // SAFETY: advice on a mapping of ours.
+        // As the exec wrapper does for QEMU: forbid huge pages, because a fault would otherwise read megabytes.
+        // SAFETY: the advice is for a mapping that this process owns.
         unsafe { libc::madvise(address, bytes, libc::MADV_NOHUGEPAGE) };
         Ok(Mapping {
             address: address.cast(),
@@ -78,7 +79,7 @@ impl Mapping {
         })
     }
 
-    /// The time of each page's first touch, in nanoseconds.
+    /// Returns the time of each page's first touch, in nanoseconds.
     fn touch(&self, pages: &[usize]) -> Vec<u64> {
         let mut times = Vec::with_capacity(pages.len());
         for page in pages {
@@ -92,7 +93,7 @@ impl Mapping {
     }
 }
 
-/// One page of each window, windows in random order.
+/// Returns one page of each window, with the windows in random order.
 pub fn order(bytes: usize, seed: u64) -> Vec<usize> {
     use rand::{Rng, SeedableRng, seq::SliceRandom};
     let mut random = rand::rngs::StdRng::seed_from_u64(seed);
@@ -103,7 +104,7 @@ pub fn order(bytes: usize, seed: u64) -> Vec<usize> {
     pages
 }
 
-/// Keeps the calling thread, and threads that it will start, on one core; `None` lets them go anywhere again.
+/// Keeps the calling thread, and threads that it will start, on one core; `None` allows all cores again.
 pub fn stay_on(core: Option<usize>) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     match core {
@@ -117,7 +118,8 @@ pub fn stay_on(core: Option<usize>) -> io::Result<()> {
 }
 
 impl Arguments {
-    /// Maps, says so, and on every line of input touches and tells the times; ends with the input.
+    /// Maps the memory and prints its address. For every line of input, touches the pages and prints the times; ends with
+    /// the input.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         stay_on(Some(self.core))?;
         let mapping = Mapping::new(self.file.as_deref(), self.bytes)?;
@@ -148,18 +150,18 @@ impl Arguments {
     }
 }
 
-/// A running toucher, as the experiment holds it. Dropping it ends the process.
+/// A running toucher process. Dropping this ends it.
 pub struct Toucher {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     uffd: i32,
-    /// Where its memory begins, in its own address space.
+    /// The address of its memory, in its own address space.
     pub address: u64,
 }
 
 impl Toucher {
-    /// Starts one that maps `file`, or userfaultfd memory, on `core`.
+    /// Starts a toucher that maps `file`, or userfaultfd memory, on `core`.
     pub fn start(
         file: Option<&Path>,
         bytes: usize,
@@ -201,7 +203,7 @@ impl Toucher {
         })
     }
 
-    /// The userfaultfd of its memory.
+    /// Returns the userfaultfd of its memory.
     pub fn uffd(&self) -> anyhow::Result<OwnedFd> {
         use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
         let pid = Pid::from_child(&self.child);
@@ -209,7 +211,7 @@ impl Toucher {
         Ok(pidfd_getfd(pidfd, self.uffd, PidfdGetfdFlags::empty())?)
     }
 
-    /// Touches every page of its order; the time of each in microseconds.
+    /// Touches every page in its order. Returns the time of each in microseconds.
     pub fn touch(&mut self) -> anyhow::Result<Vec<f64>> {
         self.input
             .as_mut()

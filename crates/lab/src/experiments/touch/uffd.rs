@@ -1,4 +1,4 @@
-//! The alternative to a FUSE mapping: a userfaultfd server as Firecracker and others have it, over the same store.
+//! The alternative to a FUSE mapping: a userfaultfd server like those of Firecracker and others, over the same store.
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,9 +10,9 @@ const UFFDIO_REGISTER: libc::c_ulong = 0xC020_AA00;
 const UFFDIO_COPY: libc::c_ulong = 0xC028_AA03;
 const REGISTER_MISSING: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
-/// Where a page fault's address stands in a message of 32 bytes.
+/// Offset of a page fault's address in a message of 32 bytes.
 const ADDRESS_AT: usize = 16;
-/// How often a server without faults looks whether it should end, in milliseconds.
+/// How often an idle server checks whether it should end, in milliseconds.
 const STOP_CHECK_MS: libc::c_int = 50;
 
 #[repr(C)]
@@ -43,7 +43,7 @@ struct Copy {
 pub struct Uffd(OwnedFd);
 
 impl Uffd {
-    /// For this process's memory from `start`.
+    /// Registers this process's memory from `start`.
     pub fn register(start: u64, len: u64) -> io::Result<Uffd> {
         // SAFETY: a system call without pointers; the descriptor that it returns is ours.
         let fd = unsafe {
@@ -72,7 +72,7 @@ impl Uffd {
         Ok(Uffd(fd))
     }
 
-    /// Answers faults at `start` and after until `stop`: `page` fills the page of this index.
+    /// Answers faults in the memory from `start` on until `stop`: `page` writes the page with the given index.
     pub fn serve(
         fd: &OwnedFd,
         start: u64,
@@ -112,7 +112,7 @@ impl Uffd {
             // SAFETY: the kernel reads one page from `buffer` and writes it into the other process, at a page that it
             // has just reported as missing.
             match check(unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_COPY, &mut copy) }) {
-                // The process has ended, or two threads touched the same page.
+                // The process has ended, or two threads have touched the same page.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),

@@ -1,5 +1,5 @@
-//! Bytes that one cold fault of a real guest reads: a tiny guest is captured, and restored with its RAM on the mount. QEMU
-//! asks for huge pages, which would make it 4 MiB a fault if the exec wrapper did not refuse them.
+//! The number of bytes that one cold fault of a real guest reads: a tiny guest is captured, and restored with its RAM on
+//! the mount. QEMU asks for huge pages; if the exec wrapper did not refuse them, a fault would read 4 MiB.
 use crate::experiments::live::ask_console;
 use crate::experiments::local::LocalMount;
 use crate::guest::{Guest, READY};
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 const MEMORY: u64 = 256 << 20;
 const CACHE_BYTES: u64 = 1 << 30;
-/// How long the guest may take to boot, or to answer.
+/// Longest time for the guest to boot, or to answer.
 const PATIENCE: Duration = Duration::from_secs(180);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Adds `bytes_per_fault`.
+/// Adds the figure `bytes_per_fault`.
 pub fn measure(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let guest = Guest::tiny()?;
     let dir = context.scratch.join("under-qemu");

@@ -1,4 +1,4 @@
-//! The two machines of a run: booted, looked at, killed, started again, and waited for.
+//! The two machines of a run: boots, checks, kills and restarts them, and waits for them.
 use super::{DISK_BYTES, Driver, IMAGE, LOOK_EVERY, MACHINES, MEMORY_BYTES, START_MAX, STEP_MAX};
 use crate::experiments::hammer::console::follow;
 use crate::experiments::hammer::world::kill;
@@ -26,7 +26,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Its guest loses what was not flushed, and no time of its own counts until it gets on again.
+    /// Kills a machine's QEMU. The guest loses what was not flushed; its stall time counts again only after it makes
+    /// progress.
     pub(super) fn kill_qemu(&mut self, index: usize) {
         self.shared.guests.lock()[index].ends();
         if let Some(pid) = self.pids[index].take() {
@@ -46,7 +47,7 @@ impl Driver {
         }
     }
 
-    /// Starts a machine whose QEMU was killed. A capture or fork of it may still be under way.
+    /// Starts a machine whose QEMU was killed. A capture or fork of it may still be running.
     pub(super) fn start_from_disk(&mut self, index: usize) -> anyhow::Result<()> {
         let name = MACHINES[index];
         let until = Instant::now() + START_MAX;
@@ -55,7 +56,7 @@ impl Driver {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            // started by an earlier call of which the answer was lost
+            // an earlier call, whose answer was lost, has started it
             if self
                 .machine(name)
                 .is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some())
@@ -93,7 +94,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Boots both machines, follows their consoles, and waits until both get on.
+    /// Boots both machines, follows their consoles, and waits until both make progress.
     pub(super) fn boot_all(&mut self) -> anyhow::Result<()> {
         for (index, name) in MACHINES.into_iter().enumerate() {
             let client = self.client()?;
@@ -125,7 +126,7 @@ impl Driver {
             .collect()
     }
 
-    /// Waits until each guest is so many steps further than `from`.
+    /// Waits until each guest is this many steps further than `from`.
     pub(super) fn wait_steps(&mut self, from: &[u64], steps: u64) -> anyhow::Result<()> {
         let until = Instant::now() + STEP_MAX;
         while self
@@ -145,10 +146,10 @@ impl Driver {
         Ok(())
     }
 
-    /// After the last blow each guest reads everything once; then both are killed and verify their disks anew.
+    /// After the last blow, lets each guest read everything once; then kills both and lets them verify their disks again.
     pub(super) fn last_look(&mut self) -> anyhow::Result<()> {
         const STEPS_FOR_ALL: u64 = 17;
-        // consoles are read again: the threads ended with the work
+        // read the consoles again, because their threads ended with the run
         self.shared.over.store(false, Relaxed);
         for (index, name) in MACHINES.into_iter().enumerate() {
             let (shared, socket) = (self.shared.clone(), self.client()?.console(name)?.socket);

@@ -1,4 +1,4 @@
-//! All of it together: carries out what the storm says, and keeps what came of it.
+//! Drives a run: carries out what the storm decides, and records the results.
 mod machines;
 
 use super::Options;
@@ -24,52 +24,53 @@ use std::time::{Duration, Instant};
 const MACHINES: [&str; 2] = ["one", "two"];
 /// The image that they are started from.
 const IMAGE: &str = "guest";
-/// Memory of each.
+/// Memory of each machine, in bytes.
 const MEMORY_BYTES: u64 = 96 << 20;
-/// Disk of each.
+/// Disk of each machine, in bytes.
 const DISK_BYTES: u64 = 8 << 20;
-/// How often the storm hears that time passes.
+/// How often the storm gets a tick.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a guest may take from its start to its first step, and at the end to verify everything.
+/// Longest time from a guest's start to its first step, and for its final verification of everything.
 const STEP_MAX: Duration = Duration::from_secs(300);
-/// How long a machine whose QEMU was killed may refuse to be started, because something else is under way with it.
+/// How long a machine whose QEMU was killed may refuse to start because another operation is running.
 const START_MAX: Duration = Duration::from_secs(120);
-/// How long a copy may take to verify everything, beside three other emulated guests; or five times what makes a guest hung.
+/// Longest time for a copy to verify everything beside three other emulated guests, unless five times the hang limit is
+/// longer.
 const VERIFY_MAX: Duration = Duration::from_secs(120);
-/// How often something is looked at that is waited for.
+/// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// What a blow did.
+/// A blow and its effect.
 #[derive(Clone, Debug)]
 pub struct Fallen {
-    /// What was hit.
+    /// The victims.
     pub victims: Vec<Victim>,
-    /// When.
+    /// The moment at which it fell.
     pub moment: Moment,
-    /// Longest that a guest made no progress from then on, in seconds, without those whose QEMU was killed.
+    /// Longest time in seconds without progress of a guest after the blow; guests whose QEMU was killed are not counted.
     pub stall_s: f64,
-    /// Whether one was hung.
+    /// Whether a guest hung.
     pub hung: bool,
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Default)]
 pub struct Record {
-    /// Processes, links and disks that were hit.
+    /// Number of processes, links and disks that were hit.
     pub kills: u64,
-    /// Each blow.
+    /// All blows.
     pub blows: Vec<Fallen>,
     /// The machines.
     pub guests: Vec<Guest>,
-    /// What they told of wrong things.
+    /// Errors that the guests reported.
     pub bad: Vec<String>,
-    /// Guests that stood still.
+    /// Guests that hung.
     pub hung: Vec<String>,
-    /// What did not come back as it should.
+    /// What did not start again as it should.
     pub not_up: Vec<String>,
     /// What was left behind.
     pub leaks: Vec<(String, u64)>,
-    /// What captures, forks and transfers came to.
+    /// The results of captures, forks and transfers.
     pub done: Done,
 }
 
@@ -80,7 +81,7 @@ pub struct Driver {
     seed: u64,
     shared: Arc<Shared>,
     events: Receiver<Event>,
-    /// Processes of the two QEMUs, as last seen.
+    /// Process ids of the two QEMUs, as last seen.
     pids: [Option<u32>; 2],
     before: Count,
     record: Record,
@@ -90,8 +91,9 @@ pub struct Driver {
     given_up: Option<usize>,
 }
 
-/// What the threads of a QEMU wait for in the kernel, but for other threads and for events: a request that nobody answers shows as
-/// `request_wait_answer`, with the system call's number and arguments (17 is pread64: descriptor, memory, bytes, offset).
+/// Returns what the threads of a QEMU wait for in the kernel, except for other threads and for events. A request that
+/// nobody answers shows as `request_wait_answer`, with the system call's number and arguments (17 is pread64: descriptor,
+/// memory, bytes, offset).
 fn waits_of(pid: u32) -> Vec<String> {
     let mut waits = Vec::new();
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
@@ -110,7 +112,7 @@ fn waits_of(pid: u32) -> Vec<String> {
 }
 
 impl Driver {
-    /// Starts everything, and goes once through all that a run does, so that what is there once and for all is there.
+    /// Starts everything, and does every kind of work once, so that everything that is created only once exists.
     pub fn start(context: &Context, options: &Options, seed: u64) -> anyhow::Result<Driver> {
         let guest = Files::tiny()?;
         let initrd = make_initrd(&guest, &context.scratch)?;
@@ -147,7 +149,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The run.
+    /// Runs the storm to its end.
     pub fn run(&mut self) -> anyhow::Result<Record> {
         *self.shared.guests.lock() = vec![Guest::new(1), Guest::new(2)];
         self.boot_all()?;
@@ -176,7 +178,7 @@ impl Driver {
         Ok(std::mem::take(&mut self.record))
     }
 
-    /// Blow after blow, until there were enough.
+    /// Strikes blow after blow, until there were enough.
     fn rage(&mut self, storm: &mut Storm) -> anyhow::Result<()> {
         loop {
             let event = match self.events.recv_timeout(TICK) {
@@ -203,7 +205,7 @@ impl Driver {
 
     // ------------------------------------------------------------------------------------------------- blows
 
-    /// Hits, and starts everything again at once. Returns how many kills that was.
+    /// Strikes, and starts everything again at once. Returns the number of kills.
     fn strike(&mut self, blow: &Blow, storm: &mut Storm) -> anyhow::Result<u64> {
         self.shared.blows.fetch_add(1, Relaxed);
         let (kills, seconds) = (storm.kills, self.shared.now().as_secs());
@@ -261,13 +263,13 @@ impl Driver {
                 .for_each(|guest| guest.excused(now));
         }
         self.find_pids();
-        // what happened before everything was up again tells nothing of how it is now
+        // events from before everything was up again say nothing about the current state
         while self.events.try_recv().is_ok() {}
         self.shared.blows.fetch_add(1, Relaxed);
         Ok(kills)
     }
 
-    /// Starts what was killed, and undoes the rest once it has been held for long enough.
+    /// Starts what was killed, and ends the other disturbances once they have lasted long enough.
     fn raise(&mut self, blow: &Blow, at: Instant) -> anyhow::Result<()> {
         let hit = |victim| blow.victims.contains(&victim);
         self.world.spawn_node()?;
@@ -293,14 +295,14 @@ impl Driver {
             self.world.node_ready()?;
         }
         if self.world.hub_ready().is_err() {
-            // a hub may refuse to start on a full disk of its own; this one's is not
+            // a hub may refuse to start if its own disk is full, but only the node's disk is filled
             self.world.spawn_hub()?;
             self.world.hub_ready()?;
         }
         Ok(())
     }
 
-    /// A guest does not get on: what is told of it, and whether `floe start` helps.
+    /// Records a guest that makes no progress, and tries whether `floe start` helps.
     fn hung(&mut self, guest: usize, storm: &mut Storm) {
         let name = MACHINES[guest];
         let seen = match self.machine(name) {
@@ -327,7 +329,7 @@ impl Driver {
         );
         eprintln!("  hung: {text}");
         self.record.hung.push(text);
-        // if it boots now, its hello is answered; it has longer
+        // if it boots now, its hello is answered, and it gets more time
         if self
             .machine(name)
             .is_ok_and(|info| !info.restored && info.pid != self.pids[guest])
@@ -338,7 +340,7 @@ impl Driver {
         self.find_pids();
     }
 
-    /// It still does not: its QEMU is killed and it is started from its disk.
+    /// The guest still makes no progress: kills its QEMU and starts it from its disk.
     fn give_up(&mut self, guest: usize, storm: &mut Storm) -> anyhow::Result<()> {
         let name = MACHINES[guest];
         ensure!(
@@ -353,7 +355,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The longest stall since the last blow.
+    /// Records the longest stall since the last blow.
     fn note_stall(&mut self) {
         let stalled = self.stalled();
         if let Some(last) = self.record.blows.last_mut() {
@@ -416,7 +418,7 @@ impl Driver {
         }
     }
 
-    /// Every kind of work once, with nothing hit: it must succeed.
+    /// Does every kind of work once, without blows; all of it must succeed.
     fn work_once(&mut self) -> anyhow::Result<()> {
         let worker = self.worker();
         self.world.near.run(|| worker.once())??;
@@ -434,7 +436,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Removes all machines, captures and what the hub has, and ends everything.
+    /// Removes all machines, captures and everything on the hub, and ends all processes.
     fn tear_down(&mut self, after_blows: bool) -> anyhow::Result<()> {
         self.shared.over.store(true, Relaxed);
         for thread in self.threads.drain(..) {
@@ -451,10 +453,10 @@ impl Driver {
         }
         self.world.near.run(|| worker.tidy())??;
         if after_blows {
-            // a hub looks for uploads that nobody goes on with as often as they may be old
+            // a hub looks for abandoned uploads at intervals as long as their expiry time
             std::thread::sleep(2 * UPLOAD_EXPIRY + Duration::from_secs(5));
         }
-        // with the image that the machines are started from go its traces
+        // removing the image that the machines are started from also removes its traces
         remove_images(&self.client()?, true)?;
         self.client()?.cache_gc()?;
         Client::connect(self.world.far_home.join("node.sock"))?.cache_gc()?;
@@ -463,7 +465,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Copies the logs to where the user wants them.
+    /// Copies the logs to the directory that the user has named.
     pub fn keep_logs(&self) {
         let Some(dir) = &self.options.keep else {
             return;
