@@ -17,6 +17,9 @@ use std::{
 /// Tokens, each for one hub.
 pub type Tokens = BTreeMap<HubAddress, String>;
 
+/// Paths of PEM files with certificate authorities, each for one hub or web server.
+pub type Authorities = BTreeMap<HubAddress, String>;
+
 /// Version of the file.
 const VERSION: u32 = 1;
 /// Largest file that is read: thousands of hubs.
@@ -24,7 +27,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Longest token that is kept; a hub's have 69 characters.
 pub const TOKEN_CHARACTERS_MAX: usize = 256;
 
-/// Scheme, host and port of a hub: what a token is good for, such as `https://hub.example:443`.
+/// Scheme, host and port of a hub: what a token or a certificate authority is good for, such as `https://hub.example:443`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HubAddress(String);

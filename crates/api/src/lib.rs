@@ -1,5 +1,6 @@
 //! What programs of floe say to each other: the requests, answers and events of the node's REST interface, shared by the node and its
-//! [`client`]; the types of the [`hub`]'s; to whom [`credentials`] may be sent; and the [`paths`] of a state directory, where a node is found.
+//! [`client`]; the types of the [`hub`]'s; to whom [`credentials`] may be sent and by which
+//! [`authorities`] each is believed; and the [`paths`] of a state directory, where a node is found.
 //!
 //! Short calls answer one JSON object. Long calls (`import`, `run`, `capture`, ...) answer a stream of [`Event`]s, one
 //! JSON object a line, that ends with exactly one [`Event::Done`] or [`Event::Error`]; a client that hangs up cancels the
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 
+pub mod authorities;
 pub mod client;
 mod cluster;
 pub mod credentials;

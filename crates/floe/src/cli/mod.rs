@@ -5,6 +5,7 @@
 //! decided here: a command that does more than ask and show belongs into the node.
 
 mod args;
+mod authority;
 mod cluster;
 mod console;
 mod daemon;
