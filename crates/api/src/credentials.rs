@@ -18,6 +18,9 @@ use std::{
 /// Tokens, each for one hub.
 pub type Tokens = BTreeMap<HubAddress, String>;
 
+/// Paths of PEM files with certificate authorities, each for one hub or web server.
+pub type Authorities = BTreeMap<HubAddress, String>;
+
 /// Format version of the credentials file.
 const VERSION: u32 = 1;
 /// Largest credentials file that is read, in bytes: enough for thousands of hubs.
@@ -25,7 +28,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Longest token that is kept, in characters; a hub's tokens have 69.
 pub const TOKEN_CHARACTERS_MAX: usize = 256;
 
-/// Scheme, host and port of a hub, such as `https://hub.example:443`. A token is valid for one such address.
+/// Scheme, host and port of a hub or web server, such as `https://hub.example:443`. A token and a certificate authority are each
+/// valid for one such address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HubAddress(String);

@@ -56,9 +56,13 @@ pub struct RunRequest {
     /// Tokens for hubs among the image and the sources, by address (`https://hub.example`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tokens: BTreeMap<String, String>,
-    /// File with the certificate authority of the sources.
+    /// PEM file with the certificate authorities of all places that `cas` does not name.
     #[serde(default)]
     pub ca: Option<String>,
+    /// PEM files with certificate authorities by the address that each is for (`https://hub.example`): absolute paths on the node's
+    /// host. Each address must be one of image and sources.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cas: BTreeMap<String, String>,
     /// Neither keep nor send a trace of what the machine touches.
     #[serde(default)]
     pub no_trace: bool,

@@ -91,6 +91,65 @@ fn a_token_is_sent_to_no_hub_that_it_was_not_meant_for() {
 }
 
 #[test]
+fn each_certificate_authority_is_for_one_of_the_places_that_a_run_names() {
+    let home = home();
+    let file = |name: &str| {
+        let path = home.path().join(name);
+        std::fs::write(&path, "only the node reads it").unwrap();
+        path.display().to_string()
+    };
+    let (one, two, common) = (file("one.pem"), file("two.pem"), file("a=b.pem"));
+    let of_one = format!("https://one.example={one}");
+    let of_two = format!("https://TWO.example:443/web={two}");
+    let run = |common: Option<&str>, given: &[&str]| {
+        let places = ["https://one.example/web", "floe://two.example/web"];
+        let given = given.iter().flat_map(|ca| ["--ca", *ca]);
+        let args = ["run", places[0], "--source", places[1]].into_iter();
+        let env: Vec<_> = common.map(|file| ("FLOE_CA", file)).into_iter().collect();
+        let args: Vec<&str> = args.chain(given).collect();
+        let out = floe_with(home.path(), &env, "", &args);
+        (out.status.code(), text(&out.stderr))
+    };
+    // what is right gets as far as to the node, which isn't there
+    for (environment, given) in [
+        (None, &[&*of_one, &of_two, &common][..]),
+        (None, &[&*common]),
+        (Some(&*common), &[&*of_two]),
+        (Some("/nonexistent/common.pem"), &[&*common, &of_one]),
+    ] {
+        let (code, stderr) = run(environment, given);
+        assert_eq!(code, Some(4), "{environment:?} {given:?}: {stderr}");
+    }
+    let elsewhere = format!("https://three.example={one}");
+    let other_port = format!("https://one.example:4500={one}");
+    let again = format!("floe://one.example={two}");
+    for (environment, given, code, said) in [
+        (None, &[&*elsewhere][..], 2, "https://three.example:443"),
+        (None, &[&*other_port], 2, "https://one.example:4500"),
+        (None, &[&*of_one, &again], 2, "https://one.example:443"),
+        (None, &[&*one, &two], 2, "which place each is for"),
+        (
+            None,
+            &["https://one.example=/nonexistent/x.pem"],
+            3,
+            "/nonexistent/x.pem",
+        ),
+        (None, &["one.example=x.pem"], 3, "begins with https://"),
+        (
+            Some("/nonexistent/common.pem"),
+            &[&*of_one],
+            3,
+            "/nonexistent/common.pem",
+        ),
+        (Some(""), &[&*of_one], 2, "FLOE_CA is empty"),
+    ] {
+        let (ended, stderr) = run(environment, given);
+        assert_eq!(ended, Some(code), "{environment:?} {given:?}: {stderr}");
+        assert!(stderr.contains(said), "{environment:?} {given:?}: {stderr}");
+    }
+}
+
+#[test]
 fn a_login_keeps_a_token_that_the_hub_knows_and_a_logout_forgets_it() {
     use std::os::unix::fs::PermissionsExt;
     let home = home();
@@ -243,6 +302,11 @@ fn a_wrong_value_says_how_to_write_it() {
         (&["run", "debian", "--memory", "1X"], "such as 512M or 1.5G"),
         (&["run", "debian", "-p", "80"], "for example 8080:80"),
         (&["run", "debian", "--cpus", "0"], "0 is not in"),
+        (
+            &["run", "debian", "--ca", "s3://bucket=ca.pem"],
+            "--ca FILE",
+        ),
+        (&["run", "debian", "--ca", "https://hub="], "hub:443=ca.pem"),
         (&["image", "import"], "<DISKS>"),
         (&["image", "import", "a.raw", "--label", "x"], "KEY=VALUE"),
         (&["hub", "serve", "--tls-cert", "a.pem"], "--tls-key"),

@@ -3,7 +3,7 @@
 mod node;
 
 use floe_api::*;
-use floe_hub::HubOptions;
+use floe_hub::{HubOptions, Tls};
 use node::{Setup, TestNode, eventually, finish};
 
 fn capture(name: &str) -> CaptureRequest {
@@ -423,4 +423,80 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
     let stats = there.client().machine("two").unwrap().stats;
     eprintln!("restored from a hub: {stats:?}");
     waiting.shutdown();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
+    let here = TestNode::start();
+    capture_with_a_mark(&here);
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let hubs = dirs.each_ref().map(|dir| {
+        let token = floe_hub::create_token(dir.path(), "ann").unwrap();
+        let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
+        options.tls = Tls::SelfSigned { names: vec![] };
+        let hub = floe_hub::serve(options).unwrap();
+        let push = PushRequest {
+            image: "tiny-live".into(),
+            to: hub.url(),
+            name: None,
+            token: Some(token),
+            ca: Some(hub.ca_file().unwrap().display().to_string()),
+            public: true,
+        };
+        finish(here.client().push(&push).unwrap());
+        hub
+    });
+    let urls = hubs.each_ref().map(|hub| hub.url());
+    let files = hubs.each_ref().map(|hub| hub.ca_file().unwrap().to_owned());
+    let mut there = TestNode::start();
+    let run = |home: &std::path::Path, [first, second]: [&std::path::Path; 2]| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_floe"))
+            .args(["run", &format!("{}/tiny-live", urls[0]), "--name", "two"])
+            .args(["--source", &format!("{}/tiny-live", urls[1])])
+            .args(["--ca", &format!("{}={}", urls[0], first.display())])
+            .args(["--ca", &format!("{}={}", urls[1], second.display())])
+            .args(["--wait", "none"])
+            .env("FLOE_HOME", home)
+            .env_remove("FLOE_SOCKET")
+            .output()
+            .unwrap()
+    };
+
+    // the authority of the other hub is no authority here
+    let swapped = run(there.home(), [&files[1], &files[0]]);
+    let stderr = String::from_utf8_lossy(&swapped.stderr);
+    assert_eq!(swapped.status.code(), Some(4), "{stderr}");
+    assert!(stderr.contains("TLS"), "{stderr}");
+    assert!(there.client().machines().unwrap().machines.is_empty());
+
+    let right = run(there.home(), [&files[0], &files[1]]);
+    let stderr = String::from_utf8_lossy(&right.stderr);
+    assert!(right.status.success(), "{stderr}\n{}", there.log());
+    there.type_and_wait("two", "cat /www/mark", "marker-42");
+    let sources = there.client().machine("two").unwrap().sources;
+    assert_eq!(sources.len(), 2, "{sources:?}");
+    assert!(!there.console("two").contains("floe-guest ready"));
+
+    // With the first hub and all that was fetched gone, the machine starts from what only the second can give to a node that knows its
+    // authority from the machine's record alone.
+    let now = StopRequest {
+        now: true,
+        timeout_s: None,
+    };
+    there.client().stop("two", &now).unwrap();
+    let [first, second] = hubs;
+    first.stop();
+    first.wait();
+    there.end(node::Signal::TERM);
+    std::fs::remove_dir_all(there.home().join("cache")).unwrap();
+    there.start_again();
+    finish(
+        there
+            .client()
+            .start("two", &StartRequest::default())
+            .unwrap(),
+    );
+    there.wait_console("two", "floe-guest ready");
+    second.shutdown();
 }

@@ -22,16 +22,23 @@ const TOKEN: &str = "FLOE_TOKEN";
 /// The variable that names the hub that [`TOKEN`] is for.
 const HUB: &str = "FLOE_HUB";
 
-/// Options for talking to a hub.
+/// Options for the token that a hub gets.
 #[derive(Debug, Args)]
-pub struct Access {
-    /// Token for the hub that this command names, instead of the one of floe login or of FLOE_TOKEN with FLOE_HUB. Other
-    /// users of this host can see it in the list of processes
+pub struct TokenArgs {
+    /// Token for the hub that this command names, instead of the one of floe login or of FLOE_TOKEN with FLOE_HUB. Other users
+    /// of this host can see it in the list of processes
     #[arg(long, value_name = "TOKEN")]
     pub token: Option<String>,
     /// Send the token to http:// on another host, where everybody on the way can read it
     #[arg(long, env = "FLOE_INSECURE_TOKEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub insecure_token: bool,
+}
+
+/// How the one hub that a command names is spoken to.
+#[derive(Debug, Args)]
+pub struct Access {
+    #[command(flatten)]
+    tokens: TokenArgs,
     /// File with the certificate authority of a hub that made its own certificate
     #[arg(long, env = "FLOE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -40,9 +47,16 @@ pub struct Access {
 impl Access {
     /// Returns the token for the hub that a command names.
     pub fn token_for(&self, address: &str) -> Result<Option<String>, CliError> {
-        Ok(self.tokens_for([address])?.into_values().next())
+        Ok(self.tokens.tokens_for([address])?.into_values().next())
     }
 
+    /// Returns the absolute path of the file with a hub's authority.
+    pub fn ca(&self) -> Result<Option<String>, CliError> {
+        self.ca.as_deref().map(args::existing).transpose()
+    }
+}
+
+impl TokenArgs {
     /// Returns the token for each hub that a command names.
     pub fn tokens_for<'a>(
         &self,
@@ -79,11 +93,6 @@ impl Access {
             tokens.insert(hub.to_string(), found.token);
         }
         Ok(tokens)
-    }
-
-    /// Returns the absolute path of the file with a hub's authority.
-    pub fn ca(&self) -> Result<Option<String>, CliError> {
-        self.ca.as_deref().map(args::existing).transpose()
     }
 }
 

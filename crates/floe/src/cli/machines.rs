@@ -23,6 +23,9 @@ Example: from a local image
   floe run debian --name web --memory 1G --cpus 2 -p 8080:80
 Example: from a hub, fetching only what the machine touches
   floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
+Example: from two hubs at the same time, each with a certificate authority of its own
+  floe run https://one.example/debian-booted --source https://two.example/debian-booted \\
+    --ca https://one.example=one.pem --ca https://two.example=two.pem
 Example: with a network for itself and its clones, from which they reach one web server
   floe run debian-booted --name web --network --allow 192.0.2.7:443
 Example: a guest that may use a database on this host, which it finds at 10.0.2.2
@@ -91,7 +94,9 @@ pub struct Run {
     #[command(flatten)]
     limits: super::limits::LimitArgs,
     #[command(flatten)]
-    access: super::login::Access,
+    tokens: super::login::TokenArgs,
+    #[command(flatten)]
+    authorities: super::authority::AuthorityArgs,
 }
 
 #[derive(Debug, Args)]
@@ -144,9 +149,9 @@ impl Run {
         let (wait, wait_timeout_s) = self.wait.request();
         let image = args::image(&self.image)?;
         let more = self.source.iter().map(String::as_str);
-        let tokens = self
-            .access
-            .tokens_for(std::iter::once(&*image).chain(more))?;
+        let places: Vec<&str> = std::iter::once(&*image).chain(more).collect();
+        let tokens = self.tokens.tokens_for(places.iter().copied())?;
+        let authorities = self.authorities.given(places)?;
         let request = floe_api::RunRequest {
             image,
             sources: self.source,
@@ -160,7 +165,8 @@ impl Run {
             cold: self.cold,
             token: None,
             tokens,
-            ca: self.access.ca()?,
+            ca: authorities.ca,
+            cas: authorities.cas,
             no_trace: self.no_trace,
             network: self.network.then_some(floe_api::NetworkRequest {
                 allow: self.allow,

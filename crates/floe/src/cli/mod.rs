@@ -6,6 +6,7 @@
 //! node.
 
 mod args;
+mod authority;
 mod cluster;
 mod console;
 mod daemon;

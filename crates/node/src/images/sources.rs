@@ -134,16 +134,21 @@ impl Sources {
         ca: Option<&str>,
         stage: impl FnMut(&str) -> Result<(), NodeError>,
     ) -> Result<Found, NodeError> {
-        self.find_in(image, &[], bind_token(token, [image])?, ca, stage)
+        let access = Origin {
+            tokens: bind_token(token, [image])?,
+            ca: ca.map(str::to_owned),
+            ..Default::default()
+        };
+        self.find_in(image, &[], access, stage)
     }
 
-    /// The same with more sources, which are read together with the first, and tokens for those that are hubs.
+    /// The same with more sources, which are read together with the first. `access` has the tokens and certificate authorities for
+    /// all of them; its addresses are not looked at.
     pub fn find_in(
         &self,
         image: &str,
         more: &[String],
-        tokens: Tokens,
-        ca: Option<&str>,
+        access: Origin,
         mut stage: impl FnMut(&str) -> Result<(), NodeError>,
     ) -> Result<Found, NodeError> {
         if !is_address(image) && more.is_empty() {
@@ -163,10 +168,7 @@ impl Sources {
         }
         let mut origin = Origin {
             urls: Vec::new(),
-            token: None,
-            tokens,
-            ca: ca.map(str::to_owned),
-            multicast: None,
+            ..access
         };
         let mut found: Option<Hash> = None;
         let mut trouble: Option<NodeError> = None;
@@ -230,11 +232,11 @@ impl Sources {
         ))
     }
 
-    /// One address of an image's, with the token and the authority for it.
+    /// One address of an image's, with the token and the certificate authorities for it.
     fn place(&self, address: &str, of: &Origin) -> Result<floe_source::Origin, SourceError> {
         let token = self.token_for(address, of.token_for(address));
         let place = self.registry.origin(address)?.with_token(token);
-        Ok(place.with_ca(of.ca.as_ref().map(PathBuf::from)))
+        Ok(place.with_ca(of.ca_for(address).map(PathBuf::from)))
     }
 
     /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.
@@ -492,6 +494,44 @@ mod tests {
     }
 
     #[test]
+    fn each_source_is_believed_by_its_own_authority_and_the_others_by_the_common_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = sources_in(dir.path(), None);
+        let ca = |name: &str| {
+            let key = rcgen::generate_simple_self_signed(vec![name.into()]).unwrap();
+            let file = dir.path().join(name);
+            std::fs::write(&file, key.cert.pem()).unwrap();
+            file.to_str().unwrap().to_owned()
+        };
+        let (one, two, common) = (ca("one"), ca("two"), ca("common"));
+        let of = |first: &str, second: &str| Origin {
+            urls: vec!["https://one/team".into(), "floe://two".into()],
+            ca: Some(common.clone()),
+            cas: [("https://one", first), ("https://two", second)]
+                .map(|(hub, ca)| (HubAddress::of(hub).unwrap(), ca.to_owned()))
+                .into(),
+            ..Default::default()
+        };
+        let origin = of(&one, &two);
+        let trusted = |address: &str| {
+            let place = sources.place(address, &origin).unwrap();
+            place.ca().unwrap().to_str().unwrap().to_owned()
+        };
+        assert_eq!(trusted("https://one/team"), one);
+        assert_eq!(trusted("floe://two"), two);
+        assert_eq!(trusted("https://one:4500/team"), common, "another server");
+        assert_eq!(trusted("s3://two/team"), common);
+        let first = sources.fetcher(&origin).unwrap();
+        assert!(Arc::ptr_eq(
+            &first,
+            &sources.fetcher(&of(&one, &two)).unwrap()
+        ));
+        for other in [of(&two, &one), of(&one, &one), of(&one, &common)] {
+            assert!(!Arc::ptr_eq(&first, &sources.fetcher(&other).unwrap()));
+        }
+    }
+
+    #[test]
     fn a_token_reaches_the_hub_that_it_is_for_and_no_other_server() {
         let dir = tempfile::tempdir().unwrap();
         let none = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -510,7 +550,11 @@ mod tests {
         let more = [format!("{other}/web"), format!("{own}/web")];
         let image = format!("{hub}/web");
         let tokens = bind_token(Some("floe_given"), [&*image]).unwrap();
-        let found = sources.find_in(&image, &more, tokens, None, |_| Ok(()));
+        let access = Origin {
+            tokens,
+            ..Default::default()
+        };
+        let found = sources.find_in(&image, &more, access, |_| Ok(()));
         assert!(found.is_err());
         let carried = |heard: &Mutex<Vec<String>>, token: &str| {
             let heard = heard.lock();

@@ -6,7 +6,7 @@
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PortForward,
-    credentials::{HubAddress, Tokens},
+    credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize};
@@ -175,8 +175,11 @@ pub struct Origin {
     /// Tokens for hubs, each sent to that hub only.
     #[serde(default, skip_serializing_if = "Tokens::is_empty")]
     pub tokens: Tokens,
-    /// File with their certificate authority.
+    /// PEM file with the certificate authorities of those that [`Origin::cas`] does not name.
     pub ca: Option<String>,
+    /// PEM files with certificate authorities, each for one hub or web server.
+    #[serde(default, skip_serializing_if = "Authorities::is_empty")]
+    pub cas: Authorities,
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
@@ -191,6 +194,12 @@ impl Origin {
         }
         let first = HubAddress::of(self.urls.first().map_or(url, String::as_str));
         self.token.as_deref().filter(|_| first == Some(hub))
+    }
+
+    /// The file with the certificate authorities that one of its addresses is believed by; `None` means those of the system.
+    pub fn ca_for(&self, url: &str) -> Option<&str> {
+        let own = HubAddress::of(url).and_then(|hub| self.cas.get(&hub));
+        own.or(self.ca.as_ref()).map(String::as_str)
     }
 }
 
@@ -250,6 +259,7 @@ pub(crate) mod tests {
                 token: Some("t".into()),
                 tokens: Tokens::default(),
                 ca: None,
+                cas: Authorities::default(),
                 multicast: None,
             },
             config: MachineConfig {
@@ -296,6 +306,30 @@ pub(crate) mod tests {
         value["buffering"] = false.into();
         let read = Record::parse(value.to_string().as_bytes()).unwrap();
         assert_eq!(read, record());
+    }
+
+    #[test]
+    fn a_record_of_a_node_that_knew_one_authority_for_all_is_read() {
+        let mut old = record();
+        old.origin.ca = Some("/ca.pem".into());
+        let text = serde_json::to_string(&old).unwrap();
+        assert!(!text.contains("cas"), "as an earlier node wrote it: {text}");
+        let read = Record::parse(text.as_bytes()).unwrap();
+        assert_eq!(read.origin.ca_for("https://hub/x"), Some("/ca.pem"));
+        let mut new = old;
+        let hub = HubAddress::of("https://other").unwrap();
+        new.origin.cas = [(hub, "/other.pem".into())].into();
+        let read = Record::parse(&new.bytes()).unwrap();
+        assert_eq!(read, new);
+        for (address, ca) in [
+            ("https://other/team", "/other.pem"),
+            ("floe://other:443", "/other.pem"),
+            ("https://other:4500", "/ca.pem"),
+            ("https://hub", "/ca.pem"),
+            ("s3://other", "/ca.pem"),
+        ] {
+            assert_eq!(read.origin.ca_for(address), Some(ca), "{address}");
+        }
     }
 
     #[test]

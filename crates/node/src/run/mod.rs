@@ -17,7 +17,7 @@ use crate::{
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::Task,
-        record::{RECORD_VERSION, Record, Wanted},
+        record::{Origin, RECORD_VERSION, Record, Wanted},
     },
     machines::{
         Machines,
@@ -30,11 +30,11 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    Happened, Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait,
-    credentials::{HubAddress, Tokens},
+    Happened, Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait, authorities,
+    credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_machine::{Status, console::ConsoleLog};
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 /// See the module.
 pub(crate) struct Runs {
@@ -61,13 +61,12 @@ impl Runs {
         check_host_access(request)?;
         self.machines.resources.check_limits(&request.limits)?;
         self.core.check_passable()?;
-        let (more, ca) = (&request.sources, request.ca.as_deref());
-        let found =
-            self.images
-                .sources
-                .find_in(&request.image, more, tokens_of(request)?, ca, |name| {
-                    report.stage(name)
-                })?;
+        let found = self.images.sources.find_in(
+            &request.image,
+            &request.sources,
+            access_of(request)?,
+            |name| report.stage(name),
+        )?;
         let plan = plan::plan(request, &found.manifest)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
@@ -306,15 +305,102 @@ fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
     Ok(())
 }
 
+/// As whom the places of a request are asked, and by which authorities they are believed.
+fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
+    Ok(Origin {
+        tokens: tokens_of(request)?,
+        ca: request.ca.clone(),
+        cas: authorities_of(request)?,
+        ..Default::default()
+    })
+}
+
+/// The addresses of the image and its sources.
+fn addresses(request: &RunRequest) -> impl Iterator<Item = &str> {
+    let more = request.sources.iter().map(String::as_str);
+    std::iter::once(&*request.image).chain(more)
+}
+
 /// The tokens of a request, each for one hub.
 fn tokens_of(request: &RunRequest) -> Result<Tokens, NodeError> {
-    let more = request.sources.iter().map(String::as_str);
-    let addresses = std::iter::once(&*request.image).chain(more);
-    let mut tokens = bind_token(request.token.as_deref(), addresses)?;
+    let mut tokens = bind_token(request.token.as_deref(), addresses(request))?;
     for (address, token) in &request.tokens {
         let hub = HubAddress::of(address)
             .ok_or_else(|| usage(format!("{address:?} is no hub's address"), ""))?;
         tokens.extend(bind_token(Some(token), [hub.as_str()])?);
     }
     Ok(tokens)
+}
+
+/// The certificate authorities of a request, each for one hub or web server. Their files are read here, because a source that cannot
+/// be opened would only be left out.
+fn authorities_of(request: &RunRequest) -> Result<Authorities, NodeError> {
+    let given = request.cas.iter();
+    let given = given.map(|(address, file)| (address.as_str(), file.as_str()));
+    let bound = authorities::bind(given, addresses(request))?;
+    for (hub, file) in &bound {
+        if !Path::new(file).is_absolute() {
+            return Err(usage(
+                format!("{file:?}, the certificate authority of {hub}, is no absolute path"),
+                "give the whole path: the node has another working directory",
+            ));
+        }
+        floe_http::trusting(Some(Path::new(file))).map_err(|why| usage(why, ""))?;
+    }
+    Ok(bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn authorities_of_a_request_are_read_and_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let key = rcgen::generate_simple_self_signed(vec!["hub".into()]).unwrap();
+        let good = file("good.pem", &key.cert.pem());
+        let request = |address: &str, ca: &str| RunRequest {
+            image: "https://one.example/web".into(),
+            sources: vec!["https://two.example:4500/web".into()],
+            ca: Some("/common.pem".into()),
+            cas: [(address.to_owned(), ca.to_owned())].into(),
+            ..Default::default()
+        };
+        let origin = access_of(&request("https://two.example:4500", &good)).unwrap();
+        assert_eq!(origin.ca_for("https://two.example:4500/web"), Some(&*good));
+        assert_eq!(
+            origin.ca_for("https://one.example/web"),
+            Some("/common.pem"),
+            "what has none of its own uses the common one"
+        );
+        let nowhere = dir.path().join("nowhere.pem");
+        for (address, ca, named) in [
+            ("https://three.example", &*good, "https://three.example:443"),
+            ("https://one.example", "good.pem", "good.pem"),
+            (
+                "https://one.example",
+                nowhere.to_str().unwrap(),
+                "nowhere.pem",
+            ),
+            ("https://one.example", &*file("empty.pem", ""), "empty.pem"),
+            (
+                "https://one.example",
+                &*file("key.pem", "no certificate"),
+                "key.pem",
+            ),
+        ] {
+            let error = access_of(&request(address, ca)).unwrap_err().to_api();
+            assert_eq!(error.code, floe_api::ErrorCode::Usage, "{error}");
+            assert!(error.message.contains(named), "{error}");
+        }
+        let mut twice = request("https://one.example", &good);
+        twice.cas.insert("https://one.example:443/".into(), good);
+        let error = access_of(&twice).unwrap_err().to_string();
+        assert!(error.contains("two files"), "{error}");
+    }
 }

@@ -60,7 +60,7 @@ impl Destination {
             image,
             url: url.clone(),
             token: token.map(str::to_owned),
-            ca: origin.ca.clone(),
+            ca: origin.ca_for(url).map(str::to_owned),
         })
     }
 
@@ -253,6 +253,29 @@ mod tests {
             of(&["s3://bucket/a", "https://hub"]),
             Some("https://hub".into())
         );
+    }
+
+    #[test]
+    fn a_traces_hub_is_believed_by_the_authority_that_was_given_for_it() {
+        let origin = Origin {
+            urls: vec!["s3://bucket/a".into(), "https://hub:4500".into()],
+            ca: Some("/all.pem".into()),
+            cas: [
+                ("https://hub:4500", "/hub.pem"),
+                ("https://hub", "/other.pem"),
+            ]
+            .map(|(hub, ca)| (HubAddress::of(hub).unwrap(), ca.to_owned()))
+            .into(),
+            ..Default::default()
+        };
+        let to = Destination::of(Hash::ZERO, &origin, None).unwrap();
+        assert_eq!(to.ca.as_deref(), Some("/hub.pem"));
+        let common = Origin {
+            cas: Default::default(),
+            ..origin
+        };
+        let to = Destination::of(Hash::ZERO, &common, None).unwrap();
+        assert_eq!(to.ca.as_deref(), Some("/all.pem"));
     }
 
     #[test]
