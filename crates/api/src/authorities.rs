@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 /// Binds each file of `given` (address, path of a PEM file) to its address. `asked` are the addresses that an image is read from.
 ///
 /// Fails if an address is not one of those, is named twice, or is never asked for a certificate. No file is opened.
-pub fn bind<'a>(
+pub fn bind<'a, 'b>(
     given: impl IntoIterator<Item = (&'a str, &'a str)>,
-    asked: impl IntoIterator<Item = &'a str>,
+    asked: impl IntoIterator<Item = &'b str>,
 ) -> Result<Authorities, ApiError> {
     let asked: Vec<HubAddress> = asked.into_iter().filter_map(HubAddress::of).collect();
     let mut bound = BTreeMap::new();
