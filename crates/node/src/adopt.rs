@@ -147,22 +147,22 @@ impl Adoption {
     pub(crate) fn take_over_machines(self: &Arc<Self>, left: Vec<Left>) {
         let (tell, told) = mpsc::channel::<()>();
         for left in left {
-            let (node, tell) = (self.clone(), tell.clone());
+            let (adoption, tell) = (self.clone(), tell.clone());
             let name = left.operation.name.clone();
             let work = move || {
                 let _over = tell;
-                node.take_over(left);
+                adoption.take_over(left);
             };
             let thread = std::thread::Builder::new().name("adopt".into());
             if let Err(error) = thread.spawn(work) {
                 tracing::error!(machine = %name, %error, "no thread to take it over: restart the node");
             }
         }
-        let node = Arc::downgrade(self);
+        let adoption = Arc::downgrade(self);
         let pool = self.core.home.root().join(machines::STANDBY_DIR);
         let leftovers = move || {
-            if let Some(node) = node.upgrade() {
-                node.end_leftovers(&pool);
+            if let Some(adoption) = adoption.upgrade() {
+                adoption.end_leftovers(&pool);
             }
         };
         let _ = std::thread::Builder::new()
@@ -205,9 +205,9 @@ impl Adoption {
                 self.not_taken(&operation, &why.to_api().to_string());
             }
             Wanted::Running => {
-                let (node, entry) = (Arc::downgrade(&self), operation.entry.clone());
+                let (adoption, entry) = (Arc::downgrade(&self), operation.entry.clone());
                 drop(self);
-                while let Some(here) = node.upgrade() {
+                while let Some(here) = adoption.upgrade() {
                     match here.take_over_qemu(&operation, lost) {
                         Ok(Taken::Over) => return,
                         Ok(Taken::AskAgain) if lost => return,

@@ -249,19 +249,19 @@ enum Life {
 
 /// What another host says of a clone: `None` if it is not there any more.
 fn told_by(
-    node: &Forks,
+    forks: &Forks,
     host: &str,
     fork: &ForkRecord,
     clone: &CloneRecord,
 ) -> Result<Option<Family>, String> {
-    let remote = node.remote(host, fork.hosts_token.as_deref());
+    let remote = forks.remote(host, fork.hosts_token.as_deref());
     let remote = remote.map_err(|error| error.to_api().to_string())?;
     remote.family(&clone.name)
 }
 
 /// A clone on another host, for those who look at its family.
-fn away(node: &Forks, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
-    let (mut member, detail) = match told_by(node, host, fork, clone) {
+fn away(forks: &Forks, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+    let (mut member, detail) = match told_by(forks, host, fork, clone) {
         Ok(Some(member)) => (member, None),
         Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),
         Err(why) => (Family::default(), Some(why)),

@@ -132,18 +132,19 @@ impl Forks {
 
     /// Pulls what is left of a clone's image, on a thread of its own, until it is here or the clone is gone.
     pub(super) fn settle_later(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let (node, entry) = (Arc::downgrade(self), entry.clone());
+        let (forks, entry) = (Arc::downgrade(self), entry.clone());
         let thread = std::thread::Builder::new().name("fork-settle".into());
         let spawned = thread.spawn(move || {
             loop {
-                let Some(node) = node.upgrade() else { return };
-                let known = node.inventory.get(entry.name.as_str());
+                let Some(forks) = forks.upgrade() else { return };
+                let known = forks.inventory.get(entry.name.as_str());
                 if !known.is_ok_and(|known| Arc::ptr_eq(&known, &entry)) {
                     return;
                 }
-                match node.settle(&entry) {
+                match forks.settle(&entry) {
                     Ok(()) => {
-                        node.core
+                        forks
+                            .core
                             .tell(Happened::MachineSettled, entry.name.as_str(), "");
                         return;
                     }
@@ -151,7 +152,7 @@ impl Forks {
                         tracing::info!(machine = %entry.name, %error, "is not settled yet");
                     }
                 }
-                drop(node);
+                drop(forks);
                 std::thread::sleep(SETTLE_AGAIN);
             }
         });

@@ -84,16 +84,16 @@ impl Forks {
         let Some(layer) = layer else {
             return;
         };
-        let node = Arc::downgrade(self);
+        let forks = Arc::downgrade(self);
         let ending = Cancel::default();
         // a node that is to end waits for this
         let job = self.core.job(ending.clone());
         let forked = Instant::now();
         let work = move || {
             let hurry = || hurry || ending.is_cancelled();
-            match wait(&node, &layer, parent.as_ref(), forked, hurry) {
-                Some(Next::Drop) => forget(&node, &layer),
-                Some(_) => store(&node, &layer, parent.as_ref(), job),
+            match wait(&forks, &layer, parent.as_ref(), forked, hurry) {
+                Some(Next::Drop) => forget(&forks, &layer),
+                Some(_) => store(&forks, &layer, parent.as_ref(), job),
                 None => None,
             };
         };
@@ -157,7 +157,7 @@ impl Forks {
 
 /// Waits until a layer is to be stored or dropped; `None` once the node is gone.
 fn wait(
-    node: &Weak<Forks>,
+    forks: &Weak<Forks>,
     layer: &Layer,
     parent: Option<&Parent>,
     forked: Instant,
@@ -178,7 +178,7 @@ fn wait(
         times = now;
         let seen = Seen {
             age: forked.elapsed(),
-            needed: node.upgrade()?.images.user_of(&layer.id).is_some(),
+            needed: forks.upgrade()?.images.user_of(&layer.id).is_some(),
             hurry: hurry(),
             idle_cores,
             memory_short: host::memory()
@@ -200,13 +200,13 @@ fn height(parent: &Parent) -> usize {
 }
 
 /// Nobody needs a layer any more: its parent's disks keep the frozen layers, everything else goes.
-fn forget(node: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
-    let node = node.upgrade()?;
-    node.machines.drop_standby(&layer.id);
-    node.images.forget_image(&layer.id);
-    node.layers.remove(layer);
-    layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.core.tell(
+fn forget(forks: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
+    let forks = forks.upgrade()?;
+    forks.machines.drop_standby(&layer.id);
+    forks.images.forget_image(&layer.id);
+    forks.layers.remove(layer);
+    layer.bases().for_each(|base| forks.drop_fork_image(base));
+    forks.core.tell(
         Happened::ForkDropped,
         &layer.id.short(),
         "its clones have ended",
@@ -214,10 +214,10 @@ fn forget(node: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
     Some(())
 }
 
-fn store(node: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
+fn store(forks: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
     let mut job = Some(job);
     loop {
-        let here = node.upgrade()?;
+        let here = forks.upgrade()?;
         match here.keep_fork(&layer.id, &Origin::default()) {
             Ok(()) => break,
             Err(error) => {
@@ -231,21 +231,21 @@ fn store(node: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: J
         // the node's end cannot wait for a disk to be made larger
         drop((here, job.take()));
         for _ in 0..TRY_AGAIN.as_millis() / LOOK_EVERY.as_millis() {
-            node.upgrade()?;
+            forks.upgrade()?;
             std::thread::sleep(LOOK_EVERY);
         }
     }
-    let node = node.upgrade()?;
+    let forks = forks.upgrade()?;
     if let Some(parent) = parent
-        && let Err(error) = node.settle_parent(layer, parent)
+        && let Err(error) = forks.settle_parent(layer, parent)
     {
         tracing::warn!(machine = %parent.entry.name, %error, "its disks keep the fork's frozen layers");
     }
-    node.layers.remove(layer);
-    node.settle_clones(layer);
-    node.core.tell(Happened::ForkStored, &layer.id.short(), "");
+    forks.layers.remove(layer);
+    forks.settle_clones(layer);
+    forks.core.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
-    layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.drop_fork_image(&layer.id);
+    layer.bases().for_each(|base| forks.drop_fork_image(base));
+    forks.drop_fork_image(&layer.id);
     Some(())
 }

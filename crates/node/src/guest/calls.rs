@@ -18,7 +18,7 @@ const END_WAIT: Duration = Duration::from_secs(60);
 
 /// The answer to a call; `over` tells that nobody waits for it any more.
 pub(super) fn carry_out(
-    node: &Arc<Guests>,
+    guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     call: Call,
     over: &dyn Fn() -> bool,
@@ -28,15 +28,15 @@ pub(super) fn carry_out(
         Call::Ticket {
             clones,
             hierarchical,
-        } => node.guest_ticket(entry, clones, hierarchical),
-        Call::Clone { ticket } => node.guest_clone(name, &ticket),
-        Call::Exit => node.guest_exit(entry),
+        } => guests.guest_ticket(entry, clones, hierarchical),
+        Call::Clone { ticket } => guests.guest_clone(name, &ticket),
+        Call::Exit => guests.guest_exit(entry),
         Call::Join { ticket, timeout_ms } => {
             let limit = timeout_ms.map(Duration::from_millis);
-            node.guest_join(name, &ticket, limit, over)
+            guests.guest_join(name, &ticket, limit, over)
         }
-        Call::Kill { ticket } => node.guest_kill(name, &ticket),
-        Call::Whoami => Ok(node.guest_self(entry)),
+        Call::Kill { ticket } => guests.guest_kill(name, &ticket),
+        Call::Whoami => Ok(guests.guest_self(entry)),
     };
     done.unwrap_or_else(Answer::Refused)
 }

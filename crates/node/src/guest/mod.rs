@@ -102,10 +102,10 @@ impl Guests {
         let Some(vm) = entry.state.read().vm.clone() else {
             return;
         };
-        let node: Weak<Guests> = Arc::downgrade(self);
+        let guests: Weak<Guests> = Arc::downgrade(self);
         let spawned = std::thread::Builder::new()
             .name("guest".into())
-            .spawn(move || session::run(&node, &entry, &vm));
+            .spawn(move || session::run(&guests, &entry, &vm));
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
         }

@@ -101,8 +101,8 @@ enum Ended {
 }
 
 /// Speaks with a machine's guest for as long as its QEMU and the node live.
-pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
-    while node.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
+pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
+    while guests.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
             Some(Ok(stream)) => stream,
@@ -112,13 +112,14 @@ pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
                 continue;
             }
         };
-        match converse(node, entry, vm, stream) {
+        match converse(guests, entry, vm, stream) {
             Ok(Ended::NodeGone) => return,
             Ok(Ended::Flooded) => {
-                if let Some(node) = node.upgrade() {
+                if let Some(guests) = guests.upgrade() {
                     let said =
                         "its guest sends what nobody understands; it is not heard for a while";
-                    node.core
+                    guests
+                        .core
                         .tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
                 std::thread::sleep(HUNG_UP);
@@ -129,7 +130,7 @@ pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
 }
 
 fn converse(
-    node: &Weak<Guests>,
+    guests: &Weak<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     mut stream: UnixStream,
@@ -155,11 +156,11 @@ fn converse(
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
             Err(e) => return Err(e),
         };
-        let Some(node) = node.upgrade() else {
+        let Some(guests) = guests.upgrade() else {
             break Ended::NodeGone;
         };
-        node.look_at_identity(entry);
-        node.look_at_clock(entry);
+        guests.look_at_identity(entry);
+        guests.look_at_clock(entry);
         if link.said.lock().elapsed() > AGAIN_HELLO && super::is_pending(&entry.record()) {
             link.hello()?;
         }
@@ -175,7 +176,7 @@ fn converse(
                 break;
             }
             match message {
-                Ok(message) => heard(&node, entry, vm, &link, message)?,
+                Ok(message) => heard(&guests, entry, vm, &link, message)?,
                 Err(error) => {
                     tracing::debug!(machine = %entry.name, %error, "the guest said something strange");
                 }
@@ -192,7 +193,7 @@ fn converse(
 }
 
 fn heard(
-    node: &Arc<Guests>,
+    guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     link: &Arc<Link>,
@@ -206,12 +207,12 @@ fn heard(
                 return Ok(());
             }
             entry.state.write().guest.agent = true;
-            let place: Place = node.place_of(entry);
+            let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }
-        ToHost::Placed { session } if session == current => node.identity_placed(entry, vm),
+        ToHost::Placed { session } if session == current => guests.identity_placed(entry, vm),
         ToHost::NotPlaced { session, why } if session == current => {
-            node.identity_failed(entry, &why)
+            guests.identity_failed(entry, &why)
         }
         ToHost::Cancel { session, number } if session == current => {
             let mut cancelled = link.cancelled.lock();
@@ -223,7 +224,7 @@ fn heard(
             session,
             number,
             call,
-        } if session == current => begin(node, entry, link, session, number, call),
+        } if session == current => begin(guests, entry, link, session, number, call),
         // of an earlier life of this machine
         _ => {}
     }
@@ -232,7 +233,7 @@ fn heard(
 
 /// Carries a call out on a thread of its own.
 fn begin(
-    node: &Arc<Guests>,
+    guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     link: &Arc<Link>,
     session: u64,
@@ -251,10 +252,10 @@ fn begin(
         let why = format!("{CALLS_MAX} calls of this machine are under way");
         return link.answer(session, number, busy(why));
     }
-    let (node, entry, given) = (node.clone(), entry.clone(), link.clone());
+    let (guests, entry, given) = (guests.clone(), entry.clone(), link.clone());
     let work = move || {
         let over = || given.is_over(session, number);
-        let answer = calls::carry_out(&node, &entry, call, &over);
+        let answer = calls::carry_out(&guests, &entry, call, &over);
         given.cancelled.lock().remove(&number);
         given.under_way.fetch_sub(1, Ordering::SeqCst);
         given.answer(session, number, answer);

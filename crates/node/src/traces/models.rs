@@ -74,11 +74,11 @@ impl Traces {
         fetcher: Arc<Fetcher>,
     ) -> Coming {
         let coming = Coming::default();
-        let (node, to) = (self.clone(), coming.clone());
+        let (traces, to) = (self.clone(), coming.clone());
         let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
         let fetch = move || {
-            let found = match node.find_model(&image, hub.as_ref()) {
-                Ok(None) => node.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
+            let found = match traces.find_model(&image, hub.as_ref()) {
+                Ok(None) => traces.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
                 found => found.map(|model| model.map(|model| (model, image))),
             };
             match found {
@@ -93,7 +93,7 @@ impl Traces {
                 }
                 Ok(None) => {}
                 Err(why) => {
-                    node.core.tell(
+                    traces.core.tell(
                         Happened::ImageModel,
                         &image.short(),
                         format!("it runs without its model: {why}"),
@@ -101,7 +101,7 @@ impl Traces {
                 }
             }
             if hub.is_some() {
-                node.learn_size(image, &fetcher);
+                traces.learn_size(image, &fetcher);
             }
         };
         let thread = std::thread::Builder::new().name("model-fetch".into());
