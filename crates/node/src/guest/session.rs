@@ -1,7 +1,7 @@
 //! A conversation with a guest: one thread for each running machine that has the port.
 //!
-//! Everything that comes is foreign. What can't be understood is counted and dropped; who sends too much of it is hung up on
-//! for a while, and then heard again.
+//! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
+//! is disconnected for a while.
 
 use super::{calls, meter::Meter};
 use crate::{guest::Guests, inventory::Entry};
@@ -23,27 +23,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a thread that hears nothing looks whether its machine and its node are still there.
+/// How often a thread that receives nothing checks whether its machine and its node still exist.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a guest may leave a message unread before it is hung up on.
+/// How long a guest may leave a message unread before it is disconnected.
 const WRITE_WAIT: Duration = Duration::from_secs(10);
-/// How long until a port that can't be reached, or whose guest hung up, is tried again.
+/// How long until a port is tried again that can't be reached or whose guest disconnected.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long a guest that sends nonsense is not heard.
+/// How long a guest that sends nonsense is disconnected.
 const HUNG_UP: Duration = Duration::from_secs(2);
-/// How long until a clone that has not taken its identity is told of it again: a word may be lost.
+/// How long until a clone that has not taken its identity is sent it again: a message may be lost.
 const AGAIN_HELLO: Duration = Duration::from_secs(10);
-/// Calls of one machine under way at a time.
+/// How many calls of one machine may be under way at a time.
 const CALLS_MAX: usize = 16;
 
-/// Where answers go.
+/// The connection through which answers are sent.
 pub(super) struct Link {
     stream: Mutex<UnixStream>,
     session: Mutex<u64>,
-    /// When the last hello was said.
+    /// When the last hello was sent.
     said: Mutex<Instant>,
     under_way: AtomicUsize,
-    /// Calls whose programs have gone.
+    /// Calls that programs have cancelled.
     cancelled: Mutex<BTreeSet<u64>>,
 }
 
@@ -52,13 +52,13 @@ impl Link {
         let mut stream = self.stream.lock();
         let sent = stream.write_all(&message.encode());
         if sent.is_err() {
-            // half a line may be out: whoever reads this connection sees its end
+            // half a line may have been sent: closing shows the reader that the conversation is over
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         sent
     }
 
-    /// Answers a call, unless the guest has begun a new life since.
+    /// Answers a call, unless a new session has begun since.
     pub fn answer(&self, session: u64, number: u64, answer: Answer) {
         if *self.session.lock() == session {
             let message = ToGuest::Answer {
@@ -66,7 +66,7 @@ impl Link {
                 number,
                 answer,
             };
-            // the agent of a guest that does not listen tells its programs so
+            // if this fails, the guest's agent tells its programs so
             let _ = self.send(&message);
         }
     }
@@ -77,7 +77,7 @@ impl Link {
     }
 
     fn hello(&self) -> std::io::Result<()> {
-        // the half of a line that a fork or a restart has cut off ends here
+        // ends the half line that a fork or a restart may have cut off
         self.stream.lock().write_all(b"\n")?;
         let session = rand::random();
         *self.session.lock() = session;
@@ -94,13 +94,13 @@ impl Link {
 enum Ended {
     /// The guest or QEMU closed it.
     Closed,
-    /// The guest said too much.
+    /// The guest sent too much.
     Flooded,
     /// The node ends.
     NodeGone,
 }
 
-/// Speaks with a machine's guest for as long as its QEMU and the node live.
+/// Talks to a machine's guest for as long as its QEMU and the node live.
 pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
     while guests.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
@@ -186,7 +186,7 @@ fn converse(
             break Ended::Flooded;
         }
     };
-    // answers of calls under way go nowhere
+    // with session 0, answers of calls under way are dropped
     *link.session.lock() = 0;
     let _ = stream.shutdown(std::net::Shutdown::Both);
     Ok(ended)
@@ -225,7 +225,7 @@ fn heard(
             number,
             call,
         } if session == current => begin(guests, entry, link, session, number, call),
-        // of an earlier life of this machine
+        // a message of an earlier session
         _ => {}
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! From an image's address to the place where its chunks come from: sources are opened here, and fetchers shared.
+//! Finds where an image's chunks come from by its address: opens sources here, and shares fetchers.
 
 use crate::{
     error::{NodeError, usage},
@@ -22,10 +22,10 @@ use std::{
 
 /// How long one batch of small regions (device state, its tables) may take: 1 MiB over 56 kbit/s.
 const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
-/// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
+/// Largest region that is read into memory, in bytes: enough for the graphics memory of a 4K screen.
 pub const SMALL_REGION_MAX: u64 = 256 << 20;
 
-/// A token that came with a request is for the first hub that the request names, and for no other.
+/// Binds a request's token to the first hub that the request names; it is sent to no other.
 pub fn bind_token<'a>(
     token: Option<&str>,
     addresses: impl IntoIterator<Item = &'a str>,
@@ -42,13 +42,13 @@ pub fn bind_token<'a>(
 pub struct Found {
     /// Its id.
     pub id: Hash,
-    /// What it says about itself, verified.
+    /// Its manifest, verified.
     pub manifest: Manifest,
-    /// Where it comes from.
+    /// Where its chunks come from.
     pub origin: Origin,
-    /// The same, opened.
+    /// The fetcher for that origin.
     pub fetcher: Arc<Fetcher>,
-    /// What QEMU loads, once it has been read: many machines may start from one image at the same time.
+    /// What QEMU loads, once it has been read. It is shared, since many machines may start from one image at the same time.
     pub loads: Arc<OnceLock<Loads>>,
 }
 
@@ -62,7 +62,7 @@ pub struct Loads {
 }
 
 impl Found {
-    /// The same once more.
+    /// Returns another value for the same image, which shares fetcher and loads.
     pub(crate) fn copy(&self) -> Found {
         Found {
             id: self.id,
@@ -74,15 +74,15 @@ impl Found {
     }
 }
 
-/// A way in which images come to this node beside directories, hubs and buckets: forks' memory, and whatever else a service knows.
+/// An additional way in which images come to this node, beside directories, hubs and buckets: the memory of forks, for one.
 pub(crate) trait Provide: Send + Sync {
-    /// The addresses at which others provide in this way, and how one is opened.
+    /// Returns the address scheme of this way and how such an address is opened.
     fn scheme(&self) -> Scheme;
 
-    /// What is on this host: `repository`, and before it what is provided here.
+    /// Returns a source for what is on this host: what this way provides here, then `repository`.
     fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source>;
 
-    /// What another provides, from its opened address.
+    /// Returns a source for what another node provides, from its opened address.
     fn elsewhere(&self, source: Arc<dyn Source>, origin: &Origin) -> Arc<dyn Source>;
 }
 
@@ -94,13 +94,14 @@ pub struct Sources {
     registry: Registry,
     own_hub: Option<OwnHub>,
     providers: Vec<Box<dyn Provide>>,
-    /// By who is asked, as whom, and who is believed.
+    /// Fetchers in use, by the addresses asked and the token and CA used for each.
     fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
 
 impl Sources {
-    /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever. `own_hub`: the
-    /// hub in this process, which knows the node's user. `providers`: ways in which images come here beside the standard ones.
+    /// Creates the service. `io_timeout` is how long a guest's request waits for a source that doesn't answer; `None` is for
+    /// ever. `own_hub` is the hub in this process, which knows the node's user. `providers` are additional ways in which
+    /// images come here.
     pub(crate) fn new(
         repo: Repository,
         cache: Arc<Cache>,
@@ -125,8 +126,8 @@ impl Sources {
         }
     }
 
-    /// Finds the id that a name or address points to, and the source that has it. `token` is for that address. `stage` is
-    /// told what was done.
+    /// Finds the id that a name or address points to, and a source that has it. `token` is for that address. `stage` is
+    /// called after each step with its name.
     pub fn find(
         &self,
         image: &str,
@@ -137,7 +138,7 @@ impl Sources {
         self.find_in(image, &[], bind_token(token, [image])?, ca, stage)
     }
 
-    /// The same with more sources, which are read together with the first, and tokens for those that are hubs.
+    /// Does the same with more sources, which are read together with the first, and with tokens for those that are hubs.
     pub fn find_in(
         &self,
         image: &str,
@@ -171,7 +172,7 @@ impl Sources {
         let mut found: Option<Hash> = None;
         let mut trouble: Option<NodeError> = None;
         for text in std::iter::once(image).chain(more.iter().map(String::as_str)) {
-            // once the id is known, further sources need not be asked, nor be up
+            // once the id is known, further sources are not asked and may even be down
             if let Some(id) = found {
                 if let Some(way) =
                     references(&format!("{}#{id}", text.split('#').next().unwrap_or(text)))?.first()
@@ -199,7 +200,7 @@ impl Sources {
         Ok(found)
     }
 
-    /// An image whose id and place are known.
+    /// Opens an image whose id and sources are known.
     pub(crate) fn find_at(&self, id: Hash, origin: Origin) -> Result<Found, NodeError> {
         let fetcher = self.fetcher(&origin)?;
         let manifest = fetcher.source().manifest(&id)?;
@@ -230,14 +231,14 @@ impl Sources {
         ))
     }
 
-    /// One address of an image's, with the token and the authority for it.
+    /// Returns one of an image's addresses with the token and the CA for it.
     fn place(&self, address: &str, of: &Origin) -> Result<floe_source::Origin, SourceError> {
         let token = self.token_for(address, of.token_for(address));
         let place = self.registry.origin(address)?.with_token(token);
         Ok(place.with_ca(of.ca.as_ref().map(PathBuf::from)))
     }
 
-    /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.
+    /// Opens one of an image's addresses alone. That source answers within `timeout` or fails.
     pub(crate) fn ask_one(
         &self,
         address: &str,
@@ -248,13 +249,13 @@ impl Sources {
         registry.open(&self.place(address, of)?)
     }
 
-    /// The token for an address: the one that was given for it, or that of this process's own hub.
+    /// Returns the token for an address: the one that was given for it, or that of this process's own hub.
     pub(crate) fn token_for(&self, address: &str, given: Option<&str>) -> Option<String> {
         let own = || self.own_hub.as_ref()?.token_for(address);
         given.or_else(own).map(str::to_owned)
     }
 
-    /// The fetcher for these sources, shared while anybody uses it.
+    /// Returns the fetcher for these sources, which is shared while anybody uses it.
     pub fn fetcher(&self, origin: &Origin) -> Result<Arc<Fetcher>, NodeError> {
         let places = origin.urls.iter().map(|url| self.place(url, origin));
         let places = places.collect::<Result<Vec<_>, _>>()?;
@@ -262,7 +263,7 @@ impl Sources {
         if let Some(fetcher) = fetchers.get(&places).and_then(Weak::upgrade) {
             return Ok(fetcher);
         }
-        // what is here is never asked for elsewhere: a look into the repository costs microseconds
+        // this host is asked first, because a look into the repository takes microseconds
         let repository = floe_source::Directory::new(self.repo.clone());
         let here = self.providers.iter();
         let here = here.fold(Arc::new(repository) as Arc<dyn Source>, |here, provider| {
@@ -278,7 +279,7 @@ impl Sources {
                 None => whole.push(Arc::new(source)),
             }
         }
-        // each of the others has the whole image: together they carry more than one
+        // each of the others has the whole image: together they have more bandwidth than one
         match whole.len() {
             0 | 1 => opened.append(&mut whole),
             _ => opened.push(Arc::new(Striped::new(whole))),
@@ -297,8 +298,8 @@ impl Sources {
         Ok(fetcher)
     }
 
-    /// Small regions whole, in two round trips however many they are: first all of their tables, then all of their
-    /// chunks. What the cache has costs none.
+    /// Reads small regions whole, in two round trips however many they are: first all of their tables, then all of their
+    /// chunks. What is in the cache takes none.
     pub fn read_small(&self, found: &Found, names: &[&str]) -> Result<Vec<Vec<u8>>, NodeError> {
         let mut regions = Vec::new();
         for name in names {
@@ -360,7 +361,7 @@ impl Sources {
         Ok(out)
     }
 
-    /// Items from the cache, and the rest in one batch after another from the source.
+    /// Returns items from the cache, and reads the rest in batches from the source.
     fn items(
         &self,
         found: &Found,
@@ -388,7 +389,7 @@ impl Sources {
                 .read(&found.id, batch, &request, &mut |kind, hash, bytes| {
                     match self.cache.put_item(kind, &hash, bytes, None) {
                         Err(error) if !error.is_full() => kept = Err(error),
-                        _ => {} // a full cache only costs the next reader a fetch
+                        _ => {} // if the cache is full, the next reader fetches it again
                     }
                     have.insert(hash, bytes.to_vec());
                 })?;
@@ -427,7 +428,7 @@ fn damaged(found: &Found, error: floe_image::FormatError) -> NodeError {
 mod tests {
     use super::*;
 
-    /// A server that answers every request with `answer` and keeps what it was asked.
+    /// Starts a server that answers every request with `answer` and keeps the requests.
     fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
         use std::io::{Read, Write};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -484,7 +485,7 @@ mod tests {
         let again = sources.fetcher(&origin(&one, "a")).unwrap();
         assert!(Arc::ptr_eq(&first, &again));
         for other in [origin(&two, "a"), origin(&one, "b"), origin(&None, "a")] {
-            // where the system has no authorities it says so, and nothing is shared
+            // a system without certificate authorities gives an error, and nothing is shared
             if let Ok(other) = sources.fetcher(&other) {
                 assert!(!Arc::ptr_eq(&first, &other));
             }
