@@ -45,7 +45,7 @@ use std::{
 };
 
 /// Kernel command line of an import that names none: a console, and freed pages zeroed, which makes a later capture smaller
-/// by the memory that the guest once used and freed (measured: 114 of 1023 MB).
+/// by the memory that the guest once used and freed (in the design: 114 of 1023 MB).
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
 /// What is added to [`CMDLINE_DEFAULT`] if there is a disk.
 const CMDLINE_ROOT: &str = " root=/dev/vda rw";
