@@ -1,4 +1,4 @@
-//! Finds where an image's chunks come from by its address: opens sources here, and shares fetchers.
+//! From an image's address to the place where its chunks come from: sources are opened here, and fetchers shared.
 
 use crate::{
     error::{NodeError, usage},
@@ -22,7 +22,7 @@ use std::{
 
 /// How long one batch of small regions (device state, its tables) may take: 1 MiB over 56 kbit/s.
 const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
-/// Largest region that is read into memory, in bytes: enough for the graphics memory of a 4K screen.
+/// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
 pub const SMALL_REGION_MAX: u64 = 256 << 20;
 
 /// Binds a request's token to the first hub that the request names; it is sent to no other.
@@ -42,11 +42,11 @@ pub fn bind_token<'a>(
 pub struct Found {
     /// Its id.
     pub id: Hash,
-    /// Its manifest, verified.
+    /// What it says about itself, verified.
     pub manifest: Manifest,
-    /// Where its chunks come from.
+    /// Where it comes from.
     pub origin: Origin,
-    /// The fetcher for that origin.
+    /// The same, opened.
     pub fetcher: Arc<Fetcher>,
     /// What QEMU loads, once it has been read. It is shared, since many machines may start from one image at the same time.
     pub loads: Arc<OnceLock<Loads>>,
@@ -74,9 +74,9 @@ impl Found {
     }
 }
 
-/// An additional way in which images come to this node, beside directories, hubs and buckets: the memory of forks, for one.
+/// A way in which images come to this node beside directories, hubs and buckets: forks' memory, and whatever else a service knows.
 pub(crate) trait Provide: Send + Sync {
-    /// Returns the address scheme of this way and how such an address is opened.
+    /// The addresses at which others provide in this way, and how one is opened.
     fn scheme(&self) -> Scheme;
 
     /// Returns a source for what is on this host: what this way provides here, then `repository`.
@@ -94,14 +94,13 @@ pub struct Sources {
     registry: Registry,
     own_hub: Option<OwnHub>,
     providers: Vec<Box<dyn Provide>>,
-    /// Fetchers in use, by the addresses asked and the token and CA used for each.
+    /// By who is asked, as whom, and who is believed.
     fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
 
 impl Sources {
-    /// Creates the service. `io_timeout` is how long a guest's request waits for a source that doesn't answer; `None` is for
-    /// ever. `own_hub` is the hub in this process, which knows the node's user. `providers` are additional ways in which
-    /// images come here.
+    /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever. `own_hub`: the
+    /// hub in this process, which knows the node's user. `providers`: ways in which images come here beside the standard ones.
     pub(crate) fn new(
         repo: Repository,
         cache: Arc<Cache>,
@@ -138,7 +137,7 @@ impl Sources {
         self.find_in(image, &[], bind_token(token, [image])?, ca, stage)
     }
 
-    /// Does the same with more sources, which are read together with the first, and with tokens for those that are hubs.
+    /// The same with more sources, which are read together with the first, and tokens for those that are hubs.
     pub fn find_in(
         &self,
         image: &str,
@@ -200,7 +199,7 @@ impl Sources {
         Ok(found)
     }
 
-    /// Opens an image whose id and sources are known.
+    /// An image whose id and place are known.
     pub(crate) fn find_at(&self, id: Hash, origin: Origin) -> Result<Found, NodeError> {
         let fetcher = self.fetcher(&origin)?;
         let manifest = fetcher.source().manifest(&id)?;
@@ -231,14 +230,14 @@ impl Sources {
         ))
     }
 
-    /// Returns one of an image's addresses with the token and the CA for it.
+    /// One address of an image's, with the token and the authority for it.
     fn place(&self, address: &str, of: &Origin) -> Result<floe_source::Origin, SourceError> {
         let token = self.token_for(address, of.token_for(address));
         let place = self.registry.origin(address)?.with_token(token);
         Ok(place.with_ca(of.ca.as_ref().map(PathBuf::from)))
     }
 
-    /// Opens one of an image's addresses alone. That source answers within `timeout` or fails.
+    /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.
     pub(crate) fn ask_one(
         &self,
         address: &str,
@@ -249,13 +248,13 @@ impl Sources {
         registry.open(&self.place(address, of)?)
     }
 
-    /// Returns the token for an address: the one that was given for it, or that of this process's own hub.
+    /// The token for an address: the one that was given for it, or that of this process's own hub.
     pub(crate) fn token_for(&self, address: &str, given: Option<&str>) -> Option<String> {
         let own = || self.own_hub.as_ref()?.token_for(address);
         given.or_else(own).map(str::to_owned)
     }
 
-    /// Returns the fetcher for these sources, which is shared while anybody uses it.
+    /// The fetcher for these sources, shared while anybody uses it.
     pub fn fetcher(&self, origin: &Origin) -> Result<Arc<Fetcher>, NodeError> {
         let places = origin.urls.iter().map(|url| self.place(url, origin));
         let places = places.collect::<Result<Vec<_>, _>>()?;
@@ -298,8 +297,8 @@ impl Sources {
         Ok(fetcher)
     }
 
-    /// Reads small regions whole, in two round trips however many they are: first all of their tables, then all of their
-    /// chunks. What is in the cache takes none.
+    /// Small regions whole, in two round trips however many they are: first all of their tables, then all of their
+    /// chunks. What the cache has costs none.
     pub fn read_small(&self, found: &Found, names: &[&str]) -> Result<Vec<Vec<u8>>, NodeError> {
         let mut regions = Vec::new();
         for name in names {
@@ -428,7 +427,7 @@ fn damaged(found: &Found, error: floe_image::FormatError) -> NodeError {
 mod tests {
     use super::*;
 
-    /// Starts a server that answers every request with `answer` and keeps the requests.
+    /// A server that answers every request with `answer` and keeps what it was asked.
     fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
         use std::io::{Read, Write};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -306,7 +306,7 @@ fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Returns the request's tokens, each bound to one hub.
+/// The tokens of a request, each for one hub.
 fn tokens_of(request: &RunRequest) -> Result<Tokens, NodeError> {
     let more = request.sources.iter().map(String::as_str);
     let addresses = std::iter::once(&*request.image).chain(more);

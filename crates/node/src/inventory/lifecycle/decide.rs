@@ -5,7 +5,7 @@
 //! that a killed node leaves no machine standing still for a reason that the next node does not know:
 //!
 //! - a reason is on the disk before QEMU is told to stop for it;
-//! it is removed from the disk after QEMU was told to go on. (Telling a guest that runs to go on changes nothing.)
+//! - it is removed from the disk after QEMU was told to go on. (Telling a guest that runs to go on changes nothing.)
 
 use crate::inventory::record::PauseReason;
 use std::collections::BTreeSet;
