@@ -1,9 +1,9 @@
-//! A node that starts takes over what an earlier one left: machines that run go on, half-made ones go away.
+//! Takes over what an earlier node left: machines that run go on, and those that were being created are removed.
 //!
-//! Two steps. First every machine gets its files on the mount back ([`Adoption::attach_machines`]), which asks neither a QEMU nor the
-//! network anything: from then on guests read and write. Then each machine's QEMU is taken over by a thread of its own
-//! ([`Adoption::take_over_machines`]), so that one that does not answer delays nobody else. Until its thread is done a machine has the
-//! operation `adopt`.
+//! This has two steps. First every machine gets its files on the mount back ([`Adoption::attach_machines`]), which waits for
+//! neither a QEMU nor the network: from then on guests read and write. Then a thread for each machine takes over its QEMU
+//! ([`Adoption::take_over_machines`]), so that one that does not answer delays no other. Until its thread is done a machine
+//! has the operation `adopt`.
 
 use crate::{
     MachineName,
@@ -26,35 +26,35 @@ use std::{
     time::Duration,
 };
 
-/// What is said of a clone whose memory is gone.
+/// The message about a clone whose memory is lost.
 const LOST: &str = "a part of its memory went with a node that ended before the fork was stored";
-/// What is said of a machine whose memory went with the mount.
+/// The message about a machine whose memory was lost with the mount.
 const MOUNT_LOST: &str =
     "its memory was lost when this node and the mount's supervisor ended together";
 /// How long until a QEMU that does not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// How long a node that starts waits for its machines before it answers all the same.
+/// How long a starting node waits for its machines before it begins to answer.
 const BEFORE_ANSWERING: Duration = Duration::from_secs(1);
 
-/// A machine that an earlier node has left, with its operation begun.
+/// A machine that an earlier node left, with its operation begun.
 pub(crate) struct Left {
     operation: Operation,
     wanted: Wanted,
-    /// How putting it onto the mount went, if it should run.
+    /// Whether it could be put onto the mount, if it should run.
     attached: Result<(), NodeError>,
-    /// Its memory is in no file and with nobody.
+    /// Whether its memory is neither in a file nor with a node or supervisor.
     lost: bool,
 }
 
-/// What is to become of a machine whose QEMU was asked.
+/// What came of asking a machine's QEMU.
 enum Taken {
-    /// It is this node's, or it has ended.
+    /// It is this node's now.
     Over,
     /// It did not answer.
     AskAgain,
 }
 
-/// See the module. Lives as long as machines are being taken over.
+/// The service that takes over machines. It lives as long as machines are being taken over.
 pub(crate) struct Adoption {
     pub core: Arc<Core>,
     pub inventory: Arc<Inventory>,
@@ -63,7 +63,7 @@ pub(crate) struct Adoption {
 }
 
 impl Adoption {
-    /// Puts every machine that should run back onto the mount.
+    /// Puts every machine that should run back onto the mount; returns all machines that were found.
     pub(crate) fn attach_machines(&self) -> Vec<Left> {
         let mut left = Vec::new();
         let dirs = std::fs::read_dir(self.core.home.machines());
@@ -78,7 +78,7 @@ impl Adoption {
             };
             match Record::load(&dir.path()) {
                 Ok(record) => left.extend(self.attach_left(name, &dir.path(), record)),
-                // killed before the record was written: there is nothing in it yet
+                // the node was killed before it wrote the record, so the directory holds nothing yet
                 Err(_) if !dir.path().join(RECORD_FILE).exists() => {
                     let _ = std::fs::remove_dir_all(dir.path());
                 }
@@ -117,7 +117,8 @@ impl Adoption {
         Some(left)
     }
 
-    /// A clone's memory may have been in the earlier node's: whether it was and is lost. Whoever asks for it then waits.
+    /// Checks where a clone's memory is that was not stored. Returns whether it is lost; the guest then waits when it reads
+    /// it.
     fn look_for_parent(&self, operation: &Operation) -> bool {
         let record = operation.record();
         if !record.rests_on_this_node() {
@@ -147,29 +148,29 @@ impl Adoption {
     pub(crate) fn take_over_machines(self: &Arc<Self>, left: Vec<Left>) {
         let (tell, told) = mpsc::channel::<()>();
         for left in left {
-            let (node, tell) = (self.clone(), tell.clone());
+            let (adoption, tell) = (self.clone(), tell.clone());
             let name = left.operation.name.clone();
             let work = move || {
                 let _over = tell;
-                node.take_over(left);
+                adoption.take_over(left);
             };
             let thread = std::thread::Builder::new().name("adopt".into());
             if let Err(error) = thread.spawn(work) {
                 tracing::error!(machine = %name, %error, "no thread to take it over: restart the node");
             }
         }
-        let node = Arc::downgrade(self);
+        let adoption = Arc::downgrade(self);
         let pool = self.core.home.root().join(machines::STANDBY_DIR);
         let leftovers = move || {
-            if let Some(node) = node.upgrade() {
-                node.end_leftovers(&pool);
+            if let Some(adoption) = adoption.upgrade() {
+                adoption.end_leftovers(&pool);
             }
         };
         let _ = std::thread::Builder::new()
             .name("adopt".into())
             .spawn(leftovers);
         drop(tell);
-        // nothing is ever sent: the wait ends with the last thread
+        // nothing is ever sent: the wait ends when the last thread drops its sender
         let _ = told.recv_timeout(BEFORE_ANSWERING);
     }
 
@@ -205,9 +206,9 @@ impl Adoption {
                 self.not_taken(&operation, &why.to_api().to_string());
             }
             Wanted::Running => {
-                let (node, entry) = (Arc::downgrade(&self), operation.entry.clone());
+                let (adoption, entry) = (Arc::downgrade(&self), operation.entry.clone());
                 drop(self);
-                while let Some(here) = node.upgrade() {
+                while let Some(here) = adoption.upgrade() {
                     match here.take_over_qemu(&operation, lost) {
                         Ok(Taken::Over) => return,
                         Ok(Taken::AskAgain) if lost => return,
@@ -217,7 +218,7 @@ impl Adoption {
                             return here.not_taken(&operation, &error.to_api().to_string());
                         }
                     }
-                    // in between somebody may end it, or start it anew
+                    // meanwhile a user may end the machine or start it anew
                     drop((here, operation));
                     operation = match begin_again(&entry) {
                         Some(operation) => operation,
@@ -228,12 +229,12 @@ impl Adoption {
         }
     }
 
-    /// Asks a QEMU whose machine is on the mount.
+    /// Asks the QEMU of a machine that is on the mount.
     fn take_over_qemu(&self, operation: &Operation, lost: bool) -> Result<Taken, NodeError> {
         let taken = Machine::adopt(self.machines.vm_dir(&operation.record()));
         let machine = match taken {
             Ok(machine) => machine,
-            // one that waits for memory or a disk answers nobody
+            // a QEMU that waits for memory or a disk does not answer
             Err(error) if self.machines.qemu_of(operation).is_some() => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
                 if lost {
@@ -245,14 +246,14 @@ impl Adoption {
             Err(error) => return Err(error.into()),
         };
         if let Err(error) = self.machines.started(operation, Arc::new(machine), |_| ()) {
-            // a full disk: what is known of it is not new
+            // the disk is full; nothing new would have been in the record
             tracing::warn!(machine = %operation.name, %error, "its record is as the earlier node left it");
             self.machines.attend(&operation.name);
         }
         self.end_old_pause(operation)?;
         self.machines.continue_stopped(operation)?;
         if lost {
-            // One that waits for memory already can't be told; it stands still by itself.
+            // a QEMU that already waits for lost memory can't be told to stop; its guest stands still anyway
             let _ = operation.vm()?.stop();
             self.core
                 .tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
@@ -262,7 +263,7 @@ impl Adoption {
         Ok(Taken::Over)
     }
 
-    /// Lets a machine go on that an earlier node had stopped for work of its own. What the user has stopped stays so.
+    /// Lets a machine go on that an earlier node had paused for its own work. What the user has paused stays paused.
     pub(crate) fn end_old_pause(&self, entry: &Entry) -> Result<(), NodeError> {
         *entry.pauses.lock() = Pauses::after(load_pauses(&entry.dir));
         let before = entry.record().pauses;
@@ -272,7 +273,7 @@ impl Adoption {
         let vm = entry.vm()?;
         let still = vm.status()? == Status::Paused;
         if let Err(error) = entry.stand(Some(&vm), Event::Adopted { still }) {
-            // a full disk has not kept the guest from going on
+            // the disk is full; the guest goes on nevertheless
             tracing::warn!(machine = %entry.name, %error, "its record says that it stands still");
         }
         if still && before.iter().all(|reason| reason.ends_with_its_node()) {
@@ -284,7 +285,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Why a machine that should run is not taken over by a node whose mount is a new one.
+    /// Returns why a machine that should run is not taken over by a node with a new mount.
     fn why_not_taken(&self, operation: &Operation) -> NodeError {
         let name = &operation.name;
         match self.machines.qemu_of(operation) {
@@ -299,7 +300,7 @@ impl Adoption {
         }
     }
 
-    /// A machine that should run has no QEMU any more.
+    /// Marks a machine that should run as stopped, since it has no QEMU any more.
     fn not_taken(&self, operation: &Operation, why: &str) {
         tracing::warn!(machine = %operation.name, why, "was not taken over");
         if let Err(error) = self.machines.detach(operation) {
@@ -317,7 +318,7 @@ impl Adoption {
             .tell(Happened::MachineLost, operation.name.as_str(), why);
     }
 
-    /// Ends QEMUs that waited in the pool and belong to no machine.
+    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files.
     fn end_leftovers(&self, pool: &Path) {
         let taken: Vec<String> = self
             .inventory
@@ -336,11 +337,11 @@ impl Adoption {
     }
 }
 
-/// Begins to take a machine over again after a while; `None` if there is nothing to take over any more.
+/// Begins after a while to take a machine over again; returns `None` once there is nothing to take over any more.
 fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
         std::thread::sleep(ASK_AGAIN);
-        // whatever else is under way ends, and leaves it as it is, ended or started
+        // if another operation is under way, it leaves the machine ended or started
         let operation = entry.begin(Task::Adopt).ok();
         if !entry.waits_for_adoption() {
             return None;
@@ -351,12 +352,12 @@ fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     }
 }
 
-/// Why a clone will never go on.
+/// Returns the error that a clone can never go on.
 fn lost_for_good(entry: &Entry) -> NodeError {
     failed(LOST, format!("floe kill {} ends it", entry.name))
 }
 
-/// Reasons for a person to read.
+/// Returns the reasons in words for a user.
 fn words(reasons: &[PauseReason]) -> String {
     let word = |reason: &PauseReason| match reason {
         PauseReason::User => "the user",

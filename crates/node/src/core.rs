@@ -1,6 +1,6 @@
-//! What every service of the node stands on: its options, its state directory, its events, and how it is asked to end.
+//! What every service of the node uses: its options, its state directory, its events, and the request to end.
 //!
-//! Locks: the list of long calls, for moments, and never together with another lock.
+//! Locks: the list of long calls. It is held only briefly, and never together with another lock.
 
 use crate::{
     NodeOptions,
@@ -24,31 +24,31 @@ use std::{
 };
 use tokio::sync::{broadcast, watch};
 
-/// Events that a slow listener may lag behind before it loses some.
+/// How many events a slow listener may lag behind before it loses some.
 const EVENTS_KEPT: usize = 1024;
 
-/// How a node is to end.
+/// How the node is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop {
-    /// Power the machines down too.
+    /// Whether the machines are powered down too.
     pub machines: bool,
 }
 
-/// See the module. Its fields do not change while the node runs.
+/// What all services share; its fields do not change while the node runs.
 pub(crate) struct Core {
     pub options: NodeOptions,
     pub home: Home,
-    /// What outlives this process.
+    /// The connection to the supervisor process, which outlives this one.
     pub keeper: Keeper,
-    /// Room on the disk for what must be written when it is full.
+    /// Disk space set aside for records that must be written even when the disk is full.
     pub reserve: Arc<Reserve>,
     pub accel: Accel,
-    /// Whether the mount is an earlier node's.
+    /// Whether the mount was taken over from an earlier node.
     pub took_over: bool,
     /// Who may see the page, if there is one.
     pub page: Option<Arc<Guard>>,
     pub started: Instant,
-    /// Threads of all services that look after something.
+    /// The background threads of all services.
     pub threads: Threads,
     events: broadcast::Sender<NodeEvent>,
     stop: watch::Sender<Option<Stop>>,
@@ -57,7 +57,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Of a node that begins now; the receiver hears when somebody asks it to end.
+    /// Creates the core of a node that starts now. The receiver gets a value when somebody asks the node to end.
     pub fn new(
         options: NodeOptions,
         keeper: Keeper,
@@ -95,7 +95,7 @@ impl Core {
         tell(&self.events, kind, subject, detail.into());
     }
 
-    /// Events from now on.
+    /// Returns a receiver of the events from now on.
     pub fn listen(&self) -> broadcast::Receiver<NodeEvent> {
         self.events.subscribe()
     }
@@ -105,7 +105,7 @@ impl Core {
         self.stop.send_replace(Some(Stop { machines }));
     }
 
-    /// Enters a long call into the list of those that end with the node.
+    /// Adds a long call to the list of those that are cancelled when the node ends.
     pub fn job(self: &Arc<Self>, cancel: Cancel) -> Job {
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
         self.jobs.lock().insert(id, cancel);
@@ -122,7 +122,7 @@ impl Core {
         jobs.len()
     }
 
-    /// Refuses a state directory that machines' own users cannot pass.
+    /// Returns an error if the users that machines run as cannot traverse the path to the state directory.
     pub fn check_passable(&self) -> Result<(), NodeError> {
         match crate::host::impassable(self.home.root()) {
             None => Ok(()),
@@ -137,7 +137,7 @@ impl Core {
     }
 }
 
-/// A long call under way; dropping it strikes it off the list.
+/// A long call under way; dropping this removes it from the list.
 pub(crate) struct Job {
     core: Arc<Core>,
     id: u64,
@@ -155,7 +155,7 @@ fn tell(listeners: &broadcast::Sender<NodeEvent>, kind: Happened, subject: &str,
     let _ = listeners.send(event); // nobody may be listening
 }
 
-/// An event of this moment.
+/// Builds an event with the current time.
 pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     NodeEvent {
@@ -166,7 +166,7 @@ pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent 
     }
 }
 
-/// Seconds since 1970.
+/// Returns the current Unix time in seconds.
 pub(crate) fn unix_now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,9 +1,9 @@
-//! What the node itself sees: the host ([`crate::host`]) and its own mount.
+//! What the node itself can check: the host ([`crate::host`]) and its own mount.
 
 use crate::Node;
 use floe_api::{Check, CheckStatus, DoctorReport};
 
-/// Looks at the host and at what only the node can see.
+/// Checks the host, and what only the node can see.
 pub fn examine(node: &Node) -> DoctorReport {
     let mut report = crate::host::report(&node.core.home);
     report.checks.push(mount(node));

@@ -1,5 +1,5 @@
-//! What the node can fail with, by what the user can do about it. The crates below say what happened; here it gets its
-//! kind ([`ErrorCode`]) and its way out.
+//! The errors of the node, ordered by what the user can do about them. The crates below say what happened; here an error gets
+//! its kind ([`ErrorCode`]) and a way out for the user.
 
 use crate::transfer::TransferError;
 use floe_api::{ApiError, ErrorCode};
@@ -9,28 +9,28 @@ use floe_store::StoreError;
 /// Why an operation of the node failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// Already in the words of the interface.
+    /// An error that already has the interface's form.
     #[error(transparent)]
     Api(#[from] ApiError),
     /// The client hung up.
     #[error("stopped on request; everything that was begun has been undone")]
     Cancelled,
-    /// The local disk.
+    /// The local disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A place that images come from.
+    /// A source of images failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The mount.
+    /// The mount failed.
     #[error(transparent)]
     Mount(#[from] floe_mount::MountError),
-    /// QEMU.
+    /// QEMU failed.
     #[error(transparent)]
     Machine(#[from] floe_machine::MachineError),
-    /// A transfer.
+    /// A transfer failed.
     #[error(transparent)]
     Transfer(#[from] crate::transfer::TransferError),
-    /// The operating system.
+    /// The operating system failed.
     #[error("{what}: {source}")]
     Io {
         /// What was being done, with the path.
@@ -40,27 +40,27 @@ pub enum NodeError {
     },
 }
 
-/// A request that is wrong in itself.
+/// Returns an error for a request that is wrong in itself.
 pub fn usage(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
     api(ErrorCode::Usage, message, fix)
 }
 
-/// Something that can't be done here.
+/// Returns an error for something that can't be done here.
 pub fn refused(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
     api(ErrorCode::Refused, message, fix)
 }
 
-/// Something that isn't there.
+/// Returns an error for something that doesn't exist.
 pub fn not_found(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
     api(ErrorCode::NotFound, message, fix)
 }
 
-/// Something that somebody else is at.
+/// Returns an error for something that is in use by another operation.
 pub fn busy(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
     api(ErrorCode::Busy, message, fix)
 }
 
-/// Everything else.
+/// Returns an error of any other kind.
 pub fn failed(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
     api(ErrorCode::Failed, message, fix)
 }
@@ -73,14 +73,14 @@ fn api(code: ErrorCode, message: impl Into<String>, fix: impl Into<String>) -> N
     })
 }
 
-/// Names the file or step that an I/O error happened at.
+/// Returns a function that adds to an I/O error what was being done, with the path.
 pub fn at(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
     let what = what.into();
     move |source| NodeError::Io { what, source }
 }
 
 impl NodeError {
-    /// Its kind.
+    /// Returns the error's kind.
     pub fn code(&self) -> ErrorCode {
         match self {
             NodeError::Api(error) => error.code,
@@ -98,14 +98,14 @@ impl NodeError {
         }
     }
 
-    /// For the interface.
+    /// Converts the error for the interface.
     pub fn to_api(&self) -> ApiError {
         let fix = match self {
             NodeError::Api(error) => return error.clone(),
             NodeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 "make room there (floe cache gc, floe image rm, floe rm), or move FLOE_HOME to a larger disk"
             }
-            _ => "", // these errors carry their way out in their text
+            _ => "", // the text of these errors says what to do
         };
         ApiError {
             code: self.code(),

@@ -1,4 +1,4 @@
-//! The files that a node keeps of its own: read up to a bound, replaced all at once, readable by the node's user only.
+//! The node's own files: read up to a bound, replaced atomically, readable by the node's user only.
 
 use super::record::Record;
 use crate::error::{NodeError, at, failed};
@@ -11,12 +11,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Mode of a directory that others, such as the machines' own users, may pass on the way to what is theirs, but not list.
+/// Mode of a directory that other users, such as the machines' own, may traverse to reach their files, but may not list.
 pub(crate) const PASSABLE_MODE: u32 = 0o711;
 
-/// A machine's record in its directory.
+/// Name of the record in a machine's directory.
 pub const RECORD_FILE: &str = "machine.json";
-/// Largest record that is read: a hundred times what one with the longest lists takes.
+/// Largest record that is read, in bytes: a hundred times the size of one with the longest lists.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 
 impl Record {
@@ -34,28 +34,28 @@ impl Record {
         })
     }
 
-    /// Writes the record, all or nothing.
+    /// Writes the record atomically, and waits until it is on the disk.
     pub fn save(&self, dir: &Path) -> Result<(), NodeError> {
         replace_file(&dir.join(RECORD_FILE), &self.bytes())
     }
 
-    /// The same without waiting for the disk: for a machine of which nothing has to be left after a power cut yet.
+    /// Does the same without waiting for the disk: for a machine that does not survive a power cut anyway.
     pub fn save_soon(&self, dir: &Path) -> Result<(), NodeError> {
         replace_file_soon(&dir.join(RECORD_FILE), &self.bytes())
     }
 }
 
-/// Keeps a remote image's manifest beside the machine: a restarted node needs it before it can reach anybody.
+/// Keeps a remote image's manifest beside the machine: a restarted node needs it before it can reach any source.
 pub fn save_manifest(dir: &Path, id: &Hash, manifest: &Manifest) -> Result<(), NodeError> {
     replace_file(&dir.join(format!("{id}.manifest")), &manifest.encode())
 }
 
-/// The same without waiting for the disk, of an image that is in the repository soon.
+/// Does the same without waiting for the disk, for an image that will soon be in the repository.
 pub fn save_manifest_soon(dir: &Path, id: &Hash, manifest: &Manifest) -> Result<(), NodeError> {
     replace_file_soon(&dir.join(format!("{id}.manifest")), &manifest.encode())
 }
 
-/// The manifest that was kept, checked against its id.
+/// Reads the manifest that was kept, checked against its id.
 pub fn load_manifest(dir: &Path, id: &Hash) -> Result<Manifest, NodeError> {
     let path = dir.join(format!("{id}.manifest"));
     let bytes = fs::read(&path).map_err(at(format!("cannot read {}", path.display())))?;
@@ -71,16 +71,16 @@ pub fn load_manifest(dir: &Path, id: &Hash) -> Result<Manifest, NodeError> {
     Manifest::decode(&bytes).map_err(|error| damaged(error.to_string()))
 }
 
-/// File of the times at which a machine was paused for buffering.
+/// Name of the file with the times at which a machine was paused for buffering.
 const PAUSES_FILE: &str = "pauses.json";
 
-/// Keeps when a machine was paused for buffering: from and to, Unix time in microseconds.
+/// Writes when a machine was paused for buffering: begin and end of each pause, in microseconds of Unix time.
 pub(crate) fn save_pauses(dir: &Path, pauses: &[(u64, u64)]) -> Result<(), NodeError> {
     let bytes = serde_json::to_vec(pauses).expect("numbers");
     replace_file(&dir.join(PAUSES_FILE), &bytes)
 }
 
-/// What was kept; nothing if it can't be read, which costs a trace some of its worth.
+/// Reads what [`save_pauses`] wrote; returns nothing if it can't be read, which only makes a trace less useful.
 pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
     let read = read_bounded(&dir.join(PAUSES_FILE), RECORD_BYTES_MAX);
     read.ok()
@@ -88,15 +88,15 @@ pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
         .unwrap_or_default()
 }
 
-/// A file's first `bytes_max` bytes: what a larger one holds is cut off there, and its parser refuses it.
+/// Reads a file's first `bytes_max` bytes. Of a larger file the rest is cut off, so its parser refuses it.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// What an earlier node kept in a private directory, which is made if there is none: each `NAME.json` by its NAME. One that
-/// is not understood is set aside; `lost` says what it is not and what that costs.
+/// Reads what an earlier node kept in a private directory: the content of each `NAME.json`, by NAME. Creates the directory if
+/// needed. An unreadable file is set aside, and the error is logged with `lost`, which says what is missing without the file.
 pub(crate) fn load_kept<T>(
     dir: &Path,
     bytes_max: u64,
@@ -122,7 +122,7 @@ pub(crate) fn load_kept<T>(
     Ok(kept)
 }
 
-/// Makes a directory that only this user may look into.
+/// Creates a directory that only this user can access.
 pub fn make_private_dir(dir: &Path) -> Result<(), NodeError> {
     use std::os::unix::fs::DirBuilderExt;
     let made = fs::DirBuilder::new()
@@ -132,7 +132,7 @@ pub fn make_private_dir(dir: &Path) -> Result<(), NodeError> {
     made.map_err(at(format!("cannot make {}", dir.display())))
 }
 
-/// The files of a directory, those that were written first before the others; none if it can't be listed.
+/// Returns the files of a directory, the oldest first; none if it can't be listed.
 pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut files: Vec<_> = files
@@ -142,12 +142,12 @@ pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
     files.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Replaces a file by one with these bytes, readable by this user only; after a crash it is the old or the new one.
+/// Replaces a file with these bytes, readable by this user only. After a crash it is the old or the new one.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     replace(path, bytes, Durability::Durable)
 }
 
-/// The same, but after a power cut it may be the old one, the new one or damaged.
+/// Does the same without waiting for the disk: after a power cut the file is the old one, the new one or damaged.
 pub(crate) fn replace_file_soon(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     replace(path, bytes, Durability::Soon)
 }
@@ -157,13 +157,13 @@ fn replace(path: &Path, bytes: &[u8], durability: Durability) -> Result<(), Node
         .map_err(at(format!("cannot write {}", path.display())))
 }
 
-/// What the names of files that were set aside end with, before the time.
+/// Suffix of the names of files that were set aside, followed by the time.
 const UNREADABLE: &str = ".unreadable-";
-/// Files that are set aside in one directory; of more, the oldest go.
+/// How many files that were set aside are kept in a directory; beyond that the oldest are deleted.
 const UNREADABLE_MAX: usize = 8;
 
-/// Gives a file that can't be understood another name, so that its place is free and somebody can look at it. `lost` says what
-/// is missing without it.
+/// Renames an unreadable file, so that a new one can be written and somebody can examine this one. The log gets `why` and
+/// `lost`, which says what is missing without the file.
 pub(crate) fn set_aside(path: &Path, why: &str, lost: &str) {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!("{UNREADABLE}{}", super::unix_now()));

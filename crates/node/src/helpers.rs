@@ -1,6 +1,6 @@
-//! The processes that are this program under another subcommand, and starting them.
+//! The helper processes, which run this program with another subcommand, and how they are started.
 //!
-//! The supervisor must live on when the node dies, so it gets a session of its own and no descriptor of the node's.
+//! The supervisor must outlive the node, so it gets a session of its own and none of the node's descriptors.
 
 use crate::error::{NodeError, at, failed};
 use floe_mount::supervisor;
@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a supervisor may take to listen: it only binds a socket.
+/// How long a supervisor may take until it listens: it only binds a socket.
 const SUPERVISOR_START: Duration = Duration::from_secs(10);
-/// How often its socket is tried meanwhile.
+/// How often its socket is tried in that time.
 const SUPERVISOR_POLL: Duration = Duration::from_millis(5);
 
-/// Runs a hidden subcommand if the arguments (without the program's name) name one.
+/// Runs a hidden subcommand if the arguments (without the program's name) name one, and returns its exit code.
 pub fn dispatch(args: &[OsString]) -> Option<ExitCode> {
     let (command, rest) = args.split_first()?;
     match (command.to_str()?, rest) {
@@ -30,7 +30,7 @@ pub fn dispatch(args: &[OsString]) -> Option<ExitCode> {
 }
 
 fn supervise(socket: &Path) -> ExitCode {
-    // Fails only for the leader of a group, which is detached enough.
+    // fails only for the leader of a process group, which is detached enough
     let _ = rustix::process::setsid();
     floe_store::private::set_umask();
     match supervisor::run(socket) {
@@ -42,7 +42,7 @@ fn supervise(socket: &Path) -> ExitCode {
     }
 }
 
-/// Makes sure that a supervisor listens on the socket.
+/// Starts a supervisor unless one listens on the socket, and waits until it does.
 pub fn ensure_supervisor(command: &[OsString], socket: &Path) -> Result<(), NodeError> {
     if supervisor::Client::connect(socket).is_ok() {
         return Ok(());
@@ -65,7 +65,7 @@ pub fn ensure_supervisor(command: &[OsString], socket: &Path) -> Result<(), Node
     let until = Instant::now() + SUPERVISOR_START;
     loop {
         if supervisor::Client::connect(socket).is_ok() {
-            // reaped when it ends; it may outlive this process
+            // this thread reaps the supervisor if that ends first
             std::thread::Builder::new()
                 .name("supervisor-wait".into())
                 .spawn(move || child.wait())

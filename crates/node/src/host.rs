@@ -1,7 +1,7 @@
-//! What floe needs of a host, looked at piece by piece: `floe doctor`, and the node's `GET /v1/doctor`.
+//! Checks what floe needs of a host: for `floe doctor` and the node's `GET /v1/doctor`.
 //!
-//! Every check names what it found and, where something is missing, the Debian package or command that puts it right.
-//! Nothing is changed by looking.
+//! Every check says what it found and, if something is missing, which Debian package or command puts it right. The checks
+//! change nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use floe_api::paths::Home;
 use floe_api::{Check, CheckStatus, DoctorReport};
 use floe_machine::QEMU_OLDEST;
 
-/// The first Linux with FUSE_NOTIFY_RESEND, which a node needs to take running machines over from one that was killed.
+/// The first Linux with FUSE_NOTIFY_RESEND, which a node needs to take over running machines from a killed node.
 const KERNEL_TAKEOVER: (u32, u32) = (6, 9);
 /// Free memory below which a machine of 512 MiB and its QEMU do not fit.
 const MEMORY_LOW_BYTES: u64 = 1 << 30;
@@ -19,7 +19,7 @@ const DISK_LOW_BYTES: u64 = 10 << 30;
 /// Free disk space below which nothing can be stored.
 const DISK_NONE_BYTES: u64 = 256 << 20;
 
-/// Looks at everything that can be seen without a node.
+/// Checks everything that can be checked without a node.
 pub fn report(home: &Home) -> DoctorReport {
     DoctorReport {
         checks: vec![
@@ -49,7 +49,7 @@ fn ok(name: &str, detail: impl Into<String>) -> Check {
     check(name, CheckStatus::Ok, detail, "")
 }
 
-/// Where `program` is in the search path.
+/// Returns the path of `program` in the search path.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -62,7 +62,7 @@ fn is_executable(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// The first line of `program --version`.
+/// Returns the first line that `program --version` prints.
 fn version(program: &Path) -> Option<String> {
     let out = Command::new(program)
         .arg("--version")
@@ -74,7 +74,7 @@ fn version(program: &Path) -> Option<String> {
     text.lines().next().map(str::to_owned)
 }
 
-/// The first `major.minor` in a text.
+/// Returns the first `major.minor` in a text.
 fn major_minor(text: &str) -> Option<(u32, u32)> {
     text.split(|c: char| !c.is_ascii_digit() && c != '.')
         .find_map(|word| {
@@ -160,7 +160,8 @@ fn fuse() -> Check {
     }
 }
 
-/// The directory on the way to `home` that the machines' own users can't pass, if there is one and there are such users.
+/// Returns the directory on the way to `home` that the machines' own users can't traverse, if there are such users and such a
+/// directory.
 pub(crate) fn impassable(home: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     const OTHERS_PASS: u32 = 0o001;
@@ -240,7 +241,7 @@ fn memory() -> Check {
 }
 
 fn disk(home: &Path) -> Check {
-    // Before the first start the state directory is not there: its nearest ancestor is on the same file system.
+    // before the first start there is no state directory: its nearest existing ancestor is on the same file system
     let Some(existing) = home.ancestors().find(|p| p.exists()) else {
         let text = format!("{} has no ancestor that exists", home.display());
         return check(

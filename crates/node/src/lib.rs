@@ -1,9 +1,9 @@
 //! The node: runs machines on one host and keeps their images, chunks and disks.
 //!
 //! One process owns a state directory ([`Home`]): the repository, the cache, the mount and the machines in it. It may die at
-//! any time. QEMU processes are not its children in any sense that matters: they map files of a mount whose descriptors a
-//! supervisor holds, and the next node takes mount and machines over (`adopt`). What a machine is stands in its
-//! [`record`]; nothing else is needed to go on.
+//! any time. The QEMU processes survive it: they map files of a mount whose descriptors a supervisor process holds, and the
+//! next node takes over mount and machines (`adopt`). Each machine is described by its [`record`] on the disk, which is all
+//! that the next node needs.
 //!
 //! A node is its services, one folder or file each; [`Node`] lists them in the order in which they may call one another:
 //!
@@ -17,7 +17,7 @@
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting it together, and answering
 //! ```
-//! Calls block and run on threads; tokio is only at the socket.
+//! Calls block, and each runs on a thread; tokio is used only at the socket.
 
 mod adopt;
 mod capture;
@@ -70,13 +70,14 @@ pub use rest::openapi_json;
 pub use serve::{NodeHandle, serve};
 use std::sync::Arc;
 
-/// A node at work: its services. Each owns its state and has handles to those above it here, which it may call; none calls
-/// one below it but through what that one has registered ([`images::ImageUser`], [`machines::Kin`]).
+/// A running node: its services. Each owns its state and may call the services above it in this list, to which it has
+/// handles. It reaches those below it only through what they have registered with it ([`images::ImageUser`],
+/// [`machines::Kin`]).
 pub struct Node {
     pub(crate) core: Arc<core::Core>,
-    /// The cluster that it is in, if it is in one.
+    /// The cluster that this node is a member of, if any.
     pub(crate) cluster: Arc<cluster::Cluster>,
-    /// Networks of families.
+    /// Networks that connect the machines of a family (a parent and its clones).
     pub(crate) networks: Arc<network::Networks>,
     pub(crate) images: Arc<images::Images>,
     pub(crate) views: Arc<views::Views>,
@@ -86,15 +87,15 @@ pub struct Node {
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,
-    /// Listens to guests until the node ends.
+    /// Listens to programs in guests until the node ends.
     _guests: Arc<guest::Guests>,
-    /// Takes machines over until the node ends.
+    /// Takes over the machines of an earlier node until this node ends.
     _adoption: Arc<adopt::Adoption>,
 }
 
-/// What concerns several services.
+/// Operations that concern several services.
 impl Node {
-    /// What the node is and runs.
+    /// Returns what `floe status` and its like show: versions, paths and counts.
     pub fn info(&self) -> Result<NodeInfo, NodeError> {
         let core = &self.core;
         let accel_reason = match &core.accel {
@@ -117,7 +118,7 @@ impl Node {
         })
     }
 
-    /// Where the page is.
+    /// Returns the addresses of the web page; an error if the node was started without one.
     pub fn page(&self) -> Result<PageInfo, NodeError> {
         let page = self.core.page.as_ref().ok_or_else(|| {
             not_found(
@@ -131,7 +132,7 @@ impl Node {
         })
     }
 
-    /// Leaves the cluster, if nothing here needs it.
+    /// Leaves the cluster, unless clones on other members or on this node still depend on it and the request is not forced.
     pub(crate) fn leave_cluster(&self, request: &ClusterLeave) -> Result<ClusterChange, NodeError> {
         let needed = || self.cluster.own_address().is_some() && self.forks.needs_members();
         if !request.force && needed() {
@@ -151,7 +152,7 @@ impl Node {
         metrics::gauge!(telemetry::NODE_CACHE_BYTES).set(cache.bytes as f64);
         metrics::counter!(telemetry::NODE_CACHE_HITS).absolute(cache.hits);
         metrics::counter!(telemetry::NODE_CACHE_MISSES).absolute(cache.misses);
-        // there is none any more while the node ends
+        // while the node ends there is no mount any more
         if let Ok(stats) = self.images.with_mount(|mount| Ok(mount.stats())) {
             metrics::counter!(telemetry::NODE_FAULTS).absolute(stats.region_reads);
             metrics::counter!(telemetry::NODE_DISK_READS).absolute(stats.disk_reads);

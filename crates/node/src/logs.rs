@@ -1,16 +1,16 @@
-//! A machine's console history as a stream.
+//! Streams a machine's console history.
 
 use bytes::Bytes;
 use floe_machine::console::ConsoleLog;
 use futures::Stream;
 use std::{io::Read, time::Duration};
 
-/// Bytes of one piece.
+/// Size of one piece of the stream, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// How often a followed log is looked at: a human sees no delay, and a look costs some microseconds.
+/// How often a followed log is checked: a human notices no delay, and a check costs some microseconds.
 const FOLLOW_POLL: Duration = Duration::from_millis(50);
 
-/// The log's bytes to its end, or on and on.
+/// Streams the log's bytes up to its end, or endlessly if `follow` is set.
 pub fn stream(
     log: ConsoleLog,
     follow: bool,
@@ -18,7 +18,7 @@ pub fn stream(
     futures::stream::unfold(Some(log), move |log| async move {
         let mut log = log?;
         loop {
-            // a piece is 64 KiB from the page cache: shorter than a switch to another thread
+            // reading 64 KiB from the page cache takes less time than switching to another thread
             let mut piece = vec![0; PIECE_BYTES];
             match log.read(&mut piece) {
                 Ok(0) if follow => tokio::time::sleep(FOLLOW_POLL).await,

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr};
 /// Longest name of a machine: `machines/NAME/run/console.sock` must fit in a socket address (108 bytes).
 pub const MACHINE_NAME_MAX: usize = 40;
 
-/// A machine's name: `[a-z0-9][a-z0-9-]*`, at most [`MACHINE_NAME_MAX`] bytes. A clone's is its parent's with a number behind
-/// it: `web.1`, and `web.1.3` for a clone of that.
+/// A machine's name: `[a-z0-9][a-z0-9-]*`, at most [`MACHINE_NAME_MAX`] bytes. A clone's name is its parent's with a number
+/// appended: `web.1`, and `web.1.3` for a clone of that.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MachineName(String);
 
@@ -18,29 +18,29 @@ pub struct MachineName(String);
 pub struct NameError(pub String);
 
 impl MachineName {
-    /// The text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name of a clone of this machine; none if it would be too long.
+    /// Returns the name of a clone of this machine; `None` if it would be too long.
     pub fn clone_name(&self, number: u32) -> Option<MachineName> {
         format!("{self}.{number}").parse().ok()
     }
 
-    /// The number of a clone of this machine, if the name is one's.
+    /// Returns the number of a clone of this machine; `None` if the name is not that of one.
     pub fn number_of(&self, clone: &str) -> Option<u32> {
         let rest = clone.strip_prefix(self.as_str())?.strip_prefix('.')?;
         rest.parse().ok()
     }
 
-    /// The parent's name, if this is a clone's.
+    /// Returns the parent's name, if this is a clone's name.
     pub fn parent_of(clone: &str) -> Option<&str> {
         let (parent, number) = clone.rsplit_once('.')?;
         number.parse::<u32>().ok().map(|_| parent)
     }
 
-    /// A name made from an image's (`https://hub/team/debian:12` gives `debian`), with a number if it is taken.
+    /// Makes a name from an image's (`https://hub/team/debian:12` gives `debian`), with a number appended if it is taken.
     pub fn from_image(image: &str, taken: impl Fn(&MachineName) -> bool) -> MachineName {
         let last = image
             .trim_end_matches('/')
@@ -79,9 +79,9 @@ impl MachineName {
     }
 }
 
-/// Room for `-NUMBER` behind a name.
+/// Room for `-NUMBER` at the end of a name, in bytes.
 const NUMBER_DIGITS: usize = 11;
-/// So much of an image id names a machine.
+/// How many characters of an image id name a machine.
 const SHORT_ID: usize = 12;
 
 impl FromStr for MachineName {

@@ -1,11 +1,11 @@
-//! What a node can be told, and its limits: one place, each with its unit and its reason.
+//! The node's options and their limits, each with its unit and its reason.
 
 use floe_api::credentials::OwnHub;
 use floe_api::paths::Home;
 use floe_machine::Programs;
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
-/// Everything that [`serve`](fn@super::serve) needs to know.
+/// The options of [`serve`](fn@super::serve).
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// State directory.
@@ -15,9 +15,9 @@ pub struct NodeOptions {
     /// Group that may use the socket besides the node's user (mode 0660); `None` is nobody (0600). Whoever may use it
     /// has the node's rights.
     pub socket_group: Option<u32>,
-    /// Where regions appear as files.
+    /// Directory where regions appear as files.
     pub mountpoint: PathBuf,
-    /// Most bytes of the cache.
+    /// Largest size of the cache, in bytes.
     pub cache_budget: u64,
     /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever.
     pub io_timeout: Option<Duration>,
@@ -26,62 +26,64 @@ pub struct NodeOptions {
     pub read_ahead: bool,
     /// Command that holds the mount's descriptors while a node is replaced: `floe supervisor`, followed by a socket.
     pub supervisor: Vec<OsString>,
-    /// QEMU and the wrapper that it is started through.
+    /// Paths of QEMU and of the wrapper that it is started through.
     pub programs: Programs,
-    /// Most memory that machines are promised in all; `None` is the host's.
+    /// Most memory that all machines together may be promised, in bytes; `None` means the host's memory.
     pub memory_bytes_max: Option<u64>,
-    /// QEMUs that wait for the next run.
+    /// How many QEMUs are started ahead of the next run.
     pub standby: StandbyOptions,
-    /// Most MiB of translated code of an emulated machine; QEMU's own choice if 0.
+    /// Most MiB of translated code that an emulated machine's QEMU keeps; 0 leaves the choice to QEMU.
     pub emulator_cache_mib: u32,
-    /// The page for browsers; `None` is none.
+    /// The web page; `None` if there is none.
     pub web: Option<WebOptions>,
-    /// Most clones that a family of machines may have at a time by its own programs' calls; 0 is none.
+    /// Most clones that a family of machines may have at a time because its own programs asked for them; 0 forbids such
+    /// clones.
     pub guest_clones: u32,
-    /// Where those run, as in [`ForkRequest::hosts`](floe_api::ForkRequest::hosts); empty is here.
+    /// The hosts of those clones, as in [`ForkRequest::hosts`](floe_api::ForkRequest::hosts); empty means this one.
     pub guest_hosts: Vec<String>,
-    /// Let those hosts and the ones that are known by name be asked in clear text, by their pages' addresses and this page's token.
+    /// Whether those hosts and the known hosts may be asked in clear text, at their pages' addresses and with this page's
+    /// token.
     pub insecure_hosts: bool,
-    /// The plug-in that grants them, as in [`ForkRequest::placement`](floe_api::ForkRequest::placement).
+    /// The plug-in that grants room for those clones, as in [`ForkRequest::placement`](floe_api::ForkRequest::placement).
     pub guest_placement: Option<String>,
-    /// The hub in the same process, if there is one: its user is the node's.
+    /// The hub in the same process, if there is one; the node's user is its user.
     pub own_hub: Option<OwnHub>,
-    /// Keep what machines touch, and send it to the hub that their image came from.
+    /// Whether traces of what machines touch are kept, and sent to the hub that their image came from.
     pub traces: bool,
 }
 
-/// Where a node's page is.
+/// Options of a node's web page.
 #[derive(Clone, Debug)]
 pub struct WebOptions {
-    /// Address to listen on. Another than loopback needs a token of the operator's choice: its connections are not
-    /// encrypted, so a proxy or a tunnel belongs in front of it.
+    /// Address to listen on. One other than loopback requires a token of the operator's choice, and should be behind a proxy
+    /// or a tunnel, because connections are not encrypted.
     pub listen: SocketAddr,
-    /// Take any free port if this one is taken.
+    /// Whether any free port is taken if this one is in use.
     pub any_port: bool,
-    /// The token that lets a browser in; `None` is the one in the state directory, made at the first start.
+    /// The token that lets a browser in; `None` means the one in the state directory, created at the first start.
     pub token: Option<String>,
 }
 
-/// Where a page is unless told otherwise: this host only.
+/// Default address of the page: this host only.
 pub const WEB_LISTEN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
-/// QEMUs that were started ahead.
+/// How many QEMUs are started ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandbyOptions {
-    /// For each image, how many.
+    /// How many for each image.
     pub each: usize,
-    /// For how many images, the most recently run first.
+    /// For how many images; the most recently run first.
     pub images: usize,
-    /// Most bytes of memory of all of them. One takes [`STANDBY_BYTES`] and what its device state touches.
+    /// Most memory of all of them, in bytes. Each takes [`STANDBY_BYTES`] and what its device state touches.
     pub memory_bytes: u64,
 }
 
-/// Memory of a waiting QEMU, bytes: 30 to 45 MB of its own, mostly its code's data and one stack a thread.
+/// Memory of a waiting QEMU, in bytes: 30 to 45 MB of its own, mostly its code's data and one stack per thread.
 pub const STANDBY_BYTES: u64 = 48 << 20;
 
 impl Default for StandbyOptions {
-    /// One for each of the last two images, within 128 MiB.
+    /// One QEMU for each of the last two images, within 128 MiB.
     fn default() -> Self {
         StandbyOptions {
             each: 1,
@@ -91,20 +93,20 @@ impl Default for StandbyOptions {
     }
 }
 
-/// Clones that a family may have by its own calls unless told otherwise: enough for any job on a few hosts, and a program
-/// that runs wild fills no host's list of machines.
+/// Default number of clones that a family may have by its own programs' calls: enough for any job on a few hosts, and few
+/// enough that a runaway program does not fill a host's list of machines.
 pub const GUEST_CLONES_DEFAULT: u32 = 64;
 
-/// Most MiB of translated code of an emulated machine, unless told otherwise. QEMU itself would take up to 1024: a guest whose
-/// programs come and go (each at another address, so that each is translated anew) fills them all. With 128 such a guest was as
+/// Default for the MiB of translated code of an emulated machine. QEMU itself would take up to 1024: a guest whose programs
+/// come and go (each at another address, so that each is translated anew) fills all of that. With 128 such a guest was as
 /// fast.
 pub const EMULATOR_CACHE_MIB_DEFAULT: u32 = 128;
 
-/// Cache of a node that is told nothing, bytes: some 20 captured machines; a laptop's disk has it.
+/// Default size of the cache in bytes: some 20 captured machines, and small enough for a laptop's disk.
 pub const CACHE_BUDGET_DEFAULT: u64 = 16 << 30;
 
 impl NodeOptions {
-    /// A node in this state directory with this very program as its helper.
+    /// Returns the defaults for a node in this state directory, with this very program as its helper.
     pub fn new(home: Home) -> std::io::Result<NodeOptions> {
         let program: OsString = std::env::current_exe()?.into();
         Ok(NodeOptions {

@@ -1,28 +1,28 @@
-//! What a run will do, decided before anything is started: pure, so that every refusal has a test.
+//! Decides what a run will do before anything is started. Pure functions, so that every refusal has a test.
 
 use crate::error::{NodeError, refused, usage};
 use floe_api::RunRequest;
 use floe_image::Manifest;
 
-/// RAM of a machine whose image and user say nothing: enough for a small Debian.
+/// RAM of a machine in bytes if neither image nor user name a size: enough for a small Debian.
 pub const MEMORY_DEFAULT: u64 = 1 << 30;
-/// Least RAM: less does not hold a kernel and an initial ramdisk.
+/// Least RAM in bytes: less does not hold a kernel and an initial ramdisk.
 pub const MEMORY_MIN: u64 = 64 << 20;
-/// Most RAM: what the manifest's tables are made for.
+/// Most RAM in bytes: what the manifest's tables are made for.
 pub const MEMORY_MAX: u64 = 1 << 40;
-/// RAM comes in these steps (a machine's RAM is a whole number of huge pages).
+/// Sizes of RAM are multiples of this: a machine's RAM is a whole number of huge pages.
 pub const MEMORY_STEP: u64 = 2 << 20;
 /// Most virtual CPUs: what QEMU's q35 machine takes without an IOMMU.
 pub const CPUS_MAX: u32 = 255;
-/// Most port forwards of a machine.
+/// Most port forwards that a machine may have.
 pub const FORWARDS_MAX: usize = 64;
 
-/// What to do with an image.
+/// What a run does with an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Go on where the image was captured, or boot.
+    /// Whether to continue where the image was captured, or to boot.
     pub kind: Kind,
-    /// RAM.
+    /// RAM in bytes.
     pub memory_bytes: u64,
     /// Virtual CPUs.
     pub cpus: u32,
@@ -30,27 +30,27 @@ pub struct Plan {
     pub disks: Vec<String>,
     /// Kernel command line.
     pub cmdline: Option<String>,
-    /// Boot the image's kernel.
+    /// Whether to boot the image's kernel.
     pub kernel: bool,
-    /// With its initial ramdisk.
+    /// Whether to boot with its initial ramdisk.
     pub initrd: bool,
 }
 
-/// Ways to start.
+/// How a machine can be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// From `device`, `ram` and `vram`.
+    /// Restored from the regions `device`, `ram` and `vram`.
     Restore,
-    /// From kernel or disks.
+    /// Booted from a kernel or from disks.
     Boot,
 }
 
-/// Whether an image is a running machine's state.
+/// Whether an image holds a running machine's state.
 pub fn is_live(manifest: &Manifest) -> bool {
     manifest.region("device").is_some() && manifest.region("ram").is_some()
 }
 
-/// Decides what `run` does with an image, or why it can't.
+/// Decides what `run` does with an image, or returns why it can't run it.
 pub fn plan(request: &RunRequest, manifest: &Manifest) -> Result<Plan, NodeError> {
     let has = |name: &str| manifest.region(name).is_some();
     check_forwards(request)?;
@@ -90,7 +90,7 @@ pub fn plan(request: &RunRequest, manifest: &Manifest) -> Result<Plan, NodeError
     Ok(plan)
 }
 
-/// `disk0`, `disk1`, ... of an image, in the order of their numbers.
+/// Returns the regions `disk0`, `disk1`, ... of an image, in the order of their numbers.
 pub fn disk_regions(manifest: &Manifest) -> Vec<String> {
     let mut disks: Vec<(u32, String)> = manifest
         .regions

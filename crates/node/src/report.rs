@@ -1,4 +1,4 @@
-//! A long call's way to its client: stages, progress, and the client's hanging up as a switch to look at.
+//! What a long call reports to its client: stages and progress. Also carries the other direction: whether the client hung up.
 
 use crate::error::NodeError;
 use crate::transfer::Cancel;
@@ -6,13 +6,13 @@ use floe_api::{CloneInfo, Event, Outcome};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Progress events closer together than this are dropped: nobody can read more than ten a second.
+/// Progress events that follow sooner than this after another are dropped: nobody can read more than ten a second.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-/// How often waiting loops look at the switch: a human doesn't notice, and it costs nothing.
+/// How often waiting loops check whether the client has hung up: unnoticeable for a human, and it costs nothing.
 pub const CANCEL_POLL: Duration = Duration::from_millis(5);
 
-/// Stopwatch and line to the client of one long call. Every moment belongs to exactly one stage, so the stages' times
-/// sum to the total.
+/// Stopwatch of one long call and its connection to the client. Every moment belongs to exactly one stage, so the stages'
+/// times sum to the total.
 pub struct Report {
     events: mpsc::UnboundedSender<Event>,
     cancel: Cancel,
@@ -22,7 +22,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report that began now, and the stream of its events.
+    /// Returns a report that begins now, and the stream of its events.
     pub fn new() -> (Report, mpsc::UnboundedReceiver<Event>) {
         let (events, receiver) = mpsc::unbounded_channel();
         let now = Instant::now();
@@ -36,12 +36,12 @@ impl Report {
         (report, receiver)
     }
 
-    /// The switch that the client's hanging up turns.
+    /// Returns the switch that is thrown when the client hangs up.
     pub fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }
 
-    /// An error if the client hung up.
+    /// Returns an error if the client has hung up.
     pub fn check(&self) -> Result<(), NodeError> {
         if self.cancel.is_cancelled() {
             return Err(NodeError::Cancelled);
@@ -49,14 +49,14 @@ impl Report {
         Ok(())
     }
 
-    /// Ends the current stage under this name; the next one begins.
+    /// Ends the current stage and gives it this name; the next one begins. Returns an error if the client has hung up.
     pub fn stage(&mut self, name: &str) -> Result<(), NodeError> {
         let now = Instant::now();
         self.stage_at(name, now);
         self.check()
     }
 
-    /// Ends the current stage at a moment that was noted elsewhere.
+    /// Ends the current stage at a time that was noted elsewhere.
     pub fn stage_at(&mut self, name: &str, end: Instant) {
         let ms = millis(end.saturating_duration_since(self.stage_began));
         self.stage_began = self.stage_began.max(end);
@@ -69,7 +69,7 @@ impl Report {
         });
     }
 
-    /// Tells how far the work is; most calls send nothing.
+    /// Reports how far the work is; most calls send nothing, because the last report was too recent.
     pub fn progress(&mut self, name: &str, done: u64, total: u64, unit: &str) {
         let now = Instant::now();
         let soon = self
@@ -87,24 +87,24 @@ impl Report {
         });
     }
 
-    /// Time since the call began.
+    /// Returns the milliseconds since the call began.
     pub fn elapsed_ms(&self) -> f64 {
         millis(self.started.elapsed())
     }
 
-    /// Something to read.
+    /// Sends a text for the user.
     pub fn note(&self, message: impl Into<String>) {
         let _ = self.events.send(Event::Note {
             message: message.into(),
         });
     }
 
-    /// What became of a clone.
+    /// Reports what became of a clone.
     pub fn clone_info(&self, clone: CloneInfo) {
         let _ = self.events.send(Event::Clone(clone));
     }
 
-    /// A line for progress that other threads can hold.
+    /// Returns a handle through which other threads report progress.
     pub fn progress_line(&self, name: &'static str, unit: &'static str) -> ProgressLine {
         ProgressLine {
             events: self.events.clone(),
@@ -115,7 +115,7 @@ impl Report {
         }
     }
 
-    /// The last event. Time since the last stage, if any, becomes a stage of its own.
+    /// Sends the last event. Time since the last stage, if any, becomes a stage of its own.
     pub fn finish(mut self, result: Result<Outcome, NodeError>) {
         let event = match result {
             Ok(outcome) => {
@@ -132,7 +132,7 @@ impl Report {
     }
 }
 
-/// Progress from worker threads.
+/// Reports progress from worker threads.
 pub struct ProgressLine {
     events: mpsc::UnboundedSender<Event>,
     cancel: Cancel,
@@ -142,12 +142,12 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// False once the client has hung up.
+    /// Returns false once the client has hung up.
     pub fn goes_on(&self) -> bool {
         !self.cancel.is_cancelled()
     }
 
-    /// Tells how far the work is; false once the client has hung up.
+    /// Reports how far the work is; returns false once the client has hung up.
     pub fn at(&self, done: u64, total: u64) -> bool {
         let now = Instant::now();
         {
@@ -167,7 +167,7 @@ impl ProgressLine {
     }
 }
 
-/// Milliseconds with microseconds behind the point.
+/// Converts a duration to milliseconds, with microseconds as decimals.
 pub fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -193,7 +193,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        // each figure is rounded to a microsecond
+        // each time is rounded to a microsecond
         assert!((sum - total.unwrap()).abs() < 0.01, "{sum} {total:?}");
     }
 

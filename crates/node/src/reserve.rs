@@ -1,8 +1,8 @@
-//! Room on the disk that the node keeps back for itself.
+//! Disk space that the node keeps back for itself.
 //!
-//! A full disk pauses the guests that write to it, and somebody has to make room. For that the node must still be able to change a
-//! machine's record: to stop a machine, to remove it, to start one. So a file holds some room that nobody else can take, and gives
-//! it up piece by piece when a small write finds none. It takes the room back when there is plenty.
+//! A full disk pauses the guests that write to it, and somebody has to make room. To do that the node must still be able to
+//! change machines' records: to stop, remove or start a machine. So a file occupies some space that nobody else can take, and
+//! shrinks piece by piece when a small write finds no space. It grows again when there is plenty.
 
 use crate::error::{NodeError, at};
 use parking_lot::Mutex;
@@ -12,11 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Room that is kept back: a few hundred small files.
+/// How many bytes are kept back: enough for a few hundred small files.
 const RESERVE_BYTES: u64 = 2 << 20;
-/// Given up at a time: a record, its directory and what the file system adds.
+/// How many bytes are given up at a time: a record, its directory and what the file system adds.
 const PIECE_BYTES: u64 = 128 << 10;
-/// Free bytes with which the reserve is filled again.
+/// With so many free bytes the reserve is filled again.
 const PLENTY_BYTES: u64 = 16 * RESERVE_BYTES;
 
 /// The reserve of a state directory; without a file it does nothing.
@@ -26,7 +26,7 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Keeps room back in this file, as far as there is some.
+    /// Keeps space back in this file, as far as there is some.
     pub fn open(path: PathBuf) -> Result<Reserve, NodeError> {
         let file = File::options()
             .create(true)
@@ -41,7 +41,7 @@ impl Reserve {
         Ok(reserve)
     }
 
-    /// Takes room back if there is plenty.
+    /// Fills the reserve again if there is plenty of space.
     pub fn refill(&self) {
         let Some((path, file)) = &self.file else {
             return;
@@ -59,7 +59,7 @@ impl Reserve {
         }
     }
 
-    /// Gives up a piece; false if there is none left.
+    /// Gives up a piece; returns false if none is left.
     fn give(&self) -> bool {
         let Some((_, file)) = &self.file else {
             return false;
@@ -69,18 +69,18 @@ impl Reserve {
         len > 0 && file.set_len(len.saturating_sub(PIECE_BYTES)).is_ok()
     }
 
-    /// Does a small write, with room from the reserve if the disk is full.
+    /// Does a small write, with space from the reserve if the disk is full.
     pub fn write<T>(&self, write: impl Fn() -> Result<T, NodeError>) -> Result<T, NodeError> {
         loop {
             match write() {
-                // others may be faster than we: another piece
+                // others may have taken the space: give up another piece
                 Err(error) if is_full(&error) && self.give() => {}
                 done => return done,
             }
         }
     }
 
-    /// Makes room for a few files of a QEMU that is about to be started.
+    /// Makes space for a few files of a QEMU that is about to be started.
     pub fn make_room(&self) {
         while let Some((path, _)) = &self.file
             && free_bytes(path) < PIECE_BYTES

@@ -35,11 +35,11 @@ use tokio::{net::UnixListener, runtime::Runtime, sync::watch};
 
 /// How long long calls get to undo what they began when the node ends.
 const JOBS_END: Duration = Duration::from_secs(10);
-/// The same while forks are not stored yet, whose clones would lose memory.
+/// How long they get while a fork is not stored yet: without its memory its clones would be lost.
 const STORING_END: Duration = Duration::from_secs(60);
 /// How long open connections get after that.
 const CONNECTIONS_END: Duration = Duration::from_secs(1);
-/// Threads of the interface: they only translate.
+/// Threads of the REST interface. Two suffice: they only translate between HTTP and calls.
 const REST_THREADS: usize = 2;
 
 /// A running node. Dropping it ends the node; machines go on.
@@ -49,12 +49,12 @@ pub struct NodeHandle {
     stop: watch::Receiver<Option<Stop>>,
 }
 
-/// Starts a node on threads of its own and returns once it answers. Callable with or without a tokio runtime around it.
+/// Starts a node on threads of its own and returns once it answers. May be called inside or outside a tokio runtime.
 pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let home = options.home.clone();
     make_dirs(&options)?;
     let _ = floe_front::telemetry::metrics();
-    // a name that is wrong is said now, not to the first guest that asks
+    // an unknown plug-in name is refused now, and not when the first guest asks for clones
     placement::plug_in(options.guest_placement.as_deref(), &home)?;
     let listener = bind(&options.socket, options.socket_group)?;
     let web = options
@@ -123,12 +123,12 @@ impl NodeHandle {
             .expect("a handle has its node until it is dropped")
     }
 
-    /// Where it answers.
+    /// Returns the path of the socket on which the node answers.
     pub fn socket(&self) -> &Path {
         &self.node().core.options.socket
     }
 
-    /// Asks the node to end, with its machines or without; returns at once.
+    /// Asks the node to end, with or without its machines; returns at once.
     pub fn stop(&self, machines: bool) {
         self.node().core.ask_to_stop(machines);
     }
@@ -143,7 +143,7 @@ impl NodeHandle {
         self.end();
     }
 
-    /// As [`NodeHandle::wait`], and SIGTERM and SIGINT ask too.
+    /// Does the same as [`NodeHandle::wait`], and treats SIGTERM and SIGINT as requests to end.
     pub fn wait_or_signal(self) {
         use tokio::signal::unix::{SignalKind, signal};
         if let (Some(runtime), Some(node)) = (&self.runtime, &self.node) {
@@ -162,7 +162,7 @@ impl NodeHandle {
         self.wait();
     }
 
-    /// Ends the node; machines go on unless they are to be stopped.
+    /// Ends the node; machines go on running unless `stop_machines` is set.
     pub fn shutdown(self, stop_machines: bool) {
         self.stop(stop_machines);
         self.wait();
@@ -220,13 +220,13 @@ fn end_jobs(node: &Node) {
         true => STORING_END,
         false => JOBS_END,
     };
-    // one that ends may have begun another: a fork that is cancelled stores what it has
+    // a call that ends may have begun another: a cancelled fork stores what it has
     while node.core.cancel_jobs() > 0 && asked.elapsed() < patience() {
         std::thread::sleep(crate::report::CANCEL_POLL);
     }
 }
 
-/// Puts the services together, from the bottom up, gives them what an earlier node left, and starts their threads.
+/// Creates the services, the lowest first, gives them what an earlier node left, and starts their threads.
 fn services(
     core: Arc<Core>,
     repo: Repository,
@@ -316,7 +316,7 @@ fn services(
     forks.start_watching_parents()?;
     forks.start_watching_hosts()?;
     forks.start_watching_tickets()?;
-    // not by a handle of its own: it would keep the thread's service alive
+    // a weak handle: a strong one would keep alive the service that the thread belongs to
     let tunnels = Arc::downgrade(&networks);
     cluster.start_keeping(&core.threads, move || {
         if let Some(networks) = tunnels.upgrade() {
@@ -344,7 +344,7 @@ fn services(
     }))
 }
 
-/// Starts a supervisor if there is none, now and whenever it has ended.
+/// Connects to the supervisor. Starts one if none runs, now and whenever the supervisor has ended.
 fn start_keeper(options: &NodeOptions) -> Result<Keeper, NodeError> {
     let socket = options.home.run().join("supervisor.sock");
     let command = options.supervisor.clone();
@@ -359,14 +359,14 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
     mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
     if !options.read_ahead {
-        // A window of one chunk is the demanded one.
+        // a window of one chunk holds only the chunk that was asked for
         mount.planner.window_log2_start = 0;
         mount.planner.window_log2_max = 0;
     }
     Ok(Mount::start(&options.mountpoint, mount)?)
 }
 
-/// The state directory and what has to be in it, closed to other users.
+/// Creates the state directory and its subdirectories, and closes them to other users.
 fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     let home = &options.home;
     let cannot = |dir: &Path| at(format!("cannot make {}", dir.display()));
@@ -380,7 +380,7 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     }
     let mountpoint = &options.mountpoint;
     make_mountpoint(mountpoint).map_err(cannot(mountpoint))?;
-    // a machine's own user, and whoever may use the socket, must get to what is theirs
+    // a machine's own user, and members of the socket's group, must be able to reach their files
     let mut passable = Vec::new();
     if rustix::process::geteuid().is_root() {
         passable.push(home.machines());
@@ -390,7 +390,7 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
         passable.push(home.root().to_owned());
     }
     close_to_others(home.root(), &passable, mountpoint)?;
-    // of what an operator has put on another disk
+    // directories that an operator has moved to another disk and linked
     for dir in [home.repo(), home.cache(), home.machines(), home.traces()] {
         if dir.is_symlink() {
             close_to_others(&dir, &passable, mountpoint)?;
@@ -399,8 +399,8 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// The mountpoint of a node that died answers nobody until it is taken over. So it is not looked at, not even by lstat: that
-/// waits for an answer if anybody has listed the directory before.
+/// Creates the mountpoint. One that a dead node left answers nobody until it is taken over, so this must not even lstat it:
+/// that call blocks if anybody has listed the directory before.
 fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
     if let Some(above) = dir.parent() {
         private::make_dirs_with(above, PASSABLE_MODE)?;
@@ -412,7 +412,7 @@ fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// `dir` may be a link; the other paths begin with its name.
+/// Closes `dir` to other users, except `passable` and `skip`. `dir` may be a symlink; the other paths begin with its name.
 fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), NodeError> {
     let close = || {
         let real = dir.canonicalize()?;
@@ -432,7 +432,7 @@ fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Binds the socket; one that a dead node left is replaced, a live node's is not.
+/// Binds the socket. A socket that a dead node left is replaced; if a live node answers on it, that is an error.
 fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixListener, NodeError> {
     let shown = socket.display();
     if let Some(dir) = socket.parent() {
@@ -446,7 +446,7 @@ fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixLis
         ));
     }
     let _ = fs::remove_file(socket);
-    // nobody else may connect in the moment before the mode is set
+    // the umask keeps others from connecting before the mode is set
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = std::os::unix::net::UnixListener::bind(socket);
     rustix::process::umask(before);

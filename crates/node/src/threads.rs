@@ -1,7 +1,7 @@
-//! Threads that look after something for as long as their service lives.
+//! Background threads of services: each runs for as long as its service lives.
 //!
-//! Each waits for its time, to be woken or for something to take, and never sleeps through the node's end. One whose work panics says so
-//! in the log and as an event, and goes on after a moment: what it looks after is nobody else's.
+//! Each waits for its interval to pass, to be woken, or for a message, and notices at once when the node ends. If its work
+//! panics, that is logged and reported as an event, and the thread goes on after a moment, since nobody else does its work.
 
 use crate::error::{NodeError, at};
 use parking_lot::{Condvar, Mutex};
@@ -12,19 +12,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a thread rests after its work has panicked: a mistake that comes back at once must not fill the log.
+/// How long a thread rests after its work has panicked, so that a panic that repeats at once does not fill the log.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// What is said of a panic, with the thread's name.
+/// Called with the name of a thread whose work has panicked.
 pub(crate) type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// All threads that look after something.
+/// All background threads.
 pub(crate) struct Threads {
     bells: Mutex<Vec<Weak<Bell>>>,
     report: Report,
 }
 
-/// Wakes one thread.
+/// What one thread waits on, and what wakes it.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<Rung>,
@@ -33,9 +33,9 @@ struct Bell {
 
 #[derive(Clone, Copy, Default)]
 struct Rung {
-    /// Look now.
+    /// The thread is to look now.
     now: bool,
-    /// Look no more.
+    /// The thread is to end.
     over: bool,
 }
 
@@ -47,7 +47,7 @@ impl Bell {
         self.told.notify_all();
     }
 
-    /// Waits until it is rung, but no longer than `long`. Returns whether all is over.
+    /// Waits until the bell is rung, at most for `long`. Returns whether the thread is to end.
     fn wait(&self, long: Duration) -> bool {
         let until = Instant::now() + long;
         let mut rung = self.rung.lock();
@@ -61,19 +61,19 @@ impl Bell {
     }
 }
 
-/// Has a thread look at once. Threads that nobody wakes need none.
+/// Wakes one thread started by [`Threads::keep_waking`].
 #[derive(Clone, Default)]
 pub(crate) struct Waker(Arc<Bell>);
 
 impl Waker {
-    /// The thread looks again, now or right after the look that is under way.
+    /// Makes the thread look again: now, or right after the look that is under way.
     pub fn wake(&self) {
         self.0.ring(false);
     }
 }
 
 impl Threads {
-    /// None yet. `report` hears the name of a thread whose work has panicked.
+    /// Returns an empty set of threads. `report` is called with the name of a thread whose work has panicked.
     pub fn new(report: Report) -> Threads {
         Threads {
             bells: Mutex::default(),
@@ -81,7 +81,8 @@ impl Threads {
         }
     }
 
-    /// Starts a thread that looks at once and then every so often, until the service is gone or the node ends.
+    /// Starts a thread that calls `look` at once and then at the interval `every`, until the service is dropped or the node
+    /// ends.
     pub fn keep<S: Send + Sync + 'static>(
         &self,
         name: &'static str,
@@ -92,7 +93,7 @@ impl Threads {
         self.keep_waking(name, &Waker::default(), service, every, look)
     }
 
-    /// The same for a thread that others wake.
+    /// Does the same as [`Threads::keep`] for a thread that `waker` can wake before its interval is over.
     pub fn keep_waking<S: Send + Sync + 'static>(
         &self,
         name: &'static str,
@@ -122,8 +123,8 @@ impl Threads {
         })
     }
 
-    /// Starts a thread that takes what comes, and `None` when nothing has come for so long, until the service or all senders are
-    /// gone.
+    /// Starts a thread that passes each message from `inbox` to `take`, and `None` when none came for `idle`. It ends when
+    /// the service or all senders are gone.
     pub fn follow<S: Send + Sync + 'static, T: Send + 'static>(
         &self,
         name: &'static str,
@@ -151,7 +152,7 @@ impl Threads {
         })
     }
 
-    /// Wakes all threads that look, to look no more.
+    /// Ends all threads that wait for a bell: each is woken and does not look again.
     pub fn end(&self) {
         for bell in self.bells.lock().drain(..) {
             if let Some(bell) = bell.upgrade() {
@@ -169,9 +170,9 @@ fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<(),
         .map_err(at(format!("cannot start the thread {name}")))
 }
 
-/// Whether `work` came to its end without a panic.
+/// Runs `work` and returns whether it ended without a panic; a panic is reported.
 fn guarded(name: &str, report: &Report, work: impl FnOnce()) -> bool {
-    // what it holds is locked by parking_lot, whose locks a panic lets go of
+    // its locks are parking_lot's, which a panic releases and does not poison
     let done = catch_unwind(AssertUnwindSafe(work)).is_ok();
     if !done {
         report(name);
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-    /// Longer than any test.
+    /// Longer than any test runs.
     const LONG: Duration = Duration::from_secs(600);
 
     fn threads() -> (Threads, mpsc::Receiver<String>) {
@@ -207,7 +208,7 @@ mod tests {
         waker.wake();
         looked.recv().unwrap();
         threads.end();
-        // the sender goes with the thread
+        // the thread has dropped its sender
         assert_eq!(looked.recv(), Err(mpsc::RecvError));
     }
 

@@ -1,8 +1,8 @@
-//! Extra views: an image's regions as plain files in a directory of the user's choice, for any VMM or tool.
+//! Views: an image's regions as plain files in a directory of the user's choice, for any VMM or tool.
 //!
 //! A view is a bind mount of the image's directory on the node's mount, so it costs nothing and shares the page cache with
-//! the machines. It ends with the node's mount, and outlives the node as that does: what is needed to know it again stands in
-//! `views/`. Without the right to bind-mount the user is told the path instead.
+//! the machines. It ends with the node's mount, and survives the node as that does: the next node reads in `views/` which
+//! views there are. If the node may not bind-mount, the user is told the path on the mount instead.
 
 use crate::{
     core::Core,
@@ -22,19 +22,19 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// One view.
+/// A view of an image.
 pub(crate) struct View {
-    /// Of this image.
+    /// The image.
     pub image: Hash,
-    /// In this directory.
+    /// The user's directory.
     pub path: PathBuf,
-    /// What is kept of it.
+    /// The directory with what is kept of the view.
     dir: PathBuf,
     /// Keeps the image on the mount.
     _handle: ImageHandle,
 }
 
-/// What is kept of a view, beside the image's manifest.
+/// What is kept of a view on the disk, beside the image's manifest.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
@@ -47,7 +47,7 @@ struct Kept {
 
 const KEPT_VERSION: u32 = 1;
 const KEPT_FILE: &str = "view.json";
-/// Largest such file that is read: paths and addresses are short.
+/// Largest such file that is read, in bytes: paths and addresses are short.
 const KEPT_BYTES_MAX: u64 = 1 << 20;
 
 impl Kept {
@@ -67,7 +67,7 @@ impl Kept {
             })
     }
 
-    /// Writes it with the image's manifest to a directory of its own below `views`.
+    /// Writes this with the image's manifest to a directory of its own below `views`.
     fn save(&self, views: &Path, manifest: &Manifest) -> Result<PathBuf, NodeError> {
         let name = Hash::of(self.path.as_os_str().as_encoded_bytes());
         let dir = views.join(name.to_string());
@@ -79,7 +79,7 @@ impl Kept {
     }
 }
 
-/// See the module. Locks: the list, while a view is made or ended.
+/// The service that mounts views. Locks: the list, while a view is created or ended.
 pub(crate) struct Views {
     core: Arc<Core>,
     images: Arc<Images>,
@@ -99,7 +99,7 @@ impl ImageUser for Views {
 }
 
 impl Views {
-    /// None yet.
+    /// Creates the service without views.
     pub fn new(core: Arc<Core>, images: Arc<Images>) -> Arc<Views> {
         let views = Arc::new(Views {
             core,
@@ -111,7 +111,7 @@ impl Views {
         views
     }
 
-    /// Shows an image in a directory.
+    /// Mounts an image's view on a directory.
     pub fn mount_view(&self, request: &MountRequest) -> Result<MountInfo, NodeError> {
         let path = PathBuf::from(&request.path);
         if !path.is_absolute() {
@@ -157,7 +157,7 @@ impl Views {
             path: path.clone(),
             origin: found.origin,
         };
-        // kept first: a view that nobody knows could not be ended
+        // written first: a view that no node knows of could not be ended
         let dir = kept.save(&self.core.home.views(), &manifest)?;
         if let Err(error) = bind(&source, &path) {
             let _ = std::fs::remove_dir_all(&dir);
@@ -176,12 +176,12 @@ impl Views {
         Ok(info)
     }
 
-    /// Takes over the views of an earlier node that are still mounted, and forgets the others.
+    /// Takes over the views of an earlier node that are still mounted, and removes what is kept of the others.
     pub(crate) fn adopt_views(&self) {
         let mounted = if self.core.took_over {
             std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
         } else {
-            String::new() // they were of a mount that is gone
+            String::new() // the views were on a mount that no longer exists
         };
         let dirs = std::fs::read_dir(self.core.home.views());
         for dir in dirs.into_iter().flatten().flatten() {
@@ -196,7 +196,7 @@ impl Views {
         }
     }
 
-    /// `None` if it is not mounted any more.
+    /// Takes over one view; returns `None` if it is no longer mounted.
     fn adopt_view(&self, dir: &Path, mounted: &str) -> Result<Option<View>, NodeError> {
         let kept = Kept::load(dir)?;
         if !is_mounted(mounted, &kept.path) {
@@ -213,7 +213,7 @@ impl Views {
         }))
     }
 
-    /// Ends a view.
+    /// Ends the view in a directory.
     pub fn unmount_view(&self, path: &str) -> Result<(), NodeError> {
         let wanted = Path::new(path)
             .canonicalize()
@@ -233,7 +233,7 @@ impl Views {
         Ok(())
     }
 
-    /// The views that there are.
+    /// Returns all views.
     pub fn views(&self) -> MountList {
         let info = |view: &View| MountInfo {
             image: view.image.to_string(),
@@ -244,7 +244,7 @@ impl Views {
         }
     }
 
-    /// Ends all views: the mount behind them goes away.
+    /// Ends all views, because the mount behind them is about to end.
     pub(crate) fn end_views(&self) {
         for view in self.list.lock().drain(..) {
             if let Err(error) = unbind(&view.path) {
@@ -255,7 +255,8 @@ impl Views {
     }
 }
 
-/// Whether `/proc/self/mountinfo` (proc(5)) has a floe's mount there. Nothing on the mount is looked at: nobody answers yet.
+/// Whether `/proc/self/mountinfo` (proc(5)) lists a floe mount at this path. The mount itself is not accessed, since nobody
+/// answers yet.
 fn is_mounted(mountinfo: &str, path: &Path) -> bool {
     mountinfo.lines().any(|line| {
         let mut halves = line.split(" - ");
@@ -267,7 +268,7 @@ fn is_mounted(mountinfo: &str, path: &Path) -> bool {
     })
 }
 
-/// Blanks, tabs, line ends and backslashes of a path are octal there.
+/// Decodes a path of that file, in which blanks, tabs, line ends and backslashes are octal.
 fn unescaped(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

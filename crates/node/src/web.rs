@@ -1,4 +1,4 @@
-//! The node's page: a TCP port for browsers, with the interface of the socket behind the page's guard.
+//! The node's web page: a TCP port for browsers, with the socket's interface behind the page's guard.
 
 use crate::{
     Node, WebOptions,
@@ -58,9 +58,9 @@ pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guar
     Ok((listener, Guard::new(address, token)))
 }
 
-/// Connections in all: browsers, and the nodes that read what this one forked.
+/// Most connections in all: of browsers, and of nodes that read what this one forked.
 const CONNECTIONS_MAX: usize = 1024;
-/// Connections of one address: a node that reads has some twenty.
+/// Most connections of one address: a node that reads has some twenty.
 const CONNECTIONS_EACH_MAX: usize = 256;
 /// How slow a browser or a node may be, see [`Pace`].
 const PACE: Pace = Pace {
@@ -83,9 +83,9 @@ pub(crate) async fn serve(listener: tokio::net::TcpListener, app: Router) {
     floe_front::run(listener, None, app, bounds, stop).await;
 }
 
-/// Everything that the port answers.
+/// Returns the routes of everything that the port answers.
 pub(crate) fn router(node: Arc<Node>, guard: Arc<Guard>) -> Router {
-    // what clones on other hosts read has a token of its own, and is here only for forks that were to go in clear text
+    // what clones on other hosts read has its own token, and is served here only for forks that were requested in clear text
     let forks = fork::router(node.forks.clone(), fork::Way::Clear);
     guarded(guard, assets::router(Page::Node), rest::router(node)).merge(forks)
 }
@@ -138,7 +138,7 @@ mod tests {
         let mut answer = String::new();
         other.read_to_string(&mut answer).unwrap();
         assert!(answer.ends_with("page"), "{answer}");
-        // the oldest made room
+        // the oldest connections were closed to make room
         while drip.write_all(b"G").is_ok() {
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -1,4 +1,4 @@
-//! What a run says to a guest's agent first, for copies that are nobody's machine.
+//! Greets the agent in a guest as a session would, for a copy of a machine that no user sees.
 
 use floe_guest::{
     line::Lines,
@@ -11,9 +11,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Has the agent set clock and random numbers, as a session with an ordinary machine does. The guest sees no
-/// end of the conversation before the connection is dropped, which is the result; an error if it has no port or does not
-/// answer in time.
+/// Has the agent set the clock and mix in random numbers. Returns the connection: the guest sees the conversation end when it
+/// is dropped. Fails if the machine has no port for an agent or the agent does not answer within `limit`.
 pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream> {
     let until = Instant::now() + limit;
     let no_port = || io::Error::new(ErrorKind::NotFound, "it has no port for an agent");
@@ -24,7 +23,7 @@ pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream
         session,
         version: VERSION,
     };
-    // the half of a line that the capture has cut off ends here
+    // ends the half line that the capture may have cut off
     stream.write_all(b"\n")?;
     stream.write_all(&hello.encode())?;
     let mut lines = Lines::default();
@@ -55,7 +54,7 @@ pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream
     }
 }
 
-/// The time of this moment and random numbers that nobody else has.
+/// Returns the current time and fresh random numbers, with the given identity.
 pub(crate) fn fresh_place(identity: Option<Identity>) -> Place {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let entropy: [u8; ENTROPY_BYTES] = rand::random();

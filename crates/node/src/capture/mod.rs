@@ -1,12 +1,12 @@
-//! `capture`: a running machine becomes an image, and goes on.
+//! `capture`: saves a running machine as an image; the machine goes on.
 //!
-//! Order: everything that may take long or fail comes before the pause (a parent that isn't here is pulled) or after it
-//! (hashing, storing). In the pause QEMU's device state is written, the disks are frozen and dirty pages copied. After the
-//! image is published the disks are put on it and the frozen layers go.
+//! Everything that may take long or fail comes before the pause (a parent that isn't here is pulled) or after it (hashing,
+//! storing). In the pause QEMU writes its device state, the disks are frozen and dirty pages are copied. After the image is
+//! published the disks are rebased onto it and the frozen layers are removed.
 //!
-//! A second capture stands on the first. Its disks do too, but QEMU still maps the memory of the image that it was
-//! *restored* from, so its dirty pages are relative to that one. A page that the first capture had and that is clean now
-//! (the balloon gave it back) holds the original's content again; those are added from the original.
+//! A second capture has the first as its parent, and so do its disks. QEMU, however, still maps the memory of the image that
+//! it was *restored* from, the original, so its dirty pages are relative to that one. A page that the first capture stored
+//! and that is clean now (the balloon gave it back) has the original's content again; such pages are read from the original.
 
 mod greet;
 mod rehearse;
@@ -43,12 +43,12 @@ use std::{io, sync::Arc, time::Duration};
 
 /// How long QEMU may take to end after a capture that stops the machine.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
-/// Regions that a capture or a fork takes over from its parent as they are: a machine that resets starts cold with them.
+/// Regions that a capture or a fork copies unchanged from its parent: a machine that resets starts cold with them.
 pub(crate) const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 
 type Captured = Capture<FrozenLayers>;
 
-/// See the module. It holds no state; `images.storing` is read for as long as something is stored.
+/// The service that captures machines. It has no state; `images.storing` is held for reading while something is stored.
 pub(crate) struct Captures {
     pub core: Arc<Core>,
     pub images: Arc<Images>,
@@ -58,7 +58,7 @@ pub(crate) struct Captures {
 }
 
 impl Captures {
-    /// Captures a machine as an image.
+    /// Captures a machine as an image, and rehearses it if requested.
     pub fn capture(
         self: &Arc<Self>,
         name: &str,
@@ -92,24 +92,24 @@ impl Captures {
             bytes_max: self.machines.resources.capture_bytes_max(),
             ..Default::default()
         };
-        // a capture is of a machine that goes on after it
+        // a pause for buffering must end before the capture begins its own
         operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
-        // one that is to be stopped goes on if the image does not come about, also if this node is killed before that
+        // a machine that is to be stopped goes on if the image cannot be stored, or if this node is killed before that
         let paused = request.stop.then(|| paused.stands(&vm));
         report.stage("capture")?;
-        // the image of a clone is no fork's: it stays
+        // the image may be captured from a clone, but is not removed like a fork's image
         captured.config.labels.remove(FORK_LABEL);
         entry.label_agent(&mut captured.config);
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, thumb.as_deref(), report);
-        // of one that fails the frozen layers stay where they are; the machine goes on over them
+        // if storing fails, the frozen layers stay and the machine goes on over them
         let (mut id, stored) = published?;
         report.stage("store")?;
         let seconds = request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT);
         if seconds > 0 {
-            // Without it the image is as good, only slower to resume from afar.
+            // without a rehearsal the image only resumes more slowly from afar
             match self.rehearse(id, seconds, report) {
                 Ok(rehearsed) => id = rehearsed,
                 Err(NodeError::Cancelled) => return Err(NodeError::Cancelled),
@@ -149,7 +149,7 @@ impl Captures {
         })
     }
 
-    /// A capture shares its parent's packs, so the parent must be here. Of a machine that was run lazily it isn't yet.
+    /// Pulls the parent if it isn't here: a capture shares its packs, and a machine that streams has not fetched all of it.
     fn bring_parent(&self, operation: &Operation, report: &mut Report) -> Result<(), NodeError> {
         let record = operation.record();
         if self.images.repo.manifest(&record.disk_base).is_ok() {
@@ -238,7 +238,7 @@ impl Captures {
         finish(ingest, captured.config.clone())
     }
 
-    /// Stores the memory of the machine's start, or a block that was added to it.
+    /// Stores the memory that the machine started with, or a block that was added later.
     fn store_memory(
         &self,
         ingest: &mut Ingest,
@@ -250,7 +250,7 @@ impl Captures {
         let pages = || ram.iter().map(|(chunk, page)| (u64::from(chunk), page));
         let record = operation.record();
         if ram.rest() == Rest::Zero {
-            // Stored over the parent's memory, if it has any: what is the same is then named by the parent's tables.
+            // it is stored over the parent's memory, if there is any, so that unchanged segments refer to the parent's tables
             let base = parent
                 .region(name)
                 .filter(|region| region.size == ram.size());
@@ -284,7 +284,7 @@ impl Captures {
         Ok(ingest.region_from_pages(name, ram.size(), Some(name), merged.map(Ok))?)
     }
 
-    /// Chunks of an image of the repository that are not among `present` and not zero.
+    /// Returns the chunks of a region in the repository that are not zero and not among `present`, a sorted list.
     fn gone(&self, id: &Hash, region: &Region, present: &[u64]) -> Result<Vec<u64>, NodeError> {
         let local = self.images.sources.fetcher(&Default::default())?;
         let mut gone = Vec::new();
@@ -299,7 +299,7 @@ impl Captures {
         Ok(gone)
     }
 
-    /// Chunks of a region of memory in which the parent differs from the original and that the machine has not dirtied: the
+    /// Returns chunks of memory that differ between parent and original and that the machine has not dirtied, with the
     /// original's content.
     fn reverted(
         &self,
@@ -334,7 +334,7 @@ impl Captures {
         Ok(chunks)
     }
 
-    /// Puts the machine's disks on its new image.
+    /// Rebases the machine's disks onto its new image.
     pub(crate) fn rebase(
         &self,
         operation: &Operation,
@@ -364,7 +364,7 @@ impl Captures {
     }
 }
 
-/// The chunks' hashes at one place of a region.
+/// Reads the hashes of the chunks in one segment of a region.
 fn table(
     fetcher: &Fetcher,
     image: &Hash,
@@ -383,7 +383,7 @@ fn io_error(error: MountError) -> io::Error {
     io::Error::other(error)
 }
 
-/// Segments that are not the same in both.
+/// Returns the segments that differ.
 fn changed_segments(a: &Region, b: &Region) -> Vec<usize> {
     let count = a.segments.len().max(b.segments.len());
     (0..count)
@@ -394,7 +394,7 @@ fn changed_segments(a: &Region, b: &Region) -> Vec<usize> {
         .collect()
 }
 
-/// Two ascending lists of chunks as one; where both have a chunk, the first's counts.
+/// Merges two ascending lists of chunks; where both have a chunk, the first list's is taken.
 fn merge<T>(
     a: impl Iterator<Item = (u64, T)>,
     b: impl Iterator<Item = (u64, T)>,

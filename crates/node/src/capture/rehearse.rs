@@ -1,13 +1,13 @@
-//! A rehearsal: what a resume touches first, learned before anybody waits for it.
+//! A rehearsal: learns what a resume touches first, before anybody waits for it.
 //!
-//! Over a slow link a resumed guest doesn't lack bandwidth, it lacks knowledge: each page that nobody expected costs a round
-//! trip, and a guest touches some thousand pages before it answers. So a capture runs an isolated copy of the machine for
-//! some seconds on this host, where its pages are. The mount's trace of that run (VMTorrent 2.2.3: the profile of one run)
-//! becomes the region `trace` of the image, under its manifest's hash like everything else, and a run that finds it has its
-//! chunks fetched in that order, in the background, before they are touched.
+//! Over a slow link a resumed guest doesn't lack bandwidth but knowledge: each page that nobody expected costs a round trip,
+//! and a guest touches some thousand pages before it answers. So a capture runs an isolated copy of the machine for some
+//! seconds on this host, where its pages are. The mount's trace of that run (VMTorrent 2.2.3: the profile of one run) becomes
+//! the region `trace` of the image, under its manifest's hash like everything else. A run that finds it has those chunks
+//! fetched in that order, in the background, before they are touched.
 //!
-//! The copy has no network, its disks are thrown away, and nobody can reach it. It is given one Enter on its console,
-//! as a user's first key would be.
+//! The copy has no network, its disks are thrown away, and nobody can reach it. Its console gets one Enter, as if a user
+//! pressed the first key.
 
 use super::{Captures, greet::greet};
 use crate::{
@@ -26,15 +26,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a user who looks at a console types first.
+/// What a user who looks at a console usually types first.
 const FIRST_KEY: &[u8] = b"\r";
-/// QEMU's agent in the guest is tried for this long.
+/// How long QEMU's agent in the guest is tried.
 const AGENT_WAIT: Duration = Duration::from_millis(500);
-/// How often a rehearsal looks whether its client is still there.
+/// How often a rehearsal checks whether its client is still there.
 const POLL: Duration = Duration::from_millis(50);
 
 impl Captures {
-    /// Runs a copy of a captured image and publishes the image again with what it touched. The first one is removed.
+    /// Runs a copy of a captured image and publishes the image again with a trace of what it touched. The first image is
+    /// removed.
     pub(crate) fn rehearse(
         &self,
         id: Hash,
@@ -50,7 +51,7 @@ impl Captures {
             loads: Default::default(),
         };
         let waiting = self.machines.prepare_standby(&found, true)?;
-        // a run sets the clock in the same way
+        // the clock is set by the agent that would set it in a run
         let by_agent = manifest.config.labels.contains_key(AGENT_LABEL);
         let long = Duration::from_secs(seconds.into());
         let traced = perform(&waiting, by_agent, long, report);
@@ -63,7 +64,8 @@ impl Captures {
     }
 }
 
-/// Lets the copy run; returns its trace. `by_agent`: floe's own agent in the guest sets the clock, else QEMU's, if there is one.
+/// Lets the copy run; returns its trace. `by_agent`: floe's agent in the guest sets the clock, otherwise QEMU's, if there is
+/// one.
 fn perform(
     copy: &Waiting,
     by_agent: bool,
@@ -80,10 +82,10 @@ fn perform(
     };
     let machine = copy.machine();
     copy.disks().set_pid(machine.pid());
-    // Nobody waits for a rehearsal.
+    // demand of guests that users wait for comes first
     copy.disks().set_class(floe_source::Class::Bulk);
     machine.cont()?;
-    // No agent and no console has to be there: then the trace lacks what they would have touched.
+    // without an agent or a console the trace only lacks what they would have touched
     let greeted = match by_agent {
         true => greet(machine, long / 4)
             .map(Some)

@@ -1,30 +1,30 @@
-//! One request to another node, on the calling thread.
+//! Sends one request to another node, on the calling thread.
 
 use bytes::Bytes;
 use floe_http::{Ended, Fault, Limits, Method, Server, Url, header};
 use rustls::ClientConfig;
 use std::{sync::Arc, time::Duration};
 
-/// Time to connect, the handshake included.
+/// How long connecting may take, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer that is read: a family of all clones that a fork can have.
+/// Longest answer that is read, in bytes: a family of all clones that a fork can have.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// What is asked.
+/// A request to another node.
 pub(crate) struct Ask<'a> {
     /// `ADDRESS:PORT` of the other node.
     pub to: &'a str,
-    /// Verb.
+    /// The HTTP method.
     pub method: Method,
-    /// Path.
+    /// The path.
     pub path: &'a str,
-    /// JSON; empty is none.
+    /// The body as JSON; may be empty.
     pub body: Vec<u8>,
-    /// How long it may take in all.
+    /// How long the whole request may take.
     pub limit: Duration,
 }
 
-/// Asks a member of a cluster; the answer's status and body. The thread must not be one of an async runtime's.
+/// Asks a member of a cluster; returns the answer's status and body. Must not be called on a thread of an async runtime.
 pub(crate) fn ask(tls: Arc<ClientConfig>, ask: Ask<'_>) -> Result<(u16, Bytes), Fault> {
     let no_address = |why: String| Fault::NotAsked(format!("{}: {why}", ask.to));
     let base = Url::parse(&format!("https://{}", ask.to)).map_err(|e| no_address(e.to_string()))?;
@@ -32,7 +32,7 @@ pub(crate) fn ask(tls: Arc<ClientConfig>, ask: Ask<'_>) -> Result<(u16, Bytes), 
     ask_server(&server, None, ask.method, ask.path, ask.body, ask.limit)
 }
 
-/// Asks any node. `authorization`: the header of that name.
+/// Asks any node. `authorization` is the header of that name.
 pub(crate) fn ask_server(
     server: &Server,
     authorization: Option<&str>,

@@ -1,4 +1,4 @@
-//! The cluster's authority and its members' certificates: making and signing. Nothing is read or written here.
+//! Creates and signs the certificates of a cluster's authority and its members. Nothing is read or written here.
 
 use crate::error::{NodeError, failed};
 use rcgen::{
@@ -8,24 +8,24 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use std::time::{Duration, SystemTime};
 
-/// How far clocks of hosts may be apart: certificates are good from so long before they were made.
+/// How far hosts' clocks may be apart: certificates are valid from this long before they are made.
 const CLOCKS_APART: Duration = Duration::from_secs(300);
-/// Longest signing request that is read: one of our own has some 500 bytes.
+/// Longest signing request that is read, in bytes: one of our own has some 500.
 const REQUEST_BYTES_MAX: usize = 16 << 10;
 
-/// The name that a member's certificate is for.
+/// Returns the name that a member's certificate is for.
 pub(super) fn host_name(id: &str) -> String {
     format!("{id}.floe")
 }
 
-/// The further name that the authority's certificate is for.
+/// The additional name in the authority's certificate.
 pub(super) const AUTHORITY: &str = "authority.floe";
 
 fn broken(error: impl std::fmt::Display) -> NodeError {
     failed(format!("cannot make a certificate: {error}"), "report this")
 }
 
-/// The parameters of a cluster's CA: what is signed by it names it by these.
+/// Returns the parameters of a cluster's CA, which certificates signed by it contain as their issuer.
 fn ca_params(cluster: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     let name = format!("floe cluster {cluster}");
@@ -35,14 +35,14 @@ fn ca_params(cluster: &str) -> CertificateParams {
     params
 }
 
-/// A new CA: its certificate and its key, PEM.
+/// Creates a CA; returns its certificate and its key as PEM.
 pub(super) fn make_ca(cluster: &str) -> Result<(String, String), NodeError> {
     let key = KeyPair::generate().map_err(broken)?;
     let certificate = ca_params(cluster).self_signed(&key).map_err(broken)?;
     Ok((certificate.pem(), key.serialize_pem()))
 }
 
-/// A new key of a member: PEM, and the request to sign it.
+/// Creates a member's key; returns it as PEM, with the signing request for it.
 pub(super) fn make_key() -> Result<(String, String), NodeError> {
     let key = KeyPair::generate().map_err(broken)?;
     let request = CertificateParams::default()
@@ -52,22 +52,23 @@ pub(super) fn make_key() -> Result<(String, String), NodeError> {
     Ok((key.serialize_pem(), request))
 }
 
-/// Whose certificate is to be signed.
+/// The member whose certificate is to be signed.
 pub(super) struct Subject<'a> {
     /// The member's id.
     pub id: &'a str,
-    /// Its name, for who looks at the certificate.
+    /// Its name, for people who look at the certificate.
     pub name: &'a str,
     /// Whether it is the authority.
     pub authority: bool,
-    /// How long the certificate is good.
+    /// How long the certificate is valid.
     pub lifetime: Duration,
 }
 
-/// A certificate in PEM, and from when to when it is good, Unix time in seconds.
+/// A certificate as PEM, and from when to when it is valid, in seconds of Unix time.
 pub(super) type Signed = (String, (u64, u64));
 
-/// Signs a request for a member: of what it asks for only the key is taken. `None` if it is no request whose sender has the key.
+/// Signs a request for a member; only the key is taken from the request. Returns `None` unless it is a request signed with
+/// that key.
 pub(super) fn sign(
     ca_key_pem: &str,
     cluster: &str,
@@ -113,17 +114,17 @@ pub(super) fn sign(
     Ok(Some((certificate.pem(), (unix(now), unix(to)))))
 }
 
-/// A certificate out of its PEM text.
+/// Reads a certificate from its PEM text.
 pub(super) fn read(pem: &str) -> Result<CertificateDer<'static>, String> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())
 }
 
-/// A key out of its PEM text.
+/// Reads a key from its PEM text.
 pub(super) fn read_key(pem: &str) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())
 }
 
-/// SHA-256 of a certificate.
+/// Returns the SHA-256 of a certificate.
 pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
     let suite = rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
     let suite = suite.tls13().expect("it is a suite of TLS 1.3");

@@ -1,4 +1,4 @@
-//! What a node keeps of its cluster, in a directory that only its user may look into.
+//! The files that a node keeps about its cluster, in a directory that only its user can access.
 //!
 //! ```text
 //! cluster.json    what this node is in the cluster; written last, removed first: without it there is no cluster
@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Largest of these files that is read: all members with the longest names.
+/// Largest file that is read, in bytes: all members with the longest names.
 const BYTES_MAX: u64 = 1 << 20;
 const MEMBERSHIP: &str = "cluster.json";
 const CA: &str = "ca.pem";
@@ -29,20 +29,20 @@ const ROSTER: &str = "roster.json";
 const CA_KEY: &str = "ca.key";
 const AUTHORITY: &str = "authority.json";
 
-/// The directory.
+/// The directory with these files.
 pub(super) struct Files {
     dir: PathBuf,
 }
 
-/// Everything that stands in it.
+/// The content of all files.
 pub(super) struct Kept {
     pub membership: Membership,
-    /// PEM.
+    /// The CA's certificate as PEM.
     pub ca: String,
-    /// PEM: key and certificate.
+    /// This node's key and certificate as PEM.
     pub node: String,
     pub roster: Roster,
-    /// With the CA's key, PEM.
+    /// What only the authority has, with the CA's key as PEM.
     pub authority: Option<(Authority, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Files {
         Ok(Files { dir })
     }
 
-    /// What there is; `None` if the node is in no cluster.
+    /// Reads all files; returns `None` if the node is in no cluster.
     pub fn load(&self) -> Result<Option<Kept>, NodeError> {
         let Some(bytes) = self.read(MEMBERSHIP)? else {
             return Ok(None);
@@ -66,7 +66,7 @@ impl Files {
                 Some((parsed, self.text(CA_KEY)?))
             }
         };
-        // a roster that is lost is asked for again
+        // a lost roster is asked for again
         let roster = self.read(ROSTER)?.unwrap_or_default();
         let roster = Roster::parse(&roster).unwrap_or_default();
         Ok(Some(Kept {
@@ -78,14 +78,14 @@ impl Files {
         }))
     }
 
-    /// Whether there is a place, readable or not.
+    /// Whether the node has a place in a cluster, even if its files cannot be read.
     pub fn has_place(&self) -> bool {
         self.dir.join(MEMBERSHIP).exists()
     }
 
-    /// Keeps a new place. After a crash in the middle of it there is none.
+    /// Writes a new place. If the node crashes during that, it has none.
     pub fn save(&self, kept: &Kept) -> Result<(), NodeError> {
-        // nothing of a place that was not taken to the end
+        // remove what an unfinished earlier call may have left
         self.clear()?;
         if let Some((authority, key)) = &kept.authority {
             replace_file(&self.dir.join(CA_KEY), key.as_bytes())?;
@@ -104,23 +104,23 @@ impl Files {
         self.write(ROSTER, roster)
     }
 
-    /// Keeps a new certificate with its key, and what this node is from now on.
+    /// Writes a new certificate with its key, and the changed membership.
     pub fn save_certificate(&self, node: &str, membership: &Membership) -> Result<(), NodeError> {
         replace_file(&self.dir.join(NODE), node.as_bytes())?;
         self.write(MEMBERSHIP, membership)
     }
 
-    /// The CA's key.
+    /// Reads the CA's key.
     pub fn ca_key(&self) -> Result<String, NodeError> {
         self.text(CA_KEY)
     }
 
-    /// The CA's certificate.
+    /// Reads the CA's certificate.
     pub fn ca(&self) -> Result<String, NodeError> {
         self.text(CA)
     }
 
-    /// Removes everything.
+    /// Removes all files.
     pub fn clear(&self) -> Result<(), NodeError> {
         for name in [MEMBERSHIP, NODE, ROSTER, AUTHORITY, CA_KEY, CA] {
             let path = self.dir.join(name);

@@ -1,5 +1,5 @@
-//! An invitation into a cluster: one word that carries what a stranger needs to trust the authority, and the authority to trust
-//! the stranger. No I/O.
+//! An invitation into a cluster: one word with what a newcomer needs to trust the authority, and the authority to trust the
+//! newcomer. No I/O.
 //!
 //! ```text
 //! floe1.FINGERPRINT.ID.SECRET
@@ -11,9 +11,9 @@
 use floe_image::Hash;
 use std::{fmt, net::SocketAddr, str::FromStr};
 
-/// What it begins with.
+/// Beginning of an invitation's text.
 const PREFIX: &str = "floe1";
-/// Longest text that is looked at.
+/// Longest text that is parsed, in bytes.
 const TEXT_MAX: usize = 256;
 
 /// An invitation.
@@ -21,14 +21,14 @@ const TEXT_MAX: usize = 256;
 pub(crate) struct Invitation {
     /// SHA-256 of the CA's certificate.
     pub fingerprint: [u8; 32],
-    /// 16 hex digits.
+    /// The invitation's id, 16 hex digits.
     pub id: String,
-    /// 32 hex digits.
+    /// The secret, 32 hex digits.
     pub secret: String,
 }
 
 impl Invitation {
-    /// What the authority keeps of the secret. It is random, so nobody finds it by trying.
+    /// Returns the hash of the secret, which the authority keeps. The secret is random, so nobody can find it by trying.
     pub fn secret_hash(&self) -> Hash {
         Hash::of(self.secret.as_bytes())
     }
@@ -50,7 +50,7 @@ impl fmt::Debug for Invitation {
     }
 }
 
-/// Text that is no invitation.
+/// The text is not an invitation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is no invitation: it has the form floe1.FINGERPRINT.ID.SECRET, all hex digits")]
 pub(crate) struct NoInvitation;
@@ -85,18 +85,18 @@ impl FromStr for Invitation {
     }
 }
 
-/// Why somebody does not become a member.
+/// Why a newcomer does not become a member.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Nobody gave it, it was used, or its secret is wrong.
+    /// The invitation is unknown or used, or its secret is wrong.
     #[error(
         "this invitation is not good: it was used, it is another cluster's, or it is not whole"
     )]
     Unknown,
-    /// It was good once.
+    /// The invitation has expired.
     #[error("this invitation has expired")]
     Expired,
-    /// The name is none.
+    /// The name is not valid.
     #[error("{0}")]
     Name(String),
     /// Another member has the name.
@@ -105,13 +105,13 @@ pub(crate) enum Refusal {
     /// Another member has the address.
     #[error("the cluster has a member at {0} already: {1}")]
     AddressTaken(SocketAddr, String),
-    /// There are too many.
+    /// The cluster has too many members.
     #[error("the cluster is full")]
     Full,
 }
 
 impl Refusal {
-    /// The way out.
+    /// Returns what the user can do.
     pub fn fix(&self) -> &'static str {
         match self {
             Refusal::Unknown | Refusal::Expired => {

@@ -22,24 +22,24 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// Connections of members at a time: 20 for each host that reads a fork.
+/// Most connections of members at a time: 20 for each host that reads a fork.
 const CONNECTIONS_MAX: usize = 8192;
-/// Connections at a time of those who have not shown a certificate yet, or have none.
+/// Most connections at a time of clients that have not shown a certificate.
 const STRANGERS_MAX: usize = 64;
-/// Time for a handshake.
+/// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for everything that somebody without a certificate does.
+/// How long a connection without a certificate may last.
 const STRANGER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for a request's head.
+/// How long a request's head may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long until it is tried again when a connection could not be accepted: this process may have too many open files.
+/// How long to wait after a connection could not be accepted: this process may have too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// The certificate of who asks, verified; in every request's extensions.
+/// The client's verified certificate; an extension of every request.
 #[derive(Clone, Debug)]
 pub(super) struct Shown(pub Option<CertificateDer<'static>>);
 
-/// The member who asks; in the extensions of requests that got past [`members_only`].
+/// The member that sent a request; an extension of requests that passed [`members_only`].
 #[derive(Clone, Debug)]
 pub(crate) struct Peer(pub Member);
 
@@ -56,10 +56,10 @@ pub(super) async fn run(
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return, // what is open is dropped
+            _ = stop.wait_for(|stop| *stop) => return, // open connections are dropped
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             both = async {
-                // beyond the limit, connections wait in the kernel's backlog
+                // beyond the limits, connections wait in the kernel's backlog
                 let permits = (room.clone().acquire_owned().await, strangers.clone().acquire_owned().await);
                 (permits, listener.accept().await)
             } => both,
@@ -89,7 +89,7 @@ async fn connection(
     router: Router,
     stranger: OwnedSemaphorePermit,
 ) {
-    let _ = stream.set_nodelay(true); // slower without
+    let _ = stream.set_nodelay(true); // it only matters for speed
     let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::info!(%error, "a node's handshake was refused"),
@@ -118,7 +118,7 @@ async fn http(stream: TlsStream<TcpStream>, router: Router) {
     }
 }
 
-/// Lets requests of members pass, whatever the connection was when it was opened: one who is revoked is refused at their next request.
+/// Passes on requests of members only. Each request is checked, so a revoked member is refused even on an open connection.
 pub(super) async fn members_only(trust: Arc<Trust>, mut request: Request, next: Next) -> Response {
     let shown = request.extensions().get::<Shown>();
     let shown = shown.and_then(|Shown(certificate)| certificate.clone());
@@ -134,7 +134,7 @@ pub(super) async fn members_only(trust: Arc<Trust>, mut request: Request, next: 
     }
 }
 
-/// An answer of 403.
+/// Returns an answer of 403.
 pub(super) fn refusal(message: &str, fix: &str) -> Response {
     let error = ApiError {
         code: ErrorCode::Refused,

@@ -1,4 +1,4 @@
-//! Becoming a member, being one and ceasing to be one: what a user asks for, and what the authority answers newcomers.
+//! Joining, inviting and leaving: what users ask for, and what the authority answers newcomers.
 
 use super::{
     Ask, Cluster, Place, ask, certificates,
@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-/// Time for a newcomer's question.
+/// How long a newcomer's request may take.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn unjoined() -> NodeError {
@@ -31,7 +31,7 @@ fn unjoined() -> NodeError {
     )
 }
 
-/// Hex digits of random bits.
+/// Returns random bits as hex digits.
 fn hex(bits: u32) -> String {
     let digits = (bits / 4) as usize;
     format!("{:032x}", rand::random::<u128>())[..digits].to_owned()
@@ -41,7 +41,7 @@ pub(super) fn url(address: SocketAddr) -> String {
     format!("https://{address}")
 }
 
-/// This host's name as a member's, if it makes one.
+/// Returns this host's name as a member's, if it is valid as one.
 fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     let name = name.trim().split('.').next()?.to_ascii_lowercase();
@@ -59,7 +59,7 @@ fn chosen_name(name: Option<&str>) -> Result<String, NodeError> {
     Ok(name)
 }
 
-/// The address of this host that leads to another one. Nothing is sent.
+/// Returns the address of this host from which another one is reached. Sends nothing.
 fn own_address_to(there: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr = match there {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
@@ -70,7 +70,8 @@ fn own_address_to(there: SocketAddr) -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Where to listen and where the others find it, opened. `towards`: a host of the network that is meant.
+/// Opens the port for members. Returns where it listens and the address at which others find it; `towards` is a host of the
+/// intended network.
 fn listen(
     wanted: Option<SocketAddr>,
     towards: SocketAddr,
@@ -107,7 +108,7 @@ fn listen(
 }
 
 impl Cluster {
-    /// What this node is.
+    /// Returns what this node is in its cluster, and who else is in it.
     pub fn info(&self) -> ClusterInfo {
         let Some(place) = self.place() else {
             return ClusterInfo::default();
@@ -166,7 +167,7 @@ impl Cluster {
         }
     }
 
-    /// Makes a cluster with this node as its first member and authority.
+    /// Creates a cluster with this node as its first member and its authority.
     pub fn init(&self, request: &ClusterInit) -> Result<ClusterInfo, NodeError> {
         let name = chosen_name(request.name.as_deref())?;
         let lifetime_s = request.certificate_s.unwrap_or(CERTIFICATE_S);
@@ -178,7 +179,7 @@ impl Cluster {
         }
         let changing = self.changing.lock();
         self.check_unjoined()?;
-        // an address that is nobody's (RFC 5737): the way to it is the way out
+        // an address that nobody has (RFC 5737): the route to it is the default route
         let outside = SocketAddr::from(([192, 0, 2, 1], CLUSTER_PORT));
         let (listener, listen, address) = listen(request.listen, outside)?;
         let (cluster, id) = (hex(64), hex(64));
@@ -230,7 +231,7 @@ impl Cluster {
         Ok(self.info())
     }
 
-    /// Keeps a place and answers from then on.
+    /// Writes a new place in a cluster to the disk, and answers members from now on.
     fn settle_in(&self, kept: Kept, listener: TcpListener) -> Result<(), NodeError> {
         self.files.save(&kept)?;
         let entered = Place::of(kept).and_then(|place| {
@@ -238,11 +239,11 @@ impl Cluster {
             self.enter(place, listener).map_err(why)
         });
         entered.inspect_err(|_| {
-            let _ = self.files.clear(); // the error says more
+            let _ = self.files.clear(); // the first error says more
         })
     }
 
-    /// The authority's own place.
+    /// Returns this node's place if it is the authority.
     fn as_authority(&self) -> Result<Arc<Place>, NodeError> {
         let place = self.place().ok_or_else(unjoined)?;
         if place.authority.is_none() {
@@ -256,7 +257,7 @@ impl Cluster {
         Ok(place)
     }
 
-    /// Lets one node in.
+    /// Creates an invitation for one node.
     pub fn invite(&self, request: &ClusterInvite) -> Result<ClusterInvited, NodeError> {
         let lifetime_s = request.expires_s.unwrap_or(INVITATION_S);
         if !(1..=INVITATION_S_MAX).contains(&lifetime_s) {
@@ -285,7 +286,7 @@ impl Cluster {
         })
     }
 
-    /// Changes what the authority knows: first on the disk, then in effect.
+    /// Changes what the authority knows: first on the disk, then in memory.
     fn change<T>(
         &self,
         place: &Place,
@@ -307,7 +308,7 @@ impl Cluster {
         Ok(outcome)
     }
 
-    /// What the authority answers somebody with an invitation.
+    /// Checks a newcomer's invitation, and makes the newcomer a member.
     pub(super) fn admit(&self, order: &JoinOrder) -> Result<JoinAnswer, NodeError> {
         let place = self.as_authority()?;
         let newcomer = Member {
@@ -331,7 +332,7 @@ impl Cluster {
             authority.admit(&order.invitation, &order.secret, newcomer, unix_now())
         })?;
         admitted.map_err(|why: Refusal| refused(why.to_string(), why.fix()))?;
-        // only now: a stranger makes the authority sign nothing
+        // only now, so that a stranger cannot make the authority sign anything
         let key = self.files.ca_key()?;
         let signed = certificates::sign(&key, &cluster, &order.request, &subject)
             .and_then(|signed| signed.ok_or_else(|| usage("that is no signing request", "")));
@@ -351,7 +352,7 @@ impl Cluster {
         })
     }
 
-    /// Enters a cluster with an invitation.
+    /// Joins a cluster with an invitation.
     pub fn join(&self, request: &ClusterJoin) -> Result<ClusterInfo, NodeError> {
         let invitation: Invitation = request.invitation.trim().parse().map_err(
             |error: super::invitation::NoInvitation| {
@@ -424,11 +425,11 @@ impl Cluster {
         Ok(self.info())
     }
 
-    /// Gives this node's place up. Whether the authority knows.
+    /// Gives up this node's place in the cluster; the answer says whether the authority was reached.
     pub fn leave(&self, force: bool) -> Result<ClusterChange, NodeError> {
         let _changing = self.changing.lock();
         let Some(place) = self.place() else {
-            // what is left of a place that could not be read
+            // remove what is left of a place whose files could not be read
             let lost = self.files.has_place();
             self.files.clear()?;
             return match lost {
@@ -467,7 +468,7 @@ impl Cluster {
         })
     }
 
-    /// Makes a member one no longer, and tells the others.
+    /// Removes a member, and tells the others.
     pub fn revoke(&self, name: &str) -> Result<ClusterChange, NodeError> {
         let place = self.as_authority()?;
         let member = place.trust.roster().named(name).cloned();
@@ -489,7 +490,7 @@ impl Cluster {
         })
     }
 
-    /// A member has left by itself.
+    /// Removes a member that leaves by itself.
     pub(super) fn depart(&self, member: &Member) -> Result<(), NodeError> {
         let place = self.as_authority()?;
         self.change(&place, |authority| authority.remove(&member.id))?;
@@ -521,7 +522,7 @@ impl Cluster {
     }
 }
 
-/// The address in `https://ADDRESS:PORT`.
+/// Returns the address in `https://ADDRESS:PORT`.
 fn authority_address(url: &str) -> Result<SocketAddr, NodeError> {
     let bad = |why: &str| {
         usage(
@@ -542,7 +543,7 @@ fn authority_address(url: &str) -> Result<SocketAddr, NodeError> {
         .ok_or_else(|| bad("it has no address"))
 }
 
-/// What another node said.
+/// Decodes another node's answer.
 pub(super) fn understood<T: DeserializeOwned>(
     answer: Result<(u16, bytes::Bytes), Fault>,
     url: &str,

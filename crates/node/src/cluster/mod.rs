@@ -1,4 +1,4 @@
-//! A cluster: nodes that know each other by certificates, so that what one asks another and what forks read travels inside of TLS
+//! A cluster: nodes that know each other by certificates. What they ask each other, and what forks read, is sent over TLS
 //! with both sides authenticated.
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //!        <--- TLS, CA by fingerprint: secret, signing request
 //!        ---- certificate, CA, roster
 //! ```
-//! From then on both are *members*: each answers on a port of its own (`listener`), only for members. Who is one stands in the
-//! *roster* (`record`), which the first host gives out and the others ask for; a certificate alone says who somebody was when it was
-//! signed (`trust`). Certificates are renewed by themselves (`upkeep`).
+//! From then on both are *members*: each answers on a port of its own (`listener`), and only members. The *roster* (`record`)
+//! lists them; the first host distributes it and the others ask for it. A certificate alone says who somebody was when it was
+//! signed (`trust`). Certificates are renewed automatically (`upkeep`).
 
 mod call;
 mod certificates;
@@ -42,11 +42,11 @@ use std::{
 use tokio::{runtime::Handle, sync::watch};
 use trust::Trust;
 
-/// This node's place in a cluster, if it has one.
+/// This node's place in a cluster, if it is in one.
 pub(crate) struct Cluster {
     files: Files,
     place: RwLock<Option<Arc<Place>>>,
-    /// Held while a place is taken, changed or left.
+    /// Held while the node joins or leaves a cluster or changes its place.
     changing: Mutex<()>,
     service: Mutex<Service>,
 }
@@ -56,26 +56,26 @@ struct Place {
     membership: RwLock<Membership>,
     trust: Arc<Trust>,
     client: Arc<rustls::ClientConfig>,
-    /// `None` if another node is the authority.
+    /// What the authority knows; `None` if another node is the authority.
     authority: Option<Mutex<Authority>>,
 }
 
 /// The port for members.
 #[derive(Default)]
 struct Service {
-    /// On which threads, and what is answered; `None` before the node serves.
+    /// The threads that serve it and its routes; `None` before the node serves.
     with: Option<(Handle, Router)>,
-    /// Ends the listener that there is.
+    /// Ends the present listener.
     stop: Option<watch::Sender<bool>>,
-    /// Why there is none.
+    /// Why there is no listener, if there should be one.
     trouble: String,
-    /// Why the authority does not tell who the members are.
+    /// Why the authority did not send the roster, if it did not.
     unheard: String,
 }
 
 impl Cluster {
-    /// Finds out whether this node is in a cluster. Files that make no sense cost it its place, which is told in the log: members are
-    /// nobody then, and nothing goes out in clear text for that.
+    /// Reads whether this node is in a cluster. If its files cannot be read it has no place: it then trusts no member, and
+    /// still sends nothing in clear text. That is logged.
     pub fn open(home: &Home) -> Result<Cluster, NodeError> {
         let files = Files::open(home)?;
         let place = match files.load() {
@@ -98,31 +98,32 @@ impl Cluster {
         self.place.read().clone()
     }
 
-    /// How this node speaks to members, if it is one.
+    /// Returns the TLS configuration for asking members, if this node is one.
     pub fn tls(&self) -> Option<Arc<rustls::ClientConfig>> {
         self.place().map(|place| place.client.clone())
     }
 
-    /// How this node reads of a parent at `floe://`, which is a member: while it is none itself it believes nobody there.
+    /// Returns the TLS configuration for reading from a parent at `floe://`, which is a member. If this node is not a member,
+    /// it trusts nobody.
     pub fn tls_of_parents(&self) -> Arc<rustls::ClientConfig> {
         self.tls().unwrap_or_else(trust::nobody)
     }
 
-    /// Where the other members reach this node, if it is one.
+    /// Returns the address at which the other members reach this node, if it is one.
     pub fn own_address(&self) -> Option<SocketAddr> {
         let place = self.place()?;
         let address = place.membership.read().address;
         Some(address)
     }
 
-    /// Where this node listens for the others, if it is a member.
+    /// Returns the address on which this node listens for members, if it is one.
     pub fn listens_at(&self) -> Option<SocketAddr> {
         let place = self.place()?;
         let listen = place.membership.read().listen;
         Some(listen)
     }
 
-    /// Another member, by its name or by `https://ADDRESS:PORT`.
+    /// Finds a member by its name or by `https://ADDRESS:PORT`.
     pub fn find(&self, text: &str) -> Option<Member> {
         let roster = self.place()?.trust.roster();
         let url = Url::parse(text).ok().filter(|url| url.scheme() == "https");
@@ -137,13 +138,13 @@ impl Cluster {
         found.cloned()
     }
 
-    /// Answers members from now on, on threads of this runtime, whenever the node is in a cluster.
+    /// Answers members on threads of this runtime from now on, whenever the node is in a cluster.
     pub fn serve(&self, runtime: Handle, router: Router) {
         self.service.lock().with = Some((runtime, router));
         self.ensure_listening();
     }
 
-    /// Listens if it should and does not.
+    /// Listens for members if the node should and does not.
     fn ensure_listening(&self) {
         let _changing = self.changing.lock();
         let Some(place) = self.place() else { return };
@@ -183,21 +184,21 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes a place and answers from then on; on the disk it is already.
+    /// Takes a place that is already on the disk, and answers members from now on.
     fn enter(&self, place: Place, listener: TcpListener) -> Result<(), String> {
         self.start(&place, listener)?;
         *self.place.write() = Some(Arc::new(place));
         Ok(())
     }
 
-    /// Gives the place up: whoever still speaks for it believes nobody any more.
+    /// Gives the place up; connections that still use it trust nobody any more.
     fn exit(&self) -> Result<(), NodeError> {
         self.files.clear()?;
         if let Some(place) = self.place.write().take() {
             place.trust.forget_all();
         }
         if let Some(stop) = self.service.lock().stop.take() {
-            let _ = stop.send(true); // it has ended already
+            let _ = stop.send(true); // it may have ended already
         }
         Ok(())
     }

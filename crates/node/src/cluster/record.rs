@@ -1,4 +1,5 @@
-//! What a cluster's nodes keep and tell each other of it: who is a member, who may become one, and what a node is in it. No I/O.
+//! What a cluster's nodes store and send to each other: who is a member, who may become one, and what a node is in it. No
+//! I/O.
 
 use crate::cluster::invitation::{Invitation, Refusal};
 use floe_image::Hash;
@@ -9,11 +10,12 @@ use std::net::SocketAddr;
 pub(crate) const CLUSTER_VERSION: u32 = 1;
 /// Most members of a cluster.
 pub(crate) const MEMBERS_MAX: usize = 512;
-/// Most invitations that are open at a time.
+/// Most invitations that may be open at a time.
 pub(crate) const INVITATIONS_MAX: usize = 64;
-/// Wrong secrets after which an invitation is void. A secret has 128 bits: nobody guesses one, so this is about noise.
+/// How many wrong secrets make an invitation void. A secret has 128 random bits, so nobody guesses one; this only stops
+/// useless tries.
 const WRONG_MAX: u32 = 5;
-/// Longest name of a member, as a host's name has.
+/// Longest name of a member in bytes: that of a host.
 const NAME_MAX: usize = 63;
 /// Digits of the id of a cluster or member.
 const ID_DIGITS: usize = 16;
@@ -22,26 +24,26 @@ const ID_DIGITS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Member {
-    /// Drawn when it joined, never given to another: 16 hex digits. Its certificates are for the name `ID.floe`.
+    /// Its id: 16 hex digits, random, assigned when it joined and never reused. Its certificates are for the name `ID.floe`.
     pub id: String,
     /// Its name for people.
     pub name: String,
-    /// Where it answers the others.
+    /// The address at which the others reach it.
     pub address: SocketAddr,
 }
 
-/// The members of a cluster, as its authority tells them.
+/// The members of a cluster, as its authority lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Roster {
-    /// Grows with every change.
+    /// Increases with every change.
     pub number: u64,
     /// All members; the first one is the authority.
     pub members: Vec<Member>,
 }
 
 impl Roster {
-    /// Understands what the authority sent, or a file holds, or says why not.
+    /// Decodes what the authority sent or a file holds, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Roster, String> {
         let roster: Roster = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         roster.check()?;
@@ -59,23 +61,23 @@ impl Roster {
         Ok(())
     }
 
-    /// The member of this name.
+    /// Returns the member with this name.
     pub fn named(&self, name: &str) -> Option<&Member> {
         self.members.iter().find(|member| member.name == name)
     }
 
-    /// The member of this id.
+    /// Returns the member with this id.
     pub fn of_id(&self, id: &str) -> Option<&Member> {
         self.members.iter().find(|member| member.id == id)
     }
 
-    /// The member that answers at this address.
+    /// Returns the member at this address.
     pub fn at(&self, address: SocketAddr) -> Option<&Member> {
         self.members.iter().find(|member| member.address == address)
     }
 }
 
-/// Refuses what is no member's or cluster's id.
+/// Returns an error unless the text is the id of a member or cluster.
 pub(crate) fn check_id(id: &str) -> Result<(), String> {
     match id.len() == ID_DIGITS && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         true => Ok(()),
@@ -83,7 +85,7 @@ pub(crate) fn check_id(id: &str) -> Result<(), String> {
     }
 }
 
-/// Refuses what is no member's name.
+/// Returns an error unless the text can be a member's name.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let plain = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-');
     match (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(plain) && name != "here" {
@@ -108,14 +110,14 @@ pub(crate) struct Membership {
     pub name: String,
     /// Where the others reach it.
     pub address: SocketAddr,
-    /// Where it listens; another than `address` behind a translated address.
+    /// The address on which it listens; it differs from `address` behind address translation.
     pub listen: SocketAddr,
-    /// From when to when its certificate is good, Unix time.
+    /// From when to when its certificate is valid, in seconds of Unix time.
     pub certified_unix_s: (u64, u64),
 }
 
 impl Membership {
-    /// Understands a file's bytes, or says why not.
+    /// Decodes a file's content, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Membership, String> {
         let membership: Membership =
             serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
@@ -126,14 +128,14 @@ impl Membership {
         Ok(membership)
     }
 
-    /// Whether it is time for a new certificate: a third of the old one's life is over.
+    /// Whether it is time for a new certificate: after a third of the old one's life.
     pub fn is_due(&self, now_unix_s: u64) -> bool {
         let (from, to) = self.certified_unix_s;
         now_unix_s >= from.saturating_add(to.saturating_sub(from) / 3)
     }
 }
 
-/// What the node that made a cluster knows of it beyond the others. Decides who becomes a member.
+/// What only the node that created a cluster knows of it. Decides who becomes a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Authority {
@@ -141,7 +143,7 @@ pub(crate) struct Authority {
     pub version: u32,
     /// The cluster's id, which is in the name of its CA.
     pub cluster: String,
-    /// How long certificates are good, seconds.
+    /// How long certificates are valid, in seconds.
     pub lifetime_s: u64,
     /// The members.
     pub roster: Roster,
@@ -155,16 +157,16 @@ pub(crate) struct Authority {
 pub(crate) struct Open {
     /// Its id.
     pub id: String,
-    /// Of its secret.
+    /// Hash of its secret.
     pub secret_hash: Hash,
-    /// When it ends, Unix time.
+    /// When it expires, in seconds of Unix time.
     pub expires_unix_s: u64,
-    /// Wrong secrets so far.
+    /// How often somebody came with a wrong secret.
     pub wrong: u32,
 }
 
 impl Authority {
-    /// Understands a file's bytes, or says why not.
+    /// Decodes a file's content, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Authority, String> {
         let authority: Authority =
             serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
@@ -177,7 +179,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Keeps an invitation; the oldest one goes if there are too many.
+    /// Adds an invitation; if there are too many, the oldest one is removed.
     pub fn invite(&mut self, invitation: &Invitation, expires_unix_s: u64, now_unix_s: u64) {
         self.expire(now_unix_s);
         if self.open.len() >= INVITATIONS_MAX {
@@ -191,7 +193,7 @@ impl Authority {
         });
     }
 
-    /// Until when there are invitations, Unix time; 0 if there are none.
+    /// Returns when the last invitation expires, in seconds of Unix time; 0 if there are none.
     pub fn invites_until(&self) -> u64 {
         let ends = self.open.iter().map(|open| open.expires_unix_s);
         ends.max().unwrap_or(0)
@@ -201,7 +203,7 @@ impl Authority {
         self.open.retain(|open| now_unix_s < open.expires_unix_s);
     }
 
-    /// Somebody wants to use an invitation. If it is good it is used up, and they are a member.
+    /// Uses an invitation: if it is valid, it is removed and the newcomer becomes a member.
     pub fn admit(
         &mut self,
         invitation: &str,
@@ -223,7 +225,7 @@ impl Authority {
             self.expire(now_unix_s);
             return Err(Refusal::Expired);
         }
-        // what the invited can mend leaves the invitation good
+        // errors that the newcomer can correct do not use up the invitation
         check_name(&newcomer.name).map_err(Refusal::Name)?;
         if self.roster.named(&newcomer.name).is_some() {
             return Err(Refusal::NameTaken(newcomer.name));
@@ -240,7 +242,7 @@ impl Authority {
         Ok(())
     }
 
-    /// Somebody is a member no longer; whether they were one. The authority itself stays.
+    /// Removes a member, but never the authority itself; returns whether there was one to remove.
     pub fn remove(&mut self, id: &str) -> bool {
         let own = self.roster.members.first().map(|member| member.id.clone());
         let before = self.roster.members.len();

@@ -1,4 +1,5 @@
-//! What members ask each other about the cluster itself, and what strangers with an invitation ask. Paths begin with `/cluster`.
+//! The requests about the cluster itself: of members to each other, and of newcomers with an invitation. Paths begin with
+//! `/cluster`.
 
 use super::{Cluster, Peer, listener, record::Roster, trust::Trust};
 use crate::{Node, error::NodeError, rest};
@@ -17,10 +18,10 @@ pub(super) const NODE_JOIN: &str = "/cluster/v1/join";
 pub(super) const NODE_LEAVE: &str = "/cluster/v1/leave";
 pub(super) const NODE_RENEW: &str = "/cluster/v1/renew";
 pub(super) const NODE_ROSTER: &str = "/cluster/v1/roster";
-/// Largest body: a roster of all members with the longest names.
+/// Largest body in bytes: a roster of all members with the longest names.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
-/// What a stranger asks for.
+/// What a newcomer sends to join.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct JoinOrder {
@@ -30,31 +31,31 @@ pub(super) struct JoinOrder {
     pub secret: String,
     /// A signing request for the newcomer's key, PEM.
     pub request: String,
-    /// The name that it wants.
+    /// The name that it wants to have.
     pub name: String,
-    /// Where it answers.
+    /// The address at which it answers.
     pub address: SocketAddr,
 }
 
-/// What a new member gets.
+/// What a new member receives.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct JoinAnswer {
     /// The CA's certificate, PEM.
     pub ca: String,
-    /// Its own, PEM.
+    /// Its own certificate, PEM.
     pub certificate: String,
-    /// From when to when that is good.
+    /// From when to when that is valid, in seconds of Unix time.
     pub certified_unix_s: (u64, u64),
     /// Its id.
     pub id: String,
-    /// The cluster's.
+    /// The cluster's id.
     pub cluster: String,
     /// The members.
     pub roster: Roster,
 }
 
-/// A member has a new key.
+/// What a member sends that has a new key.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RenewOrder {
@@ -62,20 +63,20 @@ pub(super) struct RenewOrder {
     pub request: String,
 }
 
-/// Its certificate.
+/// The certificate for a member's new key.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RenewAnswer {
-    /// PEM.
+    /// The certificate, PEM.
     pub certificate: String,
-    /// From when to when it is good.
+    /// From when to when it is valid, in seconds of Unix time.
     pub certified_unix_s: (u64, u64),
 }
 
 type Floe = State<Arc<Node>>;
 
-/// Everything that a node answers on the port for members: about the cluster, and `members`, which is for members alone. What strangers
-/// may ask for is one thing, and in [`guarded`].
+/// Returns all routes of the port for members: those about the cluster, and `members`, which are for members only. Newcomers
+/// may use only the one that is not behind the check of members.
 pub(crate) fn router(node: Arc<Node>, members: Router) -> Router {
     let own = Router::new()
         .route(NODE_LEAVE, post(leave))
@@ -90,11 +91,11 @@ pub(crate) fn router(node: Arc<Node>, members: Router) -> Router {
     own.merge(members).layer(from_fn(checked)).merge(strangers)
 }
 
-/// The trust that requests are checked by, in their extensions.
+/// The trust with which requests are checked; one of their extensions.
 #[derive(Clone)]
 struct By(Arc<Trust>);
 
-/// Checks requests by this trust.
+/// Adds the check of requests by this trust.
 pub(super) fn guarded(router: Router, trust: Arc<Trust>) -> Router {
     router.layer(Extension(By(trust)))
 }
@@ -148,7 +149,7 @@ async fn roster(Extension(By(trust)): Extension<By>) -> Json<Roster> {
     Json(trust.roster())
 }
 
-/// The authority tells who is a member; nobody else may.
+/// Takes a roster from the authority; nobody else may send one.
 async fn learn(
     State(node): Floe,
     Extension(By(trust)): Extension<By>,
@@ -166,7 +167,7 @@ async fn learn(
     .await
 }
 
-/// Does something where it may block.
+/// Runs a call on a thread where it may block.
 async fn blocking<T: Serialize + Send + 'static>(
     call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Response {
@@ -177,7 +178,7 @@ async fn blocking<T: Serialize + Send + 'static>(
 }
 
 impl Cluster {
-    /// Takes a roster that the authority told; an older one than what is known changes nothing.
+    /// Takes a roster that the authority sent, unless it is older than the known one.
     pub(super) fn learn(&self, roster: Roster) -> Result<(), NodeError> {
         let Some(place) = self.place() else {
             return Ok(());
@@ -189,7 +190,7 @@ impl Cluster {
     }
 }
 
-/// An error that another node told.
+/// Returns the error in another node's answer.
 pub(super) fn said(body: &[u8], status: u16) -> String {
     serde_json::from_slice::<ApiError>(body).map_or_else(
         |_| format!("it answered {status}"),

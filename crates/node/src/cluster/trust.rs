@@ -1,8 +1,8 @@
-//! Who is believed: TLS as it is spoken between members, and how the certificate that another node shows is judged.
+//! Who is trusted: TLS between members, and how the certificate that another node shows is checked.
 //!
-//! A certificate says one thing: the authority has signed it for the member of this id. Whether there still is such a member, and where,
-//! says the roster; so one who is removed is refused at once, however long its certificate is good. No session is ever resumed,
-//! because that would pass the judgement by.
+//! A certificate says one thing: the authority has signed it for the member with this id. Whether that is still a member, and
+//! at which address, is in the roster; so a removed member is refused at once, however long its certificate is valid. TLS
+//! sessions are never resumed, because that would skip the check.
 
 use super::{certificates, record::Roster};
 use crate::cluster::record::Member;
@@ -37,19 +37,19 @@ fn algorithms() -> WebPkiSupportedAlgorithms {
     ring::default_provider().signature_verification_algorithms
 }
 
-/// What a node knows of its cluster's members, and its own certificate. Both change while connections are open.
+/// What a node knows of its cluster's members, and its own certificate. Both may change while connections are open.
 #[derive(Debug)]
 pub(crate) struct Trust {
     ca: CertificateDer<'static>,
     roots: Arc<RootCertStore>,
     roster: RwLock<Roster>,
     own: RwLock<Arc<CertifiedKey>>,
-    /// Until when strangers may come, with an invitation; Unix time in seconds.
+    /// Until when newcomers with an invitation may connect, in seconds of Unix time.
     invites_until_unix_s: AtomicU64,
 }
 
 impl Trust {
-    /// From the CA's certificate, this node's and its key (all PEM), and the members.
+    /// Creates the trust from the CA's certificate, this node's certificate and key (all PEM), and the members.
     pub fn new(ca: &str, certificate: &str, key: &str, roster: Roster) -> Result<Trust, String> {
         let ca = certificates::read(ca)?;
         let mut roots = RootCertStore::empty();
@@ -64,23 +64,23 @@ impl Trust {
         })
     }
 
-    /// SHA-256 of the CA's certificate.
+    /// Returns the SHA-256 of the CA's certificate.
     pub fn fingerprint(&self) -> [u8; 32] {
         certificates::fingerprint(&self.ca)
     }
 
-    /// This node has a new certificate.
+    /// Replaces this node's certificate and key.
     pub fn renew(&self, certificate: &str, key: &str) -> Result<(), String> {
         *self.own.write() = certified(&self.ca, certificate, key)?;
         Ok(())
     }
 
-    /// The members.
+    /// Returns the members.
     pub fn roster(&self) -> Roster {
         self.roster.read().clone()
     }
 
-    /// Takes a roster that is newer than what is known; whether it was.
+    /// Takes a roster if it is newer than the known one; returns whether it was.
     pub fn learn(&self, roster: Roster) -> bool {
         let mut known = self.roster.write();
         let newer = roster.number > known.number;
@@ -90,18 +90,18 @@ impl Trust {
         newer
     }
 
-    /// There are no members any more: this node has left.
+    /// Removes all members, because this node has left.
     pub fn forget_all(&self) {
         *self.roster.write() = Roster::default();
         self.invite_until(0);
     }
 
-    /// Lets strangers in until then, as far as presenting an invitation goes.
+    /// Lets newcomers connect until then, to present an invitation.
     pub fn invite_until(&self, unix_s: u64) {
         self.invites_until_unix_s.store(unix_s, Relaxed);
     }
 
-    /// The member that a verified certificate is of; `None` if it is no member (any more).
+    /// Returns the member that a verified certificate belongs to; `None` if that is not a member (any more).
     pub fn member_of(&self, certificate: &CertificateDer<'_>) -> Option<Member> {
         let parsed = ParsedCertificate::try_from(certificate).ok()?;
         let roster = self.roster.read();
@@ -117,7 +117,7 @@ impl Trust {
             .is_ok_and(|parsed| is_for(&parsed, certificates::AUTHORITY))
     }
 
-    /// How this node speaks to members.
+    /// Returns the TLS configuration for asking members.
     pub fn client(self: &Arc<Self>) -> Arc<ClientConfig> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -130,7 +130,7 @@ impl Trust {
         Arc::new(config)
     }
 
-    /// How this node answers members.
+    /// Returns the TLS configuration for answering members.
     pub fn server(self: &Arc<Self>) -> Result<Arc<ServerConfig>, String> {
         let chain = WebPkiClientVerifier::builder_with_provider(self.roots.clone(), provider())
             .build()
@@ -168,7 +168,7 @@ fn is_for(certificate: &ParsedCertificate<'_>, name: &str) -> bool {
     ServerName::try_from(name).is_ok_and(|name| verify_server_name(certificate, &name).is_ok())
 }
 
-/// This node's certificate, as it is now.
+/// Provides this node's current certificate.
 #[derive(Debug)]
 struct Own(Arc<Trust>);
 
@@ -188,12 +188,12 @@ impl ResolvesClientCert for Own {
     }
 }
 
-/// TLS 1.2 is not offered.
+/// Returns the error for TLS 1.2, which is not offered.
 fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(Error::General("TLS 1.2 is not spoken here".into()))
 }
 
-/// Judges servers: the member that the roster has at the address that was asked for.
+/// Checks servers: trusts only the member that the roster has at the requested address.
 #[derive(Debug)]
 struct MembersOnly(Arc<Trust>);
 
@@ -244,8 +244,8 @@ impl ServerCertVerifier for MembersOnly {
     }
 }
 
-/// Judges clients: members only, and while there are invitations also somebody who shows no certificate. What those may ask for is
-/// decided request by request.
+/// Checks clients: accepts members and, while there are invitations, clients without a certificate. What those may ask for is
+/// decided for each request.
 #[derive(Debug)]
 struct Gate {
     chain: Arc<dyn ClientCertVerifier>,
@@ -300,7 +300,7 @@ impl ClientCertVerifier for Gate {
     }
 }
 
-/// How a node that is in no cluster speaks to what was a member of its own: it believes nobody.
+/// Returns the TLS configuration of a node in no cluster, for addresses of former members: it trusts nobody.
 pub(super) fn nobody() -> Arc<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -311,8 +311,8 @@ pub(super) fn nobody() -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// How a stranger with an invitation speaks to the authority: it believes whoever has a certificate for the authority's name that the
-/// CA of this fingerprint has signed, and nobody else.
+/// Returns the TLS configuration of a newcomer with an invitation: it trusts only a server with a certificate for the
+/// authority's name that the CA with this fingerprint has signed.
 pub(super) fn stranger(fingerprint: [u8; 32]) -> Arc<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -325,7 +325,7 @@ pub(super) fn stranger(fingerprint: [u8; 32]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Judges the authority by its CA's fingerprint.
+/// Checks the authority by its CA's fingerprint.
 #[derive(Debug)]
 struct Pinned([u8; 32]);
 
@@ -420,14 +420,14 @@ mod tests {
         assert_eq!(trust.member_of(&first).unwrap().name, "host-1");
         assert_eq!(trust.member_of(&second).unwrap().name, "host-2");
         assert!(trust.is_authority(&first) && !trust.is_authority(&second));
-        // one who is removed is nobody, and an older roster does not bring them back
+        // a removed member is nobody, and an older roster does not bring it back
         assert!(trust.learn(roster(2, &[1])));
         assert!(trust.member_of(&second).is_none());
         assert!(!trust.learn(roster(1, &[1, 2])));
         assert!(trust.member_of(&second).is_none());
         trust.forget_all();
         assert!(trust.member_of(&first).is_none());
-        // a key that is another one's does not fit
+        // another key does not fit the certificate
         let (other, _) = make_key().unwrap();
         let unfit = other + &second_pem(&ca_key, &request);
         assert!(Trust::new(&ca, &unfit, &unfit, roster(1, &[1])).is_err());
@@ -442,7 +442,7 @@ mod tests {
         let (_, ca_key) = make_ca(CLUSTER).unwrap();
         let (_, request) = make_key().unwrap();
         assert!(signed(&ca_key, &request, 1, false).is_some());
-        // a digit of the signature, which stands last
+        // a digit of the signature, which comes last
         let at = request.len() - 40;
         let mut forged = request.clone().into_bytes();
         forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };

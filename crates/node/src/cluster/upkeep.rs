@@ -1,4 +1,4 @@
-//! What a cluster needs in the background: certificates are renewed before they end, and everybody knows who is a member.
+//! Keeps a cluster up in the background: renews certificates before they expire, and keeps every member's roster current.
 
 use super::{
     Ask, Cluster, Place, ask, certificates,
@@ -13,18 +13,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often members ask who the members are. One who is revoked while a member is away is believed there for at most so long
+/// How often members ask for the roster. A member that was away trusts one that was revoked meanwhile for at most this long
 /// after it is back.
 const ASK_EVERY: Duration = Duration::from_secs(30);
-/// How often it is looked whether there is a cluster at all, and the port for it.
+/// How often it is checked whether there is a cluster and whether its port is open.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Time for a question to another member.
+/// How long a question to another member may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Members that are told something at a time.
+/// How many members are sent something at once.
 const TOLD_AT_A_TIME: usize = 32;
 
 impl Place {
-    /// Tells another member something.
+    /// Sends another member something.
     pub(super) fn tell(&self, member: &Member, path: &str, body: Vec<u8>) -> Result<(), String> {
         let told = ask(
             self.client.clone(),
@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    /// Tells all other members who the members are; the names of those that were not reached.
+    /// Sends all other members the roster; returns the names of those that were not reached.
     pub(super) fn spread(&self) -> Vec<String> {
         let roster = self.trust.roster();
         let body = serde_json::to_vec(&roster).unwrap_or_default();
@@ -71,7 +71,7 @@ impl Place {
         untold
     }
 
-    /// The authority, if that is another node.
+    /// Returns the authority, if that is another node.
     fn authority(&self) -> Option<Member> {
         match self.authority {
             Some(_) => None,
@@ -81,7 +81,7 @@ impl Place {
 }
 
 impl Cluster {
-    /// Asks the authority who the members are.
+    /// Asks the authority for the roster.
     fn ask_roster(&self, place: &Place) -> Result<(), NodeError> {
         let Some(authority) = place.authority() else {
             return Ok(());
@@ -98,7 +98,7 @@ impl Cluster {
             },
         );
         let roster: Roster = understood(answer, &to)?;
-        // as from the disk: what is sent is checked
+        // parsed again as from the disk, which checks what was sent
         let checked = serde_json::to_vec(&roster).unwrap_or_default();
         match Roster::parse(&checked) {
             Ok(roster) => self.learn(roster),
@@ -106,7 +106,7 @@ impl Cluster {
         }
     }
 
-    /// Gets a new certificate for a new key.
+    /// Gets a certificate for a new key.
     fn renew(&self, place: &Place) -> Result<(), NodeError> {
         let (key, request) = certificates::make_key()?;
         let membership = place.membership.read().clone();
@@ -139,7 +139,7 @@ impl Cluster {
         let _changing = self.changing.lock();
         let is_ours = self.place().is_some_and(|now| std::ptr::eq(&*now, place));
         if !is_ours {
-            return Ok(()); // it has left meanwhile
+            return Ok(()); // the node has left the cluster meanwhile
         }
         let renewed = super::Membership {
             certified_unix_s,
@@ -157,7 +157,7 @@ impl Cluster {
 }
 
 impl Cluster {
-    /// Tells all members who the members are, on a thread of its own.
+    /// Sends all members the roster, on a thread of its own.
     pub(super) fn spread_roster(&self) {
         let Some(place) = self.place() else {
             return;
@@ -168,7 +168,8 @@ impl Cluster {
         }
     }
 
-    /// Starts the thread that keeps the cluster up; `each_time` is called at each of its looks while the node is in a cluster.
+    /// Starts the thread that keeps the cluster up; `each_time` is called at each of its looks while the node is in a
+    /// cluster.
     pub(crate) fn start_keeping(
         self: &Arc<Self>,
         threads: &Threads,

@@ -1,5 +1,5 @@
-//! A clone's start on this host: a machine like one of any image, but for its name, its address and what it knows of its
-//! family. Its QEMU maps the same file as its siblings', so what one of them has touched is there for all.
+//! Starts a clone on this host: a machine like one of any image, except for its name, its address and what it knows of its
+//! family. Its QEMU maps the same file as its siblings', so pages that one of them has touched are in memory for all.
 
 use super::{
     Host, Start,
@@ -27,14 +27,14 @@ use floe_api::{
 use floe_image::{Hash, MachineConfig};
 use std::sync::Arc;
 
-/// A clone that stands still.
+/// A clone that has loaded its state and stands still.
 pub(super) type LoadedClone = (Operation, Loaded);
 
-/// What to do where clones have no room.
+/// What the user can do if there is no room for clones.
 const END_SOME: &str = "end machines that are no longer needed (floe ps, floe stop, floe kill)";
 
 impl Forks {
-    /// Starts a clone of a fork; what came of it. One on this host stands still until it is let go.
+    /// Starts a clone of a fork; returns what came of it. A clone on this host stands still until it is let go.
     pub(super) fn try_clone(
         self: &Arc<Self>,
         start: &Start<'_>,
@@ -66,7 +66,7 @@ impl Forks {
         let parent = instant.parent.as_ref();
         let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
         let found = &instant.found;
-        // a clone that was meant for another host finds no room reserved here
+        // for a clone that was meant for another host no room has been reserved here
         let room = start.room.one().map_or_else(
             || self.room_for_one(&record.parent, &found.manifest.config),
             Ok,
@@ -85,7 +85,7 @@ impl Forks {
         }
     }
 
-    /// Lets a clone of this host execute.
+    /// Lets a clone on this host run its guest.
     pub(super) fn go(self: &Arc<Self>, start: &Start<'_>, clone: CloneId) -> Event {
         let loaded = start.loaded.lock().remove(&clone);
         match loaded.map(|loaded| self.let_clone_go(loaded)) {
@@ -122,7 +122,7 @@ impl Forks {
         }
     }
 
-    /// For how many clones of other nodes' machines there is room.
+    /// Returns how many clones of other nodes' machines there is room for.
     pub fn clone_room(&self) -> Result<Room, NodeError> {
         let room = self.machines.resources.room();
         room.map_err(|why| refused(why, END_SOME))
@@ -164,7 +164,7 @@ impl Forks {
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
         let (name, parent) = (&request.name, &request.parent);
-        // what its parent's guest reaches of that host is no matter of this one's
+        // what the parent's guest may reach of its host does not apply to this host
         let access = HostAccess::None;
         let room = self.room_for_one(parent, &found.manifest.config);
         let loaded = room.and_then(|room| {
@@ -184,7 +184,7 @@ impl Forks {
         Ok(self.machines.info_of(&clone))
     }
 
-    /// Makes a machine of an image, as far as its guest's next instruction. If that fails, nothing of it stays.
+    /// Creates a machine from an image, up to its guest's next instruction. If that fails, everything is removed again.
     #[allow(
         clippy::too_many_arguments,
         reason = "a clone is all of this, and two callers know it from different places"
@@ -222,7 +222,7 @@ impl Forks {
                 disk_base: found.id,
                 origin: found.origin.clone(),
                 config,
-                // the parent's ports are taken, and nobody said which others
+                // the parent's ports are taken, and nobody named others
                 forwards: Vec::new(),
                 restored: true,
                 wanted: Wanted::Starting,
@@ -231,7 +231,7 @@ impl Forks {
                 uid: floe_machine::User::for_machine(number).map(|user| user.uid),
                 place: format!("machines/{name}"),
                 mount_name: name.to_string(),
-                // siblings touch the same pages in one another's page cache: no trace of one would be whole
+                // a trace would be incomplete, because siblings touch the same pages and find them in each other's page cache
                 traced: false,
                 pauses: Default::default(),
                 family: Some(family),
@@ -260,15 +260,15 @@ impl Forks {
         found: &Found,
     ) -> Result<Loaded, NodeError> {
         make_machine_dir(&entry.dir)?;
-        // a fork waits for all of its clones, and a disk for each: only what they have become is waited for
+        // a fork waits for all of its clones, so none of them waits for the disk here
         entry.record().save_soon(&entry.dir)?;
         save_manifest_soon(&entry.dir, &found.id, &found.manifest)?;
-        let (mut report, _) = Report::new(); // the fork tells of the whole
+        let (mut report, _) = Report::new(); // the fork's own report covers the clones' stages
         self.machines
             .load_state(entry, found, &Coming::default(), &mut report)
     }
 
-    /// Lets a clone execute. If it does not, nothing of it stays.
+    /// Lets a clone run its guest. If that fails, everything of the clone is removed.
     fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
         let (operation, loaded) = clone;
         let (mut report, _) = Report::new();
@@ -289,7 +289,7 @@ impl Forks {
     }
 }
 
-/// What this host can't do for one clone it can do for none.
+/// Converts an error of this host: what it cannot do for one clone it cannot do for any.
 fn fault_here(error: &NodeError) -> Fault {
     let error = error.to_api();
     match error.code {

@@ -1,99 +1,99 @@
-//! Which clone goes where, and what became of it: the decisions of a fork, without I/O and without a clock.
+//! Decides which clone runs where, and keeps what became of each. No I/O and no clock.
 //!
 //! ```text
 //! granted -> starting -> loaded -> going -> running
 //!    ^          |-> (another host) -> starting
 //!    '-- asked  '-> failed
 //! ```
-//! A clone whose state is loaded stands still until its host starts no further one: guests that execute would take the
-//! CPUs from those that are still to come, and the last would be there much later. Other hosts do that themselves.
+//! A clone whose state is loaded stands still until its host starts no further one: guests that run would take the CPUs from
+//! the clones still starting, and the last one would be ready much later. Other hosts handle that themselves.
 //!
-//! As in SnowFlock, a fork may be granted fewer clones than were asked for: hosts tell how many they have room for. A clone
-//! that a host could not start is tried on another one, on each at most once. A clone of which nobody knows whether it
-//! started is *not* started elsewhere: two clones with one number would both take that number's part of the work.
+//! As in SnowFlock, a fork may be granted fewer clones than were asked for: hosts report how many they have room for. If a
+//! host could not start a clone, others are tried, each at most once. If nobody knows whether a clone started, it is *not*
+//! started elsewhere: two clones with one number would both do that number's part of the work.
 
 use std::collections::BTreeSet;
 
-/// Number of a host in the list that the fork was given.
+/// Index of a host in the list that the fork was given.
 pub(crate) type HostId = usize;
 /// Number of a clone, 1 to n; 0 is the parent (SnowFlock, table 1).
 pub(crate) type CloneId = u32;
 
-/// How a clone is.
+/// What state a clone is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// There is room for it; it waits for its parent's state.
+    /// There is room for it; it waits until its parent's state can be read.
     Granted,
-    /// A host is at it.
+    /// A host is starting it.
     Starting(HostId),
     /// Its state is loaded; it waits for its siblings on that host.
     Loaded(HostId),
-    /// It was told to execute.
+    /// It was told to run its guest.
     Going(HostId),
-    /// It executes.
+    /// Its guest runs.
     Running(HostId),
-    /// There is none, and why.
+    /// It does not exist, for this reason.
     Failed(String),
 }
 
 /// Why a host did not start a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It could not start this one.
+    /// The host could not start this clone.
     Clone(String),
-    /// It starts no more at all.
+    /// The host takes no more clones at all.
     Host(String),
-    /// The clone may run: the answer was lost.
+    /// The clone may run: the host's answer was lost.
     Unknown(String),
 }
 
-/// What happened.
+/// What can happen in a fork.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A host told for how many clones it has room, or why for none.
+    /// A host reported how many clones it has room for, or why it takes none.
     Room(HostId, Result<u32, String>),
-    /// The parent's state can be read: clones may start.
+    /// The parent's state can be read, so clones may start.
     Ready,
-    /// A clone stands still with its state loaded.
+    /// A clone has loaded its state and stands still.
     Loaded(CloneId),
-    /// A clone executes.
+    /// A clone's guest runs.
     Started(CloneId),
-    /// It does not.
+    /// A clone did not start.
     NotStarted(CloneId, Fault),
-    /// Whoever asked for the fork has gone.
+    /// The caller that asked for the fork has gone.
     Cancelled,
 }
 
-/// What is to be done.
+/// What the caller is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Start a clone.
+    /// Start a clone on a host.
     Start(CloneId, HostId),
-    /// Let a clone execute that has its state loaded.
+    /// Let a clone run that has loaded its state.
     Go(CloneId, HostId),
-    /// End a clone, if it runs.
+    /// End a clone if it runs.
     End(CloneId, HostId),
-    /// Every clone runs or has failed; nothing follows.
+    /// Every clone runs or has failed; no further action follows.
     Over,
 }
 
 struct Host {
-    /// `None` until it has answered.
+    /// How many clones it has room for; `None` until it has answered.
     room: Option<u32>,
-    /// Why it takes no more.
+    /// Why it takes no more clones, if it does not.
     out: Option<String>,
-    /// Clones that start or run there.
+    /// How many clones start or run there.
     taken: u32,
 }
 
 struct Clone {
     state: State,
     tried: BTreeSet<HostId>,
-    /// What the last host said.
+    /// The last host's reason for not starting it.
     why: String,
 }
 
-/// A fork.
+/// The state of a fork.
 pub(crate) struct Fork {
     hosts: Vec<Host>,
     clones: Vec<Clone>,
@@ -105,7 +105,7 @@ pub(crate) struct Fork {
 }
 
 impl Fork {
-    /// Of `asked` clones on `hosts` hosts.
+    /// Returns a fork of `asked` clones on `hosts` hosts.
     pub fn new(asked: u32, hosts: usize) -> Fork {
         let host = || Host {
             room: None,
@@ -123,18 +123,18 @@ impl Fork {
         }
     }
 
-    /// How many clones were granted; 0 until all hosts have answered.
+    /// Returns how many clones were granted; 0 until all hosts have answered.
     pub fn granted(&self) -> u32 {
         self.clones.len() as u32
     }
 
-    /// A clone's state.
+    /// Returns a clone's state; `None` for a clone that was not granted.
     pub fn state(&self, clone: CloneId) -> Option<&State> {
         let index = (clone as usize).checked_sub(1)?;
         Some(&self.clones.get(index)?.state)
     }
 
-    /// Why there is not room for all: what hosts said that take none.
+    /// Returns the hosts that take no clones, with their reasons.
     pub fn refusals(&self) -> Vec<(HostId, &str)> {
         let hosts = self.hosts.iter().enumerate();
         hosts
@@ -142,7 +142,7 @@ impl Fork {
             .collect()
     }
 
-    /// Takes note of what happened; says what is to be done.
+    /// Notes what happened; returns what is to be done.
     pub fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
@@ -167,7 +167,7 @@ impl Fork {
         actions
     }
 
-    /// Grants clones once every host has answered, and starts them once they can.
+    /// Grants clones once every host has answered, and starts them once the parent's state can be read.
     fn place(&mut self, actions: &mut Vec<Action>) {
         if self.hosts.iter().any(|host| host.room.is_none()) || self.placed {
             return;
@@ -202,7 +202,7 @@ impl Fork {
         }
     }
 
-    /// Starts a clone on the host that has the fewest of those that may still be asked, or gives it up.
+    /// Starts a clone on the least loaded host that has room and was not tried yet. If there is none, the clone fails.
     fn try_on_a_host(&mut self, id: CloneId, actions: &mut Vec<Action>) {
         let Some(clone) = self.clones.get_mut(id as usize - 1) else {
             return;
@@ -243,7 +243,7 @@ impl Fork {
         }
     }
 
-    /// A clone has come further on its host; after a cancellation it is ended instead.
+    /// Moves a clone to its next state; after a cancellation it is ended instead.
     fn advance(&mut self, id: CloneId, host: HostId, to: State, actions: &mut Vec<Action>) {
         let state = &mut self.clones[id as usize - 1].state;
         if self.cancelled {
@@ -255,7 +255,7 @@ impl Fork {
         }
     }
 
-    /// Lets the clones go of hosts on which none is still to be loaded.
+    /// Lets loaded clones run on those hosts where no clone is still starting.
     fn let_go(&mut self, actions: &mut Vec<Action>) {
         let starting = |clone: &Clone| match clone.state {
             State::Starting(host) => Some(host),
@@ -285,7 +285,7 @@ impl Fork {
         let clone = &mut self.clones[id as usize - 1];
         let why = match fault {
             Fault::Unknown(why) => {
-                // its room stays taken: it may run there until it is ended
+                // its room stays taken, because it may run there until it is ended
                 clone.state = State::Failed(why);
                 actions.push(Action::End(id, host));
                 return;
@@ -305,7 +305,7 @@ impl Fork {
         }
     }
 
-    /// Nothing of a fork stays whose caller has gone.
+    /// Ends all clones, since the caller has gone.
     fn cancel(&mut self, actions: &mut Vec<Action>) {
         if self.over {
             return;
@@ -425,13 +425,13 @@ mod tests {
         assert!(fork.handle(Event::Started(2)).is_empty());
     }
 
-    /// What happens next, as far as it can be chosen: the rest follows from what the fork asked for.
+    /// What happens next in a test, where there is a choice; the rest follows from what the fork asked for.
     #[derive(Clone, Debug)]
     enum Choice {
         Room(u8, Option<u8>),
         Ready,
         Cancel,
-        /// One of the starts under way ends like this.
+        /// One of the starts under way ends in this way.
         Answer(u8, u8),
     }
 
@@ -445,15 +445,15 @@ mod tests {
         prop::collection::vec(one, 0..60)
     }
 
-    /// A world in which hosts do what they are told, checked at every step.
+    /// Simulated hosts that carry out each action; every step is checked.
     struct World {
         fork: Fork,
         rooms: HashMap<HostId, u32>,
         starting: Vec<(CloneId, HostId)>,
-        /// With their state loaded, standing still.
+        /// Clones with their state loaded, standing still.
         loaded: Vec<(CloneId, HostId)>,
         running: Vec<(CloneId, HostId)>,
-        /// Started, but the answer was lost.
+        /// Clones that were started, but whose host's answer was lost.
         lost: Vec<(CloneId, HostId)>,
         tried: BTreeSet<(CloneId, HostId)>,
         over: u32,
@@ -548,7 +548,7 @@ mod tests {
                     Choice::Answer(which, how) => world.answer(which, how),
                 }
             }
-            // whatever happened so far: once everybody has answered it is over, exactly once
+            // once everybody has answered, the fork is over exactly once, whatever happened before
             for host in 0..hosts {
                 room(&mut world, host, Some(1));
             }

@@ -1,4 +1,4 @@
-//! Forked memory as a way in which images come to a node: that of this host's forks, and that of parents on other hosts.
+//! Provides forked memory as images: that of this host's forks, and that of parents on other hosts.
 
 use super::layers::{Layers, Local};
 use crate::{cluster::Cluster, images::sources::Provide, inventory::record::Origin};
@@ -10,10 +10,10 @@ use floe_source::{
 use floe_store::Cache;
 use std::sync::Arc;
 
-/// The kind of source that another node's forks are.
+/// Kind of the sources that read another node's forks.
 const KIND: &str = "fork";
 
-/// See the module.
+/// Makes sources that read forked memory.
 pub(crate) struct Forked {
     layers: Layers,
     cluster: Arc<Cluster>,
@@ -21,7 +21,7 @@ pub(crate) struct Forked {
 }
 
 impl Forked {
-    /// The forks of this host, and those of a cluster's members and of whoever else is named.
+    /// Creates the provider for the forks of this host, and for those of other nodes, in its cluster or named by a user.
     pub fn new(layers: Layers, cluster: Arc<Cluster>, cache: Arc<Cache>) -> Forked {
         Forked {
             layers,
@@ -32,7 +32,7 @@ impl Forked {
 }
 
 impl Provide for Forked {
-    /// A hub in all that is read, but a member of the cluster shows a certificate and asks for ours.
+    /// Such a source is read like a hub, but a member of the cluster presents a certificate and asks for ours.
     fn scheme(&self) -> Scheme {
         let cluster = self.cluster.clone();
         Scheme {
@@ -50,7 +50,8 @@ impl Provide for Forked {
         Arc::new(Local::new(self.layers.clone(), repository))
     }
 
-    /// A parent's node, over its fork's group if there is one. Without it all goes on, only dearer for that node.
+    /// Reads from a parent's node, through its fork's multicast group if there is one. Without a group that node has to send
+    /// more.
     fn elsewhere(&self, source: Arc<dyn Source>, origin: &Origin) -> Arc<dyn Source> {
         let parent = Arc::new(Patient(source));
         let (Some(group), Some(token)) = (&origin.multicast, &origin.token) else {
@@ -71,8 +72,8 @@ impl Provide for Forked {
     }
 }
 
-/// A parent's node as a source. That it does not have something is no answer for a guest, which would take it for a broken
-/// disk or memory: it waits, as for a node that is away.
+/// A source on a parent's node that never reports an item as missing: a guest would take that for a broken disk or memory.
+/// Instead the guest waits, as it does for a node that does not answer.
 struct Patient(Arc<dyn Source>);
 
 impl Source for Patient {

@@ -1,4 +1,4 @@
-//! The hosts of a fork: who is meant, how much room each has, and how much of it a plug-in grants.
+//! The hosts of a fork: which they are, how much room each has, and how much of it a plug-in grants.
 
 use super::{Fork, Host, decide::Event, remote::Remote, serve};
 use crate::{
@@ -12,26 +12,26 @@ use floe_http::Url;
 use floe_image::MachineConfig;
 use std::sync::Arc;
 
-/// Room that a fork may take.
+/// Room that is reserved for a fork.
 pub(crate) struct Reserved {
-    /// What a plug-in wants back.
+    /// What the plug-in has granted; it is given back when this is dropped.
     pub held: Option<Held>,
-    /// The hosts that were asked; `None` is this one.
+    /// Addresses of the hosts that were asked; `None` is this host.
     hosts: Vec<Option<String>>,
-    /// For each, how many clones, or why none.
+    /// For each host, how many clones it may take, or why none.
     clones: Vec<Result<u32, String>>,
-    /// The resources of this host for its part of them.
+    /// This host's resources for its share of the clones.
     pub room: ForClones,
 }
 
 impl Reserved {
-    /// Whether these are the hosts that were asked.
+    /// Whether these are the hosts that were asked, in the same order.
     pub(super) fn is_of(&self, hosts: &[Host]) -> bool {
         let now = hosts.iter().map(Host::url);
         now.eq(self.hosts.iter().map(Option::as_deref))
     }
 
-    /// Says which room there is.
+    /// Passes each host's room to the fork.
     pub fn tell(&self, fork: &mut Fork) {
         for (number, room) in self.clones.iter().enumerate() {
             fork.handle(Event::Room(number, room.clone()));
@@ -39,7 +39,7 @@ impl Reserved {
     }
 }
 
-/// Nobody takes a clone.
+/// Returns the error that no host takes a clone, with the hosts' reasons.
 pub(super) fn no_room(fork: &Fork) -> NodeError {
     let refusals: Vec<&str> = fork.refusals().iter().map(|(_, why)| *why).collect();
     refused(
@@ -49,7 +49,7 @@ pub(super) fn no_room(fork: &Fork) -> NodeError {
 }
 
 impl Forks {
-    /// The configuration of a machine or image.
+    /// Returns the configuration of a machine or image.
     pub(crate) fn config_of(&self, name: &str) -> Result<MachineConfig, NodeError> {
         match self.inventory.get(name) {
             Ok(entry) => Ok(entry.record().config),
@@ -60,7 +60,7 @@ impl Forks {
         }
     }
 
-    /// How big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
+    /// Returns how big a clone of a machine or image would be: virtual CPUs, and bytes of memory.
     pub(crate) fn clone_size(&self, name: &str) -> Result<(u32, u64), NodeError> {
         let config = self.config_of(name)?;
         let memory = config
@@ -72,7 +72,7 @@ impl Forks {
         ))
     }
 
-    /// For how many clones of a machine there is room, whose guest asks for them.
+    /// Returns for how many clones of a machine there is room if its guest asks for them.
     pub(crate) fn room_for_guests(&self, name: &str) -> Result<u32, NodeError> {
         let config = self.config_of(name)?;
         let hosts: Vec<Host> = self
@@ -91,7 +91,7 @@ impl Forks {
         Ok(fork.granted())
     }
 
-    /// A fork that a guest asks for.
+    /// Returns the request for a fork that a guest asks for.
     pub(crate) fn guest_fork(&self, clones: u32) -> ForkRequest {
         ForkRequest {
             clones,
@@ -102,8 +102,8 @@ impl Forks {
         }
     }
 
-    /// Has the plug-in for guests' forks, if there is one, hold room for so many clones: how many it granted. What is not claimed
-    /// ([`Guests::reserved`](crate::guest::Guests)) goes back by being dropped.
+    /// Has the plug-in for guests' forks reserve room for clones. Returns how many it granted, or `None` without a plug-in.
+    /// Room that is not claimed ([`Guests::reserved`](crate::guest::Guests)) is given back when it is dropped.
     pub(crate) fn reserve_for_guest(
         self: &Arc<Self>,
         name: &str,
@@ -123,7 +123,7 @@ impl Forks {
         }
     }
 
-    /// Where the clones of a fork may run, each with the name by which plug-ins know it.
+    /// Returns the hosts on which the clones of a fork may run, each with the name by which plug-ins know it.
     pub(super) fn hosts(&self, request: &ForkRequest) -> Result<Vec<(String, Host)>, NodeError> {
         let known = known_hosts(&self.core.home)?;
         let listed = |host: &Known| host.name.clone();
@@ -159,7 +159,7 @@ impl Forks {
         Ok(hosts)
     }
 
-    /// Another host than this one, unless it is this one by another name.
+    /// Finds a host by its name or address; it may turn out to be this one.
     fn host_there(&self, text: &str, request: &ForkRequest) -> Result<Host, NodeError> {
         let remote = match self.cluster.find(text) {
             Some(member) if Some(member.address) == self.cluster.own_address() => {
@@ -176,7 +176,7 @@ impl Forks {
         Ok(Host::There(remote, source))
     }
 
-    /// A host that is not in this node's cluster.
+    /// Returns the error that a host is not in this node's cluster.
     pub(super) fn no_member(&self, host: &str) -> NodeError {
         match self.cluster.own_address() {
             None => refused(
@@ -192,7 +192,8 @@ impl Forks {
         }
     }
 
-    /// Another node: a member of the cluster if it has an https address. `token`: of the page of one that is asked in clear text.
+    /// Returns another node: with an https address a member of the cluster, otherwise one whose page is asked in clear text
+    /// with `token`.
     pub(super) fn remote(&self, url: &str, token: Option<&str>) -> Result<Remote, NodeError> {
         let address = Url::parse(url).ok();
         match (address.filter(|url| url.scheme() == "https"), token) {
@@ -210,7 +211,7 @@ impl Forks {
         request.hosts_token.clone().or_else(own)
     }
 
-    /// Where another host finds this node's forks.
+    /// Returns the address at which another host can read this node's forks.
     pub(super) fn address_for(&self, remote: &Remote) -> Result<String, NodeError> {
         if remote.is_member() {
             let own = self.cluster.own_address();
@@ -277,7 +278,7 @@ impl Forks {
         })
     }
 
-    /// Reserves this host's resources for those clones that were granted here, or for as many as it can.
+    /// Reserves this host's resources for the clones that were granted here, or for as many of them as it can.
     fn reserve_here(
         &self,
         name: &str,
@@ -287,11 +288,11 @@ impl Forks {
     ) -> ForClones {
         let here = hosts.iter().position(|host| host.url().is_none());
         let here = here.and_then(|number| clones.get_mut(number));
-        // an unknown name is told as such when it is forked
+        // an unknown name is reported when it is forked
         let (Some(here), Ok(config)) = (here, self.config_of(name)) else {
             return ForClones::default();
         };
-        // without a plug-in the ledger alone decides; it also says who has what is missing
+        // without a plug-in the ledger alone decides; its error names who has reserved what is missing
         let granted = match (&request.placement, &here) {
             (None, _) => request.clones,
             (Some(_), Ok(granted)) => *granted,
@@ -303,7 +304,7 @@ impl Forks {
                 self.machines
                     .resources
                     .for_clones(name, &config, granted, request.overcommit);
-            // QEMUs that wait for runs give way, unless other hosts may have room
+            // QEMUs that wait for runs are ended to make room, unless other hosts may have some
             if why.is_none()
                 || hosts.len() > 1
                 || !self.machines.end_a_standby(&floe_image::Hash::ZERO)
@@ -318,7 +319,7 @@ impl Forks {
         room
     }
 
-    /// Asks hosts for their room, all at the same time.
+    /// Asks all hosts for their room at the same time.
     fn rooms<'a>(&self, hosts: impl Iterator<Item = &'a Host>) -> Vec<Result<Room, String>> {
         std::thread::scope(|scope| {
             let ask = |host: &'a Host| {
@@ -336,7 +337,7 @@ impl Forks {
         })
     }
 
-    /// The rooms of hosts that are known by name.
+    /// Asks hosts that are known by name for their room.
     pub(crate) fn rooms_of(&self, known: &[Known]) -> Vec<Result<Room, String>> {
         let asked = self.guest_fork(1);
         let host = |known: &Known| match known.address.as_str() {

@@ -25,14 +25,14 @@ use std::sync::Arc;
 /// What clones start from.
 pub(super) struct Instant {
     pub found: Found,
-    /// `None` of an image: it is stored already.
+    /// `None` if an image was forked, which is stored already.
     pub layer: Option<Arc<Layer>>,
     pub parent: Option<Parent>,
     pub pause_ms: Option<f64>,
 }
 
 impl Forks {
-    /// The state to clone: a machine's of this moment, or an image's.
+    /// Returns the state to clone: a machine's as it is now, or an image's.
     pub(super) fn instant(
         &self,
         name: &str,
@@ -100,7 +100,7 @@ impl Forks {
             origin: record.origin.clone(),
             fetcher: self.images.sources.fetcher(&record.origin)?,
         };
-        // what a machine's disks were put on later was stored here
+        // if its disks were rebased after the start, the image under them was stored on this node
         let disk_origin = match record.disk_base == record.image {
             true => record.origin.clone(),
             false => Origin::default(),
@@ -153,14 +153,14 @@ impl Forks {
             dir: &self.layers.dir(),
         };
         let (layer, loads, frozen) = std::thread::scope(|scope| {
-            scope.spawn(|| drop(paused)); // the disk is slower than the cores
+            scope.spawn(|| drop(paused)); // writes the record to the disk, which takes longer than the hashing
             Layer::build(captured, making)
         })?;
         report.stage("hash")?;
         let origin = Origin::default();
         let fetcher = self.images.sources.fetcher(&origin)?;
         let layer = Arc::new(layer);
-        self.layers.insert(layer.clone()); // from here on it is the caller's to store or drop
+        self.layers.insert(layer.clone()); // from here on the caller must store or drop it
         drop(operation);
         Ok(Instant {
             found: Found {
@@ -177,7 +177,7 @@ impl Forks {
     }
 }
 
-/// Bytes that a node needs before the first clone executes.
+/// Returns how many bytes a node needs before the first clone's guest runs.
 pub(super) fn descriptor_bytes(instant: &Instant) -> u64 {
     match &instant.layer {
         Some(layer) => layer.descriptor_bytes(),

@@ -1,12 +1,13 @@
-//! What a fork's layer leaves for a node that starts after this one was killed.
+//! What is kept of a fork's layer for the next node, in case this one is killed.
 //!
 //! ```text
 //! with the supervisor, as `layer-NONCE`      one memory file: pages, chunks kept by themselves, index, trailer
 //! forks/layer-NONCE/DISK-LAYER               second names of the files that frozen disks' written chunks are in
 //! ```
-//! The memory file is handed over when it is whole, so there is never half of one. It goes with the host: nothing in it waits for
-//! a disk. The trailer says where the index begins; the index is a line of JSON ([`Head`]) and then, as long as it says: the
-//! manifest, the device state, tables (hash, then the table), chunks (hash, where: u32, what: u64; little-endian).
+//! The memory file is handed to the supervisor when it is complete, so there is never half of one. It is lost when the host
+//! goes down, because nothing in it waits for a disk. The trailer says where the index begins. The index is a line of JSON
+//! ([`Head`]) followed by what that counts: the manifest, the device state, tables (hash, then the table), chunks (hash,
+//! where: u32, what: u64; little-endian).
 
 use super::layer::{Layer, Place, Whereabouts};
 use crate::{
@@ -30,17 +31,17 @@ use std::{
 
 /// Version of the index.
 const VERSION: u32 = 1;
-/// How the last bytes of a memory file begin.
+/// The first bytes of a memory file's trailer.
 const MAGIC: &[u8; 8] = b"FLOELAYR";
-/// Magic, offset of the index, length of its head.
+/// Size of the trailer: magic, offset of the index, length of its head.
 const TRAILER_BYTES: usize = 24;
-/// Bytes of a chunk's line in the index.
+/// Size of a chunk's entry in the index.
 const CHUNK_LINE: usize = 32 + 4 + 8;
-/// Bytes of a table's.
+/// Size of a table's entry in the index.
 const TABLE_LINE: usize = 32 + SEGMENT_BYTES;
-/// Where a chunk in the memory file is, instead of the number of a file.
+/// Stands for the memory file where a chunk's entry has the number of a file.
 const IN_MEMORY: u32 = u32::MAX;
-/// How the names begin.
+/// Beginning of the names of memory files and directories.
 const PREFIX: &str = "layer-";
 
 /// The machine that was forked.
@@ -49,24 +50,24 @@ const PREFIX: &str = "layer-";
 pub(super) struct Parent {
     /// Its name.
     pub name: String,
-    /// When it was made: another machine may have the name now.
+    /// When that machine was created: another machine may have its name by now.
     pub created_unix_s: u64,
-    /// The highest layers of its disks that were frozen.
+    /// The highest frozen layer of each of its disks.
     pub last_layers: Vec<u32>,
 }
 
 /// Names under which a layer is kept.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// With the supervisor; its directory has the same.
+    /// Its name at the supervisor, and of its directory.
     pub held: String,
     dir: PathBuf,
-    /// In the directory.
+    /// Names of the files in that directory.
     files: Vec<String>,
 }
 
 impl Names {
-    /// New ones, for files in a directory of their own below `dir`.
+    /// Returns new names, for files in a directory of their own below `dir`.
     pub fn new(dir: &Path) -> Names {
         let held = format!("{PREFIX}{:016x}", rand::random::<u64>());
         Names {
@@ -76,7 +77,7 @@ impl Names {
         }
     }
 
-    /// Gives the file of a disk's layer a name that stays, and opens it.
+    /// Gives the file of a disk's layer a second name, which stays, and opens it.
     pub fn link(&mut self, disk: &FrozenDisk, layer: u32) -> Result<File, NodeError> {
         if self.files.is_empty() {
             make_private_dir(&self.dir)?;
@@ -100,7 +101,7 @@ impl Names {
     }
 }
 
-/// A layer that is complete but for its memory file.
+/// A layer whose memory file is not finished.
 pub(super) struct Unfinished {
     pub id: Hash,
     pub manifest: Manifest,
@@ -112,12 +113,12 @@ pub(super) struct Unfinished {
     pub chunks: HashMap<Hash, Whereabouts>,
     pub files: Vec<File>,
     pub bases: Vec<(Hash, Origin, Arc<Fetcher>)>,
-    /// The memory of the machine's start and the blocks that were added to it, all copied into one file.
+    /// The memory that the machine started with and the blocks that were added later, all copied into one file.
     pub memory: Vec<Pages>,
     pub own: Vec<Box<[u8; CHUNK_SIZE]>>,
 }
 
-/// The JSON line of an index.
+/// The JSON line at the beginning of an index.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Head {
@@ -134,7 +135,7 @@ struct Head {
 }
 
 impl Unfinished {
-    /// Writes behind the pages what else there is, and closes the file for good.
+    /// Writes everything else behind the pages and seals the file.
     pub fn finish(self) -> Result<Layer, NodeError> {
         let failed = "cannot keep a fork's memory";
         let file = match self.memory.first().and_then(Pages::file) {
@@ -179,7 +180,7 @@ impl Unfinished {
             file.write_all_at(&bytes, index)
         };
         write().map_err(at(failed))?;
-        drop(self.memory); // nobody can write to it then
+        drop(self.memory); // unmaps it, so that nobody can write to it any more
         Ok(Layer {
             id: self.id,
             manifest: self.manifest,
@@ -227,7 +228,7 @@ fn encode(
     out
 }
 
-/// What an index says.
+/// The decoded content of an index.
 struct Index {
     head: Head,
     manifest: Manifest,
@@ -236,7 +237,7 @@ struct Index {
     chunks: HashMap<Hash, Place>,
 }
 
-/// Takes so many bytes off the front.
+/// Takes `count` bytes off the front.
 fn take<'a>(bytes: &mut &'a [u8], count: u64) -> Result<&'a [u8], String> {
     let count = usize::try_from(count).map_err(|e| e.to_string())?;
     let (taken, rest) = bytes
@@ -257,7 +258,7 @@ fn hash(bytes: &[u8]) -> Result<Hash, String> {
 }
 
 impl Index {
-    /// Understands the end of a memory file, or says why not.
+    /// Decodes the end of a memory file, or returns why that is impossible.
     fn decode(file: &[u8]) -> Result<Index, String> {
         let at = file.len().checked_sub(TRAILER_BYTES);
         let at = at.ok_or("it is too short")?;
@@ -308,14 +309,14 @@ impl Index {
     }
 }
 
-/// Where layers are kept.
+/// Keeps layers with the supervisor and in a directory.
 pub(crate) struct Keeping {
     keeper: Keeper,
     dir: PathBuf,
 }
 
 impl Keeping {
-    /// With this supervisor, and files in this directory.
+    /// Returns a keeping with this supervisor, and with files in this directory.
     pub fn new(keeper: Keeper, dir: PathBuf) -> Keeping {
         Keeping { keeper, dir }
     }
@@ -324,18 +325,18 @@ impl Keeping {
         &self.dir
     }
 
-    /// Has a layer's memory outlive this process.
+    /// Hands a layer's memory to the supervisor, so that it outlives this process.
     pub fn hold(&self, layer: &Layer) -> Result<(), NodeError> {
         Ok(self.keeper.hold(&layer.names.held, layer.memory.file())?)
     }
 
-    /// A layer is not needed any more.
+    /// Removes what is kept of a layer that is not needed any more.
     pub fn release(&self, layer: &Layer) {
         self.keeper.release(&layer.names.held);
         layer.names.remove();
     }
 
-    /// What an earlier node has left; what can't be read or belongs to nothing goes.
+    /// Returns the layers that an earlier node left. Those that can't be read, and files of no layer, are removed.
     pub fn find_again(
         &self,
         fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>,
@@ -471,7 +472,7 @@ mod tests {
         for at in 2 * CHUNK_SIZE..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x80;
-            let _ = Index::decode(&bad); // no panic; what is still readable is checked by its hashes later
+            let _ = Index::decode(&bad); // must not panic; what is still readable is later checked by its hashes
         }
     }
 }

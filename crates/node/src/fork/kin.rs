@@ -1,4 +1,4 @@
-//! Looking at a family, and ending clones.
+//! Shows families of machines and ends clones.
 
 use super::record::{CloneRecord, ForkRecord};
 use crate::{
@@ -8,11 +8,11 @@ use crate::{
 };
 use floe_api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest, MachineStatus};
 
-/// Generations that are followed: names of clones of clones end before that.
+/// How many generations are followed: clones' names become too long before that.
 const GENERATIONS_MAX: usize = 20;
 
 impl Forks {
-    /// A machine with its parents and all clones, from the eldest one that is known here.
+    /// Returns a machine with its parents and all clones, from the eldest one that is known here.
     pub fn family(&self, name: &str) -> Result<Family, NodeError> {
         let mut root = name.to_owned();
         for _ in 0..GENERATIONS_MAX {
@@ -36,7 +36,7 @@ impl Forks {
         self.inventory.get(name).is_ok() || !self.records.of(name).is_empty()
     }
 
-    /// One member with its clones. `clone`: what the fork's record says of it.
+    /// Returns one member with its clones. `clone` is the fork's id and what its record says of the member.
     fn branch(
         &self,
         name: &str,
@@ -75,15 +75,15 @@ impl Forks {
         member
     }
 
-    /// How a clone is, on this host or another, which is asked.
+    /// Returns whether a clone is alive, on this host or on another, which is asked.
     fn life_of(&self, fork: &ForkRecord, clone: &CloneRecord) -> Life {
         let ended = |status| matches!(status, MachineStatus::Stopped | MachineStatus::Failed);
         match &clone.host {
             None => match self.inventory.get(&clone.name) {
-                // it has ended, and its record is about to go; or it is about to be made
+                // it has ended and is about to be removed from the fork's record, or it is about to be created
                 Err(_) => Life::Gone,
                 Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,
-                // its QEMU is not asked: who waits for clones looks often, and their CPUs are theirs
+                // its QEMU is not asked: callers poll often, and that would take CPU time from the clones
                 Ok(entry) if entry.state.read().vm.is_some() => Life::Alive,
                 Ok(entry) if ended(self.machines.info_of(&entry).status) => Life::Dead,
                 Ok(_) => Life::Alive,
@@ -96,7 +96,7 @@ impl Forks {
         }
     }
 
-    /// Whether clones of a fork may still do something; hosts are asked until the first one that does is found.
+    /// Whether any clone of a fork may still do something; hosts are asked only until one is found that does.
     pub(crate) fn runs(&self, fork: &str) -> bool {
         let fork = self.records.get(fork);
         fork.is_some_and(|fork| {
@@ -105,11 +105,12 @@ impl Forks {
         })
     }
 
-    /// Ends a clone of this node's wherever it is; of one that is away, its clones too if `all` is set.
+    /// Ends a clone of this node's wherever it runs. If it runs on another host and `all` is set, its own clones are ended
+    /// too.
     fn kill_one(&self, name: &str, all: bool) -> Result<(), NodeError> {
         let Some((fork, host)) = self.records.away(name) else {
             return match self.machines.remove_machine(name, true) {
-                // it has ended by itself, and its node died before that was written down
+                // it had ended by itself, and the node died before it removed the clone from the record
                 Err(error)
                     if error.code() == ErrorCode::NotFound && self.records.strike(name)? =>
                 {
@@ -135,19 +136,19 @@ impl Forks {
         Ok(())
     }
 
-    /// Names of the clones that a fork has still.
+    /// Returns the names of the clones that a fork still has.
     pub(crate) fn clones_of_fork(&self, fork: &str) -> Vec<String> {
         let record = self.records.get(fork);
         let clones = record.map(|record| record.clones).unwrap_or_default();
         clones.into_iter().map(|clone| clone.name).collect()
     }
 
-    /// Ends a clone wherever it is, with the clones that it has there.
+    /// Ends a clone wherever it runs, with the clones that it has there.
     pub(crate) fn end_a_clone(&self, name: &str) -> Result<(), NodeError> {
         self.kill_one(name, true)
     }
 
-    /// A fork has no clones any more, whatever its record says: the last ones are just going.
+    /// Removes all clones from a fork's record: the last ones are just ending.
     pub(crate) fn strike_all(&self, fork: &str) {
         if let Some(fork) = self.records.get(fork) {
             for clone in &fork.clones {
@@ -156,7 +157,8 @@ impl Forks {
         }
     }
 
-    /// How a fork's clones are. Those on other hosts are asked for only if `ask` is set, and count as alive otherwise.
+    /// Returns which clones of a fork are left. Those on other hosts are asked for only if `ask` is set, and otherwise count
+    /// as alive.
     pub(crate) fn clones_left(&self, fork: &str, ask: bool) -> Left {
         let mut left = Left::default();
         let Some(fork) = self.records.get(fork) else {
@@ -177,16 +179,16 @@ impl Forks {
         left
     }
 
-    /// A clone is not there any more: its fork and its family's network have it no longer.
+    /// Removes a clone that no longer exists from its fork and from its family's network.
     fn strike_off(&self, fork: &ForkRecord, name: &str) -> Result<(), NodeError> {
-        // one on this host has left already
+        // a clone on this host has left the network already
         self.networks.leave_any(name);
         let struck = self.records.strike(name);
         self.drop_fork_image(&fork.image);
         struck.map(drop)
     }
 
-    /// The same of one that has ended by itself.
+    /// Does the same for a clone that ended by itself; an error is only logged.
     fn strike_ended(&self, fork: &ForkRecord, name: &str) {
         if let Err(error) = self.strike_off(fork, name) {
             tracing::warn!(machine = name, %error, "it has ended and stays in its fork's record");
@@ -227,19 +229,19 @@ impl Forks {
     }
 }
 
-/// What is left of a fork's clones.
+/// Which of a fork's clones are left.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
-    /// Those that may still do something; so may one whose host does not answer.
+    /// How many may still do something; one whose host does not answer counts too.
     pub alive: u32,
-    /// Those that crashed or were switched off.
+    /// Names of those that crashed or were switched off.
     pub dead: Vec<String>,
 }
 
-/// How a clone is.
+/// Whether a clone is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// It may still do something; so may one whose host does not answer, and one that is on its way out.
+    /// It may still do something; so may one whose host does not answer, and one that is being removed.
     Alive,
     /// It crashed or was switched off.
     Dead,
@@ -247,21 +249,21 @@ enum Life {
     Gone,
 }
 
-/// What another host says of a clone: `None` if it is not there any more.
+/// Asks another host about a clone: `None` if the clone no longer exists there.
 fn told_by(
-    node: &Forks,
+    forks: &Forks,
     host: &str,
     fork: &ForkRecord,
     clone: &CloneRecord,
 ) -> Result<Option<Family>, String> {
-    let remote = node.remote(host, fork.hosts_token.as_deref());
+    let remote = forks.remote(host, fork.hosts_token.as_deref());
     let remote = remote.map_err(|error| error.to_api().to_string())?;
     remote.family(&clone.name)
 }
 
-/// A clone on another host, for those who look at its family.
-fn away(node: &Forks, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
-    let (mut member, detail) = match told_by(node, host, fork, clone) {
+/// Returns a clone on another host as a member of its family.
+fn away(forks: &Forks, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Family {
+    let (mut member, detail) = match told_by(forks, host, fork, clone) {
         Ok(Some(member)) => (member, None),
         Ok(None) => (Family::default(), Some(CLONE_ENDED.to_owned())),
         Err(why) => (Family::default(), Some(why)),
@@ -276,16 +278,16 @@ fn away(node: &Forks, fork: &ForkRecord, clone: &CloneRecord, host: &str) -> Fam
     member
 }
 
-/// A member and all below are on this host, unless they say another.
+/// Sets the host of a member and of all below it, where none is set yet.
 fn on(member: &mut Family, host: &str) {
     member.host.get_or_insert_with(|| host.to_owned());
     member.clones.iter_mut().for_each(|clone| on(clone, host));
 }
 
-/// All clones below a member, the youngest generation first.
+/// Collects the names of all clones below a member, the youngest generation first.
 fn collect(member: &Family, names: &mut Vec<String>) {
     for clone in &member.clones {
-        // clones of a clone that is away are its host's to end
+        // if a clone runs on another host, that host ends its clones
         if clone.host.is_none() {
             collect(clone, names);
         }

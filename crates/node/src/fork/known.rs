@@ -1,4 +1,4 @@
-//! The hosts that are known by name: what they say of themselves, and a thread that reports who joins and who leaves.
+//! The hosts that are known by name: what they report about themselves, and a thread that reports who joins and who leaves.
 
 use super::Forks;
 use crate::{
@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 const ASK_EVERY: Duration = Duration::from_secs(5);
 
 impl Forks {
-    /// The known hosts, and what they say of themselves.
+    /// Returns the known hosts with what they report about themselves.
     pub fn hosts_info(&self) -> Result<HostList, NodeError> {
         let known = known_hosts(&self.core.home)?;
         let rooms = self.rooms_of(&known);
@@ -33,7 +33,7 @@ impl Forks {
         })
     }
 
-    /// Starts the thread that tells who joins and leaves.
+    /// Starts the thread that reports which hosts join and leave.
     pub(crate) fn start_watching_hosts(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut roll = Roll::default();
         let threads = &self.core.threads;
@@ -43,7 +43,7 @@ impl Forks {
     }
 
     fn look_at_hosts(&self, roll: &mut Roll) {
-        // a file that makes no sense is told to whoever forks
+        // an unreadable file is reported to the next caller who forks
         let mut known = known_hosts(&self.core.home).unwrap_or_default();
         known.retain(|host| host.address != HERE);
         let answers = self.rooms_of(&known);

@@ -1,11 +1,11 @@
-//! A live layer: what a machine was at its fork, hashed but not packed, read from where it lies.
+//! A live layer: a machine's state at its fork, hashed but not packed, and read from where it is.
 //!
 //! A capture compresses what it keeps before anybody can start from it; a fork cannot wait for that. Here the pages that were
-//! copied in the pause are hashed on all cores (1 GB/s each), named by a manifest over the images that the machine stands
-//! on, and served at once: pages from the memory file into which they were copied, written chunks of disks from the frozen
+//! copied in the pause are hashed on all cores (1 GB/s each), named by a manifest over the images that the machine stands on,
+//! and served at once: pages from the memory file into which they were copied, written chunks of disks from the frozen
 //! layers' files, which get a second name for that. An ordinary pull of this source into the node's own repository makes it
-//! durable later, under the same id, and then it is forgotten. Until then the supervisor holds the memory file, with all that
-//! a node needs that finds it (`kept`).
+//! durable later, under the same id; then the layer is removed. Until then the supervisor holds the memory file, with
+//! everything that a node needs to find the layer again (`kept`).
 
 use super::kept::{self, Names, Parent};
 use crate::{error::NodeError, images::sources::Loads, inventory::record::Origin};
@@ -29,12 +29,12 @@ use std::{
     },
 };
 
-/// Most patches of a region in a fork's manifest: 9 KiB of its descriptor. What changed beyond that is told by new tables,
-/// which clones fetch when they touch them.
+/// Most patches of a region in a fork's manifest: 9 KiB of its descriptor. Further changes are in new tables, which clones
+/// fetch when they touch them.
 const PATCHES_MAX: usize = 256;
-/// zstd level at which a descriptor is told: that of a batch read.
+/// zstd level for measuring a descriptor's size: that of a batch read.
 const LEVEL: i32 = 1;
-/// Chunks that a thread hashes at a time: small enough to share out the end evenly.
+/// How many chunks a thread hashes at a time: few enough that all cores finish together.
 const HASH_AT_A_TIME: usize = 1024;
 
 /// Bytes of one chunk.
@@ -49,7 +49,7 @@ pub(super) enum Place {
     File(u16, u64),
 }
 
-/// An image that a layer stands on.
+/// An image that a layer is based on.
 pub(super) struct Base<'a> {
     pub id: Hash,
     pub manifest: &'a Manifest,
@@ -57,47 +57,47 @@ pub(super) struct Base<'a> {
     pub fetcher: Arc<Fetcher>,
 }
 
-/// What a layer is made with, beside what was captured.
+/// What a layer is built from, beside what was captured.
 pub(super) struct Making<'a> {
     pub config: MachineConfig,
     /// The image that the machine maps.
     pub ram: Base<'a>,
-    /// The one that its disks stand on.
+    /// The image that its disks are based on.
     pub disks: Base<'a>,
-    /// Regions of that one that are taken over as they are.
+    /// Regions of that image that are taken over unchanged.
     pub kept: &'a [&'a str],
     pub created_unix_s: u64,
     /// The machine that was forked.
     pub parent: Parent,
-    /// Where second names of files go.
+    /// The directory for the second names of files.
     pub dir: &'a Path,
 }
 
-/// What a fork keeps of its parent.
+/// What a fork keeps of its parent's state.
 pub(crate) struct Layer {
-    /// The image's name: from now on, and once it is stored.
+    /// The image's id, which it also has once it is stored.
     pub id: Hash,
-    /// The image.
+    /// The image's manifest.
     pub manifest: Manifest,
-    /// Chunks of memory that the parent had written.
+    /// How many chunks of memory the parent had written.
     pub ram_chunks: u64,
     /// The machine that was forked.
     pub(super) parent: Parent,
-    /// Under which names it is kept.
+    /// The names under which it is kept.
     pub(super) names: Names,
     pub(super) device: Vec<u8>,
     pub(super) tables: HashMap<Hash, Arc<Segment>>,
     pub(super) chunks: HashMap<Hash, Place>,
     pub(super) memory: MemoryFile,
-    /// Data of disks' layers, each chunk at its own offset.
+    /// Files with data of disks' layers, each chunk at its own offset.
     pub(super) files: Vec<File>,
-    /// Where everything else is.
+    /// The images that have everything else.
     pub(super) bases: Vec<(Hash, Origin, Arc<Fetcher>)>,
 }
 
 impl Layer {
-    /// Names what was captured with its memory in a memory file. Also returned are what a clone's QEMU loads, and the parent's
-    /// frozen disks.
+    /// Builds a layer from what was captured, with its memory in a memory file. Also returns what a clone's QEMU loads, and
+    /// the parent's frozen disks.
     pub(super) fn build(
         captured: Capture<FrozenLayers>,
         making: Making<'_>,
@@ -170,8 +170,8 @@ impl Layer {
         Ok((unfinished.finish()?, loads, captured.frozen))
     }
 
-    /// Bytes that a clone's node needs before the clone executes, as they are sent: manifest and device state. Graphics
-    /// memory, if there is a picture in it, comes beside it.
+    /// Returns how many bytes a clone's node receives before the clone's guest runs: manifest and device state, as they are
+    /// sent. Graphics memory, if there is a picture in it, is not counted.
     pub fn descriptor_bytes(&self) -> u64 {
         let chunks: Vec<&[u8]> = self
             .device
@@ -186,12 +186,12 @@ impl Layer {
         (self.manifest.encode().len() + device + last) as u64
     }
 
-    /// The images without which it cannot be read.
+    /// Returns the images without which the layer cannot be read.
     pub fn bases(&self) -> impl Iterator<Item = &Hash> {
         self.bases.iter().map(|(base, ..)| base)
     }
 
-    /// Gives one item to `sink`; whether it is of this layer.
+    /// Passes one item to `sink`; returns whether this layer has it.
     fn give(&self, kind: Kind, hash: &Hash, sink: &mut Sink<'_>) -> Result<bool, SourceError> {
         let failed = |reason: String| SourceError::Local {
             what: format!("chunk {} of fork {}", hash.short(), self.id.short()),
@@ -242,7 +242,7 @@ impl Layer {
             let read = fetcher
                 .source()
                 .read(base, &rest, request, &mut |kind, hash, bytes| {
-                    // a neighbour that came along may be one of this layer's, which is delivered already
+                    // an additional item from the base may be one that this layer has delivered already
                     if !self.chunks.contains_key(&hash) && given.insert(hash) {
                         sink(kind, hash, bytes);
                     }
@@ -264,7 +264,7 @@ impl Layer {
     }
 }
 
-/// A chunk of a layer's data; what is behind its end is zero.
+/// Reads a chunk of a layer's data; bytes behind the file's end are zero.
 fn read_chunk(file: &File, chunk: u64) -> io::Result<Box<Chunk>> {
     let mut bytes = Box::new([0; CHUNK_SIZE]);
     let mut done = 0;
@@ -278,7 +278,7 @@ fn read_chunk(file: &File, chunk: u64) -> io::Result<Box<Chunk>> {
     Ok(bytes)
 }
 
-/// What a clone's QEMU loads.
+/// Returns what a clone's QEMU loads.
 fn loads(device: &[u8], vram: &Pages) -> Loads {
     let pages = vram.iter().filter(|(_, page)| !is_zero(&page[..]));
     Loads {
@@ -289,29 +289,29 @@ fn loads(device: &[u8], vram: &Pages) -> Loads {
     }
 }
 
-/// Where a chunk is while a layer is made.
+/// Where a chunk is while a layer is built.
 #[derive(Clone, Copy)]
 pub(super) enum Whereabouts {
     Known(Place),
-    /// Among those that are kept by themselves, by its place there.
+    /// Among the chunks that are kept by themselves, at this index.
     Own(u32),
 }
 
-/// What a layer is made of, while it is made.
+/// The parts of a layer that is being built.
 #[derive(Default)]
 struct Building {
     tables: HashMap<Hash, Arc<Segment>>,
     chunks: HashMap<Hash, Whereabouts>,
-    /// Device state, video memory, and chunks of disks that no one file has whole.
+    /// Device state, video memory, and chunks of disks that no single file has completely.
     own: Vec<Box<Chunk>>,
     files: Vec<File>,
 }
 
-/// A written chunk of a disk: its number and hash, and its content or the layer whose file has it.
+/// A written chunk of a disk: its number, its hash, and its content or the layer whose file has it.
 type Written = (u64, Hash, Result<u32, Box<Chunk>>);
 
 impl Building {
-    /// A region over its base, with its tables.
+    /// Adds a region over its base, with its tables.
     fn region(
         &mut self,
         name: &str,
@@ -355,7 +355,7 @@ impl Building {
         }
     }
 
-    /// A small region from memory.
+    /// Adds a small region from memory.
     fn bytes(&mut self, name: &str, bytes: &[u8]) -> Result<Region, NodeError> {
         let mut changes = Vec::new();
         for (number, piece) in bytes.chunks(CHUNK_SIZE).enumerate() {
@@ -368,7 +368,7 @@ impl Building {
         self.region(name, bytes.len() as u64, None, "", &changes)
     }
 
-    /// The written chunks of a disk.
+    /// Returns the written chunks of a disk.
     fn disk(
         &mut self,
         disk: &FrozenDisk,
@@ -409,7 +409,7 @@ impl Building {
     }
 }
 
-/// Chunk number and hash of every page, in their order.
+/// Returns chunk number and hash of every page, in order.
 fn hash_pages(pages: &Pages) -> Vec<(u32, Hash)> {
     on_all_cores(pages.len(), |at| {
         let (chunk, page) = pages.nth(at);
@@ -417,7 +417,7 @@ fn hash_pages(pages: &Pages) -> Vec<(u32, Hash)> {
     })
 }
 
-/// `work` for 0 to `count`, in parts on all cores; the results in their order.
+/// Calls `work` for 0 to `count` - 1 in parts on all cores; returns the results in order.
 fn on_all_cores<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let parts = count.div_ceil(HASH_AT_A_TIME);

@@ -1,4 +1,4 @@
-//! The live layers of a node, and the source that has them beside the repository's images.
+//! The live layers of a node, and the source that serves them and the repository's images.
 
 use super::{kept::Keeping, layer::Layer};
 use crate::{error::NodeError, inventory::record::Origin};
@@ -15,19 +15,19 @@ use std::{
 #[derive(Clone, Default)]
 pub(crate) struct Layers {
     known: Arc<RwLock<Known>>,
-    /// What outlives this process; `None` in tests.
+    /// Keeps them beyond the end of this process; `None` in tests.
     keeping: Option<Arc<Keeping>>,
 }
 
 #[derive(Default)]
 struct Known {
     layers: HashMap<Hash, Arc<Layer>>,
-    /// Layers that went with the node that had them in memory.
+    /// Layers that were lost with the node that had them in memory.
     lost: HashSet<Hash>,
 }
 
 impl Layers {
-    /// None yet; those that come are kept for a later node.
+    /// Returns an empty set; layers that are added are kept for the next node by `keeping`.
     pub fn new(keeping: Keeping) -> Layers {
         Layers {
             known: Arc::default(),
@@ -35,14 +35,14 @@ impl Layers {
         }
     }
 
-    /// Where second names of disks' files go.
+    /// Returns the directory for the second names of disks' files.
     pub fn dir(&self) -> PathBuf {
         self.keeping
             .as_ref()
             .map_or_else(std::env::temp_dir, |keeping| keeping.dir().to_owned())
     }
 
-    /// Finds those that an earlier node has left. `fetcher` opens what they stand on.
+    /// Finds the layers that an earlier node left. `fetcher` opens the images that they are based on.
     pub fn find_again(
         &self,
         fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>,
@@ -54,7 +54,7 @@ impl Layers {
         for layer in keeping.find_again(fetcher) {
             let layer = Arc::new(layer);
             let mut known = self.known.write();
-            // two forks of one moment: what one has the other has
+            // two forks at one moment: one layer has all that the other has
             if known.layers.contains_key(&layer.id) {
                 keeping.release(&layer);
                 continue;
@@ -65,12 +65,12 @@ impl Layers {
         found
     }
 
-    /// One of them.
+    /// Returns the layer with this id.
     pub fn get(&self, id: &Hash) -> Option<Arc<Layer>> {
         self.known.read().layers.get(id).cloned()
     }
 
-    /// Enters one, which a node that starts after a crash finds again.
+    /// Adds a layer, and keeps it so that the next node finds it after a crash.
     pub fn insert(&self, layer: Arc<Layer>) {
         if let Some(Err(error)) = self.keeping.as_ref().map(|keeping| keeping.hold(&layer)) {
             tracing::warn!(fork = layer.id.short(), %error, "its clones need this node until it is stored");
@@ -78,20 +78,20 @@ impl Layers {
         self.known.write().layers.insert(layer.id, layer);
     }
 
-    /// Forgets one: it is stored now, or nobody needs it.
+    /// Removes a layer that is stored now or that nobody needs.
     pub fn remove(&self, layer: &Arc<Layer>) {
         if let Some(keeping) = &self.keeping {
             keeping.release(layer);
         }
         let mut known = self.known.write();
-        // a machine that stood still between two forks has given both the same name
+        // two forks of a machine that stood still in between have the same id
         let is_it = |known: &Arc<Layer>| Arc::ptr_eq(known, layer);
         if known.layers.get(&layer.id).is_some_and(is_it) {
             known.layers.remove(&layer.id);
         }
     }
 
-    /// The images that they stand on.
+    /// Returns the images that layers are based on.
     pub fn bases(&self) -> Vec<Hash> {
         let known = self.known.read();
         known
@@ -102,29 +102,29 @@ impl Layers {
             .collect()
     }
 
-    /// What stands on an image, in words.
+    /// Returns in words what is based on an image, if a layer is.
     pub fn user_of(&self, id: &Hash) -> Option<String> {
         self.bases()
             .contains(id)
             .then(|| "a fork that is not stored yet".to_owned())
     }
 
-    /// Whether there are none.
+    /// Whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.known.read().layers.is_empty()
     }
 
-    /// An image that was never stored: who asks for it waits, and gets nothing wrong.
+    /// Notes an image that was lost before it was stored: its readers then wait instead of getting wrong data.
     pub fn mark_lost(&self, id: Hash) {
         self.known.write().lost.insert(id);
     }
 
-    /// Whether an image was lost.
+    /// Whether an image was lost before it was stored.
     pub fn is_lost(&self, id: &Hash) -> bool {
         self.known.read().lost.contains(id)
     }
 
-    /// The layer; `None` if the image is no live layer.
+    /// Returns a layer; `None` if the image is not a live layer, an error if it was lost.
     fn find(&self, id: &Hash) -> Result<Option<Arc<Layer>>, SourceError> {
         match self.get(id) {
             None if self.is_lost(id) => Err(SourceError::Unreachable {
@@ -137,14 +137,14 @@ impl Layers {
     }
 }
 
-/// All images of this node: those in its repository, and forks that are not there yet.
+/// All images of this node: those in its repository, and forks that are not stored yet.
 pub(crate) struct Local {
     layers: Layers,
     repository: Arc<dyn Source>,
 }
 
 impl Local {
-    /// Live layers before the repository.
+    /// Returns a source that reads live layers first, then the repository.
     pub fn new(layers: Layers, repository: Arc<dyn Source>) -> Local {
         Local { layers, repository }
     }

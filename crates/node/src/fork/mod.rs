@@ -1,4 +1,4 @@
-//! `fork`: a running machine becomes itself and n clones of this instant (SnowFlock, section 4).
+//! `fork`: makes n clones of a running machine at one instant; the machine goes on (SnowFlock, section 4).
 //!
 //! ```text
 //! stop, device state, freeze disks, copy pages, cont     the parent's pause, as a capture's
@@ -6,9 +6,9 @@
 //! n QEMUs on that image                                  `clones`, told by `decide` which one where
 //! pack, publish, put the parent's disks on it            `store`: later, if clones still need it, told by `when`
 //! ```
-//! Pages that are free at the fork (zero, ballooned, reported) have no hash in the manifest, so that nobody ever fetches
-//! them: the paper's avoidance without its changes to the guest. Every clone gets a new machine-generation id from QEMU,
-//! from which its kernel reseeds its random numbers.
+//! Pages that are free at the fork (zero, ballooned, reported) have no hash in the manifest, so nobody ever fetches them.
+//! That is what the paper achieves by changing the guest. Every clone gets a new machine-generation id from QEMU, from which
+//! its kernel reseeds its random numbers.
 
 mod clones;
 mod decide;
@@ -65,20 +65,20 @@ use remote::Remote;
 use start::Start;
 use std::sync::{Arc, Weak};
 
-/// What is said of a fork with such a host.
+/// The warning for a fork with such a host.
 const IN_CLEAR_TEXT: &str = "memory of the machine and the page's token cross the network in clear text: whoever can listen there \
     has both; floe cluster init makes it safe";
 
-/// Where clones may run.
+/// Where a clone may run.
 enum Host {
     /// On this node.
     Here,
-    /// On another one, which reads the parent's state at this address.
+    /// On another node, which reads the parent's state at this address.
     There(Remote, String),
 }
 
 impl Host {
-    /// Whether what it is told and what it reads can be read on the way.
+    /// Whether its orders and the state that it reads cross the network unencrypted.
     fn is_in_clear_text(&self) -> bool {
         matches!(self, Host::There(remote, _) if !remote.is_member())
     }
@@ -91,21 +91,22 @@ impl Host {
     }
 }
 
-/// A fork that was asked for and for which there is room.
+/// A requested fork for which there is room.
 struct Asked<'a> {
     request: &'a ForkRequest,
-    /// Whose it is; the fork's id if so.
+    /// The ticket that it was asked for with, if any; it becomes the fork's id.
     ticket: Option<&'a str>,
     instant: &'a Instant,
     parent: &'a MachineName,
     hosts: &'a [Host],
-    /// This host's resources for its part of the clones.
+    /// This host's resources for its share of the clones.
     room: &'a ForClones,
-    /// Hears the fork's id once that has its record.
+    /// Called with the fork's id once the fork has its record.
     begun: &'a dyn Fn(&str),
 }
 
-/// See the module. Locks: those of the records, the layers and the tickets, each for moments and none with another.
+/// The service that forks machines. Locks: those of the records, the layers and the tickets; none is held while another of them
+/// is taken. That of the records is held while one is written to the disk.
 pub(crate) struct Forks {
     core: Arc<Core>,
     images: Arc<Images>,
@@ -114,22 +115,22 @@ pub(crate) struct Forks {
     inventory: Arc<Inventory>,
     machines: Arc<Machines>,
     captures: Arc<Captures>,
-    /// Forks that have clones.
+    /// The forks that have clones.
     records: Records,
-    /// Forks that are not stored yet.
+    /// The forks that are not stored yet.
     layers: Layers,
-    /// What forks were granted by placement.
+    /// What placement plug-ins granted to forks.
     tickets: Arc<Tickets>,
 }
 
-/// Where a fork's memory is.
+/// Where a forked image's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unstored {
     /// Still with this node or its supervisor.
     Kept,
-    /// In the repository by now.
+    /// In the repository.
     Stored,
-    /// It went with a node.
+    /// Lost with the node that had it.
     Lost,
 }
 
@@ -157,7 +158,7 @@ impl Kin for Forks {
 }
 
 impl Forks {
-    /// Those that an earlier node left, and their tickets.
+    /// Opens the service with the forks and tickets that an earlier node left.
     #[allow(
         clippy::too_many_arguments,
         reason = "a handle for each service that a fork needs"
@@ -190,7 +191,7 @@ impl Forks {
         Ok(forks)
     }
 
-    /// The parent of each fork, and how many clones it has still.
+    /// Returns the parent of each fork, and how many clones the fork still has.
     pub fn clone_counts(&self) -> Vec<(String, u32)> {
         let forks = self.records.all().into_iter();
         forks
@@ -198,25 +199,25 @@ impl Forks {
             .collect()
     }
 
-    /// Whether a fork is of this machine.
+    /// Whether a fork is one of this machine's.
     pub fn is_fork_of(&self, name: &str, fork: &str) -> bool {
         self.records
             .get(fork)
             .is_some_and(|record| record.parent == name)
     }
 
-    /// Whether forks are in memory only.
+    /// Whether any fork is in memory only.
     pub fn any_unstored(&self) -> bool {
         !self.layers.is_empty()
     }
 
-    /// Where the memory of a fork is that its machines say was not stored.
+    /// Returns where the memory of a fork is whose machines' records say that it was not stored.
     pub fn find_unstored(&self, image: &Hash) -> Unstored {
         if self.layers.get(image).is_some() {
             return Unstored::Kept;
         }
         if self.layers.is_lost(image) || self.images.repo.manifest(image).is_err() {
-            self.layers.mark_lost(*image); // a crash may have come before the fork's own record
+            self.layers.mark_lost(*image); // the node may have crashed before the fork had its own record
             return Unstored::Lost;
         }
         Unstored::Stored
@@ -237,8 +238,8 @@ impl Forks {
         self.fork_for(name, request, None, None, &|_| (), report)
     }
 
-    /// The same for the holder of a ticket, whose id becomes the fork's: so a clone knows for whom it was made. It may have room
-    /// already. `begun` hears the fork's id once that has its record.
+    /// Does the same for a ticket, whose id becomes the fork's, so that a clone knows for whom it was made. Room may have
+    /// been reserved already. `begun` is called with the fork's id once the fork has its record.
     pub(crate) fn fork_for(
         self: &Arc<Self>,
         name: &str,
@@ -260,10 +261,10 @@ impl Forks {
             report.note(IN_CLEAR_TEXT);
         }
         let mut fork = Fork::new(request.clones, hosts.len());
-        // asked before anything is stopped: a fork for which nobody has room costs its parent nothing
+        // asked before the machine is stopped, so that a fork without room does not pause its parent
         let reserved = match reserved {
             Some(reserved) if reserved.is_of(&hosts) => reserved,
-            // the list of hosts has changed since: what was reserved goes back
+            // the list of hosts has changed: the earlier reservation is given back
             _ => self.ask_for_room(name, request, names, &hosts)?,
         };
         reserved.tell(&mut fork);
@@ -283,7 +284,7 @@ impl Forks {
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
         let pause_ms = instant.pause_ms;
-        // whatever came of it: what was copied goes to the disk, or away
+        // even if there are no clones, the copied state is stored or dropped
         self.store_later(instant.layer, instant.parent, request.settle);
         Ok(Outcome {
             fork: Some(done?),
@@ -292,7 +293,7 @@ impl Forks {
         })
     }
 
-    /// Makes a fork's clones, and says what became of each.
+    /// Creates a fork's clones, and returns what became of each.
     fn make_clones(
         self: &Arc<Self>,
         asked: &Asked<'_>,
@@ -327,10 +328,10 @@ impl Forks {
         let running = record.clones.len() as u32;
         let multicast = record.multicast.filter(|_| record.has_clones_away());
         if let Err(error) = self.records.finish(record) {
-            // they run: ending them would lose more
+            // the clones run, and ending them would lose more
             tracing::error!(fork = id, %error, "a node that starts here later will not know of these clones");
         }
-        let _ = report.stage("clones"); // too late to hang up
+        let _ = report.stage("clones"); // it is too late to cancel
         self.core.tell(
             Happened::MachineForked,
             parent.as_str(),
@@ -368,7 +369,7 @@ impl Forks {
             let in_clear_text = hosts.iter().any(Host::is_in_clear_text);
             record.hosts_token = self.hosts_token(request).filter(|_| in_clear_text);
             record.multicast = self.open_multicast(request.multicast, hosts, record);
-            // after a crash in the middle of this their token must still open their parent's state
+            // after a crash during this, the clones' token must still open their parent's state
             self.records.save(record.clone())?;
         }
         let places = self.places(asked.instant, record, hosts)?;
@@ -386,7 +387,7 @@ impl Forks {
         clones
     }
 
-    /// Removes a fork's image that nobody needs any more.
+    /// Removes a fork's image if nobody needs it any more.
     pub(crate) fn drop_fork_image(&self, id: &Hash) {
         if self.images.user_of(id).is_some() || self.layers.get(id).is_some() {
             return;

@@ -1,4 +1,4 @@
-//! The multicast group of a fork: its clones' nodes get from it what any of them touches, once for all (SnowFlock, section 4.5).
+//! The multicast group of a fork: what one clone's node asks for is sent once and received by all (SnowFlock, section 4.5).
 
 use super::{Host, record::ForkRecord};
 use crate::{error::NodeError, fork::Forks, inventory::record::Origin};
@@ -10,11 +10,11 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-/// From so many other hosts on a group saves something.
+/// From how many other hosts a group saves traffic.
 const HOSTS_MIN: usize = 2;
 
 impl Forks {
-    /// Opens a group for a fork's clones on other hosts, if it is wanted and of use.
+    /// Opens a group for a fork's clones on other hosts, if it is wanted and useful.
     pub(super) fn open_multicast(
         &self,
         wanted: MulticastUse,
@@ -29,7 +29,7 @@ impl Forks {
         self.serve_group(record, &options)
     }
 
-    /// Opens the groups of forks that an earlier node has left.
+    /// Opens the groups of forks that an earlier node left.
     pub(crate) fn open_groups_again(&self) {
         for fork in self.records.all() {
             let Some(group) = fork.multicast.filter(|_| fork.has_clones_away()) else {
@@ -67,7 +67,7 @@ impl Forks {
     }
 }
 
-/// This host's address as most of the others see it, if those are enough.
+/// Returns this host's address as most of the other hosts see it, if at least [`HOSTS_MIN`] do.
 fn own_address(hosts: &[Host]) -> Option<Ipv4Addr> {
     let mut seen: HashMap<Ipv4Addr, usize> = HashMap::new();
     for host in hosts {

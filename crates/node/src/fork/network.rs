@@ -1,4 +1,4 @@
-//! A family's network and a fork: places for its clones, and the way between its hosts.
+//! A fork and its family's network: places for its clones, and connections between its hosts.
 
 use super::{Fork, Host, Instant, State, record::ForkRecord, remote::Remote};
 use crate::{
@@ -12,7 +12,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-/// This host's address as a host of clones that is no member of the cluster sees it, and that one's.
+/// Returns this host's address as the given host sees it, and that host's address.
 fn between(remote: &Remote) -> Result<(Ipv4Addr, Ipv4Addr), NodeError> {
     let url = remote.url();
     match remote.addresses()? {
@@ -29,7 +29,7 @@ fn between(remote: &Remote) -> Result<(Ipv4Addr, Ipv4Addr), NodeError> {
 }
 
 impl Forks {
-    /// Places for the clones of a parent that is in a network, which reaches all hosts of the fork from then on.
+    /// Assigns places to the clones of a parent that is in a network, and extends the network to all hosts of the fork.
     pub(super) fn places(
         &self,
         instant: &Instant,
@@ -69,7 +69,7 @@ impl Forks {
         self.networks.join(&place.network, names)
     }
 
-    /// Tells the hosts of earlier forks that the family has come to more.
+    /// Tells the hosts of earlier forks about the family's new hosts.
     fn tell_hosts(&self, network: &str, hosts: Vec<String>) {
         let mut urls = BTreeMap::new();
         for name in self.networks.members(network) {
@@ -97,7 +97,7 @@ impl Forks {
         });
     }
 
-    /// What a host is told of the network of a clone that it is to start.
+    /// Returns what a host needs to know about the network of a clone that it is to start.
     pub(super) fn network_order(
         &self,
         place: &Attachment,

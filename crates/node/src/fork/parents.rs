@@ -1,8 +1,8 @@
-//! Clones whose parent is on another node: whether that still answers, and how they become independent of it.
+//! Watches whether the nodes of clones' parents still answer, and makes clones independent of them.
 //!
-//! A page that nobody has is waited for, for ever if need be, so a clone whose parent's node is gone comes to no harm: it
-//! stands still at its next page. That is no state that a user could understand, so the node looks: a clone that is lost is
-//! paused before it gets there, `floe ps` says why, and it goes on once its parent's node answers again.
+//! A clone waits for a missing page, for ever if need be, so it comes to no harm when its parent's node is gone: it stops at
+//! the next such page. A user could not understand that, so the node watches. It pauses such a clone before it gets there,
+//! `floe ps` says why, and the clone goes on once its parent's node answers again.
 
 use crate::{
     error::{NodeError, failed},
@@ -20,24 +20,24 @@ use floe_machine::{Machine, Status};
 use floe_source::SourceError;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-/// How often parents' nodes are asked whether they are still there.
+/// How often parents' nodes are asked whether they still answer.
 const ASK_EVERY: Duration = Duration::from_secs(2);
-/// How long one may take to answer.
+/// How long such a node may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// So many times in a row must it not answer: a node that is restarted for an update is back before that.
+/// How many questions in a row must stay unanswered: a node that is restarted for an update is back before that.
 const SILENT_MAX: u32 = 4;
-/// How long until pulling what is left is tried again.
+/// How long until pulling the rest of a clone's image is tried again.
 const SETTLE_AGAIN: Duration = Duration::from_secs(5);
 
-/// Where a parent's state is.
+/// A parent's image and where it is read from.
 type Parent = (Hash, Origin);
 
-/// What is known of a parent's node.
+/// How a parent's node has answered lately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Silence {
-    /// Questions in a row without an answer.
+    /// How many questions in a row had no good answer.
     times: u32,
-    /// It answers that it has nothing for us.
+    /// Whether the last answer was that it has nothing for us.
     denied: bool,
 }
 
@@ -52,7 +52,7 @@ impl Silence {
         };
     }
 
-    /// What is to be said of a clone, if it is lost.
+    /// Returns what is shown about its clones once it is considered lost.
     fn why(&self, origin: &Origin) -> Option<String> {
         if self.times < SILENT_MAX {
             return None;
@@ -75,7 +75,7 @@ impl Silence {
 }
 
 impl Forks {
-    /// Forks that an earlier node had in memory only: whoever needs one waits for ever, and gets nothing wrong.
+    /// Finds forks that an earlier node had in memory only, and marks them as lost: their readers wait and get no wrong data.
     pub(crate) fn find_lost_forks(&self) {
         for fork in self.records.all() {
             let is_here = self.layers.get(&fork.image).is_some();
@@ -90,7 +90,7 @@ impl Forks {
         }
     }
 
-    /// Starts the thread that looks after parents.
+    /// Starts the thread that watches parents' nodes.
     pub(crate) fn start_watching_parents(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut silences: HashMap<Hash, Silence> = HashMap::new();
         let threads = &self.core.threads;
@@ -99,12 +99,12 @@ impl Forks {
         })
     }
 
-    /// Asks the parents of clones here, pauses clones whose parent is lost, and lets those go on whose parent is back.
+    /// Asks the parents' nodes of clones here, pauses clones whose parent is lost, and lets those go on whose parent is back.
     fn look_after_clones(&self, silences: &mut HashMap<Hash, Silence>) {
         let parents = self.dependants();
         silences.retain(|image, _| parents.iter().any(|((known, _), _)| known == image));
         for (parent, clones) in parents {
-            // an image is of one fork, and a fork of one node
+            // an image belongs to one fork, and a fork to one node
             let silence = silences.entry(parent.0).or_default();
             silence.learn(&self.ask_parent(&parent));
             let why = silence.why(&parent.1);
@@ -116,7 +116,7 @@ impl Forks {
         }
     }
 
-    /// Whether a parent's node still has its image for us.
+    /// Asks whether a parent's node still has its image for us.
     fn ask_parent(&self, (image, origin): &Parent) -> Result<(), SourceError> {
         let mut last = Ok(());
         for url in &origin.urls {
@@ -130,20 +130,21 @@ impl Forks {
         last
     }
 
-    /// Pulls what is left of a clone's image, on a thread of its own, until it is here or the clone is gone.
+    /// Pulls the rest of a clone's image on a thread of its own, until it is complete or the clone is gone.
     pub(super) fn settle_later(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let (node, entry) = (Arc::downgrade(self), entry.clone());
+        let (forks, entry) = (Arc::downgrade(self), entry.clone());
         let thread = std::thread::Builder::new().name("fork-settle".into());
         let spawned = thread.spawn(move || {
             loop {
-                let Some(node) = node.upgrade() else { return };
-                let known = node.inventory.get(entry.name.as_str());
+                let Some(forks) = forks.upgrade() else { return };
+                let known = forks.inventory.get(entry.name.as_str());
                 if !known.is_ok_and(|known| Arc::ptr_eq(&known, &entry)) {
                     return;
                 }
-                match node.settle(&entry) {
+                match forks.settle(&entry) {
                     Ok(()) => {
-                        node.core
+                        forks
+                            .core
                             .tell(Happened::MachineSettled, entry.name.as_str(), "");
                         return;
                     }
@@ -151,7 +152,7 @@ impl Forks {
                         tracing::info!(machine = %entry.name, %error, "is not settled yet");
                     }
                 }
-                drop(node);
+                drop(forks);
                 std::thread::sleep(SETTLE_AGAIN);
             }
         });
@@ -164,7 +165,7 @@ impl Forks {
         let record = entry.record();
         self.keep_fork(&record.image, &record.origin)?;
         entry.update(|record| {
-            // the next node asks nobody but its own repository
+            // from now on this node reads the image from its own repository
             record.origin = Origin::default();
             if let Some(family) = &mut record.family {
                 family.settled = true;
@@ -173,7 +174,7 @@ impl Forks {
         self.set_orphan(entry, None)
     }
 
-    /// Pauses a clone that is lost, or lets one go on that is not any more.
+    /// Pauses a clone whose parent is lost (`why` is given), or lets it go on once that is over.
     fn set_orphan(&self, entry: &Arc<Entry>, why: Option<String>) -> Result<(), NodeError> {
         let (before, vm, fetcher) = {
             let mut state = entry.state.write();
@@ -184,14 +185,14 @@ impl Forks {
             return Ok(());
         }
         let Some(vm) = vm else { return Ok(()) };
-        // One that waits for a page already stands still, and its QEMU may answer nothing.
+        // a clone that waits for a page stands still already, and its QEMU may not answer
         let waits = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
         let done = match &why {
             Some(_) => stand_still(entry, &vm, waits),
             None => let_go_on(entry, &vm),
         };
         if let Err(error) = done {
-            // something else is under way: the next look tries again
+            // another operation is under way: try again at the next look
             entry.state.write().orphaned = before;
             return Err(error);
         }
@@ -208,7 +209,7 @@ impl Forks {
         Ok(())
     }
 
-    /// Clones that need another node, by where their parent is.
+    /// Returns the running clones that need another node, grouped by where their parent's state is.
     fn dependants(&self) -> Vec<(Parent, Vec<Arc<Entry>>)> {
         let mut parents: Vec<(Parent, Vec<Arc<Entry>>)> = Vec::new();
         for entry in self.inventory.all() {
@@ -226,13 +227,13 @@ impl Forks {
         parents
     }
 
-    /// Whether machines here, or clones elsewhere, stand still if the other members of the cluster are not reached any more.
+    /// Whether machines here, or clones elsewhere, would stop if the cluster's other members could not be reached any more.
     pub(crate) fn needs_members(&self) -> bool {
         let mut forks = self.records.all().into_iter();
         !self.dependants().is_empty() || forks.any(|fork| fork.has_clones_away())
     }
 
-    /// Refuses an address that is no other node's.
+    /// Returns an error unless the address is that of another node's forks.
     pub(super) fn check_parent_address(source: &str) -> Result<(), NodeError> {
         let url = Url::parse(source);
         if url.is_ok_and(|url| matches!(url.scheme(), "floe" | "floe+http")) {
@@ -254,7 +255,7 @@ fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), Node
     Ok(())
 }
 
-/// Lets a clone go on that was paused here.
+/// Lets a clone go on that [`stand_still`] paused.
 fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
     let _operation = entry.begin(Task::Continue)?;
     entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))

@@ -1,4 +1,4 @@
-//! A fork's file: which clones there are where. No I/O.
+//! The content of a fork's file: which clones there are, and where. No I/O.
 
 use crate::{MachineName, NameError};
 use floe_api::{CLONES_MAX, MulticastGroup};
@@ -20,17 +20,18 @@ pub(crate) struct ForkRecord {
     pub parent: String,
     /// The image that the clones started from.
     pub image: Hash,
-    /// With which clones' nodes read that image here. The file is readable by the node's user only.
+    /// The token with which clones' nodes read that image here. The file is readable by the node's user only.
     pub token: String,
-    /// Token of the pages of other nodes that are asked in clear text; without it none is, and nothing of the fork is read so.
+    /// Token for the pages of hosts that are asked in clear text. Without it no host is asked so, and no state of the fork is
+    /// sent so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts_token: Option<String>,
     /// The multicast group of its clones on other hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
-    /// Unix time.
+    /// When the fork was made, Unix time in seconds.
     pub created_unix_s: u64,
-    /// By number; those that could not be started are not among them.
+    /// The clones by number, without those that could not be started.
     pub clones: Vec<CloneRecord>,
 }
 
@@ -38,9 +39,9 @@ pub(crate) struct ForkRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CloneRecord {
-    /// In the fork, from 1.
+    /// Its number in the fork, from 1.
     pub number: u32,
-    /// Its machine.
+    /// Its machine's name.
     pub name: String,
     /// The node that runs it; `None` is this one.
     pub host: Option<String>,
@@ -52,7 +53,7 @@ impl ForkRecord {
         self.clones.iter().any(|clone| clone.host.is_some())
     }
 
-    /// Understands a file's bytes, or says why not.
+    /// Decodes a file's content, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<ForkRecord, String> {
         let record: ForkRecord = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if record.version != FORK_VERSION {

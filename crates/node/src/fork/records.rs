@@ -1,7 +1,7 @@
-//! Which forks there were and what became of their clones: a small file for each fork that still has some.
+//! Which forks there are and which clones they still have: a small file for each fork that has any.
 //!
-//! A clone on this host is a machine like any other, and its record says of which fork it is; the fork's file adds the
-//! numbers that were given away, the clones on other hosts, and the token with which those read the parent's state.
+//! A clone on this host is a machine like any other, and its record names its fork. The fork's file adds the numbers that
+//! were assigned, the clones on other hosts, and the token with which those read the parent's state.
 
 use super::record::{CloneRecord, FORK_VERSION, ForkRecord};
 use crate::{
@@ -19,22 +19,23 @@ use std::{
     path::PathBuf,
 };
 
-/// Largest file of a fork that is read: [`CLONES_MAX`](floe_api::CLONES_MAX) clones with the longest names and reasons.
+/// Largest file of a fork that is read, in bytes: [`CLONES_MAX`](floe_api::CLONES_MAX) clones with the longest names and
+/// reasons.
 const FORK_BYTES_MAX: u64 = 4 << 20;
 
-/// All forks with clones.
+/// All forks that have clones.
 pub(crate) struct Records {
     dir: PathBuf,
     all: RwLock<BTreeMap<String, ForkRecord>>,
-    /// Held while a record is changed and written: clones end at the same time as others.
+    /// Held while a record is changed and written, since several clones may end at once.
     writing: Mutex<()>,
-    /// Records that are still starting clones.
+    /// Ids of the forks whose clones are still being started.
     starting: Mutex<BTreeSet<String>>,
     servers: Mutex<HashMap<String, MulticastServer>>,
 }
 
 impl Records {
-    /// Reads those that an earlier node left.
+    /// Reads the records that an earlier node left.
     pub fn open(home: &Home) -> Result<Records, NodeError> {
         let dir = home.forks();
         let kept = load_kept(
@@ -58,8 +59,8 @@ impl Records {
         self.dir.join(format!("{id}.json"))
     }
 
-    /// Begins a fork of `parent` into `count` clones: gives it an id, unless it has one already, a token and the clones
-    /// their names, the numbers behind those that are taken. It is on the disk once [`Records::save`] or [`Records::finish`] is called.
+    /// Begins a fork of `parent` into `count` clones: assigns an id unless one is given, a token, and names, which continue
+    /// after the highest number in use. The record is on the disk only after [`Records::save`] or [`Records::finish`].
     pub fn begin(
         &self,
         id: Option<&str>,
@@ -104,18 +105,18 @@ impl Records {
             clones,
         };
         self.starting.lock().insert(record.id.clone());
-        // entered at once, so that a second fork of this parent gives other numbers away
+        // added at once, so that another fork of this parent uses other numbers
         all.insert(record.id.clone(), record.clone());
         Ok(record)
     }
 
-    /// Keeps a fork on the disk while its clones are being started.
+    /// Writes a fork to the disk while its clones are being started.
     pub fn save(&self, record: ForkRecord) -> Result<(), NodeError> {
         let _writing = self.writing.lock();
         self.write(record)
     }
 
-    /// Keeps a fork whose clones have been started, but for those of them that have been struck off meanwhile.
+    /// Writes a fork whose clones have been started, without clones that ended meanwhile.
     pub fn finish(&self, mut record: ForkRecord) -> Result<(), NodeError> {
         let _writing = self.writing.lock();
         self.starting.lock().remove(&record.id);
@@ -128,7 +129,7 @@ impl Records {
         self.write(record)
     }
 
-    /// Enters a fork as it is now; without clones it is forgotten. Needs `writing`.
+    /// Stores a fork in memory and on the disk, or removes it if it has no clones. The caller holds `writing`.
     fn write(&self, record: ForkRecord) -> Result<(), NodeError> {
         if record.clones.is_empty() {
             self.remove(&record.id);
@@ -137,7 +138,7 @@ impl Records {
         let path = self.path(&record.id);
         let bytes = serde_json::to_vec_pretty(&record)
             .map_err(|error| failed(format!("a fork's record: {error}"), "report this"))?;
-        // known in any case: a full disk takes nobody's clones away
+        // kept in memory even if the write fails, so that a full disk does not lose clones
         self.all.write().insert(record.id.clone(), record);
         replace_file(&path, &bytes)
     }
@@ -156,14 +157,14 @@ impl Records {
         }
     }
 
-    /// Forgets a fork.
+    /// Removes a fork.
     pub fn forget(&self, id: &str) {
         let _writing = self.writing.lock();
         self.starting.lock().remove(id);
         self.remove(id);
     }
 
-    /// Needs `writing`.
+    /// Removes a fork. The caller holds `writing`.
     fn remove(&self, id: &str) {
         self.end_server(id);
         self.all.write().remove(id);
@@ -174,28 +175,28 @@ impl Records {
         }
     }
 
-    /// One of them.
+    /// Returns the fork with this id.
     pub fn get(&self, id: &str) -> Option<ForkRecord> {
         self.all.read().get(id).cloned()
     }
 
-    /// All of them.
+    /// Returns all forks.
     pub fn all(&self) -> Vec<ForkRecord> {
         self.all.read().values().cloned().collect()
     }
 
-    /// Those of a parent, the first one first.
+    /// Returns the forks of a parent, the first one first.
     pub fn of(&self, parent: &str) -> Vec<ForkRecord> {
         let mut forks = self.all();
         forks.retain(|fork| fork.parent == parent);
-        // names of later forks of the same second are longer or greater
+        // forks of the same second are ordered by their clones' names, which get longer or greater
         let name = |fork: &ForkRecord| fork.clones.first().map(|clone| clone.name.clone());
         let name = |fork: &ForkRecord| name(fork).map(|name| (name.len(), name));
         forks.sort_by_cached_key(|fork| (fork.created_unix_s, name(fork)));
         forks
     }
 
-    /// A clone that was entered is none any more. Whether it was entered.
+    /// Removes a clone that has ended from its fork. Returns whether it was in one.
     pub fn strike(&self, name: &str) -> Result<bool, NodeError> {
         let _writing = self.writing.lock();
         let has = |fork: &&ForkRecord| fork.clones.iter().any(|clone| clone.name == name);
@@ -204,18 +205,19 @@ impl Records {
             return Ok(false);
         };
         record.clones.retain(|clone| clone.name != name);
-        // where the clones of one that is starting run is not known yet
+        // while a fork is starting, its clones' hosts are not known yet
         if !record.has_clones_away() && !self.starting.lock().contains(&record.id) {
             self.end_server(&record.id);
         }
         self.write(record).map(|()| true)
     }
 
-    /// Whether a token is that of a fork with this image; in clear text it opens only forks that were to go so.
+    /// Whether a token belongs to a fork of this image. In clear text only forks are opened that were requested with such
+    /// hosts.
     pub fn opens(&self, token: &str, image: &Hash, in_clear_text: bool) -> bool {
         let given = Hash::of(token.as_bytes());
         let all = self.all.read();
-        // hashes are compared, so that the time it takes tells nothing of the token
+        // comparing hashes takes the same time whatever the token, so it reveals nothing
         all.values().any(|fork| {
             fork.image == *image
                 && Hash::of(fork.token.as_bytes()) == given
@@ -223,7 +225,7 @@ impl Records {
         })
     }
 
-    /// The fork and the host of a clone that runs elsewhere.
+    /// Returns the fork and the host of a clone that runs elsewhere.
     pub fn away(&self, name: &str) -> Option<(ForkRecord, String)> {
         let all = self.all.read();
         all.values().find_map(|fork| {
@@ -232,7 +234,7 @@ impl Records {
         })
     }
 
-    /// The fork whose clones on other hosts need an image, in words.
+    /// Returns in words which fork's clones on other hosts need an image, if any do.
     pub fn user_of(&self, image: &Hash) -> Option<String> {
         let all = self.all.read();
         let away = |fork: &&ForkRecord| {
@@ -255,7 +257,7 @@ mod tests {
             .collect()
     }
 
-    /// Begins a fork of `web`; names of `taken` are other machines'.
+    /// Begins a fork of `web`; `taken` are names of other machines.
     fn begin(forks: &Records, id: Option<&str>, count: u32, taken: &[&str]) -> ForkRecord {
         let web: MachineName = "web".parse().unwrap();
         let taken = taken.iter().map(|name| (*name).to_owned());
@@ -300,7 +302,7 @@ mod tests {
         );
         assert!(again.away("web.1").is_none());
         assert!(again.opens(&fork.token, &image, false));
-        // nothing of it goes out in clear text, because nobody said so
+        // nothing of it is sent in clear text, because nobody requested that
         assert!(!again.opens(&fork.token, &image, true));
         assert!(
             !again.opens(&fork.token, &Hash::of(b"another"), false)

@@ -1,4 +1,4 @@
-//! Another node as a host of clones: what is asked of it, and what its silence means.
+//! Another node as a host of clones: what it is asked, and what it means if it does not answer.
 
 use super::decide::Fault;
 use crate::{
@@ -18,30 +18,30 @@ use std::{
     time::Duration,
 };
 
-/// Time for a question that touches nothing.
+/// How long a simple question may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for a clone to start: its device state touches pages that have to come over a link first.
+/// How long a clone may take to start: its device state touches pages that must first cross a link.
 const START_TIMEOUT: Duration = Duration::from_secs(130);
 
-/// Another node.
+/// Another node that can run clones.
 #[derive(Clone)]
 pub(super) struct Remote {
     server: Arc<Server>,
-    /// For one that is no member of the cluster: what its page wants to see.
+    /// For a node that is not a member of the cluster: the header that its page expects.
     authorization: Option<String>,
-    /// `https://10.0.0.2:7071` of a member, `http://10.0.0.2:7070` of a page.
+    /// `https://10.0.0.2:7071` for a member, `http://10.0.0.2:7070` for a page.
     address: Url,
-    /// The same as text, without the slash at its end.
+    /// The same as text, without a trailing slash.
     url: String,
 }
 
-/// Why a call had no result.
+/// Why a call has no result.
 enum Failed {
-    /// Nothing was asked.
+    /// The node was never asked.
     NotAsked(String),
-    /// The node said no.
+    /// The node refused.
     Refused(ApiError),
-    /// It was asked, and nobody knows what it did.
+    /// The node was asked, but nobody knows what it did.
     Unknown(String),
 }
 
@@ -55,7 +55,7 @@ impl Failed {
 }
 
 impl Remote {
-    /// A member of the cluster, at `https://ADDRESS:PORT`. Nothing is connected yet.
+    /// Returns a member of the cluster, at `https://ADDRESS:PORT`. Does not connect yet.
     pub fn member(address: Url, tls: Arc<ClientConfig>) -> Result<Remote, NodeError> {
         let bad = |why: String| usage(format!("host {address}: {why}"), "see floe cluster members");
         if floe_http::socket_address(&address).is_none() {
@@ -65,7 +65,7 @@ impl Remote {
         Ok(Remote::new(server, None, address))
     }
 
-    /// The node whose page is at `url`. Nothing is connected yet.
+    /// Returns the node whose page is at `url`. Does not connect yet.
     pub fn in_clear_text(url: &str, token: &str) -> Result<Remote, NodeError> {
         let bad = |why: &str| {
             usage(
@@ -97,27 +97,27 @@ impl Remote {
         }
     }
 
-    /// Whether it is a member of the cluster; all others are spoken to in clear text.
+    /// Whether it is a member of the cluster; all other nodes are asked in clear text.
     pub fn is_member(&self) -> bool {
         self.authorization.is_none()
     }
 
-    /// Its address in the cluster, if it is a member.
+    /// Returns its address in the cluster, if it is a member.
     pub fn member_address(&self) -> Option<SocketAddr> {
         floe_http::socket_address(&self.address).filter(|_| self.is_member())
     }
 
-    /// Its address.
+    /// Returns its address.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// This host's address as that one sees it.
+    /// Returns this host's address as that node sees it.
     pub fn own_address(&self) -> Result<IpAddr, NodeError> {
         Ok(self.addresses()?.0)
     }
 
-    /// This host's address as that one sees it, and that one's.
+    /// Returns this host's address as that node sees it, and that node's address.
     pub fn addresses(&self) -> Result<(IpAddr, IpAddr), NodeError> {
         let unreachable = |why: String| {
             failed(
@@ -137,7 +137,7 @@ impl Remote {
             IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
         };
-        // connecting such a socket sends nothing: it only asks the kernel for the way
+        // connecting a UDP socket sends nothing: it only asks the kernel for the route
         let own = UdpSocket::bind((any, 0))
             .and_then(|socket| {
                 socket.connect(there)?;
@@ -147,14 +147,14 @@ impl Remote {
         Ok((own.ip(), there.ip()))
     }
 
-    /// For how many clones it has room.
+    /// Asks how many clones it has room for.
     pub fn room(&self) -> Result<Room, String> {
         let room: Result<Room, Failed> =
             self.call(Method::GET, "/v1/clones/room", None::<&()>, ASK_TIMEOUT);
         room.map_err(|failed| format!("{}: {}", self.url, failed.text()))
     }
 
-    /// Tells it which hosts a family's network has come to. One that is no longer in it does not care.
+    /// Tells it a family network's hosts. Succeeds also if that node is no longer in the network.
     pub fn meet_hosts(&self, network: &str, hosts: &NetworkHosts) -> Result<(), String> {
         let path = format!("/v1/networks/{network}/hosts");
         let told: Result<serde_json::Value, Failed> =
@@ -184,7 +184,7 @@ impl Remote {
         }
     }
 
-    /// Ends a clone there. One that is not there any more has ended.
+    /// Ends a clone there. Succeeds also if the clone no longer exists.
     pub fn end(&self, name: &str) -> Result<(), String> {
         self.kill(name, false)
     }
@@ -207,7 +207,7 @@ impl Remote {
         }
     }
 
-    /// A clone there, with its own clones; `None` if it is not there any more.
+    /// Returns a clone there with its own clones; `None` if it no longer exists there.
     pub fn family(&self, name: &str) -> Result<Option<Family>, String> {
         let path = format!("/v1/machines/{name}/family");
         match self.call(Method::GET, &path, None::<&()>, ASK_TIMEOUT) {
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// A host that answers one request with this.
+    /// Returns a host that gives this answer to one request.
     fn host(answer: &'static str) -> Remote {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,5 +1,5 @@
-//! What clones on other hosts read of their parent: the hub's interface for reading, for one image a fork, with the fork's own
-//! token. That token opens nothing else on this node.
+//! The interface through which clones on other hosts read their parent's state: the hub's interface for reading, for one
+//! image per fork, with the fork's own token. That token opens nothing else on this node.
 
 use super::Forks;
 use crate::inventory::record::Origin;
@@ -20,17 +20,17 @@ use floe_source::{Fetcher, Request, SourceError};
 use serde::Deserialize;
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
-/// Where the interface is, behind the page's address.
+/// The interface's path below the page's address.
 pub(crate) const PATH: &str = "/fork";
-/// zstd level of what is packed while a guest waits: the fastest.
+/// zstd level for what is packed while a guest waits: the fastest.
 const LEVEL: i32 = 1;
-/// How long a read may take here, where it may have to ask a source of the parent's.
+/// How long a read may take here; it may have to ask one of the parent's sources.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Floe = State<Arc<Forks>>;
 type Answered = Result<Response, Refusal>;
 
-/// A refusal.
+/// A refusal as an HTTP response.
 struct Refusal(StatusCode, ApiError);
 
 impl IntoResponse for Refusal {
@@ -48,7 +48,7 @@ fn refusal(status: StatusCode, code: ErrorCode, message: impl Into<String>) -> R
     Refusal(status, error)
 }
 
-/// An image is as good as absent for who has another token.
+/// The answer for a wrong token: as if the image did not exist.
 fn absent() -> Refusal {
     refusal(
         StatusCode::NOT_FOUND,
@@ -57,16 +57,16 @@ fn absent() -> Refusal {
     )
 }
 
-/// How what is read here travels.
+/// How answers travel to the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Between members of a cluster, encrypted.
     Sealed,
-    /// Over the page's port: only forks of which somebody said so.
+    /// In clear text over the page's port, for forks that were requested so only.
     Clear,
 }
 
-/// The routes.
+/// Returns the routes.
 pub(crate) fn router(forks: Arc<Forks>, way: Way) -> Router {
     let routes = Router::new()
         .route("/v1/resolve", get(resolve))
@@ -79,7 +79,7 @@ pub(crate) fn router(forks: Arc<Forks>, way: Way) -> Router {
     Router::new().nest(PATH, routes)
 }
 
-/// The image that is asked for, if the token is its fork's.
+/// Returns the requested image if the token belongs to its fork.
 fn allowed(forks: &Forks, way: Way, headers: &HeaderMap, id: &str) -> Result<Hash, Refusal> {
     let token = headers
         .get(header::AUTHORIZATION)
@@ -102,7 +102,7 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(SourceError::Missing { .. })) => Err(absent()),
-        // whoever asks tries again later
+        // the client tries again later
         Ok(Err(error)) => Err(refusal(
             StatusCode::SERVICE_UNAVAILABLE,
             ErrorCode::Unreachable,
@@ -188,7 +188,7 @@ async fn read(
     Ok(bytes(answer.await?))
 }
 
-/// The answer: what there is, in the order in which it was asked for, in frames as full as they can be.
+/// Encodes an answer: the items that there are, in the order of the request, in frames as full as possible.
 fn encode(
     wants: &[(Kind, Hash)],
     got: &HashMap<Hash, Vec<u8>>,
@@ -222,7 +222,7 @@ fn encode(
     out.finish()
 }
 
-/// All images of this node.
+/// Returns a fetcher for all images of this node.
 fn here(forks: &Forks) -> Result<Arc<Fetcher>, SourceError> {
     let fetcher = forks.images.sources.fetcher(&Origin::default());
     fetcher.map_err(|error| SourceError::Local {

@@ -1,4 +1,4 @@
-//! Starting a fork's clones: `decide` says which one where and when, threads do it.
+//! Starts a fork's clones: `decide` says which one where and when, threads carry it out.
 
 use super::{
     Forks, Host,
@@ -23,38 +23,38 @@ use std::{
     time::Duration,
 };
 
-/// How often a fork that waits for its clones looks whether its caller is still there.
+/// How often a fork that waits for its clones checks whether its caller is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Starts under way at a time for each core: QEMU's start waits for the disk as often as it computes.
+/// How many starts per core are under way at once: QEMU's start waits for the disk about as long as it computes.
 const STARTS_PER_CORE: usize = 2;
-/// Starts under way at a time on other hosts: each is a request that waits.
+/// How many more starts are under way at once if there are other hosts: each is a request that waits.
 const STARTS_AWAY: usize = 32;
 
-/// What a clone's start needs to know.
+/// What is needed to start a clone.
 #[derive(Clone, Copy)]
 pub(super) struct Start<'a> {
     pub instant: &'a Instant,
     pub record: &'a ForkRecord,
     pub hosts: &'a [Host],
-    /// Other nodes are to pull what their clones have not touched.
+    /// Whether other nodes are to pull what their clones have not touched.
     pub settle: bool,
     /// The clones' places in their family's network, by number from 1; empty if there is none.
     pub places: &'a [Attachment],
-    /// The clones of this host that stand still.
+    /// The clones of this host that are loaded and stand still.
     pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
-    /// Resources of this host that are reserved for them.
+    /// This host's resources that are reserved for the clones.
     pub room: &'a ForClones,
 }
 
 impl Start<'_> {
-    /// A clone's place in its family's network.
+    /// Returns a clone's place in its family's network.
     pub fn network_of(&self, clone: CloneId) -> Option<Attachment> {
         let index = (clone as usize).checked_sub(1)?;
         self.places.get(index).cloned()
     }
 
-    /// Has the guests execute that may go now, all of them before anything else is done for one: it would take the CPUs
-    /// from the next. Tells each that does; of another one the rest of its start will tell why not.
+    /// Lets the guests run that may now, all of them before anything else is done for one, which would take the CPUs from the
+    /// next. Returns the clones whose guests run; for the others a later step reports the error.
     fn release(&self, actions: &[Action]) -> impl Iterator<Item = CloneId> + use<> {
         let go = |action: &Action| match action {
             Action::Go(clone, _) => Some(*clone),
@@ -70,7 +70,7 @@ impl Start<'_> {
             .filter_map(|(clone, going)| going.wait().ok().map(|()| clone))
     }
 
-    /// What another node is told of a clone.
+    /// Returns the request that another node gets for a clone.
     pub fn order(&self, clone: CloneId, name: &str, source: &str) -> CloneRequest {
         CloneRequest {
             name: name.to_owned(),
@@ -87,7 +87,7 @@ impl Start<'_> {
         }
     }
 
-    /// What each clone may take of its host: what its parent may.
+    /// Returns how much each clone may use of its host: as much as its parent may.
     pub fn limits(&self) -> Limits {
         let parent = self.instant.parent.as_ref();
         parent.map_or_else(Limits::default, |parent| parent.entry.record().limits)
@@ -95,7 +95,7 @@ impl Start<'_> {
 }
 
 impl Forks {
-    /// Starts clones until each one runs or has failed; tells of each as it happens.
+    /// Starts clones until each one runs or has failed, and reports each as that happens.
     pub(super) fn start_clones(
         self: &Arc<Self>,
         fork: &mut Fork,
@@ -148,7 +148,7 @@ impl Forks {
                         drop(give);
                         return Ok(());
                     }
-                    let _ = give.send(action); // its receiver lives as long as this scope
+                    let _ = give.send(action); // the receiver lives as long as this scope
                 }
                 let event = if !cancelled && report.check().is_err() {
                     cancelled = true;
@@ -182,7 +182,7 @@ impl Forks {
                 }
             }
         })?;
-        // who hangs up when all of them run already has a fork
+        // the fork is complete if its caller goes only when all clones run
         if cancelled {
             return Err(NodeError::Cancelled);
         }
@@ -208,7 +208,7 @@ impl Forks {
     }
 }
 
-/// Tells what came of a step of a clone's start: the fork waits for exactly this.
+/// Sends what came of a step of a clone's start; the fork waits for exactly one event per step.
 fn tell_of(clone: CloneId, tell: &mpsc::Sender<Event>, step: impl FnOnce() -> Event) {
     let event = catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
         let why = "the node made a mistake, see its log";
@@ -217,7 +217,7 @@ fn tell_of(clone: CloneId, tell: &mpsc::Sender<Event>, step: impl FnOnce() -> Ev
     let _ = tell.send(event);
 }
 
-/// What is known of a clone.
+/// Returns what is reported of a clone.
 fn info(
     fork: &Fork,
     start: &Start<'_>,

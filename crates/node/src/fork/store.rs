@@ -1,5 +1,5 @@
-//! A fork's layer becomes an ordinary image, in the background: an own pull of the layer into the repository. Until then its
-//! clones need this node's memory, and its parent's disks keep their frozen layers. `when` decides whether and when.
+//! Turns a fork's layer into an ordinary image in the background, by pulling the layer into this node's own repository. Until
+//! then its clones need this node's memory, and its parent's disks keep their frozen layers. `when` decides whether and when.
 
 use super::{
     layer::Layer,
@@ -22,23 +22,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long until it is tried again, when the disk was full or a source did not answer.
+/// How long until storing is tried again after the disk was full or a source did not answer.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
-/// How often a thread that waits looks whether the node still is.
+/// How often a waiting thread checks whether the node still exists.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How often it is decided whether a layer is stored now; the time over which cores are idle or not.
+/// How often `when` is asked; idle cores are measured over the same time.
 const DECIDE_EVERY: Duration = Duration::from_secs(1);
-/// Memory is short when no more than this part of it is available.
+/// Memory is short if less than one part in this many is available.
 const MEMORY_SHORT: u64 = 8;
 
-/// The machine that was forked, and its disks as they were.
+/// The machine that was forked, and its frozen disks.
 pub(super) struct Parent {
     pub entry: Arc<Entry>,
     pub frozen: FrozenLayers,
 }
 
 impl Forks {
-    /// Finds the forks' layers that an earlier node has left with the supervisor.
+    /// Finds the forks' layers that an earlier node left with the supervisor.
     pub(crate) fn find_layers_again(&self) -> Vec<Arc<Layer>> {
         let found = self
             .layers
@@ -53,7 +53,7 @@ impl Forks {
         found
     }
 
-    /// Goes on with what is to become of layers that were found again, once the machines are on the mount.
+    /// Stores or drops layers that were found again, as for new ones, once the machines are on the mount.
     pub(crate) fn store_found(self: &Arc<Self>, layers: Vec<Arc<Layer>>) {
         for layer in layers {
             let parent = self.parent_of(&layer);
@@ -61,7 +61,7 @@ impl Forks {
         }
     }
 
-    /// The machine whose fork a layer is, if it is still there with the frozen disks.
+    /// Returns the machine that a layer was forked from, if it still exists with the frozen disks.
     fn parent_of(&self, layer: &Layer) -> Option<Parent> {
         let entry = self.inventory.get(&layer.parent.name).ok()?;
         if entry.record().created_unix_s != layer.parent.created_unix_s {
@@ -74,7 +74,7 @@ impl Forks {
         same.then_some(Parent { entry, frozen })
     }
 
-    /// Stores a fork's layer on a thread of its own when its time has come; `hurry`: at once.
+    /// Stores or drops a fork's layer on a thread of its own, when `when` says so. With `hurry` it is stored at once.
     pub(super) fn store_later(
         self: &Arc<Self>,
         layer: Option<Arc<Layer>>,
@@ -84,16 +84,16 @@ impl Forks {
         let Some(layer) = layer else {
             return;
         };
-        let node = Arc::downgrade(self);
+        let forks = Arc::downgrade(self);
         let ending = Cancel::default();
-        // a node that is to end waits for this
+        // a node that is ending waits for this job
         let job = self.core.job(ending.clone());
         let forked = Instant::now();
         let work = move || {
             let hurry = || hurry || ending.is_cancelled();
-            match wait(&node, &layer, parent.as_ref(), forked, hurry) {
-                Some(Next::Drop) => forget(&node, &layer),
-                Some(_) => store(&node, &layer, parent.as_ref(), job),
+            match wait(&forks, &layer, parent.as_ref(), forked, hurry) {
+                Some(Next::Drop) => forget(&forks, &layer),
+                Some(_) => store(&forks, &layer, parent.as_ref(), job),
                 None => None,
             };
         };
@@ -108,7 +108,7 @@ impl Forks {
         let fetcher = self.images.sources.fetcher(origin)?;
         let _storing = self.images.storing.read();
         let options = PullOptions {
-            // clones and parent run now: they need the other cores
+            // one connection only, since the clones and the parent need the other cores
             connections: 1,
             ..Default::default()
         };
@@ -117,10 +117,10 @@ impl Forks {
         Ok(())
     }
 
-    /// The parent's disks go on from the stored image, unless they stand on a later one by now.
+    /// Rebases the parent's disks onto the stored image, unless they have been rebased since the fork.
     fn settle_parent(&self, layer: &Layer, parent: &Parent) -> Result<(), NodeError> {
         let Parent { entry, frozen } = parent;
-        // one that was removed has no disks any more, and its name may be another's now
+        // a machine that was removed has no disks, and another may have its name by now
         let known = self.inventory.get(entry.name.as_str());
         if !known.is_ok_and(|known| Arc::ptr_eq(&known, entry)) {
             return Ok(());
@@ -133,7 +133,7 @@ impl Forks {
         }
     }
 
-    /// Clones on this host need nobody any more.
+    /// Notes in the records of clones on this host that they no longer need this node's memory.
     fn settle_clones(&self, layer: &Layer) {
         for entry in self.inventory.all() {
             let waits = |entry: &Entry| {
@@ -155,9 +155,9 @@ impl Forks {
     }
 }
 
-/// Waits until a layer is to be stored or dropped; `None` once the node is gone.
+/// Waits until a layer is to be stored or dropped; returns `None` once the node is gone.
 fn wait(
-    node: &Weak<Forks>,
+    forks: &Weak<Forks>,
     layer: &Layer,
     parent: Option<&Parent>,
     forked: Instant,
@@ -178,7 +178,7 @@ fn wait(
         times = now;
         let seen = Seen {
             age: forked.elapsed(),
-            needed: node.upgrade()?.images.user_of(&layer.id).is_some(),
+            needed: forks.upgrade()?.images.user_of(&layer.id).is_some(),
             hurry: hurry(),
             idle_cores,
             memory_short: host::memory()
@@ -192,21 +192,21 @@ fn wait(
     }
 }
 
-/// Layers of the parent's disks as long as one of them is this fork's.
+/// Returns how many layers the parent's disks have, or 0 if none of them is this fork's.
 fn height(parent: &Parent) -> usize {
     let disks = parent.entry.state.read().disks.clone();
     let disks = disks.filter(|disks| disks.has_frozen(&parent.frozen));
     disks.map_or(0, |disks| disks.height())
 }
 
-/// Nobody needs a layer any more: its parent's disks keep the frozen layers, everything else goes.
-fn forget(node: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
-    let node = node.upgrade()?;
-    node.machines.drop_standby(&layer.id);
-    node.images.forget_image(&layer.id);
-    node.layers.remove(layer);
-    layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.core.tell(
+/// Removes a layer that nobody needs; the parent's disks keep their frozen layers.
+fn forget(forks: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
+    let forks = forks.upgrade()?;
+    forks.machines.drop_standby(&layer.id);
+    forks.images.forget_image(&layer.id);
+    forks.layers.remove(layer);
+    layer.bases().for_each(|base| forks.drop_fork_image(base));
+    forks.core.tell(
         Happened::ForkDropped,
         &layer.id.short(),
         "its clones have ended",
@@ -214,10 +214,10 @@ fn forget(node: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
     Some(())
 }
 
-fn store(node: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
+fn store(forks: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: Job) -> Option<()> {
     let mut job = Some(job);
     loop {
-        let here = node.upgrade()?;
+        let here = forks.upgrade()?;
         match here.keep_fork(&layer.id, &Origin::default()) {
             Ok(()) => break,
             Err(error) => {
@@ -228,24 +228,24 @@ fn store(node: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: J
                 );
             }
         }
-        // the node's end cannot wait for a disk to be made larger
+        // a node that is ending does not wait until there is room on a disk
         drop((here, job.take()));
         for _ in 0..TRY_AGAIN.as_millis() / LOOK_EVERY.as_millis() {
-            node.upgrade()?;
+            forks.upgrade()?;
             std::thread::sleep(LOOK_EVERY);
         }
     }
-    let node = node.upgrade()?;
+    let forks = forks.upgrade()?;
     if let Some(parent) = parent
-        && let Err(error) = node.settle_parent(layer, parent)
+        && let Err(error) = forks.settle_parent(layer, parent)
     {
         tracing::warn!(machine = %parent.entry.name, %error, "its disks keep the fork's frozen layers");
     }
-    node.layers.remove(layer);
-    node.settle_clones(layer);
-    node.core.tell(Happened::ForkStored, &layer.id.short(), "");
+    forks.layers.remove(layer);
+    forks.settle_clones(layer);
+    forks.core.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
-    layer.bases().for_each(|base| node.drop_fork_image(base));
-    node.drop_fork_image(&layer.id);
+    layer.bases().for_each(|base| forks.drop_fork_image(base));
+    forks.drop_fork_image(&layer.id);
     Some(())
 }

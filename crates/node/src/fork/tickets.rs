@@ -1,4 +1,5 @@
-//! Looking after tickets: one whose clones have ended is given back, the clones of one that was taken away are ended.
+//! Looks after plug-ins' tickets: gives back those whose clones have ended, and ends the clones of tickets that were
+//! withdrawn.
 
 use super::Forks;
 use crate::{
@@ -8,7 +9,7 @@ use crate::{
 use floe_api::{Happened, KillRequest};
 use std::{sync::Arc, time::Duration};
 
-/// How often it is looked whether clones have ended and tickets still hold.
+/// How often it is checked whether clones have ended and tickets are still valid.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 impl Forks {
@@ -43,7 +44,7 @@ impl Forks {
         }
         self.core
             .tell(Happened::TicketLost, &name, "its clones are ended");
-        // one whose host does not answer must not keep the others
+        // a clone whose host does not answer must not keep the others from being ended
         let mut left = Vec::new();
         for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {
             if let Err(error) = self.kill(&clone, &KillRequest { all: false }) {

@@ -1,51 +1,52 @@
-//! When a fork's layer is stored: not while clones want the CPUs for their work, and not at all if they are gone by then.
+//! Decides when a fork's layer is stored: not while clones need the CPUs for their work, and not at all if they have ended by
+//! then.
 //!
 //! Packing costs a core some seconds for each GB that the parent has written. Clones that were made for a job want that core
-//! themselves, and most of them are ended with the job; so it waits for a host that has a core to spare.
+//! themselves, and most of them end with the job, so packing waits until the host has a core to spare.
 
 use std::time::Duration;
 
-/// Clones of the shortest jobs are gone by then.
+/// The earliest age: the clones of the shortest jobs have ended by then.
 const SOONEST: Duration = Duration::from_secs(5);
-/// No host is so busy that clones rest on a node's memory for longer.
+/// The latest age: clones depend on a node's memory no longer than this, however busy the host is.
 const LATEST: Duration = Duration::from_secs(120);
-/// Cores that do nothing, on average: packing takes one.
+/// How many cores must be idle on average: packing takes one.
 const IDLE_CORES: f64 = 0.9;
-/// A layer that nobody needs leaves its parent's disks one layer higher. From so many on it is stored all the same, as each read looks
-/// through all of them.
+/// A layer that nobody needs leaves its parent's disks one layer higher. From this height on it is stored all the same, since
+/// each read goes through all layers.
 const HIGH: usize = 16;
-/// With so many there is no time to wait: there is an end to them.
+/// From this height on it is stored at once, since the number of layers is limited.
 const TOO_HIGH: usize = 64;
 
-/// What is known at one moment.
+/// What is known at the moment of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// Since the fork.
+    /// The time since the fork.
     pub age: Duration,
     /// Whether any machine or other fork needs it.
     pub needed: bool,
     /// Whether it was asked for (`--settle`), or the node ends.
     pub hurry: bool,
-    /// Cores of the host that did nothing lately; `None` if nobody can tell.
+    /// How many of the host's cores were idle lately; `None` if that is unknown.
     pub idle_cores: Option<f64>,
-    /// Whether the host's memory is short: the layer is a part of it.
+    /// Whether the host's memory is short; the layer takes part of it.
     pub memory_short: bool,
-    /// Layers of the parent's highest disk, as long as one of them is this fork's.
+    /// How many layers the parent's disks have; 0 if none of them is this fork's.
     pub height: usize,
 }
 
-/// What is to be done.
+/// What is to be done with the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Look again.
+    /// Decide again later.
     Wait,
-    /// Make it an image.
+    /// Store it as an image.
     Store,
-    /// Forget it.
+    /// Remove it.
     Drop,
 }
 
-/// Decides.
+/// Decides what is to be done now.
 pub(super) fn next(seen: &Seen) -> Next {
     if !seen.needed && seen.height < HIGH {
         return Next::Drop;
@@ -62,7 +63,7 @@ pub(super) fn next(seen: &Seen) -> Next {
     }
 }
 
-/// What the host's CPUs have done until one moment, in the kernel's ticks.
+/// How long the host's CPUs have been busy and idle, in the kernel's ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CpuTimes {
     idle: u64,
@@ -70,10 +71,10 @@ pub(super) struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// From `/proc/stat`; `None` if it isn't there or says something else.
+    /// Reads the first line of `/proc/stat`; returns `None` if it is missing or malformed.
     pub fn read(stat: &str) -> Option<CpuTimes> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        // user, nice, system, idle, iowait, irq, softirq, steal; a guest's time is in the user's already
+        // user, nice, system, idle, iowait, irq, softirq, steal; the guests' time is included in user
         let times = line.split_ascii_whitespace().take(8);
         let times: Vec<u64> = times.map(|time| time.parse().ok()).collect::<Option<_>>()?;
         let idle = times
@@ -85,10 +86,10 @@ impl CpuTimes {
         Some(CpuTimes { idle, all })
     }
 
-    /// Of so many cores, those that have done nothing since then; `None` if no time has passed.
+    /// Returns how many of `cores` were idle on average since `then`; `None` if no time has passed.
     pub fn idle_since(&self, then: &CpuTimes, cores: usize) -> Option<f64> {
         let all = self.all.checked_sub(then.all).filter(|all| *all > 0)?;
-        let idle = self.idle.saturating_sub(then.idle); // iowait may go back
+        let idle = self.idle.saturating_sub(then.idle); // iowait may decrease
         Some(idle as f64 / all as f64 * cores as f64)
     }
 }

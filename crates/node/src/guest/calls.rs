@@ -1,4 +1,4 @@
-//! Carrying out what a program in a guest asks for (SnowFlock, table 1).
+//! Carries out what a program in a guest asks for (SnowFlock, table 1).
 
 use super::ledger::{self, Asked, Limits};
 use crate::{error::NodeError, guest::Guests, inventory::Entry, report::Report};
@@ -9,16 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often clones that are waited for are looked at.
+/// How often clones that a program waits for are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often those on other hosts are asked for.
+/// How often other hosts are asked about their clones.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long an end waits for another operation on the machine.
+/// How long ending a clone waits for another operation on it.
 const END_WAIT: Duration = Duration::from_secs(60);
 
-/// The answer to a call; `over` tells that nobody waits for it any more.
+/// Carries out a call and returns the answer; `over` says whether nobody waits for it any more.
 pub(super) fn carry_out(
-    node: &Arc<Guests>,
+    guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     call: Call,
     over: &dyn Fn() -> bool,
@@ -28,15 +28,15 @@ pub(super) fn carry_out(
         Call::Ticket {
             clones,
             hierarchical,
-        } => node.guest_ticket(entry, clones, hierarchical),
-        Call::Clone { ticket } => node.guest_clone(name, &ticket),
-        Call::Exit => node.guest_exit(entry),
+        } => guests.guest_ticket(entry, clones, hierarchical),
+        Call::Clone { ticket } => guests.guest_clone(name, &ticket),
+        Call::Exit => guests.guest_exit(entry),
         Call::Join { ticket, timeout_ms } => {
             let limit = timeout_ms.map(Duration::from_millis);
-            node.guest_join(name, &ticket, limit, over)
+            guests.guest_join(name, &ticket, limit, over)
         }
-        Call::Kill { ticket } => node.guest_kill(name, &ticket),
-        Call::Whoami => Ok(node.guest_self(entry)),
+        Call::Kill { ticket } => guests.guest_kill(name, &ticket),
+        Call::Whoami => Ok(guests.guest_self(entry)),
     };
     done.unwrap_or_else(Answer::Refused)
 }
@@ -106,14 +106,14 @@ impl Guests {
     fn guest_clone(self: &Arc<Self>, name: &str, ticket: &str) -> Result<Answer, Refusal> {
         let now_s = self.core.started.elapsed().as_secs();
         let (spent, reserved) = {
-            // no moment in which the ticket is used and its room nobody's
+            // both locks are held, so that the room always belongs to the ticket or to the fork
             let mut reserved = self.reserved.lock();
             let spent = self.ledger.lock().spend(now_s, name, ticket);
             let claimed = spent.is_ok().then(|| reserved.remove(ticket));
             (spent, claimed.flatten())
         };
         let machines = spent.map_err(|refusal| match self.forks.is_fork_of(name, ticket) {
-            // spent before the node was restarted
+            // the ticket was used before the node was restarted
             true => Refusal::new(
                 codes::SPENT,
                 "the ticket was used already",
@@ -122,8 +122,8 @@ impl Guests {
             false => refusal,
         })?;
         let request = self.forks.guest_fork(machines);
-        let (mut report, _) = Report::new(); // the answer tells of the whole
-        // its clones are counted there from now on, and no longer as those of a ticket
+        let (mut report, _) = Report::new(); // no stages are reported: the answer has the result
+        // from here on the clones are counted as the fork's, and no longer as the ticket's
         let begun = |fork: &str| self.ledger.lock().begun(fork);
         let forked =
             self.forks
@@ -152,7 +152,7 @@ impl Guests {
         })
     }
 
-    /// Ends the machine in which the program runs: there is nobody left to hear the answer.
+    /// Ends the machine that the program runs in, so nobody is left to receive an answer.
     fn guest_exit(&self, entry: &Arc<Entry>) -> Result<Answer, Refusal> {
         if entry.record().family.is_none() {
             return Err(Refusal::new(
@@ -173,7 +173,7 @@ impl Guests {
         }
     }
 
-    /// What is known of a ticket whose clones somebody waits for or ends.
+    /// Returns an error unless the machine has used the ticket, so that its clones can be joined or killed.
     fn check_spent(&self, name: &str, ticket: &str) -> Result<(), Refusal> {
         let ledger = self.ledger.lock();
         if ledger.is_open(name, ticket) {
@@ -201,7 +201,7 @@ impl Guests {
         let mut asked: Option<Instant> = None;
         let (mut most, mut lost) = (0, 0);
         'look: loop {
-            // a fork under way has clones, and so has one whose number of them is not known yet
+            // while a fork is under way or the number of its clones is not known yet, there may be clones
             let forking = {
                 let ledger = self.ledger.lock();
                 ledger.is_spent(name, ticket) && ledger.clones_of(name, ticket).is_none()
@@ -213,7 +213,7 @@ impl Guests {
             let left = self.forks.clones_left(ticket, ask);
             most = most.max(left.alive + left.dead.len() as u32);
             if left.alive == 0 && !forking {
-                // those that did not end by themselves go too: the ticket is over
+                // the ticket is over, so clones whose QEMU ended badly are removed too
                 for clone in &left.dead {
                     match self
                         .forks
@@ -221,7 +221,7 @@ impl Guests {
                         .map_err(|error| error.to_api())
                     {
                         Ok(()) => lost += 1,
-                        // somebody else is at it
+                        // another operation on it is under way, or it has just been removed
                         Err(error)
                             if matches!(error.code, ErrorCode::Busy | ErrorCode::NotFound) =>
                         {
@@ -257,7 +257,7 @@ impl Guests {
     fn guest_kill(&self, name: &str, ticket: &str) -> Result<Answer, Refusal> {
         let is_open = self.ledger.lock().is_open(name, ticket);
         if is_open {
-            // nothing came of it: its room is free again
+            // the ticket was never used: its room is free again
             self.ledger.lock().discard(name, ticket);
             self.drop_unclaimed();
             return Ok(Answer::Done { ended: 0, lost: 0 });

@@ -1,41 +1,41 @@
-//! Tickets: who may clone what, how often (once) and into how many. No I/O, no clock.
+//! Tickets: which machine may clone itself, into how many clones, and that each ticket is used once. No I/O, no clock.
 //!
 //! ```text
 //! reserve -> open -> spend -> spent -> (join, kill) discard
 //!              '-> expires
 //! ```
-//! A ticket holds room until it is spent or expires, so that two programs cannot be promised the same memory.
+//! A ticket reserves room until it is spent or expires, so that two programs are never promised the same memory.
 
 use floe_api::CLONES_MAX;
 use floe_guest::message::{Refusal, codes};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Open tickets of one machine: a program needs one at a time.
+/// How many open tickets a machine may have: a program needs one at a time.
 const OPEN_MAX: usize = 16;
-/// How long a ticket is good for, seconds: longer than any preparation, short enough that a leak holds room for a while only.
+/// How long a ticket is valid, in seconds: longer than any preparation, but short, since an unused ticket holds room.
 pub(crate) const TICKET_LIFE_S: u64 = 600;
-/// Spent tickets that are remembered, of all machines.
+/// How many spent tickets of all machines are remembered.
 const SPENT_MAX: usize = 4096;
 
 /// What a program asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked<'a> {
-    /// The machine that it is in.
+    /// The machine that the program runs in.
     pub machine: &'a str,
-    /// The eldest of its family.
+    /// The eldest machine of its family, which names the family.
     pub family: &'a str,
-    /// How many clones; processes, if a machine is to hold several.
+    /// How many clones. If a machine is to hold several processes: how many processes.
     pub clones: u64,
-    /// How many of them a machine holds.
+    /// How many of them one machine holds.
     pub each: u32,
 }
 
-/// What there is to give.
+/// How many clones there can be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Clones that a family may have.
+    /// Clones that one family may have.
     pub family: u32,
-    /// Clones that this one has.
+    /// Clones that this family has.
     pub alive: u32,
     /// Clones for which the hosts have room.
     pub room: u32,
@@ -54,9 +54,9 @@ struct Spent {
     id: String,
     machine: String,
     family: String,
-    /// Machines that are not counted as its fork's yet.
+    /// How many machines it still reserves; 0 once its fork counts them itself.
     machines: u32,
-    /// Clones that were started; `None` while that is under way.
+    /// Clones that were started; `None` while they are being started.
     started: Option<u32>,
 }
 
@@ -68,8 +68,8 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// A ticket `id` for as many clones as there can be, at most as many as are asked for: how many of them, and in how
-    /// many machines.
+    /// Opens a ticket with this id for as many clones as there is room for, at most as many as were asked for. Returns how
+    /// many clones and how many machines that is.
     pub fn reserve(
         &mut self,
         now_s: u64,
@@ -147,7 +147,7 @@ impl Ledger {
         Ok((clones, machines))
     }
 
-    /// A ticket that was just reserved is for fewer machines; `each` processes in each. How many clones that makes.
+    /// Reduces a ticket to fewer machines with `each` processes each. Returns how many of `clones` that still allows.
     pub fn lessen(&mut self, id: &str, clones: u32, machines: u32, each: u32) -> u32 {
         if let Some(open) = self.open.get_mut(id) {
             open.machines = open.machines.min(machines);
@@ -155,13 +155,13 @@ impl Ledger {
         clones.min(machines.saturating_mul(each))
     }
 
-    /// Whether somebody may still use a ticket.
+    /// Whether a ticket can still be used.
     pub fn is_unused(&mut self, now_s: u64, id: &str) -> bool {
         self.expire(now_s);
         self.open.contains_key(id)
     }
 
-    /// Uses a ticket up: for how many machines it is.
+    /// Uses a ticket up. Returns how many machines it is for, or a refusal if it was used, has expired or is unknown.
     pub fn spend(&mut self, now_s: u64, machine: &str, id: &str) -> Result<u32, Refusal> {
         self.expire(now_s);
         if !self.is_open(machine, id) {
@@ -190,21 +190,22 @@ impl Ledger {
         Ok(machines)
     }
 
-    /// The fork of a spent ticket has its record, and its clones count as the family's.
+    /// Notes that the fork of a spent ticket has its record, so that its clones are now counted as the family's.
     pub fn begun(&mut self, id: &str) {
         if let Some(spent) = self.spent.iter_mut().find(|spent| spent.id == id) {
             spent.machines = 0;
         }
     }
 
-    /// So many clones of a spent ticket were started.
+    /// Notes how many clones of a spent ticket were started.
     pub fn started(&mut self, id: &str, clones: u32) {
         if let Some(spent) = self.spent.iter_mut().find(|spent| spent.id == id) {
             spent.started = Some(clones);
         }
     }
 
-    /// How many clones of a machine's spent ticket were started; `None` if that is under way, or not known any more.
+    /// Returns how many clones of a machine's spent ticket were started; `None` if they still are, or if the ticket is
+    /// unknown.
     pub fn clones_of(&self, machine: &str, id: &str) -> Option<u32> {
         let mut spent = self.spent.iter();
         let spent = spent.find(|spent| spent.id == id && spent.machine == machine)?;
@@ -224,7 +225,7 @@ impl Ledger {
             .is_some_and(|open| open.machine == machine)
     }
 
-    /// A ticket is over.
+    /// Removes a ticket of a machine, used or not.
     pub fn discard(&mut self, machine: &str, id: &str) {
         if self.is_open(machine, id) {
             self.open.remove(id);
@@ -238,7 +239,7 @@ impl Ledger {
     }
 }
 
-/// There is no such ticket.
+/// Returns the refusal of a ticket that does not exist.
 pub(super) fn unknown() -> Refusal {
     Refusal::new(
         codes::UNKNOWN_TICKET,
@@ -302,7 +303,7 @@ mod tests {
         let refusal = get(1, "web.1", 1, "b").unwrap_err();
         assert_eq!(refusal.code, codes::NO_ROOM);
         assert!(refusal.fix.contains("--guest-clones"), "{refusal}");
-        // what was never used is free again
+        // the room of a ticket that expired is free again
         assert_eq!(get(TICKET_LIFE_S, "web.1", u64::MAX, "c").unwrap().0, 6);
         assert_eq!(get(0, "web", 0, "d").unwrap_err().code, codes::USAGE);
     }
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(ledger.spend(1, "web", "a").unwrap(), 2);
         assert!(!ledger.is_unused(1, "a"));
         let asked_all = &self::asked("web", 100);
-        // until its fork has begun, what it is for is nobody else's
+        // until its fork has begun, a spent ticket keeps its room
         let (_, machines) = ledger.reserve(1, asked_all, &LIMITS, "b".into()).unwrap();
         assert_eq!(machines, 4);
         ledger.discard("web", "b");

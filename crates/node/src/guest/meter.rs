@@ -1,13 +1,13 @@
-//! How much a guest may say: a bucket that fills with time. No clock.
+//! Limits how much a guest may send: a bucket that refills with time. No clock.
 
 /// Lines that a guest may send at once.
 const BURST: u64 = 256;
-/// Lines a second in the long run: more than any program's calls.
+/// Lines per second in the long run: more than any program's calls need.
 const PER_SECOND: u64 = 32;
-/// What a line costs that means nothing.
+/// How many lines an invalid line counts as.
 const GARBAGE_COST: u64 = 4;
 
-/// One bucket, in thousandths of a line.
+/// One bucket; its level is in thousandths of a line.
 #[derive(Debug)]
 pub(super) struct Meter {
     left: u64,
@@ -15,7 +15,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// A full one.
+    /// Returns a full bucket.
     pub fn new() -> Meter {
         Meter {
             left: BURST * 1000,
@@ -23,7 +23,7 @@ impl Meter {
         }
     }
 
-    /// Counts a line; false if it is one too many.
+    /// Counts a line, `understood` or not; returns false if it is one too many.
     pub fn take(&mut self, now_ms: u64, understood: bool) -> bool {
         let passed = now_ms.saturating_sub(self.then_ms);
         self.then_ms = self.then_ms.max(now_ms);

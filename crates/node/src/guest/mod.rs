@@ -1,13 +1,13 @@
-//! What programs in guests ask for, and telling clones who they are (SnowFlock, sections 4.1 and 4.6).
+//! Answers what programs in guests ask for, and gives clones their identity (SnowFlock, sections 4.1 and 4.6).
 //!
 //! ```text
 //! started -> session: hello, ready, place, placed        one thread for each machine with a port
 //!              '-> calls: ticket, clone, join, kill, exit on a thread each, counted
 //!                    '-> ledger: which ticket is good for what
 //! ```
-//! A clone whose parent had an agent begins without a network: its cable is pulled before its first instruction, and plugged
-//! in once its guest has said that clock, random numbers, names and addresses are its own. One whose agent says nothing stays
-//! without: two machines with one identity on a network are worse than one machine that is missing.
+//! A clone whose parent had an agent begins without a network: its cable is unplugged before its first instruction, and
+//! plugged in once its guest reports that clock, random numbers, names and addresses are its own. A clone whose agent stays
+//! silent never gets a network: two machines with one identity on a network are worse than one machine that is missing.
 
 mod calls;
 mod ledger;
@@ -36,13 +36,13 @@ use std::{
     time::Duration,
 };
 
-/// How long the agent may take before the clock is left to QEMU's.
+/// How long floe's agent may take before setting the clock is left to QEMU's agent.
 const CLOCK_LIMIT: Duration = Duration::from_secs(20);
 
-/// How often room that was reserved for tickets is looked at: whether it is to be given back.
+/// How often room that was reserved for tickets is checked for whether it can be given back.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// What the node knows of all guests. Locks: `reserved` before `ledger`.
+/// The service that talks to guests. Locks: `reserved` before `ledger`.
 pub(crate) struct Guests {
     core: Arc<Core>,
     images: Arc<Images>,
@@ -51,12 +51,12 @@ pub(crate) struct Guests {
     machines: Arc<Machines>,
     forks: Arc<Forks>,
     ledger: Mutex<ledger::Ledger>,
-    /// What plug-ins hold for tickets that were not used yet.
+    /// What plug-ins have reserved for tickets that are not used yet, by ticket.
     reserved: Mutex<BTreeMap<String, Reserved>>,
 }
 
 impl Guests {
-    /// Nobody yet.
+    /// Creates the service; it listens to no guest yet.
     pub fn new(
         core: Arc<Core>,
         images: Arc<Images>,
@@ -77,7 +77,7 @@ impl Guests {
         })
     }
 
-    /// Starts the thread that takes care of each machine that begins.
+    /// Starts the thread that begins a conversation with the guest of each QEMU that starts.
     pub(crate) fn start_listening(
         self: &Arc<Self>,
         arrived: mpsc::Receiver<MachineName>,
@@ -102,16 +102,16 @@ impl Guests {
         let Some(vm) = entry.state.read().vm.clone() else {
             return;
         };
-        let node: Weak<Guests> = Arc::downgrade(self);
+        let guests: Weak<Guests> = Arc::downgrade(self);
         let spawned = std::thread::Builder::new()
             .name("guest".into())
-            .spawn(move || session::run(&node, &entry, &vm));
+            .spawn(move || session::run(&guests, &entry, &vm));
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
         }
     }
 
-    /// Gives back what was reserved for tickets that nobody will use any more.
+    /// Gives back what was reserved for tickets that can no longer be used.
     pub(crate) fn drop_unclaimed(&self) {
         let now_s = self.core.started.elapsed().as_secs();
         let mut reserved = self.reserved.lock();
@@ -121,18 +121,18 @@ impl Guests {
         }
     }
 
-    /// What a guest is told at the beginning of each conversation.
+    /// Returns what a guest is sent at the beginning of each conversation.
     fn place_of(&self, entry: &Entry) -> Place {
         let record = entry.record();
         fresh_place(self.identity_of(entry, &record))
     }
 
-    /// Who a clone is. The address and the gateway are those of its family's network, if it has one.
+    /// Returns a clone's identity; `None` for other machines. Address and gateway are its family network's, if it has one.
     fn identity_of(&self, entry: &Entry, record: &Record) -> Option<Identity> {
         let me = me_of(record)?;
         let parents = self.images.manifest_of(&entry.dir, &record.image).ok();
         let mac = record.config.nic_mac.clone();
-        // the same each time that it is asked for, and no other clone's
+        // always the same for this clone, and different for every other
         let seed = format!("floe machine-id {} {} {mac:?}", me.ticket, me.machine);
         let mut machine_id = Hash::of(seed.as_bytes()).to_string();
         machine_id.truncate(32);
@@ -149,7 +149,7 @@ impl Guests {
         })
     }
 
-    /// All is in place: the cable goes in.
+    /// Plugs the cable in once the guest has its identity.
     fn identity_placed(&self, entry: &Entry, vm: &Machine) {
         let pending = |record: &Record| {
             let family = record.family.as_ref();
@@ -188,7 +188,7 @@ impl Guests {
         );
     }
 
-    /// Tells once of a clone whose guest says nothing.
+    /// Reports once if a clone's guest does not answer in time.
     fn look_at_identity(&self, entry: &Entry) {
         if !is_pending(&entry.record()) {
             return;
@@ -208,7 +208,7 @@ impl Guests {
         }
     }
 
-    /// Leaves the clock to QEMU's agent where floe's own, which is there by the image's word, says nothing.
+    /// Has QEMU's agent set the clock if floe's agent, which the image says is there, does not answer in time.
     fn look_at_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
         let waited = |guest: &GuestState| guest.since.is_some_and(|s| s.elapsed() > CLOCK_LIMIT);
         let late = {
@@ -222,14 +222,14 @@ impl Guests {
         }
     }
 
-    /// The eldest machine of a family, as far as it is known here.
+    /// Returns the eldest machine of a family, as far as it is known on this node.
     fn eldest_of(&self, name: &str) -> String {
         let mut eldest = name.to_owned();
-        // names get longer from parent to clone, so this ends
+        // a clone's name is longer than its parent's, so this ends
         loop {
             let parent = match self.inventory.get(&eldest) {
                 Ok(entry) => entry.record().family.map(|family| family.parent),
-                // a clone that has ended is no family's beginning: its clones may go on
+                // a clone that has ended does not begin a family: its own clones may go on
                 Err(_) => MachineName::parent_of(&eldest).map(str::to_owned),
             };
             match parent {
@@ -239,7 +239,7 @@ impl Guests {
         }
     }
 
-    /// How many clones a family has on this node, or by forks of this node.
+    /// Returns how many clones a family has on this node and by forks of this node.
     fn clones_of_family(&self, eldest: &str) -> u32 {
         let forks = self.forks.clone_counts().into_iter();
         let of_family = forks.filter(|(parent, _)| self.eldest_of(parent) == eldest);
@@ -247,7 +247,7 @@ impl Guests {
     }
 }
 
-/// Who a clone is.
+/// Returns what a clone is told about itself; `None` for other machines.
 fn me_of(record: &Record) -> Option<Me> {
     let family = record.family.as_ref()?;
     Some(Me {
@@ -258,12 +258,12 @@ fn me_of(record: &Record) -> Option<Me> {
     })
 }
 
-/// A machine's name as a host's: `web.3` is no machine of a domain `3`.
+/// Returns a machine's name as a host name. Dots are replaced, so that `web.3` is not a machine of a domain `3`.
 fn hostname(machine: &str) -> String {
     const BYTES_MAX: usize = 63;
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name: String = machine.chars().map(plain).collect();
-    // the end is what tells clones from each other
+    // clones' names differ at the end, so that part is kept
     let from = name.len().saturating_sub(BYTES_MAX);
     name[from..].trim_matches('-').to_owned()
 }

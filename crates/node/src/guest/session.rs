@@ -1,7 +1,7 @@
 //! A conversation with a guest: one thread for each running machine that has the port.
 //!
-//! Everything that comes is foreign. What can't be understood is counted and dropped; who sends too much of it is hung up on
-//! for a while, and then heard again.
+//! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
+//! is disconnected for a while.
 
 use super::{calls, meter::Meter};
 use crate::{guest::Guests, inventory::Entry};
@@ -23,27 +23,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a thread that hears nothing looks whether its machine and its node are still there.
+/// How often a thread that receives nothing checks whether its machine and its node still exist.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a guest may leave a message unread before it is hung up on.
+/// How long a guest may leave a message unread before it is disconnected.
 const WRITE_WAIT: Duration = Duration::from_secs(10);
-/// How long until a port that can't be reached, or whose guest hung up, is tried again.
+/// How long until a port is tried again that can't be reached or whose guest disconnected.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long a guest that sends nonsense is not heard.
+/// How long a guest that sends nonsense is disconnected.
 const HUNG_UP: Duration = Duration::from_secs(2);
-/// How long until a clone that has not taken its identity is told of it again: a word may be lost.
+/// How long until a clone that has not taken its identity is sent it again: a message may be lost.
 const AGAIN_HELLO: Duration = Duration::from_secs(10);
-/// Calls of one machine under way at a time.
+/// How many calls of one machine may be under way at a time.
 const CALLS_MAX: usize = 16;
 
-/// Where answers go.
+/// The connection through which answers are sent.
 pub(super) struct Link {
     stream: Mutex<UnixStream>,
     session: Mutex<u64>,
-    /// When the last hello was said.
+    /// When the last hello was sent.
     said: Mutex<Instant>,
     under_way: AtomicUsize,
-    /// Calls whose programs have gone.
+    /// Calls that programs have cancelled.
     cancelled: Mutex<BTreeSet<u64>>,
 }
 
@@ -52,13 +52,13 @@ impl Link {
         let mut stream = self.stream.lock();
         let sent = stream.write_all(&message.encode());
         if sent.is_err() {
-            // half a line may be out: whoever reads this connection sees its end
+            // half a line may have been sent: closing shows the reader that the conversation is over
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         sent
     }
 
-    /// Answers a call, unless the guest has begun a new life since.
+    /// Answers a call, unless a new session has begun since.
     pub fn answer(&self, session: u64, number: u64, answer: Answer) {
         if *self.session.lock() == session {
             let message = ToGuest::Answer {
@@ -66,7 +66,7 @@ impl Link {
                 number,
                 answer,
             };
-            // the agent of a guest that does not listen tells its programs so
+            // if this fails, the guest's agent tells its programs so
             let _ = self.send(&message);
         }
     }
@@ -77,7 +77,7 @@ impl Link {
     }
 
     fn hello(&self) -> std::io::Result<()> {
-        // the half of a line that a fork or a restart has cut off ends here
+        // ends the half line that a fork or a restart may have cut off
         self.stream.lock().write_all(b"\n")?;
         let session = rand::random();
         *self.session.lock() = session;
@@ -94,15 +94,15 @@ impl Link {
 enum Ended {
     /// The guest or QEMU closed it.
     Closed,
-    /// The guest said too much.
+    /// The guest sent too much.
     Flooded,
     /// The node ends.
     NodeGone,
 }
 
-/// Speaks with a machine's guest for as long as its QEMU and the node live.
-pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
-    while node.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
+/// Talks to a machine's guest for as long as its QEMU and the node live.
+pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
+    while guests.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
             Some(Ok(stream)) => stream,
@@ -112,13 +112,14 @@ pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
                 continue;
             }
         };
-        match converse(node, entry, vm, stream) {
+        match converse(guests, entry, vm, stream) {
             Ok(Ended::NodeGone) => return,
             Ok(Ended::Flooded) => {
-                if let Some(node) = node.upgrade() {
+                if let Some(guests) = guests.upgrade() {
                     let said =
                         "its guest sends what nobody understands; it is not heard for a while";
-                    node.core
+                    guests
+                        .core
                         .tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
                 std::thread::sleep(HUNG_UP);
@@ -129,7 +130,7 @@ pub(super) fn run(node: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
 }
 
 fn converse(
-    node: &Weak<Guests>,
+    guests: &Weak<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     mut stream: UnixStream,
@@ -155,11 +156,11 @@ fn converse(
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
             Err(e) => return Err(e),
         };
-        let Some(node) = node.upgrade() else {
+        let Some(guests) = guests.upgrade() else {
             break Ended::NodeGone;
         };
-        node.look_at_identity(entry);
-        node.look_at_clock(entry);
+        guests.look_at_identity(entry);
+        guests.look_at_clock(entry);
         if link.said.lock().elapsed() > AGAIN_HELLO && super::is_pending(&entry.record()) {
             link.hello()?;
         }
@@ -175,7 +176,7 @@ fn converse(
                 break;
             }
             match message {
-                Ok(message) => heard(&node, entry, vm, &link, message)?,
+                Ok(message) => heard(&guests, entry, vm, &link, message)?,
                 Err(error) => {
                     tracing::debug!(machine = %entry.name, %error, "the guest said something strange");
                 }
@@ -185,14 +186,14 @@ fn converse(
             break Ended::Flooded;
         }
     };
-    // answers of calls under way go nowhere
+    // with session 0, answers of calls under way are dropped
     *link.session.lock() = 0;
     let _ = stream.shutdown(std::net::Shutdown::Both);
     Ok(ended)
 }
 
 fn heard(
-    node: &Arc<Guests>,
+    guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     link: &Arc<Link>,
@@ -206,12 +207,12 @@ fn heard(
                 return Ok(());
             }
             entry.state.write().guest.agent = true;
-            let place: Place = node.place_of(entry);
+            let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }
-        ToHost::Placed { session } if session == current => node.identity_placed(entry, vm),
+        ToHost::Placed { session } if session == current => guests.identity_placed(entry, vm),
         ToHost::NotPlaced { session, why } if session == current => {
-            node.identity_failed(entry, &why)
+            guests.identity_failed(entry, &why)
         }
         ToHost::Cancel { session, number } if session == current => {
             let mut cancelled = link.cancelled.lock();
@@ -223,8 +224,8 @@ fn heard(
             session,
             number,
             call,
-        } if session == current => begin(node, entry, link, session, number, call),
-        // of an earlier life of this machine
+        } if session == current => begin(guests, entry, link, session, number, call),
+        // a message of an earlier session
         _ => {}
     }
     Ok(())
@@ -232,7 +233,7 @@ fn heard(
 
 /// Carries a call out on a thread of its own.
 fn begin(
-    node: &Arc<Guests>,
+    guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     link: &Arc<Link>,
     session: u64,
@@ -251,10 +252,10 @@ fn begin(
         let why = format!("{CALLS_MAX} calls of this machine are under way");
         return link.answer(session, number, busy(why));
     }
-    let (node, entry, given) = (node.clone(), entry.clone(), link.clone());
+    let (guests, entry, given) = (guests.clone(), entry.clone(), link.clone());
     let work = move || {
         let over = || given.is_over(session, number);
-        let answer = calls::carry_out(&node, &entry, call, &over);
+        let answer = calls::carry_out(&guests, &entry, call, &over);
         given.cancelled.lock().remove(&number);
         given.under_way.fetch_sub(1, Ordering::SeqCst);
         given.answer(session, number, answer);

@@ -1,4 +1,4 @@
-//! From what the user typed to a source and the name of an image there.
+//! Splits what the user typed into a source and the name of an image there.
 //!
 //! ```text
 //! debian, debian:12, 5f3a..            this node's repository
@@ -21,7 +21,7 @@ pub struct Reference {
     pub name: String,
 }
 
-/// Whether the text is an address and no local name.
+/// Whether the text is an address, and not a local name.
 pub fn is_address(text: &str) -> bool {
     text.contains("://")
         || text.starts_with('/')
@@ -29,7 +29,7 @@ pub fn is_address(text: &str) -> bool {
         || text.starts_with("../")
 }
 
-/// The ways in which an address can be read, the likeliest first.
+/// Returns the ways in which an address can be read, the likeliest first.
 pub fn references(text: &str) -> Result<Vec<Reference>, NodeError> {
     let bad = |why: &str| {
         usage(
@@ -83,7 +83,7 @@ pub fn references(text: &str) -> Result<Vec<Reference>, NodeError> {
     })
 }
 
-/// The nearest enclosing repository, and the rest of the path as the name in it.
+/// Finds the nearest repository that encloses a path; the rest of the path is the image's name in it.
 fn in_directory(path: &Path) -> Option<Reference> {
     let absolute = std::path::absolute(path).ok()?;
     absolute

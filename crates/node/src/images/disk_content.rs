@@ -1,13 +1,13 @@
-//! What a file is that has no disk format's header: a disk's bytes, something packed, or no disk at all. No I/O beyond reads that
-//! the caller does.
+//! Tells what a file without a disk format's header contains: a disk's bytes, something packed, or no disk at all. No I/O
+//! beyond reads that the caller does.
 //!
-//! A disk is known by what firmware and kernels know it by: partition tables, boot sectors, file systems. Where one of those
-//! says how long the disk is, that is compared with the file's length.
+//! A disk is recognized by what firmware and kernels look for: partition tables, boot sectors, file systems. Where one of
+//! those says how long the disk is, that is compared with the file's length.
 
 use crate::images::disk_format::{Bytes, Read};
 use std::io;
 
-/// What packs a file.
+/// How a file is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// gzip.
@@ -32,39 +32,39 @@ impl Packing {
     }
 }
 
-/// What a file is.
+/// What a file contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// A disk's bytes, known by this.
+    /// A disk's bytes, recognized by this: `GPT`.
     Disk(&'static str),
-    /// A disk's bytes with a footer behind them: Microsoft's fixed format.
+    /// A disk's bytes followed by a footer: Microsoft's fixed VHD.
     FixedVhd,
-    /// Something packed.
+    /// A packed file.
     Packed(Packing),
-    /// A disk of which the end is missing.
+    /// A disk whose end is missing.
     Truncated {
-        /// What tells its length: `GPT`.
+        /// What says how long the disk is: `GPT`.
         by: &'static str,
-        /// That length, bytes.
+        /// That length in bytes.
         needs: u64,
     },
-    /// No disk.
+    /// Not a disk.
     Foreign {
-        /// What it is: `a PDF document`.
+        /// What it is instead: `a PDF document`.
         what: &'static str,
-        /// What to do.
+        /// What the user can do.
         fix: &'static str,
     },
-    /// Nothing that is known.
+    /// Nothing that floe recognizes.
     Unknown,
 }
 
-/// Bytes from the beginning that are looked at: as far as the last of the known signatures, that of Btrfs.
+/// How many bytes of the beginning are read: up to the last known signature, that of Btrfs.
 const HEAD_BYTES: usize = 0x10080;
-/// A file whose first bytes are zeros up to here is an empty disk.
+/// A file that begins with this many zero bytes is taken for an empty disk.
 const BLANK_BYTES: u64 = 1 << 20;
 const SECTOR: u64 = 512;
-/// Writers of ISO files leave out what only pads a disc's end: 150 blocks.
+/// Padding at a disc's end that writers of ISO files may leave out: 150 blocks.
 const ISO_PADDING_BYTES: u64 = 150 * 2048;
 
 const UNPACK: &str = "unpack it first, and import the disk image that is in it";
@@ -72,7 +72,7 @@ const KERNEL: &str = "give it with --kernel";
 const GUEST: &str = "give the disk image of a machine; this is a program";
 const DOCUMENT: &str = "check the path, or the download";
 
-/// Files that are no disks, by their first bytes.
+/// Files that are not disks: their first bytes, what they are, and what the user can do.
 const FOREIGN: &[(&[u8], &str, &str)] = &[
     (b"\x7fELF", "an ELF program, library or kernel", GUEST),
     (b"%PDF", "a PDF document", DOCUMENT),
@@ -112,9 +112,9 @@ const FOREIGN: &[(&[u8], &str, &str)] = &[
     ),
 ];
 
-/// File systems and the like by bytes at a place.
+/// Offset and bytes by which partition tables and file systems are recognized.
 const SIGNATURES: &[(usize, &[u8], &str)] = &[
-    // first: what makes such a disc start from a stick as well are tables that need not be true
+    // first, because an ISO that also starts from a USB stick has partition tables that need not be right
     (0x8001, b"CD001", "ISO 9660"),
     (0x8001, b"BEA01", "UDF"),
     (512, b"EFI PART", "GPT"),
@@ -143,7 +143,7 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (0x2000 + 0x55c, b"\x19\x01\x54\x19", "UFS"),
 ];
 
-/// Looks at a file of `len` bytes that has no disk format's header.
+/// Examines a file of `len` bytes that has no disk format's header.
 pub fn look(read: &Read<'_>, len: u64) -> io::Result<Content> {
     if len == 0 {
         let (what, fix) = ("an empty file", DOCUMENT);
@@ -202,7 +202,7 @@ fn packing(head: &Bytes<'_>) -> Option<Packing> {
     found.map(|(.., packing)| *packing)
 }
 
-/// The footer of a disk whose bytes stand before it as they are.
+/// Whether the file ends with the footer of a fixed VHD, which holds the disk's bytes unchanged before it.
 fn is_fixed_vhd(read: &Read<'_>, len: u64) -> io::Result<bool> {
     const FIXED: u32 = 2;
     let Some(disk) = len.checked_sub(SECTOR) else {
@@ -214,25 +214,25 @@ fn is_fixed_vhd(read: &Read<'_>, len: u64) -> io::Result<bool> {
     Ok(footer.at(0, b"conectix") && footer.be32(60) == FIXED && footer.be64(48) == disk)
 }
 
-/// Whether it is what `--kernel` wants. A kernel begins with a boot sector's marks.
+/// Whether it is a kernel as `--kernel` expects it. Such a kernel begins like a boot sector.
 fn is_kernel(head: &Bytes<'_>) -> bool {
     let pe = head.at(0, b"MZ") && head.at(head.le32(0x3c) as usize, b"PE\0\0");
     head.at(0x202, b"HdrS") || head.at(56, b"ARM\x64") || pe
 }
 
-/// How long the disk has to be, bytes, and what tells so.
+/// Returns how many bytes long the disk must be, and what says so.
 fn length(head: &Bytes<'_>, known: Option<&'static str>) -> Option<(&'static str, u64)> {
     const SUPERBLOCK: usize = 1024;
     const BEFORE_PARTITIONS: [Option<&str>; 2] = [Some("GPT"), Some("ISO 9660")];
     let is_mbr = head.at(510, b"\x55\xaa") && !BEFORE_PARTITIONS.contains(&known);
     if let (true, Some(end)) = (is_mbr, partitions_end(head)) {
-        return Some(("MBR", end)); // what else is found lies in the space before its partitions
+        return Some(("MBR", end)); // any other signature lies in the space before the first partition
     }
     let by = known?;
     let bytes = match by {
         "GPT" => {
             let sector = if head.at(512, b"EFI PART") { 512 } else { 4096 };
-            // where the copy of the table is: in the last sector
+            // the backup of the table is in the disk's last sector
             let last = head.le64(sector + 32);
             last.saturating_add(1).saturating_mul(sector as u64)
         }
@@ -259,7 +259,7 @@ fn length(head: &Bytes<'_>, known: Option<&'static str>) -> Option<(&'static str
     Some((by, bytes))
 }
 
-/// Where the last partition of an MBR ends, in bytes; None if it has none that makes sense.
+/// Returns where the last partition of an MBR ends, in bytes; `None` if its entries make no sense or there are none.
 fn partitions_end(head: &Bytes<'_>) -> Option<u64> {
     const PROTECTIVE: u8 = 0xee;
     let mut end = None;
@@ -267,7 +267,7 @@ fn partitions_end(head: &Bytes<'_>) -> Option<u64> {
         let (flag, kind) = (*head.0.get(at)?, *head.0.get(at + 4)?);
         let (first, count) = (u64::from(head.le32(at + 8)), u64::from(head.le32(at + 12)));
         if flag & 0x7f != 0 || kind == PROTECTIVE {
-            return None; // the code or the parameters of a boot sector of a file system, or GPT's own
+            return None; // these bytes are code or parameters of a file system's boot sector, or the table only protects a GPT
         }
         if kind != 0 && first != 0 {
             end = end.max(Some((first + count) * SECTOR));
@@ -282,11 +282,11 @@ fn is_blank(read: &Read<'_>) -> io::Result<bool> {
     Ok(block[..len].iter().all(|byte| *byte == 0))
 }
 
-/// What a text is, if it is one.
+/// Returns what kind of text it is, if it is one.
 fn text(head: &Bytes<'_>) -> Option<&'static str> {
     const LOOK: usize = 1024;
     let bytes = &head.0[..head.0.len().min(LOOK)];
-    // a character may be cut in two at the end
+    // the last character may be cut off
     let whole = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) if error.error_len().is_none() => {
@@ -311,7 +311,7 @@ fn text(head: &Bytes<'_>) -> Option<&'static str> {
     )
 }
 
-/// Looks at bytes in memory as at a file.
+/// Examines bytes in memory as if they were a file.
 #[allow(dead_code, reason = "for tests and fuzzing")]
 pub fn look_at_bytes(bytes: &[u8]) -> io::Result<Content> {
     look(

@@ -1,26 +1,25 @@
-//! Whether the tables of a disk image point into its file. No I/O beyond reads that the caller does.
+//! Checks that the tables of a disk image point into its file. No I/O beyond reads that the caller does.
 //!
-//! `qemu-img` reads what lies beyond the end of a file as zeros, so that a download that was cut off would be converted
-//! without a word into a disk with holes. Here each place that the tables name is compared with the file's length first.
-//! Tables are read in blocks, never whole, and one that is named twice is read once, so that no file can cause more reads
-//! than it has bytes.
+//! `qemu-img` reads zeros beyond the end of a file, so it would silently convert a download that was cut off into a disk with
+//! holes. Here every offset in the tables is compared with the file's length first. Tables are read in blocks, never whole,
+//! and a table that is referenced twice is read once, so that no file can cause more reads than it has bytes.
 
 use crate::images::disk_format::{Bytes, Format, Read};
 use std::{collections::HashSet, io};
 
-/// Why an image is not whole.
+/// Why an image is incomplete or cannot be checked.
 #[derive(Debug)]
 pub enum Fault {
-    /// A place that the image needs lies beyond its end.
+    /// An offset that the image refers to lies beyond its end.
     Truncated {
-        /// What lies there: `the L2 table of cluster 0`.
+        /// What should be there: `the L2 table of cluster 0`.
         what: String,
-        /// Where the file would have to reach, bytes.
+        /// How long the file would have to be, in bytes.
         needs: u64,
     },
-    /// A value of its header or its tables that cannot be.
+    /// A value in its header or its tables is impossible.
     Damaged(String),
-    /// The caller wants no more of it.
+    /// The caller ended the check.
     Cancelled,
     /// A read failed.
     Io(io::Error),
@@ -32,25 +31,25 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// What is done with an entry of a table: its number, and its bytes.
+/// Called for each entry of a table with the entry's number and bytes.
 type OnEntry<'a, const WIDTH: usize> = dyn FnMut(u64, &[u8; WIDTH]) -> Result<(), Fault> + 'a;
 
-/// Bytes of a table that are read at once.
+/// How many bytes of a table are read at once.
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Most tables of the second level, so that what is remembered of them stays below some 100 MiB: QEMU's own bound of a
-/// first-level table of qcow2 (32 MiB).
+/// Most tables of the second level. Their offsets are remembered, which takes some 100 MiB at most. It is QEMU's own limit
+/// for a first-level table of qcow2 (32 MiB).
 const TABLES_MAX: u64 = 4 << 20;
 const SECTOR: u64 = 512;
 
-/// A file and what is read of it.
+/// A file being checked, and which of its tables were read.
 struct Image<'a> {
     read: &'a Read<'a>,
     len: u64,
     goes_on: &'a dyn Fn() -> bool,
 }
 
-/// Checks that all places that an image of `len` bytes names lie within it. `goes_on` is asked about once for each block of a
-/// table; false ends the check.
+/// Checks that every offset in an image of `len` bytes lies within it. `goes_on` is called once for each block of a table; if
+/// it returns false, the check ends.
 pub fn check(
     format: Format,
     read: &Read<'_>,
@@ -74,7 +73,7 @@ fn damaged<T>(what: impl Into<String>) -> Result<T, Fault> {
 }
 
 impl Image<'_> {
-    /// A structure of fixed size, whole.
+    /// Reads a structure of fixed size.
     fn get<const N: usize>(&self, offset: u64, what: &str) -> Result<[u8; N], Fault> {
         self.within(offset, N as u64, || what.to_owned())?;
         let mut bytes = [0; N];
@@ -82,7 +81,7 @@ impl Image<'_> {
         Ok(bytes)
     }
 
-    /// An error if these bytes are not all in the file.
+    /// Returns an error unless all of these bytes are in the file.
     fn within(&self, offset: u64, len: u64, what: impl Fn() -> String) -> Result<(), Fault> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),
@@ -93,7 +92,7 @@ impl Image<'_> {
         }
     }
 
-    /// Walks a table of `count` entries of `WIDTH` bytes.
+    /// Reads a table of `count` entries of `WIDTH` bytes and passes each to a function.
     fn table<const WIDTH: usize>(
         &self,
         offset: u64,
@@ -209,7 +208,7 @@ impl Image<'_> {
         })
     }
 
-    /// One cluster of a qcow2; `bitmap` says which of its 32 parts are there.
+    /// Checks one cluster of a qcow2; `bitmap` says which of its 32 subclusters are there.
     fn qcow2_cluster(
         &self,
         l2: &L2,
@@ -230,7 +229,7 @@ impl Image<'_> {
             let shift = 62 - (l2.cluster_bits - 8);
             let at = entry & ((1 << shift) - 1);
             let more = entry >> shift & ((1 << (l2.cluster_bits - 8)) - 1);
-            // the last of its sectors may be filled in part
+            // the last of its sectors may be only partly filled
             let last = (at / SECTOR + more) * SECTOR;
             return self.within(last.max(at), 1, data);
         }
@@ -255,7 +254,7 @@ impl Image<'_> {
         const COMPRESSED: u32 = 1 << 16;
         let mut head: [u8; 512] = self.get(0, "its header")?;
         if Bytes(&head).le64(56) == AT_END {
-            // a stream: the tables were written last, and the header that knows where they are after them
+            // a stream-optimized VMDK: its tables were written last, and the header with their offsets follows them
             let at = self.len.saturating_sub(2 * SECTOR);
             head = self.get(at, "the header at its end")?;
             if !head.starts_with(b"KDMV") || Bytes(&head).le64(56) == AT_END {
@@ -300,11 +299,11 @@ impl Image<'_> {
         })
     }
 
-    /// A compressed grain: its place on the disk, its length, its bytes.
+    /// Checks a compressed grain, which consists of its place on the disk, its length and its bytes.
     fn vmdk_compressed(&self, at: u64, grain: u64, guest: u64) -> Result<(), Fault> {
         const MARKER: u64 = 12;
         if at + 2 * grain + SECTOR <= self.len {
-            return Ok(()); // deflated bytes are never that much longer than their content
+            return Ok(()); // deflated bytes are never longer than twice their content
         }
         let what = data_at(guest);
         let marker: [u8; MARKER as usize] = self.get(at, &what)?;
@@ -342,7 +341,7 @@ impl Image<'_> {
         const COOKIE: &[u8] = b"conectix";
         const DYNAMIC: u32 = 3;
         const UNUSED: u32 = u32::MAX;
-        // the oldest writers leave out the last byte
+        // the oldest writers leave out the last byte of the footer
         let ends = [SECTOR, SECTOR - 1].map(|back| self.len.saturating_sub(back));
         let mut footer = None;
         for end in ends {
@@ -400,7 +399,7 @@ impl Image<'_> {
         if sector != 512 && sector != 4096 {
             return damaged(format!("sectors of {sector} bytes"));
         }
-        // after so many entries stands one of a bitmap
+        // after this many block entries there is one for a bitmap
         let ratio = (1 << 23) * sector / block;
         let blocks = size.div_ceil(block);
         let entries = match blocks {
@@ -421,7 +420,7 @@ impl Image<'_> {
         })
     }
 
-    /// Where a VHDX has its block table and its metadata.
+    /// Returns where a VHDX has its block table and its metadata.
     fn vhdx_regions(&self) -> Result<(u64, u64), Fault> {
         const TABLES: [u64; 2] = [192 << 10, 256 << 10];
         const MAP: &[u8] = &[
@@ -475,7 +474,7 @@ impl Image<'_> {
                 return damaged("its metadata lack an entry");
             };
             let offset = table.saturating_add(u64::from(head.le32(at + 16)));
-            // the shortest of them has 4 bytes, and none lies at the end of the region
+            // the shortest item has 4 bytes, and none lies at the end of the region
             self.get(offset, "its metadata")
         };
         Ok(Vhdx {
@@ -486,23 +485,23 @@ impl Image<'_> {
     }
 }
 
-/// What is the same for all clusters of a qcow2.
+/// What all clusters of a qcow2 have in common.
 struct L2 {
     cluster_bits: u32,
-    /// Bytes of the disk.
+    /// The disk's size in bytes.
     size: u64,
-    /// Entries of a table.
+    /// How many entries a table has.
     per_table: u64,
 }
 
-/// What a VHDX says of its disk, all in bytes.
+/// A VHDX's disk, block and sector size, in bytes.
 struct Vhdx {
     size: u64,
     block: u64,
     sector: u64,
 }
 
-/// How much of a block at `guest` belongs to a disk of `size` bytes: the last one need not be there whole.
+/// Returns how much of a block at `guest` belongs to a disk of `size` bytes: the last block may be incomplete.
 fn used(block: u64, guest: u64, size: u64) -> u64 {
     block.min(size.saturating_sub(guest))
 }

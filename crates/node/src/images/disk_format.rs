@@ -1,35 +1,35 @@
-//! What format a disk image has, and whether it stands alone. No I/O beyond reads that the caller does.
+//! Tells what format a disk image has, and whether it consists of one file. No I/O beyond reads that the caller does.
 //!
-//! A disk image may be made of other files: a backing file, an external data file, extents, a parent. Such an image is refused
-//! by its header, before any program that would open those files sees it. (What this overlooks, the confinement of
-//! [`floe_machine::tool`] refuses: `qemu-img` can open nothing but the image.)
+//! A disk image may refer to other files: a backing file, an external data file, extents, a parent. Such an image is refused
+//! because of its header, before any program that would open those files sees it. (If this overlooks a reference, the
+//! confinement of [`floe_machine::tool`] still keeps `qemu-img` from opening anything but the image.)
 
 use std::io;
 
-/// Bytes at a place of a file: fills as much of the buffer as there is, and returns how much.
+/// Reads bytes at an offset of a file: fills as much of the buffer as the file has, and returns how much that is.
 pub type Read<'a> = dyn Fn(u64, &mut [u8]) -> io::Result<usize> + 'a;
 
-/// A format, by `qemu-img`'s name.
+/// A format, with `qemu-img`'s name for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The disk's bytes.
+    /// The disk's bytes without a header.
     Raw,
-    /// QEMU's first.
+    /// QEMU's first format.
     Qcow,
-    /// QEMU's.
+    /// QEMU's current format.
     Qcow2,
     /// VMware's.
     Vmdk,
-    /// Microsoft's first (VHD).
+    /// Microsoft's first format (VHD).
     Vpc,
-    /// Microsoft's.
+    /// Microsoft's current format.
     Vhdx,
     /// VirtualBox's.
     Vdi,
 }
 
 impl Format {
-    /// The name.
+    /// Returns `qemu-img`'s name for the format.
     pub fn name(self) -> &'static str {
         match self {
             Format::Raw => "raw",
@@ -46,28 +46,28 @@ impl Format {
 /// Why an image is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is made of another file as well.
+    /// It refers to another file.
     Needs {
-        /// What that is to it: `backing file`.
+        /// What that file is to it: `backing file`.
         what: &'static str,
-        /// Its name, as the image tells it.
+        /// That file's name, as the image gives it.
         name: String,
     },
     /// Its header makes no sense.
     Damaged(String),
 }
 
-/// Bytes of a first look.
+/// How many bytes are read first.
 const HEAD_BYTES: usize = 512;
-/// Longest name of another file that is read: qcow2's own limit.
+/// Longest name of another file: qcow2's own limit, in bytes.
 const NAME_BYTES_MAX: usize = 1023;
-/// Most header extensions of a qcow2 file that are looked at; six kinds are known.
+/// Most header extensions of a qcow2 file that are read; six kinds are known.
 const EXTENSIONS_MAX: usize = 64;
-/// Most bytes of a VMDK's descriptor that are read: QEMU's own limit.
+/// Most bytes of a VMDK's descriptor: QEMU's own limit.
 const DESCRIPTOR_BYTES_MAX: usize = 20 * 512;
 const SECTOR: u64 = 512;
 
-/// The image's format, or why it is refused.
+/// Returns the image's format, or why it is refused.
 pub fn examine(read: &Read<'_>) -> io::Result<Result<Format, Refused>> {
     let mut head = [0; HEAD_BYTES];
     let len = read(0, &mut head)?;
@@ -87,7 +87,7 @@ pub fn examine(read: &Read<'_>) -> io::Result<Result<Format, Refused>> {
         let differs = (head.be32(60) == 4).then(|| needs("parent", "in its header".into()));
         stands_alone(Format::Vpc, differs)
     } else if head.at(0, b"vhdxfile") {
-        Ok(Format::Vhdx) // one with a parent is refused by qemu-img, which does not know how to read such
+        Ok(Format::Vhdx) // `qemu-img` itself refuses one with a parent, since it cannot read such a file
     } else if head.at(0x40, b"\x7f\x10\xda\xbe") {
         match head.le32(0x4c) {
             1 | 2 => Ok(Format::Vdi),
@@ -106,7 +106,7 @@ fn stands_alone(format: Format, other: Option<Refused>) -> Result<Format, Refuse
     other.map_or(Ok(format), Err)
 }
 
-/// The backing file of a qcow or qcow2.
+/// Returns a refusal if a qcow or qcow2 has a backing file.
 fn backing_file(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
     let (offset, len) = (head.be64(8), head.be32(16) as usize);
     if offset == 0 {
@@ -116,7 +116,7 @@ fn backing_file(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>
     Ok(Some(needs("backing file", name)))
 }
 
-/// A qcow2's backing file or data file.
+/// Returns a refusal if a qcow2 has a backing file or an external data file.
 fn qcow2_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
     const DATA_FILE: u64 = 1 << 2;
     const DATA_FILE_NAME: u32 = 0x4441_5441;
@@ -149,10 +149,10 @@ fn qcow2_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>>
     Ok(external.then(|| needs("data file", name)))
 }
 
-/// The parent of a VMDK with a descriptor inside, or the extents of one that is a descriptor and nothing else.
+/// Returns a refusal if a VMDK with an embedded descriptor has a parent, or if the file is only a descriptor of extents.
 fn vmdk_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
     let at = head.le64(28).saturating_mul(SECTOR);
-    // QEMU looks for a parent at the usual place, whatever the header says
+    // QEMU looks for a parent in the usual place, whatever the header says
     for offset in [SECTOR, at] {
         let text = text_at(read, offset, DESCRIPTOR_BYTES_MAX)?;
         if let Some((_, rest)) = text.split_once("parentFileNameHint") {
@@ -167,7 +167,7 @@ fn vmdk_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> 
     Ok(Some(needs("extent", extent(&text))))
 }
 
-/// The first file that a VMDK's descriptor names: `RW 2048 FLAT "disk-flat.vmdk" 0`.
+/// Returns the first file that a VMDK's descriptor names: `RW 2048 FLAT "disk-flat.vmdk" 0`.
 fn extent(text: &str) -> String {
     let is_extent = |line: &&str| line.starts_with("RW ") || line.starts_with("RDONLY ");
     let line = text.lines().find(is_extent).unwrap_or_default();
@@ -175,7 +175,7 @@ fn extent(text: &str) -> String {
     name.chars().take(NAME_BYTES_MAX).collect()
 }
 
-/// Text of a foreign file, up to its first zero byte.
+/// Reads text of a foreign file, up to its first zero byte.
 fn text_at(read: &Read<'_>, offset: u64, len_max: usize) -> io::Result<String> {
     let mut bytes = vec![0; len_max];
     let len = read(offset, &mut bytes)?;
@@ -183,7 +183,7 @@ fn text_at(read: &Read<'_>, offset: u64, len_max: usize) -> io::Result<String> {
     Ok(String::from_utf8_lossy(text.unwrap_or_default()).into_owned())
 }
 
-/// A header; what lies beyond its end is zero.
+/// A header; bytes beyond its end read as zero.
 pub(super) struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {
@@ -213,7 +213,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Reads from bytes in memory as from a file.
+/// Returns a reader for bytes in memory.
 #[allow(dead_code, reason = "for tests and fuzzing")]
 pub fn reader(bytes: &[u8]) -> impl Fn(u64, &mut [u8]) -> io::Result<usize> {
     move |offset: u64, buffer: &mut [u8]| {
@@ -225,7 +225,7 @@ pub fn reader(bytes: &[u8]) -> impl Fn(u64, &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Examines bytes in memory.
+/// Examines bytes in memory as if they were a file.
 #[allow(dead_code, reason = "for tests and fuzzing")]
 pub fn examine_bytes(bytes: &[u8]) -> Result<Format, Refused> {
     examine(&reader(bytes)).unwrap_or_else(|error| Err(Refused::Damaged(error.to_string())))

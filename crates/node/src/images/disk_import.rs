@@ -1,5 +1,5 @@
-//! From a path that somebody gave to a disk image that can be converted or read: opened without waiting, unpacked, known for what
-//! it is, and whole.
+//! Opens a path that a user gave as a disk image that can be converted or read: without blocking, unpacked, recognized, and
+//! checked to be complete.
 
 use crate::{
     error::{NodeError, at, refused},
@@ -20,11 +20,11 @@ use std::{
 };
 use tempfile::NamedTempFile;
 
-/// How often something packed may hold something packed: a compressed archive with a compressed disk has three.
+/// How many layers of packing are undone: a compressed archive with a compressed disk has three.
 const PACKINGS_MAX: usize = 4;
 const TAKE_AS_RAW: &str = "if these are a disk's bytes all the same, import them with --format raw";
 
-/// Opens a regular file or a block device for reading. Refuses what else a path may name; a FIFO is not waited for.
+/// Opens a regular file or a block device for reading. Returns an error for anything else; a FIFO does not block it.
 pub fn open_input(path: &Path) -> Result<File, NodeError> {
     let shown = path.display();
     let file = File::options()
@@ -39,7 +39,7 @@ pub fn open_input(path: &Path) -> Result<File, NodeError> {
                 "check the path; the node opens it",
             ));
         }
-        // what a socket answers to being opened
+        // the error that opening a socket gives
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
             return Err(no_file(path, "a socket or a device without a driver"));
         }
@@ -73,8 +73,8 @@ fn no_file(path: &Path, what: &str) -> NodeError {
     )
 }
 
-/// Opens a disk image, unpacks it if it is packed, and checks that it is one and whole. `as_raw`: its bytes are the disk's,
-/// whatever they look like. `scratch` makes an empty file of the node's own.
+/// Opens a disk image, unpacks it if it is packed, and checks that it is one and complete. With `as_raw` its bytes are taken
+/// as the disk's, whatever they look like. `scratch` creates an empty temporary file of the node's.
 pub fn open_disk(
     path: &Path,
     as_raw: bool,
@@ -191,7 +191,7 @@ fn unpacked(
 }
 
 fn length(image: &DiskImage) -> Result<u64, NodeError> {
-    // a block device has no length in its metadata
+    // a block device's metadata has no length
     let end = (&image.file).seek(SeekFrom::End(0));
     end.map_err(at(format!("cannot find the size of {}", image.shown)))
 }

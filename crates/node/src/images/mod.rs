@@ -1,7 +1,7 @@
-//! Images of this host: the repository, the cache, where images come from, and what of them is on the mount.
+//! Images of this host: the repository, the cache, where images come from, and which of them are on the mount.
 //!
-//! Locks: `storing` is held while something is stored (read) or garbage is collected (write), and taken before every other
-//! lock; `mount` for the length of a call into it, which may fetch; `users` only to be copied.
+//! Locks: `storing` is held while something is stored (read) or garbage is collected (write), and is taken before every other
+//! lock. `mount` is held for the length of a call into the mount, which may fetch. `users` is only held while it is copied.
 
 pub(crate) mod address;
 mod disk_content;
@@ -44,16 +44,16 @@ use std::{
     time::Duration,
 };
 
-/// Kernel command line of an import that names none: a console, the first disk if there is one, and freed pages zeroed,
-/// which makes a later capture smaller by what the guest once used (design: 114 of 1023 MB).
+/// Kernel command line of an import that names none: a console, and freed pages zeroed, which makes a later capture smaller
+/// by the memory that the guest once used and freed (in the design: 114 of 1023 MB).
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
-/// What [`CMDLINE_DEFAULT`] adds for a disk.
+/// What is added to [`CMDLINE_DEFAULT`] if there is a disk.
 const CMDLINE_ROOT: &str = " root=/dev/vda rw";
-/// Label of an image that a fork made: it goes when nobody needs it any more.
+/// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
-/// Most disks of an import.
+/// Most disks that an import may have.
 const DISKS_MAX: usize = 16;
-/// While something is being stored, `gc` keeps what is younger than this: it may belong to that.
+/// While something is being stored, garbage collection keeps data younger than this: it may belong to what is being stored.
 const GC_AGE_WHILE_BUSY: Duration = Duration::from_secs(24 * 3600);
 
 /// See the module.
@@ -61,21 +61,21 @@ pub(crate) struct Images {
     core: Arc<Core>,
     pub repo: Repository,
     pub cache: Arc<Cache>,
-    /// Makes what brings chunks, for every place that images are at.
+    /// Opens the sources of images and makes fetchers for them.
     pub sources: Sources,
-    /// How long runs took.
+    /// How long recent runs took, by image.
     pub starts: Starts,
-    /// Read: something is being stored. Write: nothing is, so garbage is really garbage.
+    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to.
     pub storing: RwLock<()>,
-    /// `None` once the node is on its way out.
+    /// `None` once the node is ending.
     mount: RwLock<Option<Mount>>,
-    /// What the planner wishes of machines.
+    /// Sends the planner's wishes that machines pause or go on.
     wishes: mpsc::Sender<Wish>,
     users: RwLock<Vec<Weak<dyn ImageUser>>>,
 }
 
 impl Images {
-    /// All that is known of images here; `wishes` hears when machines are to stand still for an image, or to go on.
+    /// Creates the service. `wishes` receives when machines are to pause for an image, and when they may go on.
     pub fn new(
         core: Arc<Core>,
         repo: Repository,
@@ -97,7 +97,7 @@ impl Images {
         })
     }
 
-    /// All images, newest first.
+    /// Returns all images, newest first.
     pub fn images(&self) -> Result<ImageList, NodeError> {
         let images = self.repo.list()?.into_iter().map(|entry| ImageSummary {
             id: entry.id.to_string(),
@@ -117,7 +117,7 @@ impl Images {
         })
     }
 
-    /// One image, whole.
+    /// Returns everything known of one image.
     pub fn image(&self, image: &str) -> Result<ImageDetail, NodeError> {
         let id = self.repo.resolve(image)?;
         let inspection = self.repo.inspect(&id)?;
@@ -249,7 +249,7 @@ impl Images {
         Ok(ingest.region_from_file(region, raw.path())?)
     }
 
-    /// An empty temporary file on the state directory's file system.
+    /// Creates an empty temporary file on the state directory's file system.
     pub(crate) fn scratch(&self, what: &str) -> Result<tempfile::NamedTempFile, NodeError> {
         let dir = self.core.home.tmp();
         tempfile::Builder::new()
@@ -295,7 +295,7 @@ impl Images {
         })
     }
 
-    /// Gives an image one more name.
+    /// Gives an image an additional name.
     pub fn tag(&self, request: &TagRequest) -> Result<(), NodeError> {
         let name = parse_name(&request.name)?;
         let id = self.repo.resolve(&request.image)?;
@@ -305,7 +305,7 @@ impl Images {
         Ok(())
     }
 
-    /// Takes a name away.
+    /// Removes a name from an image.
     pub fn untag(&self, name: &str) -> Result<(), NodeError> {
         let id = self.repo.untag(&parse_name(name)?)?;
         self.core
@@ -313,7 +313,7 @@ impl Images {
         Ok(())
     }
 
-    /// Removes a name; with the last one (or `force`) the image and what only it needed.
+    /// Removes a name. With the last name, or with `force`, the image is removed, and all data that only it needed.
     pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, NodeError> {
         let id = self.repo.resolve(&request.image)?;
         let names = self.repo.inspect(&id)?.names;
@@ -356,7 +356,7 @@ impl Images {
         })
     }
 
-    /// Removes packs that no image needs. Returns the bytes.
+    /// Removes packs that no image needs. Returns how many bytes that freed.
     pub(crate) fn collect_garbage(&self) -> Result<u64, NodeError> {
         let alone = self.storing.try_write();
         let min_age = if alone.is_some() {
@@ -372,7 +372,7 @@ impl Images {
         Ok(self.repo.gc(&options)?.bytes)
     }
 
-    /// Writes a region to a file.
+    /// Writes a region of an image to a file.
     pub fn export(
         &self,
         request: &ExportRequest,
@@ -430,7 +430,7 @@ impl Images {
         })
     }
 
-    /// How full the cache is.
+    /// Returns how full the cache is.
     pub fn cache_info(&self) -> CacheInfo {
         let stats = self.cache.stats();
         CacheInfo {
@@ -444,7 +444,7 @@ impl Images {
         }
     }
 
-    /// Empties the cache of all that no machine holds, and the repository of all that no image needs.
+    /// Removes from the cache all that no machine holds, and from the repository all that no image needs.
     pub fn cache_gc(&self) -> Result<FreedReport, NodeError> {
         let freed_bytes = self.cache.gc(0)? + self.collect_garbage()?;
         Ok(FreedReport {
@@ -453,7 +453,7 @@ impl Images {
         })
     }
 
-    /// Reads and hashes all of the cache; what is wrong is dropped and will be fetched again.
+    /// Reads and hashes all of the cache; damaged chunks are dropped and will be fetched again.
     pub fn cache_verify(&self, report: &mut Report) -> Result<Outcome, NodeError> {
         let line = report.progress_line("verify", "chunks");
         let found = self.cache.verify(&mut |done, total| line.at(done, total))?;
@@ -474,12 +474,12 @@ impl Images {
     }
 }
 
-/// A name that the user gave.
+/// Parses a name that the user gave.
 pub(crate) fn parse_name(name: &str) -> Result<ImageName, NodeError> {
     ImageName::parse(name).map_err(|error| usage(error.to_string(), ""))
 }
 
-/// Publishes what was ingested, with its statistics.
+/// Publishes what was ingested; returns its id and statistics.
 pub(crate) fn finish(
     ingest: Ingest,
     config: MachineConfig,

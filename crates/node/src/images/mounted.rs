@@ -1,4 +1,4 @@
-//! Images on the mount, and who keeps them there.
+//! Images on the mount, and which services keep them there.
 
 use super::Images;
 use crate::error::{NodeError, failed};
@@ -10,12 +10,12 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// A service that uses images. Each is asked before an image goes from the mount or the repository.
+/// A service that uses images. It is asked before an image is removed from the mount or the repository.
 pub(crate) trait ImageUser: Send + Sync {
-    /// What uses an image, in words; `None` if nothing of this service does.
+    /// Returns in words what uses an image; `None` if nothing of this service does.
     fn user_of(&self, image: &Hash) -> Option<String>;
 
-    /// Images that garbage collection must keep.
+    /// Returns the images that garbage collection must keep.
     fn images(&self) -> Vec<Hash> {
         Vec::new()
     }
@@ -25,26 +25,26 @@ pub(crate) trait ImageUser: Send + Sync {
         false
     }
 
-    /// A machine has let go of an image: one that was made for machines only may be removed now.
+    /// Called when a machine has stopped using an image: one that was made for machines only may now be removed.
     fn released(&self, _image: &Hash) {}
 
-    /// An image that nothing uses has been removed: what is kept for it goes.
+    /// Called when an unused image has been removed: the service drops what it kept for it.
     fn removed(&self, _image: &Hash) {}
 }
 
-/// What the planner says of an image: that its machines stand still while it is fetched, or go on.
+/// The planner's wish for an image: that its machines pause while it is fetched, or that they go on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Wish {
     /// The image.
     pub image: Hash,
-    /// Stand still, or go on.
+    /// Whether the machines are to pause (true) or to go on.
     pub pause: bool,
-    /// What for.
+    /// What they wait for.
     pub buffering: floe_api::Buffering,
 }
 
 impl Wish {
-    /// What the mount said of an image.
+    /// Converts what the mount reported about an image.
     fn of(image: Hash, said: &Buffering) -> Wish {
         Wish {
             image,
@@ -56,7 +56,7 @@ impl Wish {
         }
     }
 
-    /// Nobody waits for this image any more.
+    /// Returns the wish that machines of an image go on, once nobody waits for it any more.
     fn over(image: Hash) -> Wish {
         Wish {
             image,
@@ -67,7 +67,7 @@ impl Wish {
 }
 
 impl Images {
-    /// Enters a service that is asked about images from now on, for as long as it lives.
+    /// Adds a service that is asked about images from now on, for as long as it exists.
     pub fn ask_too(&self, user: Weak<dyn ImageUser>) {
         self.users.write().push(user);
     }
@@ -76,12 +76,12 @@ impl Images {
         self.users.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Where regions appear as files.
+    /// Returns the directory where regions appear as files.
     pub fn mountpoint(&self) -> PathBuf {
         self.core.options.mountpoint.clone()
     }
 
-    /// Does something with the mount; an error once the node is on its way out.
+    /// Calls a function with the mount; returns an error once the node is ending.
     pub fn with_mount<T>(
         &self,
         call: impl FnOnce(&Mount) -> Result<T, MountError>,
@@ -92,12 +92,12 @@ impl Images {
         }
     }
 
-    /// Takes the mount away, for the end of the node.
+    /// Takes the mount out, so that the node can end it.
     pub fn take_mount(&self) -> Option<Mount> {
         self.mount.write().take()
     }
 
-    /// Shows an image on the mount.
+    /// Adds an image to the mount.
     pub fn show_image(
         &self,
         id: Hash,
@@ -115,44 +115,44 @@ impl Images {
         })?;
         let wishes = self.wishes.clone();
         image.on_buffering(move |said| {
-            // the node is on its way out if nobody listens
+            // nobody receives while the node is ending
             let _ = wishes.send(Wish::of(id, &said));
         });
         Ok(image)
     }
 
-    /// Takes an image off the mount if nothing uses it any more, a QEMU that waits for its next run included.
+    /// Removes an image from the mount unless something uses it or a QEMU waits with it for the next run.
     pub fn forget_image(&self, id: &Hash) {
         let users = self.users();
         let stays = |user: &Arc<dyn ImageUser>| user.user_of(id).is_some() || user.keeps_shown(id);
         if !users.iter().any(stays) {
             let _ = self.wishes.send(Wish::over(*id));
-            // an image that was never shown is no error
+            // an image that was never on the mount is not an error
             let _ = self.with_mount(|mount| mount.remove_image(id));
         }
     }
 
-    /// What uses an image (a machine, a view, a fork), in words.
+    /// Returns in words what uses an image (a machine, a view, a fork), if anything does.
     pub fn user_of(&self, id: &Hash) -> Option<String> {
         self.users().iter().find_map(|user| user.user_of(id))
     }
 
-    /// Images that garbage collection must keep.
+    /// Returns the images that garbage collection must keep.
     pub(super) fn images_in_use(&self) -> Vec<Hash> {
         self.users().iter().flat_map(|user| user.images()).collect()
     }
 
-    /// A machine uses an image no more: whoever made it for machines only may remove it.
+    /// Tells all services that a machine has stopped using an image: whoever made it for machines only may remove it.
     pub fn released(&self, id: &Hash) {
         self.users().iter().for_each(|user| user.released(id));
     }
 
-    /// Removes what is kept for an image that has been removed.
+    /// Tells all services to drop what they keep for an image that has been removed.
     pub(super) fn drop_kept(&self, id: &Hash) {
         self.users().iter().for_each(|user| user.removed(id));
     }
 
-    /// An image's manifest from `beside`, a machine's directory, or from the repository.
+    /// Reads an image's manifest from `beside`, a machine's directory, or else from the repository.
     pub fn manifest_of(&self, beside: &Path, id: &Hash) -> Result<Manifest, NodeError> {
         crate::files::load_manifest(beside, id).or_else(|_| Ok(self.repo.manifest(id)?))
     }

@@ -1,7 +1,7 @@
-//! Other formats than raw, by `qemu-img` (package `qemu-utils`), which reads strangers' files and is confined for it.
+//! Converts formats other than raw with `qemu-img` (package `qemu-utils`). It reads strangers' files, so it is confined.
 //!
-//! The file comes open from [`crate::images::disk_import`], which refuses those that are made of others, and is handed over so; what `qemu-img` may do
-//! then is up to [`floe_machine::tool`].
+//! The file comes opened from [`crate::images::disk_import`], which refuses files that refer to others, and is handed to
+//! `qemu-img` as a descriptor. What `qemu-img` may do beyond that is decided by [`floe_machine::tool`].
 
 use crate::{
     error::{NodeError, at, failed, refused},
@@ -23,26 +23,26 @@ use std::{
 };
 use tempfile::NamedTempFile;
 
-/// Most bytes of what `qemu-img` says that an error repeats.
+/// How many bytes of `qemu-img`'s output an error repeats at most.
 const SAID_BYTES_MAX: usize = 2048;
-/// How long a conversion may take whatever its input: reading tables, on a busy host.
+/// How long a conversion may take at least, whatever its input: time to read tables on a busy host.
 const TIME_LEAST: Duration = Duration::from_secs(600);
-/// And one second more for so many bytes of the input; any disk reads ten times that.
+/// A conversion may take one more second for each such number of input bytes; any disk reads ten times as fast.
 const BYTES_PER_S_LEAST: u64 = 1 << 20;
 
-/// A disk image that is open, and what it is.
+/// An opened disk image.
 pub struct DiskImage {
     pub(crate) file: File,
     /// Its format.
     pub format: Format,
     /// Its name in messages.
     pub(crate) shown: String,
-    /// The node's own file that it was unpacked into, which goes with it.
+    /// The node's own temporary file that it was unpacked into; it is deleted with this value.
     pub(crate) unpacked: Option<NamedTempFile>,
 }
 
 impl DiskImage {
-    /// Opens a file of the node's own that holds a disk's bytes, whatever they look like.
+    /// Opens a file of the node's own as raw disk, whatever its bytes look like.
     pub fn raw(path: &Path) -> Result<DiskImage, NodeError> {
         let shown = path.display().to_string();
         let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
@@ -55,7 +55,7 @@ impl DiskImage {
     }
 }
 
-/// Converts an image into a file, which is emptied first and again if that fails.
+/// Converts an image into a file, which is emptied first, and again if the conversion fails.
 pub fn convert(
     programs: &Programs,
     from: DiskImage,
@@ -93,7 +93,7 @@ pub fn convert(
     result
 }
 
-/// Waits for its end, tells of its progress, and ends it when the client has gone or the time is over.
+/// Waits until `qemu-img` ends, and reports its progress. Kills it when the client has gone or the time is over.
 fn watch(
     mut child: Child,
     shown: &str,
@@ -106,7 +106,7 @@ fn watch(
         .name("qemu-img".into())
         .spawn(move || pipe.map(|pipe| listen(pipe, &percents)).unwrap_or_default());
     let end = |child: &mut Child| {
-        let _ = child.kill(); // it may have ended by itself
+        let _ = child.kill(); // it may have ended already
         let _ = child.wait();
     };
     let listener = listener
@@ -148,7 +148,7 @@ fn watch(
     ))
 }
 
-/// Reads what it says to the end: how far it is, and the last of the rest.
+/// Reads its output to the end: sends the progress, and returns the last of the rest.
 fn listen(mut pipe: ChildStderr, percents: &mpsc::Sender<f64>) -> String {
     let mut said = Vec::new();
     let mut buffer = [0; 4096];
@@ -168,7 +168,7 @@ fn listen(mut pipe: ChildStderr, percents: &mpsc::Sender<f64>) -> String {
     said.chars().take(SAID_BYTES_MAX).collect()
 }
 
-/// The last `(12.34/100%)` in what qemu-img printed.
+/// Returns the last `(12.34/100%)` in what `qemu-img` printed.
 fn last_percent(text: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(text).ok()?;
     let end = text.rfind("/100%)")?;
@@ -181,7 +181,7 @@ fn last_percent(text: &[u8]) -> Option<f64> {
         .filter(|p| (0.0..=100.0).contains(p))
 }
 
-/// Where `qemu-img` is.
+/// Returns the path of `qemu-img`.
 fn program() -> Result<PathBuf, NodeError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -190,7 +190,7 @@ fn program() -> Result<PathBuf, NodeError> {
         .ok_or_else(|| refused("qemu-img is not installed", "apt install qemu-utils"))
 }
 
-/// Fills the buffer as far as the file has something there; returns how much.
+/// Fills the buffer as far as the file has bytes there; returns how many.
 pub(crate) fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {

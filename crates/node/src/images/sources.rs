@@ -25,7 +25,7 @@ const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
 /// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
 pub const SMALL_REGION_MAX: u64 = 256 << 20;
 
-/// A token that came with a request is for the first hub that the request names, and for no other.
+/// Binds a request's token to the first hub that the request names; it is sent to no other.
 pub fn bind_token<'a>(
     token: Option<&str>,
     addresses: impl IntoIterator<Item = &'a str>,
@@ -48,7 +48,7 @@ pub struct Found {
     pub origin: Origin,
     /// The same, opened.
     pub fetcher: Arc<Fetcher>,
-    /// What QEMU loads, once it has been read: many machines may start from one image at the same time.
+    /// What QEMU loads, once it has been read. It is shared, since many machines may start from one image at the same time.
     pub loads: Arc<OnceLock<Loads>>,
 }
 
@@ -62,7 +62,7 @@ pub struct Loads {
 }
 
 impl Found {
-    /// The same once more.
+    /// Returns another value for the same image, which shares fetcher and loads.
     pub(crate) fn copy(&self) -> Found {
         Found {
             id: self.id,
@@ -79,10 +79,10 @@ pub(crate) trait Provide: Send + Sync {
     /// The addresses at which others provide in this way, and how one is opened.
     fn scheme(&self) -> Scheme;
 
-    /// What is on this host: `repository`, and before it what is provided here.
+    /// Returns a source for what is on this host: what this way provides here, then `repository`.
     fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source>;
 
-    /// What another provides, from its opened address.
+    /// Returns a source for what another node provides, from its opened address.
     fn elsewhere(&self, source: Arc<dyn Source>, origin: &Origin) -> Arc<dyn Source>;
 }
 
@@ -125,8 +125,8 @@ impl Sources {
         }
     }
 
-    /// Finds the id that a name or address points to, and the source that has it. `token` is for that address. `stage` is
-    /// told what was done.
+    /// Finds the id that a name or address points to, and a source that has it. `token` is for that address. `stage` is
+    /// called after each step with its name.
     pub fn find(
         &self,
         image: &str,
@@ -173,7 +173,7 @@ impl Sources {
         let mut found: Option<Hash> = None;
         let mut trouble: Option<NodeError> = None;
         for text in std::iter::once(image).chain(more.iter().map(String::as_str)) {
-            // once the id is known, further sources need not be asked, nor be up
+            // once the id is known, further sources are not asked and may even be down
             if let Some(id) = found {
                 if let Some(way) =
                     references(&format!("{}#{id}", text.split('#').next().unwrap_or(text)))?.first()
@@ -264,7 +264,7 @@ impl Sources {
         if let Some(fetcher) = fetchers.get(&places).and_then(Weak::upgrade) {
             return Ok(fetcher);
         }
-        // what is here is never asked for elsewhere: a look into the repository costs microseconds
+        // this host is asked first, because a look into the repository takes microseconds
         let repository = floe_source::Directory::new(self.repo.clone());
         let here = self.providers.iter();
         let here = here.fold(Arc::new(repository) as Arc<dyn Source>, |here, provider| {
@@ -280,7 +280,7 @@ impl Sources {
                 None => whole.push(Arc::new(source)),
             }
         }
-        // each of the others has the whole image: together they carry more than one
+        // each of the others has the whole image: together they have more bandwidth than one
         match whole.len() {
             0 | 1 => opened.append(&mut whole),
             _ => opened.push(Arc::new(Striped::new(whole))),
@@ -362,7 +362,7 @@ impl Sources {
         Ok(out)
     }
 
-    /// Items from the cache, and the rest in one batch after another from the source.
+    /// Returns items from the cache, and reads the rest in batches from the source.
     fn items(
         &self,
         found: &Found,
@@ -390,7 +390,7 @@ impl Sources {
                 .read(&found.id, batch, &request, &mut |kind, hash, bytes| {
                     match self.cache.put_item(kind, &hash, bytes, None) {
                         Err(error) if !error.is_full() => kept = Err(error),
-                        _ => {} // a full cache only costs the next reader a fetch
+                        _ => {} // if the cache is full, the next reader fetches it again
                     }
                     have.insert(hash, bytes.to_vec());
                 })?;
@@ -486,7 +486,7 @@ mod tests {
         let again = sources.fetcher(&origin(&one, "a")).unwrap();
         assert!(Arc::ptr_eq(&first, &again));
         for other in [origin(&two, "a"), origin(&one, "b"), origin(&None, "a")] {
-            // where the system has no authorities it says so, and nothing is shared
+            // a system without certificate authorities gives an error, and nothing is shared
             if let Ok(other) = sources.fetcher(&other) {
                 assert!(!Arc::ptr_eq(&first, &other));
             }

@@ -1,4 +1,4 @@
-//! How long runs of an image take: what the catalogue shows as its typical start.
+//! How long runs of an image take; the catalogue shows it as the typical start.
 
 use crate::files::{replace_file_soon, set_aside};
 use floe_api::paths::Home;
@@ -9,19 +9,19 @@ use std::{
     path::PathBuf,
 };
 
-/// Runs of an image that count, the last ones.
+/// How many of an image's last runs count.
 const RUNS_MAX: usize = 9;
-/// Images that are remembered; beyond it, those whose id sorts first are forgotten.
+/// How many images are remembered; beyond that, those whose id sorts first are forgotten.
 const IMAGES_MAX: usize = 4096;
 
-/// Times of the last runs by image. Kept over restarts; a file that can't be read is an empty one.
+/// Times of the last runs by image. They are kept over restarts; an unreadable file counts as empty.
 pub(crate) struct Starts {
     file: PathBuf,
     times_ms: Mutex<BTreeMap<String, VecDeque<f64>>>,
 }
 
 impl Starts {
-    /// What is known in this state directory.
+    /// Reads what is known from this state directory.
     pub fn open(home: &Home) -> Starts {
         let file = home.root().join("starts.json");
         let read = std::fs::read(&file).unwrap_or_default();
@@ -39,7 +39,7 @@ impl Starts {
         }
     }
 
-    /// A run took so long.
+    /// Adds the time of a run, in milliseconds.
     pub fn add(&self, image: &Hash, ms: f64) {
         let mut times = self.times_ms.lock();
         let of_image = times.entry(image.to_string()).or_default();
@@ -50,14 +50,14 @@ impl Starts {
         while times.len() > IMAGES_MAX {
             times.pop_first();
         }
-        // no fsync: a run waits for this, and after a power failure an empty list is as good
+        // no fsync: a run waits for this, and after a power failure an empty list does no harm
         let bytes = serde_json::to_vec(&*times).unwrap_or_default();
         if let Err(error) = replace_file_soon(&self.file, &bytes) {
             tracing::warn!(%error, "start times are not kept");
         }
     }
 
-    /// The median of the last runs.
+    /// Returns the median of the last runs, in milliseconds.
     pub fn typical_ms(&self, image: &Hash) -> Option<f64> {
         let times = self.times_ms.lock();
         let mut sorted: Vec<f64> = times.get(&image.to_string())?.iter().copied().collect();

@@ -1,4 +1,4 @@
-//! An image's thumbnail, and a machine's screen on the way to become one.
+//! An image's thumbnail, and a machine's screen as the source of one.
 
 use crate::{
     error::{NodeError, at, not_found},
@@ -9,7 +9,7 @@ use floe_image::Hash;
 use floe_machine::Machine;
 
 impl Images {
-    /// An image's id and its thumbnail, PNG.
+    /// Returns an image's id and its thumbnail as PNG.
     pub fn thumbnail(&self, image: &str) -> Result<(Hash, Vec<u8>), NodeError> {
         let id = self.repo.resolve(image)?;
         let none = || not_found(format!("image {} has no thumbnail", id.short()), "");
@@ -23,7 +23,7 @@ impl Images {
         Ok((id, png))
     }
 
-    /// The screen of a machine as a thumbnail; `None` where it has none or shows nothing.
+    /// Returns the screen of a machine as a thumbnail; `None` if it has no screen or shows nothing.
     pub(crate) fn take_thumbnail(&self, vm: &Machine) -> Option<Vec<u8>> {
         let shot = self.scratch("screen").and_then(|file| {
             vm.screenshot(file.path())?;
@@ -31,7 +31,7 @@ impl Images {
         });
         match shot {
             Ok(png) => of_screen(&png),
-            // a machine without a screen is as good
+            // a machine without a screen can be captured too
             Err(error) => {
                 tracing::debug!(%error, "no thumbnail");
                 None

@@ -1,4 +1,4 @@
-//! Whole images between this node and elsewhere.
+//! Copies whole images between this node and other places.
 
 use crate::{
     error::{NodeError, usage},
@@ -19,10 +19,10 @@ use floe_store::Repository;
 use std::path::{Path, PathBuf};
 
 impl Images {
-    /// Sends an image to a hub, or into a directory of static files.
+    /// Sends an image to a hub, or writes it into a directory of static files.
     pub fn push(&self, request: &PushRequest, report: &mut Report) -> Result<Outcome, NodeError> {
         let id = self.repo.resolve(&request.image)?;
-        // the name there: as asked, else the local one that the user pushed by
+        // the name there: the one that was asked for, else the local one that the user pushed by
         let name = match &request.name {
             Some(name) => Some(parse_name(name)?),
             None => ImageName::parse(&request.image).ok().filter(|name| {
@@ -34,7 +34,7 @@ impl Images {
         let transfer = loop {
             let layout = self.repo.layout(&id)?;
             match self.push_once(&id, name.as_ref(), request, report) {
-                // its packs were laid out anew meanwhile; what was sent is not sent again
+                // its packs were laid out anew meanwhile; chunks that were sent are not sent again
                 Err(_) if report.check().is_ok() && self.repo.layout(&id)? != layout => {}
                 other => break other?,
             }
@@ -105,7 +105,7 @@ impl Images {
         })
     }
 
-    /// Brings a whole image here.
+    /// Copies a whole image to this node.
     pub fn pull(&self, request: &PullRequest, report: &mut Report) -> Result<Outcome, NodeError> {
         if !is_address(&request.from) {
             return Err(usage(
@@ -164,7 +164,7 @@ impl Images {
         )?;
         let counted = found.fetcher.source().link().wire_bytes - before;
         Ok(TransferReport {
-            // a directory has no link to count on
+            // a directory has no link whose bytes could be counted
             wire_bytes: if counted > 0 {
                 counted
             } else {
@@ -176,7 +176,7 @@ impl Images {
     }
 }
 
-/// The directory that an address means, if it means one.
+/// Returns the directory that an address means, if it means one.
 fn directory(to: &str) -> Option<PathBuf> {
     if !to.contains("://") {
         return std::path::absolute(Path::new(to)).ok();
@@ -185,7 +185,7 @@ fn directory(to: &str) -> Option<PathBuf> {
     url.to_file_path().ok().filter(|_| url.scheme() == "file")
 }
 
-/// What an image from this address is called here: as there, unless that is an id.
+/// Returns the local name of an image from this address: its name there, unless that is an id.
 fn local_name(from: &str) -> Option<ImageName> {
     let last = from.rsplit(['/', '#']).next()?;
     let id = last.len() == 64 && last.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -1,7 +1,7 @@
-//! Packed disk images: gzip, xz, Zstandard, and a disk out of a tar archive (an OVA is one).
+//! Unpacks disk images: gzip, xz, Zstandard, and a disk from a tar archive (an OVA is one).
 //!
-//! What comes out goes to a file beside the node's state, its zeros as holes. It is bounded: in its length, in what it takes of
-//! the disk for each byte that went in, and by the space that is left there. The file is the caller's, who drops it.
+//! The output goes to a file beside the node's state, with zeros as holes. It is bounded in its length, in the disk space it
+//! takes for each byte of input, and by the space that is left. The caller owns the file and deletes it.
 
 use crate::{
     error::{NodeError, at, refused},
@@ -16,38 +16,38 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Bytes that are unpacked at once.
+/// How many bytes are unpacked at once.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Holes are as small as this.
+/// The smallest hole, in bytes.
 const HOLE_BYTES: usize = 4096;
-/// Longest file that comes out: no image is larger.
+/// Longest output file, in bytes: no image is larger.
 const OUTPUT_BYTES_MAX: u64 = floe_image::IMAGE_BYTES_MAX;
-/// What may be written without looking at the ratio.
+/// How many bytes may be written before the ratio is checked.
 const FREE_OF_RATIO_BYTES: u64 = 64 << 20;
-/// Most bytes that are written (holes are not) for each byte read. Disks come to 2 to 20.
+/// Most bytes that are written (holes do not count) for each byte read. Disks reach 2 to 20.
 const RATIO_MAX: u64 = 1000;
-/// How often the space that is left is looked at, bytes written.
+/// After how many written bytes the free space is checked again.
 const SPACE_EVERY_BYTES: u64 = 64 << 20;
-/// One part of so many of the file system stays free for the machines' own disks.
+/// The fraction of the file system, one part of this many, that stays free for the machines' own disks.
 const SPACE_KEPT: u64 = 20;
-/// Most memory for the window of a packed file: xz -9 takes 64 MiB.
+/// Most memory for the window of an xz file, in KiB: xz -9 takes 64 MiB.
 const XZ_MEMORY_KIB: u32 = 256 << 10;
-/// The same of Zstandard, its logarithm: 128 MiB, what `zstd` itself takes unless it is told otherwise.
+/// Most memory for the window of a Zstandard file, as a base-2 logarithm: 128 MiB, the default of `zstd` itself.
 const ZSTD_WINDOW_LOG: u32 = 27;
-/// What an archive consists of, bytes.
+/// The size of an archive's blocks, in bytes.
 const TAR_BLOCK: u64 = 512;
-/// Most files of an archive.
+/// Most files in an archive.
 const MEMBERS_MAX: usize = 10_000;
-/// Most of them that an error names.
+/// How many of them an error names at most.
 const NAMES_SHOWN: usize = 8;
-/// How a disk image's name ends.
+/// File name endings of disk images.
 const DISK_ENDINGS: [&str; 10] = [
     "vmdk", "qcow2", "qcow", "vdi", "vhd", "vhdx", "img", "raw", "iso", "bin",
 ];
-/// What may follow that.
+/// Endings that may follow those.
 const PACKED_ENDINGS: [&str; 3] = [".gz", ".xz", ".zst"];
 
-/// Unpacks `from`, named `shown` in messages, into `to`. Returns the name of what was taken out of an archive.
+/// Unpacks `from`, which messages call `shown`, into `to`. Returns the name of what was taken out of an archive.
 pub fn unpack(
     packing: Packing,
     from: &File,
@@ -117,7 +117,7 @@ fn broken(shown: &str, error: &io::Error) -> NodeError {
     }
 }
 
-/// A file that counts what is read of it.
+/// A file that counts the bytes read from it.
 struct Counted<'a>(File, &'a AtomicU64);
 
 impl Read for Counted<'_> {
@@ -134,17 +134,17 @@ impl Seek for Counted<'_> {
     }
 }
 
-/// Where the bytes go, within their bounds.
+/// The output file and its bounds.
 struct Output<'a> {
     to: &'a File,
     shown: &'a str,
-    /// Bytes of the input so far.
+    /// Bytes of the input read so far.
     read: &'a AtomicU64,
     total: u64,
     progress: &'a ProgressLine,
-    /// Bytes that are no holes.
+    /// Bytes written so far without holes.
     written: u64,
-    /// Those when the space was looked at last.
+    /// Value of `written` when the space was last checked.
     looked: u64,
 }
 
@@ -222,7 +222,7 @@ impl Output<'_> {
     }
 }
 
-/// Fills the block as far as there is something.
+/// Fills the block as far as there is input; returns how many bytes that is.
 fn read_block(from: &mut dyn Read, block: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < block.len() {
@@ -240,7 +240,7 @@ fn name_of<R: Read>(entry: &tar::Entry<'_, R>) -> String {
     String::from_utf8_lossy(&entry.path_bytes()).into_owned()
 }
 
-/// The one disk of an archive.
+/// Returns the name of the one disk in an archive.
 fn choose(from: &File, shown: &str, total: u64) -> Result<String, NodeError> {
     let wrong = |error| broken(shown, &error);
     let from = from.try_clone().map_err(wrong)?;
@@ -267,7 +267,7 @@ fn choose(from: &File, shown: &str, total: u64) -> Result<String, NodeError> {
             ));
         }
     }
-    // behind the last file stands at least a block of zeros
+    // at least one block of zeros follows the last file
     let whole = last_end
         .next_multiple_of(TAR_BLOCK)
         .saturating_add(TAR_BLOCK);
@@ -278,7 +278,7 @@ fn choose(from: &File, shown: &str, total: u64) -> Result<String, NodeError> {
         .iter()
         .filter(|name| is_disk(name))
         .partition(|name| name.to_ascii_lowercase().ends_with(".iso"));
-    // an appliance's ISO is what its drive held, not what it starts from
+    // an ISO in an appliance was in its drive; the appliance does not start from it
     let found = if disks.is_empty() { discs } else { disks };
     match &found[..] {
         [one] => Ok((*one).clone()),
@@ -357,7 +357,7 @@ mod tests {
         let meta = to.metadata().unwrap();
         assert_eq!((meta.len(), meta.blocks()), (256 << 20, 0));
 
-        // some 10,000 bytes for each that is read
+        // some 10,000 output bytes for each input byte
         let mut ones = zstd::stream::read::Encoder::new(io::repeat(1).take(256 << 20), 1).unwrap();
         let mut bytes = Vec::new();
         ones.read_to_end(&mut bytes).unwrap();

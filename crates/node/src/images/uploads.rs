@@ -1,4 +1,4 @@
-//! Files that a browser sends: kept in the state directory's `tmp/` until they are imported.
+//! Files that a browser uploads: kept in the state directory's `tmp/` until they are imported.
 
 use crate::{
     error::{NodeError, at, failed, not_found, usage},
@@ -10,18 +10,18 @@ use futures::{Stream, StreamExt};
 use std::{path::PathBuf, time::Duration};
 use tokio::io::AsyncWriteExt;
 
-/// What the files' names begin with.
+/// Beginning of the files' names.
 const PREFIX: &str = "upload-";
-/// Largest file, bytes: the largest image that a hub takes.
+/// Largest file in bytes: the largest image that a hub takes.
 pub(crate) const UPLOAD_BYTES_MAX: u64 = 64 << 30;
-/// A file that nobody imported is removed after so long.
+/// How long a file is kept that nobody imports.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Free space that an upload leaves on the disk, bytes: machines write there too.
 const DISK_RESERVE_BYTES: u64 = 256 << 20;
-/// How often the free space is looked at, bytes.
+/// After how many bytes the free space is checked again.
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
 
-/// A file that is being received; it goes away unless it is complete.
+/// A file that is being received; it is deleted unless it becomes complete.
 struct Partial(Option<PathBuf>);
 
 impl Drop for Partial {
@@ -33,7 +33,7 @@ impl Drop for Partial {
 }
 
 impl Images {
-    /// Receives a file.
+    /// Receives a file and returns its id.
     pub(crate) async fn receive_upload<E: std::fmt::Display>(
         &self,
         mut body: impl Stream<Item = Result<Bytes, E>> + Unpin,
@@ -90,7 +90,7 @@ impl Images {
 
     /// Removes a received file.
     pub(crate) fn drop_upload(&self, id: &str) -> Result<(), NodeError> {
-        // the id is a part of a path: nothing but what this file makes
+        // the id becomes part of a path, so only ids that this module makes are accepted
         let ours = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         let path = self.core.home.tmp().join(format!("{PREFIX}{id}"));
         match ours && std::fs::remove_file(path).is_ok() {
@@ -99,7 +99,7 @@ impl Images {
         }
     }
 
-    /// Removes the temporary files that an earlier node was killed over: all but uploads, which may still be imported.
+    /// Removes temporary files that a killed node left, except uploads, which may still be imported.
     pub(crate) fn tidy_tmp(&self) {
         tidy(&self.core.home.tmp());
     }

@@ -7,28 +7,29 @@ use std::time::{Duration, Instant};
 
 /// Label of an image whose guest had an agent at its capture: clones of it wait for their identity.
 pub(crate) const AGENT_LABEL: &str = "floe.agent";
-/// How long an agent may take before its clone is said to stay without network: its pages may cross a slow link first.
+/// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
+/// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
-/// How often a fork or capture looks whether the machine's identity is in place.
+/// How often a fork or capture checks whether the machine's identity is in place.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What is known of a machine's guest.
 #[derive(Default)]
 pub(crate) struct GuestState {
-    /// An agent has answered since QEMU began.
+    /// Whether an agent has answered since QEMU started.
     pub agent: bool,
-    /// When the machine's QEMU was entered.
+    /// When the machine's QEMU was entered in its record.
     pub since: Option<Instant>,
-    /// Why the identity is not in place.
+    /// Why the identity is not in place, if something went wrong.
     pub why: Option<String>,
-    /// Whether the agent is to set the clock, and has not answered yet.
+    /// Whether the agent was asked to set the clock and has not answered yet.
     pub clock_awaited: bool,
-    /// That it takes too long was told.
+    /// Whether it was already reported that the agent takes too long.
     pub told: bool,
 }
 
 impl Entry {
-    /// Waits until a machine that is to be copied knows who it is itself.
+    /// Blocks until a machine that is to be copied has its own identity. Fails if that takes too long or went wrong.
     pub(crate) fn wait_for_identity(&self) -> Result<(), NodeError> {
         while is_pending(&self.record()) {
             let (late, why) = {
@@ -47,7 +48,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Says in an image's configuration whether its clones have somebody who puts their identity in place.
+    /// Sets or removes the label that says whether clones of this image have an agent that puts their identity in place.
     pub fn label_agent(&self, config: &mut MachineConfig) {
         match self.state.read().guest.agent {
             true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
@@ -55,7 +56,7 @@ impl Entry {
         };
     }
 
-    /// What is to be said of a clone whose identity is not in place.
+    /// Returns what is shown about a clone whose identity is not in place; `None` for any other machine.
     pub fn identity_detail(&self) -> Option<String> {
         let state = self.state.read();
         if !is_pending(&state.record) || state.vm.is_none() {
@@ -72,13 +73,13 @@ impl Entry {
     }
 }
 
-/// Whether a machine may not use its network yet.
+/// Whether the machine may not use its network yet, because its identity is not in place.
 pub(crate) fn is_pending(record: &Record) -> bool {
     let family = record.family.as_ref();
     family.is_some_and(|family| family.identity == floe_api::Identity::Pending)
 }
 
-/// Whether a clone has waited long enough for its guest.
+/// Whether a clone whose QEMU started at `since` has waited too long for its guest's agent.
 pub(crate) fn is_late(since: Option<Instant>) -> bool {
     since.is_some_and(|since| since.elapsed() > IDENTITY_LIMIT)
 }

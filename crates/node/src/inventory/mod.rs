@@ -1,8 +1,8 @@
 //! The node's list of machines, what is known of each, and the rule that a machine has one operation at a time.
 //!
-//! An operation is begun first and held through a call. Locks of a machine, in this order: its pauses, its standing, the word which
-//! operation it has, `writing`, its state. The last, which everybody reads, is never held while the disk is waited for. The
-//! list's own lock is held for moments.
+//! A call begins its operation first and holds it until it returns. Locks of a machine, in this order: `pauses`, `operation`,
+//! `standing`, `writing`, `state`. Everybody reads `state`, so it is never held while the disk is waited for. The list's own
+//! lock is held only briefly.
 
 mod identity;
 pub(crate) mod lifecycle;
@@ -33,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a short task is waited for: many times what the slowest takes.
+/// How long a call waits for a short task to end: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);
 
 /// All machines by name.
@@ -47,50 +47,50 @@ pub(crate) struct Inventory {
 pub(crate) struct Entry {
     /// Its name.
     pub name: MachineName,
-    /// `machines/NAME`.
+    /// Its directory, `machines/NAME`.
     pub dir: PathBuf,
     /// The operation under way.
     pub operation: Mutex<Option<Task>>,
-    /// Told when an operation has ended.
+    /// Notified when an operation has ended.
     idle: Condvar,
-    /// Held while the record is changed and written: the disk is waited for with nothing else locked.
+    /// Held while the record is changed and written, so that nothing else is locked during the write.
     writing: Mutex<()>,
-    /// When the node itself paused it.
+    /// When it was paused for buffering.
     pub pauses: Mutex<Pauses>,
-    /// Why it stands still.
+    /// For which reasons it stands still.
     pub standing: Mutex<Standing>,
-    /// Everything that changes.
+    /// Everything else that changes.
     pub state: RwLock<State>,
-    /// Room for its record on a full disk.
+    /// Disk space set aside for its record, for when the disk is full.
     reserve: Arc<Reserve>,
 }
 
 /// What changes about a machine.
 pub(crate) struct State {
-    /// As it is on the disk.
+    /// The record as it is on the disk.
     pub record: Record,
-    /// Its QEMU.
+    /// Its QEMU, if this node has one.
     pub vm: Option<Arc<Machine>>,
     /// Its disks on the mount.
     pub disks: Option<MachineHandle>,
-    /// Its images on the mount: the one that it started from, and those that its disks stand on.
+    /// Its images on the mount: the one that it started from, and those under its disks.
     pub images: Vec<ImageHandle>,
-    /// What brings its image's chunks.
+    /// Fetches its image's chunks.
     pub fetcher: Option<Arc<Fetcher>>,
-    /// QEMU ended badly.
+    /// Whether its QEMU ended badly.
     pub failed: bool,
-    /// Why a clone stands still that cannot do without its parent's node.
+    /// Why a clone stands still: it needs its parent's node, which does not answer.
     pub orphaned: Option<String>,
     /// What is known of its guest.
     pub guest: GuestState,
-    /// Length of its trace's file when it was last taken.
+    /// Length in bytes of its trace file when the trace was last taken.
     pub taken_bytes: u64,
-    /// What its sources had sent when it began.
+    /// Bytes that its sources had sent when it started.
     pub wire_before: u64,
 }
 
 impl State {
-    /// A machine without a QEMU.
+    /// Returns the state of a machine without a QEMU.
     pub fn new(record: Record) -> State {
         State {
             record,
@@ -107,7 +107,7 @@ impl State {
     }
 }
 
-/// An operation on a machine; while it lives no other begins.
+/// An operation on a machine. While it exists no other can begin.
 pub(crate) struct Operation {
     /// The machine.
     pub entry: Arc<Entry>,
@@ -129,13 +129,13 @@ impl Drop for Operation {
 }
 
 impl Entry {
-    /// The record, copied.
+    /// Returns a copy of the record.
     pub fn record(&self) -> Record {
         self.state.read().record.clone()
     }
 
-    /// Changes the record, on the disk first. That of a machine on its way out stays as it is: a late word about it would
-    /// make its directory anew.
+    /// Changes the record, on the disk first. The record of a machine that is being removed stays as it is: writing it would
+    /// create its directory again.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
         let _writing = self.writing.lock();
         let before = self.record();
@@ -148,7 +148,7 @@ impl Entry {
             return Ok(());
         }
         self.reserve.write(|| match record.rests_on_this_node() {
-            // after a power cut there is nothing that its record could tell of
+            // such a machine does not survive a power cut, so its record need not either
             true => record.save_soon(&self.dir),
             false => record.save(&self.dir),
         })?;
@@ -162,7 +162,7 @@ impl Entry {
         change(&mut self.state.write().record);
     }
 
-    /// Its QEMU, or an error that says that there is none.
+    /// Returns its QEMU, or an error that says that there is none.
     pub fn vm(&self) -> Result<Arc<Machine>, NodeError> {
         self.state.read().vm.clone().ok_or_else(|| {
             failed(
@@ -172,14 +172,14 @@ impl Entry {
         })
     }
 
-    /// Whether it should run and no QEMU of it is this node's yet: an earlier node's has not answered so far.
+    /// Whether it should be running but this node has no QEMU of it yet: one of an earlier node's has not answered so far.
     pub fn waits_for_adoption(&self) -> bool {
         let state = self.state.read();
         state.record.wanted == Wanted::Running && state.vm.is_none()
     }
 
-    /// Begins an operation, or says which one is under way. A fork's pause and an adoption are waited for: they are short, and
-    /// nothing that a user has asked for.
+    /// Begins an operation, or returns an error that names the one under way. Short tasks ([`Task::is_short`]) are waited
+    /// for, since no user has asked for them.
     pub fn begin(self: &Arc<Self>, what: Task) -> Result<Operation, NodeError> {
         let until = Instant::now() + SHORT_WAIT;
         let mut operation = self.operation.lock();
@@ -198,14 +198,14 @@ impl Entry {
         })
     }
 
-    /// The operation under way.
+    /// Returns the operation under way, if any.
     pub fn operation(&self) -> Option<Task> {
         *self.operation.lock()
     }
 }
 
 impl Inventory {
-    /// None yet; their records get room from this reserve.
+    /// Returns an empty list. Machines' records get room on a full disk from `reserve`.
     pub fn new(reserve: Arc<Reserve>) -> Inventory {
         Inventory {
             entries: RwLock::default(),
@@ -213,17 +213,17 @@ impl Inventory {
         }
     }
 
-    /// How many there are.
+    /// Returns how many machines there are.
     pub fn len(&self) -> usize {
         self.entries.read().len()
     }
 
-    /// All of them.
+    /// Returns all machines, by name.
     pub fn all(&self) -> Vec<Arc<Entry>> {
         self.entries.read().values().cloned().collect()
     }
 
-    /// One of them.
+    /// Returns one machine, or an error if the name is invalid or unknown.
     pub fn get(&self, name: &str) -> Result<Arc<Entry>, NodeError> {
         let parsed: MachineName = name
             .parse()
@@ -235,12 +235,12 @@ impl Inventory {
             .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps`"))
     }
 
-    /// Users of all machines.
+    /// Returns the user ids of all machines.
     pub fn uids(&self) -> Vec<u32> {
         uids_of(&self.entries.read())
     }
 
-    /// Enters a machine under the name that was asked for, or one of its image's, with its first operation begun.
+    /// Adds a machine under the wanted name, or one made from its image's name, with its first operation begun.
     pub fn reserve(
         &self,
         wanted: Option<MachineName>,
@@ -284,7 +284,7 @@ impl Inventory {
         Ok(Operation { entry })
     }
 
-    /// Enters a machine that was found on the disk.
+    /// Adds a machine that was found on the disk.
     pub fn insert(&self, name: MachineName, dir: PathBuf, record: Record) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             name: name.clone(),
@@ -301,12 +301,12 @@ impl Inventory {
         entry
     }
 
-    /// Strikes a machine off.
+    /// Removes a machine from the list.
     pub fn remove(&self, name: &MachineName) {
         self.entries.write().remove(name);
     }
 
-    /// The machine that uses an image, in words.
+    /// Returns in words which machine uses an image, if any does.
     pub fn user_of(&self, id: &Hash) -> Option<String> {
         self.all().iter().find_map(|entry| {
             let state = entry.state.read();
@@ -315,7 +315,7 @@ impl Inventory {
         })
     }
 
-    /// Images that machines use.
+    /// Returns the images that machines use.
     pub fn images(&self) -> Vec<Hash> {
         let mut images: Vec<Hash> = self
             .all()
@@ -327,14 +327,14 @@ impl Inventory {
         images
     }
 
-    /// Whether any QEMU runs.
+    /// Whether any machine has a QEMU.
     pub fn any_running(&self) -> bool {
         self.all()
             .iter()
             .any(|entry| entry.state.read().vm.is_some())
     }
 
-    /// Lets go of all machines without ending them.
+    /// Flushes the disks of all machines, and leaves the machines running.
     pub fn leave(&self) {
         for entry in self.all() {
             let state = entry.state.read();

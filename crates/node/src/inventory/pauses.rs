@@ -1,23 +1,23 @@
-//! When a machine was paused for buffering: told to its user, and taken out of its trace.
+//! When a machine was paused for buffering: shown to its user, and left out of its trace.
 
 use floe_api::Buffering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Pauses that are remembered of a machine, to be taken out of its trace.
+/// How many pauses are kept for a machine, to be left out of its trace.
 const PAUSES_MAX: usize = 4096;
 
-/// The pauses of one machine for buffering.
+/// The pauses for buffering of one machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Pauses {
-    /// Unix time in microseconds since which it stands still.
+    /// When the pause under way began, in microseconds of Unix time; `None` if the machine is not paused.
     pub since_us: Option<u64>,
-    /// What it waits for, as last heard.
+    /// What it waits for, as the planner last said.
     pub buffering: Buffering,
-    /// From and to, those that are over, the newest [`PAUSES_MAX`].
+    /// Begin and end of pauses that are over, the newest [`PAUSES_MAX`] of them, in microseconds of Unix time.
     pub over: Vec<(u64, u64)>,
 }
 
-/// Unix time, microseconds.
+/// Returns the Unix time in microseconds.
 pub(crate) fn now_us() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -25,7 +25,7 @@ pub(crate) fn now_us() -> u64 {
 }
 
 impl Pauses {
-    /// Those of a machine whose earlier ones are known.
+    /// Returns the pauses of a machine whose earlier ones are known.
     pub fn after(over: Vec<(u64, u64)>) -> Pauses {
         Pauses {
             over,
@@ -33,12 +33,12 @@ impl Pauses {
         }
     }
 
-    /// What it waits for, if it is paused.
+    /// Returns what it waits for, if it is paused.
     pub fn buffering(&self) -> Option<Buffering> {
         self.since_us.map(|_| self.buffering)
     }
 
-    /// How many there were, and how long they were together, in seconds; the one under way included.
+    /// Returns how many pauses there were and how many seconds they took together, including the one under way.
     pub fn sum(&self, now_us: u64) -> (u64, f64) {
         let over: u64 = self
             .over
@@ -50,7 +50,7 @@ impl Pauses {
         (count as u64, (over + now.unwrap_or(0)) as f64 / 1e6)
     }
 
-    /// All of them, up to now.
+    /// Returns begin and end of all pauses; the one under way ends at `now_us`.
     pub fn all(&self, now_us: u64) -> Vec<(u64, u64)> {
         let now = self.since_us.map(|since| (since, now_us.max(since)));
         self.over.iter().copied().chain(now).collect()
@@ -83,7 +83,7 @@ mod tests {
         );
         pauses.end(8_250_000);
         assert_eq!(pauses.sum(9_000_000), (2, 0.75));
-        // a clock that was set back
+        // the clock was set back
         pauses.since_us = Some(20);
         pauses.end(10);
         assert_eq!(pauses.over.last(), Some(&(20, 20)));

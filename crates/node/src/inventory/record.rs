@@ -18,7 +18,7 @@ use std::{
 /// Version of the file. A field that an older node must not ignore raises it.
 pub const RECORD_VERSION: u32 = 1;
 
-/// A machine as it was meant, and how it last was.
+/// What a machine is meant to be, and the state it was last in.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -42,9 +42,9 @@ pub struct Record {
     pub restored: bool,
     /// Whether a QEMU should be running.
     pub wanted: Wanted,
-    /// Something worth telling (`the guest was reset and started cold from its disks`).
+    /// A remark for the user (`the guest was reset and started cold from its disks`).
     pub detail: String,
-    /// Creation, Unix time.
+    /// When it was created, Unix time in seconds.
     pub created_unix_s: u64,
     /// User id that its QEMU runs as; `None` is the node's own.
     pub uid: Option<u32>,
@@ -53,11 +53,11 @@ pub struct Record {
     pub place: String,
     /// Its directory's name on the mount.
     pub mount_name: String,
-    /// Whether what it touches is kept and sent.
+    /// Whether what the machine touches is recorded and sent to hubs.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub traced: bool,
-    /// Why its guest stands still, as far as floe is the reason; on the disk before QEMU is told to stop. An earlier version
-    /// knew one reason and wrote `buffering: true`.
+    /// The reasons for which floe keeps its guest stopped. They are on the disk before QEMU is told to stop. An earlier
+    /// version knew one reason and wrote `buffering: true`.
     #[serde(
         default,
         alias = "buffering",
@@ -65,16 +65,16 @@ pub struct Record {
         skip_serializing_if = "BTreeSet::is_empty"
     )]
     pub pauses: BTreeSet<PauseReason>,
-    /// Of a clone: the fork that made it.
+    /// If it is a clone: the fork that created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<Family>,
-    /// Its place in its family's network; `None` is QEMU's user network.
+    /// Its place in its family's network; `None` if it has QEMU's user network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Attachment>,
-    /// What its guest reaches of this host.
+    /// What its guest can reach of this host.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub host_access: HostAccess,
-    /// What its QEMU may take of this host.
+    /// How much of this host's resources its QEMU may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
 }
@@ -89,7 +89,7 @@ pub struct Attachment {
     pub number: u32,
 }
 
-/// What a clone knows of its fork.
+/// What a clone's record holds about its fork.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Family {
@@ -99,7 +99,7 @@ pub struct Family {
     pub parent: String,
     /// The clone's number in the fork, from 1.
     pub number: u32,
-    /// Whether nothing of it is on its parent's node only, or in that node's memory only.
+    /// Whether the clone no longer needs its parent's node: nothing of it is only there, on its disk or in its memory.
     pub settled: bool,
     /// Whether its guest knows who it is.
     #[serde(default, skip_serializing_if = "Identity::is_foreign")]
@@ -110,13 +110,13 @@ fn yes() -> bool {
     true
 }
 
-/// Why the guest of a machine that should run stands still. It goes on once there is no reason left.
+/// Why the guest of a machine that should run is stopped. It goes on once no reason is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseReason {
-    /// The user wants it so.
+    /// The user paused it.
     User,
-    /// What it needs next is still on its way.
+    /// What it needs next has not arrived yet.
     Buffering,
     /// It is a clone and its parent's node does not answer.
     Orphaned,
@@ -127,7 +127,7 @@ pub enum PauseReason {
 }
 
 impl PauseReason {
-    /// Whether the reason was the work of one node process: it is over when that process has ended.
+    /// Whether the reason is over once the node process that had it has ended.
     pub fn ends_with_its_node(self) -> bool {
         match self {
             PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
@@ -150,17 +150,17 @@ fn pauses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeSet<PauseRea
     })
 }
 
-/// What the node is to make of a machine that it finds.
+/// What a node that starts is to do with a machine that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wanted {
-    /// Being made: a node that finds this removes the machine.
+    /// Being created: the next node removes the machine.
     Starting,
     /// There should be a QEMU.
     Running,
     /// There should be none.
     Stopped,
-    /// On its way out: a node that finds this goes on removing it.
+    /// Being removed: the next node finishes that.
     Removing,
 }
 
@@ -204,7 +204,7 @@ impl Origin {
 }
 
 impl Record {
-    /// Understands a record's bytes, or says why not.
+    /// Decodes a record, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Record, String> {
         #[derive(Deserialize)]
         struct Version {
@@ -231,13 +231,13 @@ impl Record {
         Ok(record)
     }
 
-    /// Whether it is a clone on its parent's host whose memory is on no disk yet.
+    /// Whether it is a clone on its parent's host whose memory is not on any disk yet.
     pub fn rests_on_this_node(&self) -> bool {
         let family = self.family.as_ref();
         family.is_some_and(|family| !family.settled) && self.origin.urls.is_empty()
     }
 
-    /// The file.
+    /// Encodes the record as the content of its file.
     pub fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists")
     }

@@ -1,9 +1,9 @@
-//! Pausing a machine so that it need not crawl (vTube 4.2.3), and letting it go on.
+//! Pauses a machine whose guest would crawl while its image streams (vTube 4.2.3), and lets it go on.
 //!
 //! The planner says through the mount when an image's machines should stand still and for how long; a thread of the node
-//! tells QEMU. A machine that is paused so says `buffering`. What a user asks for wins: a start lets it go on for the rest of
-//! the episode, a stop or a capture ends the pause first. Why a machine stands still is kept on the disk (`lifecycle`), so that a
-//! node that starts after a crash lets it go on.
+//! pauses them in QEMU. Such a machine has the status `buffering`. The user's wish takes precedence: a start lets the machine
+//! go on for the rest of the episode, and a stop or a capture ends the pause first. The reason is kept on the disk
+//! (`lifecycle`), so that a node that starts after a crash lets the machine go on.
 
 use crate::{
     error::NodeError,
@@ -21,36 +21,36 @@ use std::{
     time::Duration,
 };
 
-/// How often a pause that could not begin or end is tried again, and whether the node still is.
+/// How long the thread waits for a wish before it retries pauses that could not begin or end.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
-/// So many times in a row must the planner not be waiting for anything before a pause ends without its word: no machine
-/// may stand still because a word was lost.
+/// After so many consecutive looks at which the planner waits for nothing, a pause ends without the planner's word: a lost
+/// message must not keep a machine paused.
 const FORGOTTEN_AFTER: u32 = 20;
 
 impl Entry {
-    /// When it was paused for buffering: from and to, Unix time in microseconds.
+    /// Returns when it was paused for buffering: begin and end of each pause, in microseconds of Unix time.
     pub fn pauses(&self) -> Vec<(u64, u64)> {
         self.pauses.lock().all(now_us())
     }
 
-    /// What it waits for, if it is paused for buffering.
+    /// Returns what it waits for, if it is paused for buffering.
     pub fn buffering(&self) -> Option<Buffering> {
         self.pauses.lock().buffering()
     }
 
-    /// Whether it is paused for buffering, or about to be or to go on.
+    /// Whether it is paused for buffering, or such a pause is just beginning or ending.
     pub fn stands_still(&self) -> bool {
         let pauses = self.pauses.try_lock();
         pauses.is_none_or(|pauses| pauses.since_us.is_some())
     }
 
-    /// Whether the planner of its image waits for something.
+    /// Whether the planner of its image waits for chunks.
     fn planner_buffers(&self) -> bool {
         let image = self.state.read().images.first().cloned();
         image.is_some_and(|image| image.progress().buffering.is_some())
     }
 
-    /// Follows what the planner wishes; false if it must be tried again.
+    /// Does what the planner wishes. Returns false if it must be tried again.
     fn follow(&self, wish: &Wish) -> Result<bool, NodeError> {
         let mut pauses = self.pauses.lock();
         pauses.buffering = wish.buffering;
@@ -60,7 +60,7 @@ impl Entry {
         if !self.standing.lock().may_buffer() {
             return Ok(true);
         }
-        // held while QEMU is told: no operation of the user begins in between
+        // held while QEMU is told to stop, so that no operation of the user begins in between
         let operation = self.operation.lock();
         if operation.is_some_and(|task| !task.allows_buffering()) {
             return Ok(false);
@@ -76,7 +76,7 @@ impl Entry {
         Ok(true)
     }
 
-    /// Ends a pause for buffering, if there is one.
+    /// Ends the pause for buffering, if there is one.
     fn end(&self, pauses: &mut Pauses, event: Event) -> Result<(), NodeError> {
         let vm = self.state.read().vm.clone();
         self.stand(vm.as_deref(), event)?;
@@ -87,13 +87,13 @@ impl Entry {
         save_pauses(&self.dir, &pauses.over)
     }
 
-    /// Ends a pause for buffering, because something is to be done with the machine; it may buffer again after that.
+    /// Ends the pause for buffering because an operation follows; the machine may buffer again after that.
     pub fn stop_buffering(&self) -> Result<(), NodeError> {
         let mut pauses = self.pauses.lock();
         self.end(&mut pauses, Event::Ends(PauseReason::Buffering))
     }
 
-    /// Lets it go on, because its user wants it to, whatever it was waiting for.
+    /// Lets the machine go on because its user wants that, whatever it was waiting for.
     pub fn go_on_at_once(&self) -> Result<(), NodeError> {
         let mut pauses = self.pauses.lock();
         self.end(&mut pauses, Event::UserContinues)
@@ -101,7 +101,7 @@ impl Entry {
 }
 
 impl Machines {
-    /// Starts the thread that pauses machines.
+    /// Starts the thread that pauses machines for buffering.
     pub(crate) fn start_buffering(
         self: &Arc<Self>,
         wishes: mpsc::Receiver<Wish>,
@@ -119,7 +119,7 @@ impl Machines {
         )
     }
 
-    /// How a machine's image streams.
+    /// Returns how a machine's image streams: what has arrived, what is awaited, and how often the machine was paused.
     pub fn stream_info(&self, name: &str) -> Result<StreamInfo, NodeError> {
         let entry = self.inventory.get(name)?;
         let state: MachineStatus = self.info_of(&entry).status;
@@ -170,28 +170,28 @@ impl Machines {
     }
 }
 
-/// Wishes that are to be met.
+/// The planner's wishes that are being carried out.
 #[derive(Default)]
 struct Followed {
-    /// The last one of each image that is not met yet, or is to hold for machines that start later.
+    /// The last wish for each image that is not met yet, or that also holds for machines that start later.
     unmet: HashMap<Hash, Wish>,
-    /// For how many looks the planner of an image has not waited for anything.
+    /// For each image, at how many consecutive looks its planner has not waited for anything.
     forgotten: HashMap<Hash, u32>,
 }
 
 impl Followed {
-    /// Takes a wish in, and tries to meet all that there are.
-    fn follow(&mut self, node: &Machines, wish: Option<Wish>) {
+    /// Takes a wish in, if there is one, and tries to meet all that are unmet.
+    fn follow(&mut self, machines: &Machines, wish: Option<Wish>) {
         let Followed { unmet, forgotten } = self;
-        // only the last word counts
+        // only the planner's last wish for an image counts
         unmet.extend(wish.map(|wish| (wish.image, wish)));
         unmet.retain(|_, wish| {
-            let machines = node.inventory.all().into_iter();
-            let machines: Vec<_> = machines
+            let entries = machines.inventory.all().into_iter();
+            let entries: Vec<_> = entries
                 .filter(|entry| entry.record().image == wish.image)
                 .collect();
             let count = forgotten.entry(wish.image).or_default();
-            *count = if machines.iter().any(|entry| entry.planner_buffers()) {
+            *count = if entries.iter().any(|entry| entry.planner_buffers()) {
                 0
             } else {
                 *count + 1
@@ -200,7 +200,7 @@ impl Followed {
                 wish.pause = false;
             }
             let mut met = true;
-            for entry in machines {
+            for entry in entries {
                 match entry.follow(wish) {
                     Ok(done) => met &= done,
                     Err(error) => {
@@ -209,7 +209,7 @@ impl Followed {
                     }
                 }
             }
-            // a machine that starts later is to stand still too, until the planner says that it is over
+            // a wish to pause also holds for machines that start later, until the planner withdraws it
             !met || wish.pause
         });
         forgotten.retain(|image, _| unmet.contains_key(image));

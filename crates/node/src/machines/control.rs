@@ -1,4 +1,4 @@
-//! Machines that are there: looking, stopping, removing, and noticing when one ends by itself.
+//! Existing machines: showing, stopping and removing them, and noticing when one ends by itself.
 
 use crate::{
     error::{NodeError, at, busy, failed, not_found},
@@ -22,17 +22,17 @@ use std::{
     time::Duration,
 };
 
-/// How long QEMU may take to end once it was told to.
+/// How long QEMU may take to end after it was asked to.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
-/// How long a QEMU that nobody wants may take to end once it was killed.
+/// How long a leftover QEMU may take to end after it was killed.
 const KILL_WAIT: Duration = Duration::from_secs(10);
-/// How often the room on the disk is looked at.
+/// How often the free space on the disk is checked.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
-/// How often the disk's reserve is filled again, if there is room.
+/// How often the disk's reserve is refilled if there is room.
 const REFILL_EVERY: Duration = Duration::from_secs(5);
 
 impl Machines {
-    /// All machines, by name.
+    /// Returns all machines, by name.
     pub fn list_machines(&self) -> MachineList {
         MachineList {
             machines: self
@@ -44,12 +44,12 @@ impl Machines {
         }
     }
 
-    /// One machine.
+    /// Returns one machine.
     pub fn inspect_machine(&self, name: &str) -> Result<MachineInfo, NodeError> {
         Ok(self.info_of(&*self.inventory.get(name)?))
     }
 
-    /// What is known of a machine.
+    /// Returns what is shown of a machine.
     pub(crate) fn info_of(&self, entry: &Entry) -> MachineInfo {
         let (record, vm, disks, fetcher, failed, orphaned) = {
             let state = entry.state.read();
@@ -63,7 +63,7 @@ impl Machines {
             )
         };
         let mut detail = record.detail.clone();
-        // an orphan's QEMU may wait for memory that nobody has, and answer nothing
+        // the QEMU of an orphaned clone may wait for memory that it cannot get, and then does not answer
         let status_of = |vm: &Machine| match &orphaned {
             Some(_) => Ok(Status::Paused),
             None => vm.status(),
@@ -89,7 +89,7 @@ impl Machines {
             }
         });
         if let (None, Wanted::Running, Some(why)) = (&vm, record.wanted, &orphaned) {
-            // its QEMU waits for what nobody has, and has never answered this node
+            // its QEMU waits for memory that it cannot get, and has never answered this node
             qemu = Qemu::Still;
             detail = why.clone();
         }
@@ -157,7 +157,7 @@ impl Machines {
         }
     }
 
-    /// Stops a machine: asks the guest, then ends QEMU. Its disks stay.
+    /// Stops a machine: asks the guest to power down, then ends QEMU. Its disks stay.
     pub fn stop_machine(
         &self,
         name: &str,
@@ -166,7 +166,7 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Stop)?;
         let vm = operation.vm()?;
-        // a guest that stands still could not power down; one whose QEMU doesn't answer is ended below
+        // a paused guest could not power down; a QEMU that doesn't answer is ended below
         let _ = operation.go_on_at_once();
         operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
         if !request.now {
@@ -206,7 +206,7 @@ impl Machines {
         struck
     }
 
-    /// Ends a machine and removes all that is of it.
+    /// Ends a machine and removes all of its files.
     pub(crate) fn discard(&self, operation: &Operation) {
         self.end_quietly(operation);
         let record = operation.record();
@@ -224,7 +224,7 @@ impl Machines {
         self.images.forget_image(&record.disk_base);
     }
 
-    /// Ends QEMU and takes the machine off the mount; trouble is logged.
+    /// Ends QEMU and takes the machine off the mount; errors are only logged.
     pub(crate) fn end_quietly(&self, entry: &Entry) {
         let vm = entry.state.read().vm.clone();
         match vm.map(|vm| vm.quit(QUIT_WAIT)) {
@@ -232,7 +232,7 @@ impl Machines {
             Some(Err(error)) => {
                 tracing::warn!(machine = %entry.name, %error, "QEMU did not end");
             }
-            // one that never answered this node
+            // its QEMU, if there is one, never answered this node
             None => self.end_qemu(entry),
         }
         self.traces.take_trace(entry);
@@ -241,12 +241,12 @@ impl Machines {
         }
     }
 
-    /// A machine's QEMU, if one is alive.
+    /// Returns a machine's QEMU process, if one is alive.
     pub(crate) fn qemu_of(&self, entry: &Entry) -> Option<Process> {
         Machine::process_in(&self.vm_dir(&entry.record()))
     }
 
-    /// Ends a machine's QEMU without asking it; disks have what it has written.
+    /// Kills a machine's QEMU; its disks keep what it has written.
     pub(crate) fn end_qemu(&self, entry: &Entry) {
         end_vm(&self.vm_dir(&entry.record()));
     }
@@ -266,7 +266,7 @@ impl Machines {
         });
     }
 
-    /// Where a machine's console is.
+    /// Returns where a machine's console and screen are.
     pub fn console(&self, name: &str) -> Result<ConsoleInfo, NodeError> {
         let entry = self.inventory.get(name)?;
         let record = entry.record();
@@ -278,7 +278,7 @@ impl Machines {
         })
     }
 
-    /// What a machine's guest wrote on its console: all that is kept, or the last so many bytes.
+    /// Returns what a machine's guest wrote on its console: all that is kept, or the last `tail_bytes`.
     pub fn console_history(
         &self,
         name: &str,
@@ -288,7 +288,8 @@ impl Machines {
         Ok(ConsoleLog::open(&self.console_dir(&record), tail_bytes))
     }
 
-    /// Where QEMU shows the screen of a running machine, and what tells whether it is paused to buffer.
+    /// Returns the socket on which QEMU shows the screen of a running machine, and a function that says whether it is paused
+    /// to buffer.
     pub fn vnc(
         &self,
         name: &str,
@@ -298,7 +299,7 @@ impl Machines {
         Ok((socket, move || entry.stands_still()))
     }
 
-    /// The screen as PNG.
+    /// Returns the screen as PNG.
     pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
         let vm = self.inventory.get(name)?.vm()?;
         let file = self.images.scratch("screen")?;
@@ -346,11 +347,11 @@ impl Machines {
         Ok(chosen)
     }
 
-    /// Starts the threads that notice when a QEMU ends, and when the disk is short or has room again.
+    /// Starts the threads that notice when a QEMU ends, and when the disk is short of space or has space again.
     pub(crate) fn start_watching(self: &Arc<Self>) -> Result<(), NodeError> {
         let threads = &self.core.threads;
         let machines = Arc::downgrade(self);
-        // it waits in its look, for which it needs no more than what it waits for
+        // `look` itself waits, and holds only `Ends` meanwhile, so that the service can go
         threads.keep("machine-ends", &self.ends, Duration::ZERO, move |ends| {
             let ended = ends.wait();
             if let Some(machines) = machines.upgrade() {
@@ -366,7 +367,7 @@ impl Machines {
         })
     }
 
-    /// A QEMU ended by itself: start the guest anew if that is what it wanted, else put its disks away.
+    /// Handles a QEMU that ended by itself: restarts the guest if it was reset, otherwise takes its disks off the mount.
     pub(super) fn ended(&self, operation: &Operation, vm: &Machine) {
         let end = match vm.status() {
             Ok(Status::Ended(end)) => end,
@@ -375,7 +376,7 @@ impl Machines {
         let record = operation.record();
         if end == End::GuestReset && record.restored {
             operation.state.write().vm = None;
-            // with what it was given while it ran
+            // keeps the devices and memory that it was given while it ran
             let _ = operation.update(|record| record.config = vm.config());
             self.networks.close_inbound(&record.name, None);
             match self.boot(operation) {
@@ -423,7 +424,7 @@ impl Machines {
     }
 }
 
-/// Ends the QEMU in a directory, if there is one.
+/// Kills the QEMU in a directory, if there is one.
 pub(crate) fn end_vm(dir: &Path) {
     let Some(qemu) = Machine::process_in(dir) else {
         return;

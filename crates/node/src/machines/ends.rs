@@ -1,4 +1,4 @@
-//! Noticing when a QEMU ends by itself: the kernel says so, through a descriptor of each process (pidfd_open(2)).
+//! Notices when a QEMU ends by itself: the kernel reports that through a descriptor of its process (pidfd_open(2)).
 
 use super::Machines;
 use crate::{MachineName, inventory::lifecycle::Task};
@@ -16,22 +16,22 @@ use std::{
     time::Duration,
 };
 
-/// How long one wait takes at most: how soon the thread notices that the node has ended.
+/// How long one wait takes at most, and so how late the thread may notice that the node has ended.
 const WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long until a machine is looked at again that something else was done with when its QEMU ended.
+/// How long until a machine is looked at again whose QEMU ended while another operation was under way.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Ends that are taken from the kernel at a time.
+/// How many ends are read from the kernel at once.
 const EVENTS: usize = 64;
 
 /// A QEMU that is watched.
 pub(super) struct Watched {
     name: MachineName,
     vm: Weak<Machine>,
-    /// Readable once it has ended.
+    /// The process's pidfd: readable once the process has ended.
     _process: OwnedFd,
 }
 
-/// QEMUs of which the kernel is to tell the end.
+/// The QEMUs whose end is awaited.
 pub(super) struct Ends {
     epoll: OwnedFd,
     inner: Mutex<Inner>,
@@ -41,12 +41,12 @@ pub(super) struct Ends {
 struct Inner {
     next: u64,
     watched: HashMap<u64, Watched>,
-    /// They have ended, and are not looked after yet.
+    /// QEMUs that have ended and must be looked at again.
     ended: Vec<Watched>,
 }
 
 impl Ends {
-    /// None yet.
+    /// Returns an empty set.
     pub fn new() -> io::Result<Ends> {
         Ok(Ends {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
@@ -54,7 +54,7 @@ impl Ends {
         })
     }
 
-    /// Watches a QEMU that runs now.
+    /// Adds a QEMU that runs now.
     pub fn watch(&self, name: &MachineName, vm: &Arc<Machine>) -> io::Result<()> {
         let process = vm.end_descriptor()?;
         let mut inner = self.inner.lock();
@@ -76,7 +76,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Waits until some have ended that nobody has looked after, or a moment.
+    /// Waits until QEMUs have ended, at most for a moment, and returns those not handled yet.
     pub fn wait(&self) -> Vec<Watched> {
         let long = match self.inner.lock().ended.is_empty() {
             true => WAIT_MAX,
@@ -108,7 +108,7 @@ impl Ends {
 }
 
 impl Machines {
-    /// Looks after machines whose QEMUs have ended.
+    /// Handles machines whose QEMUs have ended.
     pub(super) fn look_after_ends(&self, ended: Vec<Watched>) {
         for watched in ended {
             let (Some(vm), Ok(entry)) = (
@@ -127,7 +127,7 @@ impl Machines {
             match entry.begin(Task::End) {
                 Ok(operation) if is_its() => self.ended(&operation, &vm),
                 Ok(_) => {}
-                // another operation ends it, or looks after it: what came of that shows after a while
+                // another operation is ending it or handling this; look again once that is over
                 Err(_) => self.ends.again(watched),
             }
         }

@@ -1,4 +1,4 @@
-//! From a record to a running QEMU: images and disks onto the mount, a spec, a start.
+//! From a record to a running QEMU: puts images and disks onto the mount, builds a spec, and starts it.
 
 use crate::files::PASSABLE_MODE;
 use crate::{
@@ -24,38 +24,38 @@ use std::{
     time::Instant,
 };
 
-/// A disk is shown to QEMU as so many bytes or a multiple, zeros behind its own: QEMU refuses to write to a file that is no multiple
-/// of what its file system reads at once.
+/// A disk's size as QEMU sees it is a multiple of this, padded with zeros: QEMU refuses to write to a file whose size is not
+/// a multiple of what its file system reads at once.
 const DISK_BLOCK: u64 = floe_image::CHUNK_SIZE as u64;
-/// QEMU's own directory in the machine's: floe-machine's name for it.
+/// QEMU's own directory within the machine's, as `floe-machine` names it.
 pub(crate) const RUN_DIR: &str = "run";
-/// What the guest wrote on its console last.
+/// The file with the guest's latest console output.
 pub(crate) const CONSOLE_LOG: &str = "run/console.log";
-/// The console's socket there.
+/// The console's socket in that directory.
 pub(crate) const CONSOLE_SOCKET: &str = "run/console.sock";
-/// The screen's socket there.
+/// The screen's socket in that directory.
 pub(crate) const VNC_SOCKET: &str = "run/vnc.sock";
 
 /// A machine's images and disks on the mount.
 pub(crate) struct Attached {
-    /// The image that it starts from, and those that its disks stand on.
+    /// The image that it starts from, and those under its disks.
     pub images: Vec<ImageHandle>,
-    /// Its files.
+    /// Its disks and memory files.
     pub disks: MachineHandle,
 }
 
 impl Machines {
-    /// A machine's directory for QEMU.
+    /// Returns a machine's directory for QEMU.
     pub(crate) fn vm_dir(&self, record: &Record) -> PathBuf {
         self.core.home.root().join(&record.place).join("vm")
     }
 
-    /// A machine's directory for its disks' layers.
+    /// Returns a machine's directory for its disks' layers.
     pub(crate) fn disk_dir(&self, record: &Record) -> PathBuf {
         self.core.home.root().join(&record.place).join("disks")
     }
 
-    /// Directory of what the guest wrote on its console.
+    /// Returns the directory with the guest's console output.
     pub(crate) fn console_dir(&self, record: &Record) -> PathBuf {
         self.vm_dir(record).join(RUN_DIR)
     }
@@ -79,7 +79,7 @@ impl Machines {
         Ok(())
     }
 
-    /// The same for a record that is in no list yet.
+    /// Does the same for a record that is not in the list of machines.
     pub(crate) fn attach_record(
         &self,
         record: &Record,
@@ -117,7 +117,7 @@ impl Machines {
         Ok(Attached { images, disks })
     }
 
-    /// Takes a machine off the mount; what its disks hold is durable then.
+    /// Takes a machine off the mount; after that its disks' content is durable.
     pub(crate) fn detach(&self, entry: &Entry) -> Result<(), NodeError> {
         let (record, attached) = {
             let mut state = entry.state.write();
@@ -135,7 +135,7 @@ impl Machines {
         Ok(())
     }
 
-    /// What QEMU is to be. `boot` is for cold starts.
+    /// Returns how QEMU is to be started. `image` is given for cold starts only: its kernel is booted.
     pub(crate) fn spec(
         &self,
         record: &Record,
@@ -161,7 +161,8 @@ impl Machines {
         for forward in &record.forwards {
             match spec.tap {
                 None => spec.forwards.push(machine_forward(forward)?),
-                // opened once it runs; that one is taken is said before, as QEMU does of its own
+                // opened once the machine runs; a port that is taken is an error already now, as it is with QEMU's user
+                // network
                 Some(_) => Networks::check_inbound(forward)?,
             }
         }
@@ -171,8 +172,8 @@ impl Machines {
         Ok(spec)
     }
 
-    /// Kernel and initial ramdisk where the machine's own user can read them. The image's files on the mount are the
-    /// node's alone, since one machine's user must not read another's image. QEMU reads both whole anyway.
+    /// Copies kernel and initial ramdisk to where the machine's own user can read them. Only the node can read the image's
+    /// files on the mount, since one machine's user must not read another's image. QEMU reads both files whole anyway.
     fn boot_files(&self, record: &Record, image: &ImageHandle) -> Result<Option<Boot>, NodeError> {
         let dir = self.core.home.root().join(&record.place).join("boot");
         let copy = |region: &str| -> Result<Option<PathBuf>, NodeError> {
@@ -194,7 +195,7 @@ impl Machines {
         }))
     }
 
-    /// Starts a machine cold: its disks as they are, the image's kernel if it has one.
+    /// Starts a machine cold: with its disks as they are, and with the image's kernel if it has one.
     pub(crate) fn boot(&self, entry: &Entry) -> Result<Arc<Machine>, NodeError> {
         let record = entry.record();
         let spec = {
@@ -205,7 +206,7 @@ impl Machines {
                     "report this",
                 ));
             };
-            // To a guest that starts anew, what the host's disk failed to keep is what a power cut took.
+            // for a guest that starts anew, data that the host's disk failed to keep was lost as in a power cut
             disks.accept_losses();
             self.spec(&record, disks, Some(image))?
         };
@@ -216,7 +217,7 @@ impl Machines {
         Ok(machine)
     }
 
-    /// Enters a QEMU that runs now, and what else changes in its machine's record with that.
+    /// Enters a QEMU that now runs for a machine, and makes further changes to the machine's record.
     pub(crate) fn started(
         &self,
         entry: &Entry,
@@ -250,7 +251,7 @@ impl Machines {
     }
 }
 
-/// Makes the directory of a new machine.
+/// Creates the directory of a new machine.
 pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
     use std::os::unix::fs::DirBuilderExt;
     match std::fs::DirBuilder::new()
@@ -268,14 +269,14 @@ pub(crate) fn make_machine_dir(dir: &std::path::Path) -> Result<(), NodeError> {
     }
 }
 
-/// Copies a file so that only this user's group can read the copy.
+/// Copies a file and makes the copy readable for this group only.
 fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
     private::make_dirs(to.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-    // what an earlier start has copied needs no room again, which a full disk would not have
+    // a copy left by an earlier start is reused: on a full disk there would be no room for another
     if fs::read(to).is_ok_and(|copy| fs::read(from).is_ok_and(|bytes| bytes == copy)) {
         return Ok(());
     }
-    // what is there may be read-only; and a copy must not be readable by others for a moment
+    // the existing file may be read-only, and the copy must not be readable by others even for a moment
     match fs::remove_file(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -286,8 +287,8 @@ fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
     copy.set_permissions(fs::Permissions::from_mode(0o440))
 }
 
-/// Lets a machine's own user pass to a directory of its machine, `root/KIND/NAME/...`, and nobody else to more than the names
-/// KIND: they may pass that one and the state directory, but not list them.
+/// Lets a machine's own user pass to a directory of its machine, `root/KIND/NAME/...`. Other users can pass `root` and
+/// `root/KIND` but not list them, and nothing below.
 fn let_pass(dir: &Path, root: &Path, gid: Option<u32>) -> io::Result<()> {
     let Some(gid) = gid else {
         return Ok(()); // QEMU runs as the node's own user
@@ -304,12 +305,12 @@ fn let_pass(dir: &Path, root: &Path, gid: Option<u32>) -> io::Result<()> {
     Err(io::ErrorKind::InvalidInput.into())
 }
 
-/// The user that a machine's QEMU runs as.
+/// Returns the user that a machine's QEMU runs as; `None` is the node's own.
 fn user_of(record: &Record) -> Option<User> {
     record.uid.map(|uid| User { uid, gid: uid })
 }
 
-/// The disks that an image starts a machine with.
+/// Returns the disks that a machine started from an image has.
 fn disk_specs(manifest: &Manifest) -> Vec<DiskSpec> {
     plan::disk_regions(manifest)
         .iter()
@@ -318,7 +319,7 @@ fn disk_specs(manifest: &Manifest) -> Vec<DiskSpec> {
         .collect()
 }
 
-/// The configuration of a cold start: what belongs to the image, without what belongs to the host that captured it.
+/// Returns the configuration for a cold start: what belongs to the image, without what belongs to the host that captured it.
 pub(crate) fn cold_config(image: &MachineConfig, plan: &plan::Plan) -> MachineConfig {
     MachineConfig {
         cpus: Some(plan.cpus),
@@ -331,7 +332,7 @@ pub(crate) fn cold_config(image: &MachineConfig, plan: &plan::Plan) -> MachineCo
     }
 }
 
-/// Chooses ports for those that are 0.
+/// Replaces each host port 0 by a free port.
 pub(crate) fn choose_ports(
     forwards: &[floe_api::PortForward],
 ) -> Result<Vec<floe_api::PortForward>, NodeError> {
@@ -357,7 +358,7 @@ pub(crate) fn choose_ports(
         .collect()
 }
 
-/// What a guest reaches of the host, in the words of the machine.
+/// Converts what a guest may reach of the host to `floe-machine`'s type.
 pub(crate) fn machine_access(access: &floe_api::HostAccess) -> Result<HostAccess, NodeError> {
     let text = match access {
         floe_api::HostAccess::None => return Ok(HostAccess::None),
@@ -370,7 +371,7 @@ pub(crate) fn machine_access(access: &floe_api::HostAccess) -> Result<HostAccess
     text.parse().map_err(|why: String| usage(why, ""))
 }
 
-/// A forward in the words of the machine.
+/// Converts a port forward to `floe-machine`'s type.
 pub(crate) fn machine_forward(forward: &floe_api::PortForward) -> Result<PortForward, NodeError> {
     forward
         .check()

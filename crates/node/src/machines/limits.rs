@@ -1,11 +1,11 @@
-//! Changing what a machine may take of its host.
+//! Changes how much of this host's resources a machine may use.
 
 use super::Machines;
 use crate::{error::NodeError, inventory::lifecycle::Task};
 use floe_api::{LimitRequest, MachineInfo};
 
 impl Machines {
-    /// Changes what a machine may take of this host. It holds at once, and for all its later starts.
+    /// Changes how much of this host's resources a machine may use, at once and for all its later starts.
     pub fn limit_machine(
         &self,
         name: &str,

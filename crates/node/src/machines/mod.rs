@@ -1,10 +1,10 @@
-//! Machines of this host: their list, their lives from a start to their removal, and the QEMUs that wait for the next.
+//! The machines of this host: their lives from start to removal, and the QEMUs started ahead for the next run.
 //!
-//! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. What it may do next is decided in `inventory::lifecycle`; here it is done:
-//! `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop, remove, notice an end),
-//! `buffering` and `stopped` (machines that stand still).
+//! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
+//! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
+//! remove, notice an end), `buffering` and `stopped` (machines that stand still).
 //!
-//! Locks: those of the inventory; the pool's of QEMUs that wait is held for moments.
+//! Locks: those of the inventory. That of the pool of waiting QEMUs is held only briefly.
 
 mod buffering;
 mod control;
@@ -34,30 +34,30 @@ use crate::{
 use floe_image::Hash;
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 
-/// Whoever keeps account of machines elsewhere: forks, whose clones they are.
+/// Somebody who also keeps a record of machines: the forks service, for clones.
 pub(crate) trait Kin: Send + Sync {
-    /// A machine has been removed, with all that was its own.
+    /// Called after a machine has been removed, with all its files.
     fn removed(&self, name: &str) -> Result<(), NodeError>;
 }
 
-/// See the module.
+/// The service that starts, stops and watches machines.
 pub(crate) struct Machines {
     core: Arc<Core>,
     images: Arc<Images>,
     traces: Arc<Traces>,
     networks: Arc<Networks>,
     inventory: Arc<Inventory>,
-    /// Who was promised how much of this host.
+    /// How much of this host each machine has reserved.
     pub resources: Resources,
     standby: standby::Pool,
     ends: Arc<ends::Ends>,
-    /// Hears of each QEMU that begins: its guest may have something to say.
+    /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
     arrivals: mpsc::Sender<MachineName>,
     kin: OnceLock<Weak<dyn Kin>>,
 }
 
 impl Machines {
-    /// Those of an inventory; `arrivals` hears of each QEMU that begins.
+    /// Creates the service. `arrivals` gets the name of each machine whose QEMU starts running.
     pub fn new(
         core: Arc<Core>,
         images: Arc<Images>,
@@ -85,17 +85,17 @@ impl Machines {
         Ok(machines)
     }
 
-    /// Says who is told of machines that have been removed; only the first one counts.
+    /// Sets who is called when a machine has been removed; only the first call has an effect.
     pub fn tell_kin(&self, kin: Weak<dyn Kin>) {
         let _ = self.kin.set(kin);
     }
 
-    /// Has somebody listen to the guest of a QEMU that runs now.
+    /// Has the guest of a QEMU that now runs listened to.
     pub fn attend(&self, name: &MachineName) {
-        let _ = self.arrivals.send(name.clone()); // nobody listens while the node ends
+        let _ = self.arrivals.send(name.clone()); // while the node ends nobody receives
     }
 
-    /// How many QEMUs wait for a run.
+    /// Returns how many QEMUs wait for a run.
     pub fn standby_len(&self) -> usize {
         self.standby.len()
     }

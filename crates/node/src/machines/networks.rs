@@ -1,4 +1,4 @@
-//! A machine's place in its family's network: given before its first start, kept until it is removed.
+//! A machine's place in its family's network: assigned before its first start, kept until it is removed.
 
 use super::Machines;
 use crate::{
@@ -9,7 +9,7 @@ use floe_api::{Happened, NetworkRequest};
 use floe_machine::Tap;
 
 impl Machines {
-    /// Puts a machine that is about to start into a network of its own.
+    /// Creates a network for a machine that is about to start, and makes the machine its first member.
     pub(crate) fn give_network(
         &self,
         entry: &Entry,
@@ -32,18 +32,18 @@ impl Machines {
         let (place, mac) = self.networks.create(request, entry.name.as_str(), mac)?;
         entry.update(|record| {
             record.network = Some(place);
-            // what its card has already, if it has one: the network took that over
+            // the MAC address that its card already has, if it has one: the network has adopted it
             record.config.nic_mac = Some(mac);
         })
     }
 
-    /// The host's end of a machine's network card, if that is none of QEMU's user network.
+    /// Returns the host's end of a machine's network card, or `None` if the card is on QEMU's user network.
     pub(crate) fn tap_of(&self, record: &Record) -> Result<Option<Tap>, NodeError> {
         let place = record.network.as_ref();
         place.map(|place| self.networks.tap(place)).transpose()
     }
 
-    /// Opens the ports that lead to a machine that runs now.
+    /// Opens the forwarded ports of a machine that now runs.
     pub(crate) fn open_ports(&self, entry: &Entry) {
         let record = entry.record();
         let Some(place) = &record.network else { return };
@@ -57,7 +57,7 @@ impl Machines {
         }
     }
 
-    /// A machine is on its way out.
+    /// Takes a machine that is being removed out of its network.
     pub(crate) fn leave_network(&self, record: &Record) {
         if let Some(place) = &record.network {
             self.networks.close_inbound(&record.name, None);

@@ -1,4 +1,4 @@
-//! Where the node's operations meet its resources: what a machine's record says becomes a reservation.
+//! Turns what a machine's record says into a reservation of this host's resources.
 
 use crate::{
     error::NodeError,
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Machines {
-    /// Reserves what a machine needs for its start; QEMUs that wait for other runs are ended if that helps.
+    /// Reserves what a machine needs for its start. QEMUs that wait for other runs are ended if that frees enough.
     pub(crate) fn reserve_resources(
         &self,
         entry: &Operation,
@@ -16,7 +16,7 @@ impl Machines {
         self.reserve_for(&entry.record(), overcommit)
     }
 
-    /// The same for a start from its disks, however its last life began.
+    /// Does the same for a cold start from its disks, even if the machine was last restored.
     pub(crate) fn reserve_resources_cold(
         &self,
         entry: &Operation,
@@ -35,7 +35,7 @@ impl Machines {
         self.resources.reserve(record, link, overcommit, give_way)
     }
 
-    /// Counts a machine that an earlier node has left running.
+    /// Counts a machine that an earlier node left running.
     pub(crate) fn resources_found(&self, entry: &Entry) {
         let record = entry.record();
         let link = self.link_bytes_per_s(&record);

@@ -1,4 +1,5 @@
-//! Going on from an image's running state: a QEMU that has loaded it and stands still, then one whose guest runs.
+//! Continues from an image's running state: first a QEMU that has loaded the state and stands still, then one whose guest
+//! runs.
 
 use crate::{
     error::{NodeError, failed},
@@ -23,27 +24,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the watcher of a guest's clock waits for its result: the agent's own limit, and a little.
+/// How long the result of setting a guest's clock is waited for: the agent's own limit and a little more.
 const CLOCK_WAIT: Duration = Duration::from_secs(70);
 
-/// A machine whose guest stands still at the instant of its capture. Dropping it ends its QEMU.
+/// A machine whose state is loaded and whose guest has not run since the capture. Dropping it ends its QEMU.
 pub(crate) struct Loaded {
     standby: Standby,
-    /// Forwards that its QEMU does not know yet.
+    /// Port forwards that its QEMU does not have yet.
     forwards: Vec<floe_machine::PortForward>,
-    /// Whether its QEMU was there before anybody asked.
+    /// Whether its QEMU was started ahead and had waited.
     waited: bool,
 }
 
 impl Loaded {
-    /// Tells the guest to execute; the machine is entered by [`Machines::let_go`].
+    /// Tells the guest to run. [`Machines::let_go`] then enters the machine.
     pub fn release(&self) -> Result<Continuing, NodeError> {
         Ok(self.standby.machine().begin_cont()?)
     }
 }
 
 impl Machines {
-    /// Lets a machine go on from its image's running state.
+    /// Starts a machine from its image's running state, and lets its guest run.
     pub(crate) fn begin_restore(
         self: &Arc<Self>,
         entry: &Operation,
@@ -55,7 +56,7 @@ impl Machines {
         self.let_go(entry, loaded, model, report)
     }
 
-    /// Has a QEMU load a machine's state: one that waits for this image, or a new one.
+    /// Has a QEMU load a machine's state: one that waits for this image if possible, otherwise a new one.
     pub(crate) fn load_state(
         self: &Arc<Self>,
         entry: &Operation,
@@ -63,7 +64,7 @@ impl Machines {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a QEMU that waits is on its user network, its guest reaches nothing of the host, and nothing limits it
+        // a waiting QEMU has the user network, gives its guest no access to the host, and has no limits
         let record = entry.record();
         let waiting = match record.network {
             None if record.host_access.is_none() && record.limits.is_none() => {
@@ -81,7 +82,7 @@ impl Machines {
             state.images = attached.images;
             state.fetcher = Some(found.fetcher.clone());
             drop(state);
-            // written down once the guest runs; after a crash before that, QEMUs that waited are ended anyway
+            // written to the disk once the guest runs; after a crash before that, QEMUs that had waited are ended anyway
             entry.amend(|record| {
                 record.place = place.directory;
                 record.mount_name = place.mount_name;
@@ -116,7 +117,7 @@ impl Machines {
         })
     }
 
-    /// A machine is on the mount: its image streams from now on.
+    /// Starts the streaming of an image whose machine is on the mount now.
     pub(crate) fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
         let (image, wire) = {
             let state = entry.state.read();
@@ -131,19 +132,20 @@ impl Machines {
             return Ok(());
         };
         model.image(&image);
-        // what another machine has touched is in the page cache, and this one's touches of it would not be seen
+        // chunks that another machine touched are in the page cache, so this machine's use of them would not be seen
         if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
             entry.update(|record| record.traced = false)?;
         }
         let record = entry.record();
-        // no trace is taken, and all of it is on this host, so that there is nothing to plan: clones beside their parent, too
+        // no trace is taken and all data is on this host, so there is nothing to plan; this also holds for clones beside
+        // their parent
         if !record.traced && record.origin.urls.is_empty() {
             image.unwatch();
         }
         Ok(())
     }
 
-    /// Lets the guest of a loaded machine go on.
+    /// Lets the guest of a loaded machine run, and enters its QEMU.
     pub(crate) fn let_go(
         self: &Arc<Self>,
         entry: &Operation,
@@ -168,20 +170,20 @@ impl Machines {
         report.check()
     }
 
-    /// Has QEMU's agent in the guest set its clock, in the background, and says so where it can't.
+    /// Has QEMU's agent in the guest set its clock, in the background, and reports if that fails.
     pub(crate) fn set_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
         let Some(vm) = entry.state.read().vm.clone() else {
             return;
         };
         let clock = vm.set_clock();
-        let (node, entry) = (self.clone(), entry.clone());
+        let (machines, entry) = (self.clone(), entry.clone());
         let watcher = std::thread::Builder::new()
             .name("guest-clock-watch".into())
             .spawn(move || {
                 let stale = clock.wait(CLOCK_WAIT);
                 let set = entry.state.read().guest.agent;
                 if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
-                    node.core.tell(
+                    machines.core.tell(
                         Happened::MachineClock,
                         entry.name.as_str(),
                         format!("the guest's clock was not set: {reason}"),
@@ -190,10 +192,10 @@ impl Machines {
                     let _ = entry.update(|record| record.detail = detail);
                 }
             });
-        drop(watcher); // a clock that nobody watches is set all the same
+        drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 
-    /// The state that QEMU loads, in two round trips. What the image's rehearsal touched is on its way from then on.
+    /// Reads the state that QEMU loads, in two round trips. From then on what the image's rehearsal touched is being fetched.
     pub(crate) fn snapshot(
         &self,
         found: &Found,
@@ -236,7 +238,7 @@ impl Machines {
 }
 
 impl Loads {
-    /// `memory`: the file of the region `ram`, and those of `ram1`, `ram2`, ...
+    /// Builds the snapshot. `memory` is the file of the region `ram`, then those of `ram1`, `ram2`, ...
     fn snapshot(&self, memory: Vec<PathBuf>) -> Result<Snapshot, NodeError> {
         let mut files = memory.into_iter();
         let ram = files.next();
@@ -250,7 +252,7 @@ impl Loads {
     }
 }
 
-/// QEMU's own stages, one after the other from when they began.
+/// Adds QEMU's own stages to the report, one after the other from `began`.
 fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
     let mut end = began;
     for stage in stages {

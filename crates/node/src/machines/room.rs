@@ -1,25 +1,26 @@
-//! Room on the disk while machines run.
+//! Free space on the disk while machines run.
 //!
-//! What a guest writes needs room that nobody has set aside. Two things keep a short disk from stopping it for long: the cache, whose
-//! content can be had again, gives way before the disk is full; and machines that did find it full go on by themselves once there is
-//! room. [`decide`] says how much the cache gives; [`Room`] looks at the disk and carries it out, on the watcher's thread.
+//! What a guest writes takes space that nobody has set aside. Two things keep a short disk from stopping it for long: the
+//! cache, whose content can be fetched again, shrinks before the disk is full; and machines that did find it full go on by
+//! themselves once there is space. [`decide`] says how much the cache gives up; [`Room`] checks the disk and carries it out,
+//! on the watcher's thread.
 
 use floe_store::Cache;
 use std::{path::PathBuf, sync::Arc};
 
-/// Below this many free bytes, or a tenth of a smaller disk, the cache gives way.
+/// The cache shrinks when fewer bytes than this are free, or less than a tenth of a smaller disk.
 const LOW_BYTES: u64 = 1 << 30;
-/// Free bytes with which a machine that found the disk full may go on.
+/// Free bytes that a machine that found the disk full needs to go on.
 pub(crate) const GO_ON_BYTES: u64 = 16 << 20;
 
-/// A disk, in bytes.
+/// Size and free space of a disk, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Disk {
     free: u64,
     total: u64,
 }
 
-/// How many bytes the cache is to give back: so that twice what counts as little is free, as far as it has them.
+/// Returns how many bytes the cache is to give up so that twice the low limit is free, at most what it has.
 fn decide(disk: Disk, cache_bytes: u64) -> u64 {
     let low = LOW_BYTES.min(disk.total / 10);
     match disk.free < low {
@@ -28,30 +29,30 @@ fn decide(disk: Disk, cache_bytes: u64) -> u64 {
     }
 }
 
-/// Looks after the disk with the state directory.
+/// Watches the disk that holds the state directory.
 pub(crate) struct Room {
     dir: PathBuf,
     cache: Arc<Cache>,
-    /// Failed requests of the mount, as counted at the last look.
+    /// The mount's count of failed requests at the last look.
     errors: u64,
-    /// A request has failed since machines were last let go on.
+    /// Whether a request has failed since machines were last let go on.
     failed: bool,
 }
 
 impl Room {
-    /// Looks after the disk that `dir` is on.
+    /// Creates a watcher of the disk that holds `dir`.
     pub fn new(dir: PathBuf, cache: Arc<Cache>) -> Room {
         Room {
             dir,
             cache,
             errors: 0,
-            // under an earlier node, perhaps
+            // one may have failed under an earlier node
             failed: true,
         }
     }
 
-    /// Has the cache give way if the disk is short. `errors` is the mount's count of failed requests. Returns whether machines that
-    /// found the disk full may go on: one may have, and there is room.
+    /// Shrinks the cache if the disk is short. `errors` is the mount's count of failed requests. Returns whether machines
+    /// that found the disk full may go on: a request has failed, and there is space now.
     pub fn look(&mut self, errors: u64) -> bool {
         let Some(disk) = self.disk() else {
             return false;
@@ -74,7 +75,7 @@ impl Room {
         go_on
     }
 
-    /// A machine could not go on: the next look says so again.
+    /// Makes the next look return true again, because a machine could not go on.
     pub fn look_again(&mut self) {
         self.failed = true;
     }

@@ -1,8 +1,8 @@
-//! QEMUs that were started ahead: the state of a recently run image is loaded, the guest stands before its next
-//! instruction, and a run only has to let it go.
+//! QEMUs that are started ahead: each has loaded the state of a recently run image, and a run only has to let its guest go
+//! on.
 //!
-//! What it costs: some 40 MB for each, so the pool is small and bounded by memory. It maps the image's own memory file,
-//! so the pages that its device state touched are shared with the image's other machines.
+//! Each costs some 40 MB, so the pool is small and its memory is bounded. It maps the image's own memory file, so the pages
+//! that its device state touched are shared with the image's other machines.
 
 use crate::{
     STANDBY_BYTES, StandbyOptions,
@@ -27,41 +27,41 @@ use std::{
     time::Duration,
 };
 
-/// Users of waiting machines are the last ones of the range, away from those of named machines.
+/// How far from the end of the range of user ids those of waiting machines begin, away from those of named machines.
 const UID_FROM_END: u32 = 1024;
-/// Where they are, in the state directory.
+/// Their directory in the state directory.
 pub(crate) const DIR: &str = "standby";
-/// How long a node that ends waits for those being prepared: their QEMUs would outlive it until another node ends them.
+/// How long a node that ends waits for QEMUs being prepared: they would live on until the next node ends them.
 const PREPARING_END: Duration = Duration::from_secs(10);
 
-/// The pool.
+/// The pool of waiting QEMUs.
 #[derive(Default)]
 pub(crate) struct Pool {
     inner: Mutex<Inner>,
-    /// Told when a thread that prepared one is done.
+    /// Notified when a thread that prepared one is done.
     done: Condvar,
     next: AtomicU64,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// The oldest first.
+    /// Those that wait, the oldest first.
     waiting: VecDeque<Waiting>,
-    /// Images for which one is being prepared.
+    /// Images for which one is being prepared, once for each.
     preparing: Vec<Hash>,
-    /// Threads that prepare one, until they have ended what has to go for it.
+    /// Threads that prepare one; each also ends those that have to make room for it.
     threads: usize,
     over: bool,
 }
 
-/// A QEMU that waits.
+/// A QEMU that has loaded an image's state and waits for a run.
 pub(crate) struct Waiting {
     image: Hash,
     standby: Standby,
     attached: Attached,
     place: Place,
     dir: PathBuf,
-    /// Its part of the host.
+    /// Its reservation of the host's memory.
     _room: Ahead,
 }
 
@@ -70,43 +70,43 @@ pub(crate) struct Waiting {
 pub(crate) struct Place {
     /// Relative to the state directory.
     pub directory: String,
-    /// Its name on the mount.
+    /// The name of its directory on the mount.
     pub mount_name: String,
-    /// User of its QEMU.
+    /// The user id of its QEMU.
     pub uid: Option<u32>,
 }
 
 impl Waiting {
-    /// The machine that waits.
+    /// Returns the machine that waits.
     pub fn machine(&self) -> &Machine {
         self.standby.machine()
     }
 
-    /// Its files on the mount.
+    /// Returns its files on the mount.
     pub fn disks(&self) -> &MachineHandle {
         &self.attached.disks
     }
 
-    /// What a machine is made of.
+    /// Takes it apart into what a machine is made of.
     pub fn into_parts(self) -> (Standby, Attached, Place) {
         (self.standby, self.attached, self.place)
     }
 }
 
 impl Pool {
-    /// How many wait.
+    /// Returns how many wait.
     pub fn len(&self) -> usize {
         self.inner.lock().waiting.len()
     }
 
-    /// Whether one waits for this image or is being prepared.
+    /// Whether one waits or is being prepared for this image.
     pub fn is_for(&self, image: &Hash) -> bool {
         let inner = self.inner.lock();
         inner.waiting.iter().any(|waiting| waiting.image == *image)
             || inner.preparing.contains(image)
     }
 
-    /// One that waits for this image.
+    /// Removes and returns one that waits for this image.
     pub fn take(&self, image: &Hash) -> Option<Waiting> {
         let mut inner = self.inner.lock();
         let index = inner
@@ -116,14 +116,14 @@ impl Pool {
         inner.waiting.remove(index)
     }
 
-    /// The one that has waited longest, rather not for this image.
+    /// Removes and returns the one that has waited longest, preferably one for another image.
     fn take_oldest(&self, image: &Hash) -> Option<Waiting> {
         let mut inner = self.inner.lock();
         let other = inner.waiting.iter().position(|one| one.image != *image);
         inner.waiting.remove(other.unwrap_or(0))
     }
 
-    /// Whether one more should be prepared for this image; if so it is noted as being prepared.
+    /// Whether one more should be prepared for this image. If so, it is counted as being prepared.
     fn wants(&self, image: &Hash, options: &StandbyOptions) -> bool {
         let mut inner = self.inner.lock();
         let have = inner
@@ -141,7 +141,7 @@ impl Pool {
         true
     }
 
-    /// Enters one that was prepared; returns those that have to go for it.
+    /// Adds one that was prepared, if it was, and returns those that must be ended because of the limits.
     fn enter(
         &self,
         image: &Hash,
@@ -160,7 +160,7 @@ impl Pool {
         out
     }
 
-    /// Takes away those that wait for an image.
+    /// Removes and returns all that wait for an image, or all if `image` is `None`.
     fn take_all(&self, image: Option<&Hash>) -> Vec<Waiting> {
         let mut inner = self.inner.lock();
         let waiting: Vec<Waiting> = std::mem::take(&mut inner.waiting).into();
@@ -171,13 +171,13 @@ impl Pool {
         go
     }
 
-    /// A thread that prepared one has nothing to do any more.
+    /// Notes that a thread that prepared one is done.
     fn leave(&self) {
         self.inner.lock().threads -= 1;
         self.done.notify_all();
     }
 
-    /// Prepares nothing any more; says whether all that was being prepared has ended in time.
+    /// Ends all preparing. Returns whether the threads that prepare one have ended within `patience`.
     fn close(&self, patience: Duration) -> bool {
         let mut inner = self.inner.lock();
         inner.over = true;
@@ -203,7 +203,7 @@ impl Waiting {
     }
 }
 
-/// More than may be, by number of images or by memory.
+/// Whether more wait than the options allow, by number of images or by memory.
 fn too_many(waiting: &VecDeque<Waiting>, options: &StandbyOptions) -> bool {
     let mut images: Vec<Hash> = waiting.iter().map(|waiting| waiting.image).collect();
     images.sort_unstable();
@@ -216,25 +216,25 @@ fn over_limit(count: usize, images: usize, options: &StandbyOptions) -> bool {
 }
 
 impl Machines {
-    /// Prepares the next QEMU for an image in the background.
+    /// Prepares the next QEMU for an image in the background, if the options allow one.
     pub(crate) fn refill_standby(self: &Arc<Self>, found: &Found) {
         if !self.standby.wants(&found.id, &self.core.options.standby) {
             return;
         }
-        let node = self.clone();
+        let machines = self.clone();
         let (id, found) = (found.id, found.copy());
         let spawned = std::thread::Builder::new().name("standby".into()).spawn(move || {
-            let waiting = match node.prepare_standby(&found, false) {
+            let waiting = match machines.prepare_standby(&found, false) {
                 Ok(waiting) => Some(waiting),
                 Err(error) => {
                     tracing::info!(image = found.id.short(), %error, "no QEMU waits for the next run");
                     None
                 }
             };
-            for gone in node.standby.enter(&found.id, waiting, &node.core.options.standby) {
-                node.end_waiting(gone);
+            for gone in machines.standby.enter(&found.id, waiting, &machines.core.options.standby) {
+                machines.end_waiting(gone);
             }
-            node.standby.leave();
+            machines.standby.leave();
         });
         if spawned.is_err() {
             self.standby.enter(&id, None, &self.core.options.standby);
@@ -242,7 +242,7 @@ impl Machines {
         }
     }
 
-    /// A number for the next that waits, and a user that no machine has: one that waited under an earlier node may live still.
+    /// Returns a number for the next waiting QEMU and a user id that no machine has; those of an earlier node may still live.
     fn standby_user(&self) -> (u64, Option<u32>) {
         let taken = self.inventory.uids();
         let next = || {
@@ -255,14 +255,14 @@ impl Machines {
         tried.find(free).unwrap_or_else(next)
     }
 
-    /// A QEMU with an image's state loaded. An `isolated` one has no way to the network.
+    /// Starts a QEMU with an image's state loaded. An `isolated` one cannot reach the network.
     pub(crate) fn prepare_standby(
         &self,
         found: &Found,
         isolated: bool,
     ) -> Result<Waiting, NodeError> {
         let (number, uid) = self.standby_user();
-        // unlike any machine's name, and unlike that of a machine that waited under an earlier node
+        // differs from all machines' names, and from those of machines that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
         let room = self.resources.ahead(&found.manifest.config)?;
         let place = Place {
@@ -333,7 +333,7 @@ impl Machines {
         Ok((Standby::prepare(spec, &snapshot)?, attached))
     }
 
-    /// One that waits for an image, its network up or not. One that has ended meanwhile goes away.
+    /// Takes one that waits for an image and sets its network up or down. Those that have ended meanwhile are cleaned up.
     pub(crate) fn take_standby(&self, image: &Hash, network: bool) -> Option<Waiting> {
         while let Some(waiting) = self.standby.take(image) {
             let ended = waiting.machine().wait_end(Duration::ZERO);
@@ -346,13 +346,13 @@ impl Machines {
         None
     }
 
-    /// Ends one that waits, the oldest, rather not one for this image; false if none waits.
+    /// Ends the oldest one that waits, preferably one for another image. Returns false if none waits.
     pub(crate) fn end_a_standby(&self, image: &Hash) -> bool {
         let gone = self.standby.take_oldest(image);
         gone.map(|waiting| self.end_waiting(waiting)).is_some()
     }
 
-    /// Ends those that wait for an image.
+    /// Ends all that wait for an image.
     pub(crate) fn drop_standby(&self, image: &Hash) {
         self.standby
             .take_all(Some(image))
@@ -360,7 +360,7 @@ impl Machines {
             .for_each(|waiting| self.end_waiting(waiting));
     }
 
-    /// Ends them all; nothing is prepared any more.
+    /// Ends all that wait; none is prepared from now on.
     pub(crate) fn end_standby(&self) {
         if !self.standby.close(PREPARING_END) {
             tracing::warn!("a QEMU is still being started ahead; the next node here ends it");

@@ -1,4 +1,4 @@
-//! Machines that QEMU stopped at a disk: why, in words, and which of them a node that comes back lets go on.
+//! Machines that QEMU stopped because of a disk error: the reason in words, and which of them the node lets go on.
 
 use crate::{
     error::NodeError,
@@ -12,7 +12,7 @@ use floe_api::Happened;
 use floe_machine::Status;
 use floe_mount::{FailedDisk, MachineHandle};
 
-/// What is said of a machine that is stopped at `disk`, and what to do.
+/// Returns the message about a machine that is stopped at `disk`, and what its user can do.
 pub(crate) fn why_stopped(
     name: &str,
     disk: &str,
@@ -41,7 +41,7 @@ pub(crate) fn why_stopped(
     }
 }
 
-/// What can't be made good, if anything.
+/// Returns in words what cannot be recovered, if anything.
 fn lost(failed: &FailedDisk) -> Option<String> {
     if failed.lost_bytes > 0 {
         let kib = failed.lost_bytes as f64 / 1024.0;
@@ -53,8 +53,8 @@ fn lost(failed: &FailedDisk) -> Option<String> {
 }
 
 impl Machines {
-    /// Lets a machine go on that stopped at a disk while no node was there: a request that was under way when the earlier node was
-    /// killed may have been ended with an error by the kernel. QEMU tries it again. Not if the disk is still bad or full.
+    /// Lets a machine go on that stopped at a disk while no node ran: the kernel may have failed a request that was under way
+    /// when the earlier node was killed. QEMU then retries it. A machine whose disk is still bad or full stays stopped.
     pub(crate) fn continue_stopped(&self, entry: &Entry) -> Result<(), NodeError> {
         let vm = entry.vm()?;
         let Status::IoError { disk, no_space } = vm.status()? else {
@@ -75,7 +75,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Has the cache make room on a short disk, and lets machines go on that found it full.
+    /// Makes the cache give up space on a short disk, and lets machines go on that found the disk full.
     pub(crate) fn look_after_room(&self, room: &mut Room) {
         let errors = self.images.with_mount(|mount| Ok(mount.stats().errors));
         if !errors.is_ok_and(|errors| room.look(errors)) {
@@ -95,7 +95,7 @@ impl Machines {
         }
     }
 
-    /// Lets a machine go on that stopped because the disk was full, if its disks are well again.
+    /// Lets a machine go on that stopped because the disk was full, if its disks can be flushed again.
     fn continue_full(&self, entry: &Entry) -> Result<(), NodeError> {
         let vm = entry.vm()?;
         if !matches!(vm.status()?, Status::IoError { no_space: true, .. }) {

@@ -1,6 +1,6 @@
-//! Ports of the host that lead into a family network: a listener of the node's for each, whose connections are copied to the
-//! guest's port from inside of the namespace. Rules of nftables could do that without the node, but not for 127.0.0.1, where
-//! ports are by default. Connections end with the node; the next one listens again.
+//! Ports of the host that lead into a family's network: the node listens on each, and copies its connections to the guest's
+//! port from inside of the namespace. Rules of nftables could do that without the node, but not for 127.0.0.1, where ports
+//! are opened by default. Connections end with the node; the next node listens again.
 
 use super::namespace::{Namespace, guest_address};
 use crate::error::{NodeError, at, failed, usage};
@@ -18,7 +18,7 @@ use std::{
 
 /// Most connections of one port at a time: each takes two threads.
 const CONNECTIONS_MAX: usize = 256;
-/// How long until it is tried again when a connection could not be accepted: this process may have too many open files.
+/// How long to wait after a connection could not be accepted: this process may have too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// A port that is open until this is dropped.
@@ -50,7 +50,7 @@ impl Inbound {
         })
     }
 
-    /// Refuses a port that cannot be opened.
+    /// Returns an error if a port cannot be opened.
     pub fn check(forward: &PortForward) -> Result<(), NodeError> {
         listen(forward).map(drop)
     }
@@ -80,12 +80,12 @@ fn listen(forward: &PortForward) -> Result<TcpListener, NodeError> {
     })
 }
 
-/// The connections of a port.
+/// The connections of one port.
 #[derive(Default)]
 struct Connections {
-    /// Threads of connections.
+    /// How many threads serve connections.
     threads: AtomicUsize,
-    /// The host's side and the guest's.
+    /// The open connections, each as the host's and the guest's side.
     open: Mutex<Open>,
 }
 
@@ -96,7 +96,7 @@ struct Open {
 }
 
 impl Connections {
-    /// Enters one; false if the port is closed.
+    /// Adds a connection; returns false if the port is closed.
     fn enter(&self, pair: &Arc<[TcpStream; 2]>) -> bool {
         let mut open = self.open.lock();
         if !open.over {
@@ -114,12 +114,12 @@ impl Connections {
         self.open.lock().over
     }
 
-    /// Ends them all: a guest that is gone would never do so, and while one is open the family's namespace stays.
+    /// Ends all connections: a guest that is gone would never do so, and the family's namespace stays while one is open.
     fn end(&self) {
         let mut open = self.open.lock();
         open.over = true;
         for stream in open.pairs.iter().flat_map(|pair| pair.iter()) {
-            let _ = stream.shutdown(Shutdown::Both); // it may have ended by itself
+            let _ = stream.shutdown(Shutdown::Both); // it may have ended already
         }
     }
 }
@@ -158,7 +158,7 @@ fn accept(
     }
 }
 
-/// Copies both ways until both are over.
+/// Copies data in both directions until both are closed.
 fn pass(
     client: TcpStream,
     namespace: &Namespace,
@@ -181,6 +181,6 @@ fn pass(
 
 fn copy(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
     let copied = io::copy(&mut from, &mut to);
-    let _ = to.shutdown(Shutdown::Write); // the other side may have gone
+    let _ = to.shutdown(Shutdown::Write); // the other side may be closed already
     copied.map(drop)
 }

@@ -1,8 +1,8 @@
 //! Family networks: a machine and its clones see each other and nobody else (SnowFlock, sections 3.2 and 4.6.2).
 //!
-//! [`plan`] says what a network is made of, `namespace` makes it, and here is who is in which one. A network begins with the
-//! parent's run and ends with the family's last member on this host. What QEMU gets is a descriptor, so that a member's port
-//! lives as long as its QEMU, with or without a node.
+//! [`plan`] says what a network consists of, `namespace` creates it, and this module keeps track of who is in which network.
+//! A network begins with the parent's run and ends with the family's last member on this host. QEMU gets a descriptor, so a
+//! member's port exists as long as its QEMU, with or without a node.
 
 mod inbound;
 mod namespace;
@@ -35,23 +35,23 @@ use std::{
 };
 use tunnel::Tunnels;
 
-/// Largest network's file that is read, bytes: all members with the longest names.
+/// Largest file of a network that is read, in bytes: all members with the longest names.
 const NETWORK_BYTES_MAX: u64 = 1 << 20;
 
-/// All networks with members here.
+/// All networks that have members here.
 pub(crate) struct Networks {
     dir: PathBuf,
     home: PathBuf,
     cluster: Arc<Cluster>,
     tunnels: Tunnels,
-    /// Locked while a network is made, changed or taken down.
+    /// Held while a network is created, changed or removed.
     all: Mutex<BTreeMap<String, Network>>,
-    /// Open ports by machine.
+    /// Open ports of the host, by machine.
     inbound: Mutex<HashMap<String, Vec<Inbound>>>,
 }
 
 impl Networks {
-    /// Reads those that an earlier node left.
+    /// Reads the networks that an earlier node left.
     pub fn open(home: &Home, cluster: Arc<Cluster>) -> Result<Networks, NodeError> {
         let dir = home.networks();
         let kept = load_kept(
@@ -86,7 +86,7 @@ impl Networks {
         replace_file(&self.path(&network.id), &bytes)
     }
 
-    /// Makes a network for a parent.
+    /// Creates a network for a parent. Returns the parent's place in it and its card's MAC address.
     pub fn create(
         &self,
         request: &NetworkRequest,
@@ -133,7 +133,7 @@ impl Networks {
         Ok((attachment, mac))
     }
 
-    /// Gives clones their places in their parent's network.
+    /// Assigns clones their places in their parent's network.
     pub fn join<'a>(
         &self,
         network: &str,
@@ -167,7 +167,7 @@ impl Networks {
         Ok(places)
     }
 
-    /// Makes a network of this host reach others too; all of its hosts.
+    /// Connects a network of this host to other hosts; returns all of its hosts.
     pub fn reach(
         &self,
         network: &str,
@@ -195,7 +195,7 @@ impl Networks {
         Ok(everyone)
     }
 
-    /// Puts a changed overlay into effect, and onto the disk.
+    /// Applies a changed overlay, and writes it to the disk.
     fn apply(&self, network: &Network) -> Result<(), NodeError> {
         let namespace = self.namespace(&network.id);
         match &network.overlay {
@@ -207,7 +207,7 @@ impl Networks {
         self.save(network)
     }
 
-    /// What another host, which has this address, is told of a clone's network.
+    /// Returns what another host, at this address, needs to know of a clone's network.
     pub fn order(&self, place: &Attachment, there: IpAddr) -> Result<NetworkOrder, NodeError> {
         let all = self.all.lock();
         let network = all
@@ -227,7 +227,7 @@ impl Networks {
         })
     }
 
-    /// Gives a clone of another node's machine its place in its family's network, which is made if it is not here yet.
+    /// Assigns a clone of another node's machine its place in its family's network, which is created here if necessary.
     pub fn receive(&self, order: &NetworkOrder, name: &str) -> Result<Attachment, NodeError> {
         let mut all = self.all.lock();
         let known = all.get(&order.id);
@@ -282,7 +282,7 @@ impl Networks {
         })
     }
 
-    /// A family whose home is elsewhere has come to more hosts.
+    /// Notes the hosts of a family whose home is another host.
     pub fn meet(&self, network: &str, hosts: &[String]) -> Result<(), NodeError> {
         let mut all = self.all.lock();
         let known = all.get_mut(network).filter(|known| known.is_guest());
@@ -297,7 +297,7 @@ impl Networks {
         Ok(())
     }
 
-    /// Names of a network's members.
+    /// Returns the names of a network's members.
     pub fn members(&self, network: &str) -> Vec<String> {
         let all = self.all.lock();
         let network = all.get(network).into_iter();
@@ -306,7 +306,7 @@ impl Networks {
             .collect()
     }
 
-    /// A clone on another host is no longer in its network.
+    /// Removes a clone on another host from its network, if it is in one.
     pub fn leave_any(&self, name: &str) {
         let of = |network: &&Network| network.members.contains_key(name);
         let network = self.all.lock().values().find(of).map(|n| n.id.clone());
@@ -315,7 +315,7 @@ impl Networks {
         }
     }
 
-    /// Somebody is no longer in a network. The last one takes it down.
+    /// Removes a member from a network. With the last member the network is removed.
     pub fn leave(&self, network: &str, name: &str) {
         let mut all = self.all.lock();
         let Some(known) = all.get_mut(network) else {
@@ -337,7 +337,7 @@ impl Networks {
         }
     }
 
-    /// Keeps only members of whom the node knows; networks without any are taken down.
+    /// Removes members that the node does not know, and networks that have none left.
     pub fn tidy(&self, is_known: impl Fn(&str) -> bool) {
         let gone: Vec<(String, String)> = {
             let all = self.all.lock();
@@ -353,7 +353,7 @@ impl Networks {
             .for_each(|(network, name)| self.leave(network, name));
     }
 
-    /// A member's port, in a network that is made anew if the host was restarted.
+    /// Creates a member's port. The network is created again if the host was restarted.
     pub fn tap(&self, place: &Attachment) -> Result<Tap, NodeError> {
         let namespace = self.namespace(&place.network);
         {
@@ -369,13 +369,13 @@ impl Networks {
         Ok(Tap::new(namespace.open_port(place.number)?))
     }
 
-    /// The address of a member's network card.
+    /// Returns the MAC address of a member's network card.
     pub fn mac(&self, place: &Attachment) -> Option<String> {
         let all = self.all.lock();
         Some(all.get(&place.network)?.mac(place.number))
     }
 
-    /// A member's place in words.
+    /// Returns a member's place as it is shown.
     pub fn info(&self, place: &Attachment) -> NetworkInfo {
         let all = self.all.lock();
         let network = all.get(&place.network);
@@ -392,7 +392,8 @@ impl Networks {
         }
     }
 
-    /// Most bytes a second that a member's network sends beyond itself: of the network's first member, since all share them.
+    /// Returns how many bytes a second a member's network may send out of itself. All members share that, so only the first
+    /// one has it.
     pub fn way_out_bytes_per_s(&self, place: &Attachment) -> u64 {
         let all = self.all.lock();
         let network = all.get(&place.network).filter(|_| place.number == 0);
@@ -400,7 +401,7 @@ impl Networks {
         network.map_or(0, |network| network.bytes_per_s)
     }
 
-    /// Refuses a port of the host that could not be opened.
+    /// Returns an error if a port of the host could not be opened.
     pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
         Inbound::check(forward)
     }
@@ -421,7 +422,7 @@ impl Networks {
         Ok(())
     }
 
-    /// Closes one port, or all of a machine's.
+    /// Closes one port, or all ports of a machine.
     pub fn close_inbound(&self, machine: &str, forward: Option<&PortForward>) {
         let mut all = self.inbound.lock();
         match forward {
@@ -435,7 +436,7 @@ impl Networks {
     }
 }
 
-/// Addresses of hosts.
+/// Parses addresses of hosts.
 fn addresses(texts: &[String]) -> Result<Vec<Ipv4Addr>, NodeError> {
     let parse = |text: &String| {
         text.parse()

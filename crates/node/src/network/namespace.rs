@@ -1,5 +1,5 @@
-//! The namespace of a family on this host: making it, entering it, taking it down. All with `ip` and `nft`, which know more of
-//! the kernel's versions than we would; only what is done once for each clone is done by system calls.
+//! The namespace of a family on this host: creates, enters and removes it. Uses `ip` and `nft`, which know the differences
+//! between kernels better than we would; only what is done once for each clone is done by system calls.
 
 use super::plan::{Network, Overlay, VXLAN_PORT};
 use crate::error::{NodeError, at, failed, refused};
@@ -16,22 +16,23 @@ use std::{
 
 /// Where `ip netns` keeps namespaces.
 const NAMESPACES: &str = "/run/netns";
-/// How long a port of a guest may take to be connected to.
+/// How long connecting to a guest's port may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A family's namespace, which may not be there.
+/// A family's namespace, whether it exists or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Namespace {
     /// Its name for `ip netns`.
     pub name: String,
-    /// The host's end of the way out.
+    /// Name of the host's end of the way out.
     device: String,
-    /// The way to other hosts, before it is moved, and what guards it.
+    /// Name on the host of the device that leads to other hosts, until it is moved, and of the nftables table that guards it.
     tunnel: String,
 }
 
 impl Namespace {
-    /// That of a network under a state directory: two nodes on one host may belong to one family.
+    /// Returns the namespace of a network. Its name depends on the state directory, since two nodes on one host may share a
+    /// family.
     pub fn of(home: &Path, network: &str) -> Namespace {
         let text = format!("{} {network}", home.display());
         let hash = floe_image::Hash::of(text.as_bytes()).to_string();
@@ -47,12 +48,12 @@ impl Namespace {
         Path::new(NAMESPACES).join(&self.name)
     }
 
-    /// Whether it is there.
+    /// Whether it exists.
     pub fn exists(&self) -> bool {
         self.path().exists()
     }
 
-    /// Makes it. What is made of it before an error is taken down again.
+    /// Creates it. After an error, what was created is removed again.
     pub fn make(&self, network: &Network) -> Result<(), NodeError> {
         let made = self.try_make(network);
         if made.is_err() {
@@ -115,7 +116,7 @@ impl Namespace {
         run(&["ip", "-n", &self.name, "-batch", "-"], batch).map(drop)
     }
 
-    /// Makes or changes the way to the family's other hosts.
+    /// Creates or changes the connection to the family's other hosts.
     pub fn join_hosts(&self, network: &Network, overlay: &Overlay) -> Result<(), NodeError> {
         let inside = |args: &[&str]| {
             let mut all = vec!["ip", "netns", "exec", self.name.as_str()];
@@ -132,7 +133,7 @@ impl Namespace {
                 overlay.local.to_string(),
                 VXLAN_PORT.to_string(),
             );
-            // made on the host, whose addresses it uses from then on wherever it is moved to
+            // a device made on the host keeps using the host's addresses, even after it is moved
             let device = &self.tunnel;
             run(
                 &[
@@ -169,24 +170,24 @@ impl Namespace {
         Ok(())
     }
 
-    /// Takes it down, with all devices in it.
+    /// Removes it, with all devices in it.
     pub fn remove(&self) {
         let quietly = |args: &[&str]| {
-            // what was never made is no loss
+            // what was never created need not be removed
             let _ = run(args, "");
         };
         if self.exists() {
             quietly(&["nft", "delete", "table", "ip", &self.device]);
             quietly(&["nft", "delete", "table", "ip", &self.tunnel]);
-            // at once, and with it its end inside: a namespace's devices go some time after it
+            // removed at once together with its inner end: a namespace's own devices disappear only some time after it
             quietly(&["ip", "link", "del", &self.device]);
-            // its number is the family's: the next one of it on this host is refused while this one is there
+            // the family's next device on this host has the same number, and is refused while this one exists
             quietly(&["ip", "-n", &self.name, "link", "del", "vx0"]);
             quietly(&["ip", "netns", "del", &self.name]);
         }
     }
 
-    /// Makes a member's port and returns its descriptor; while somebody has that, the port is there.
+    /// Creates a member's port and returns its descriptor; the port exists as long as anybody has that open.
     pub fn open_port(&self, number: u32) -> Result<OwnedFd, NodeError> {
         let port = Network::port(number);
         let what = format!("cannot make port {port} of network {}", self.name);
@@ -195,23 +196,23 @@ impl Namespace {
             .map_err(at(what))
     }
 
-    /// Makes the port of the encrypted way to other hosts.
+    /// Creates the port of the encrypted connection to other hosts.
     pub fn open_tunnel(&self) -> io::Result<OwnedFd> {
         self.inside(|| open_tap("vx0"))?
     }
 
-    /// Puts rules into effect inside.
+    /// Applies nftables rules inside the namespace.
     pub fn clamp(&self, rules: &str) -> Result<(), NodeError> {
         let inside = ["ip", "netns", "exec", &self.name, "nft", "-f", "-"];
         run(&inside, rules).map(drop)
     }
 
-    /// Connects to a guest's port.
+    /// Connects to a guest's port from inside the namespace.
     pub fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         self.inside(move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT))?
     }
 
-    /// Does something in it, on a thread of its own that ends with it.
+    /// Calls a function in the namespace, on a thread of its own that ends afterwards.
     fn inside<T: Send>(&self, call: impl FnOnce() -> T + Send) -> io::Result<T> {
         let namespace = File::open(self.path())?;
         std::thread::scope(|scope| {
@@ -225,12 +226,12 @@ impl Namespace {
     }
 }
 
-/// Whether this host routes.
+/// Whether this host forwards packets.
 fn forwards() -> bool {
     std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").is_ok_and(|text| text.trim() == "1")
 }
 
-/// The hosts to which frames for everybody go: lines `00:00:00:00:00:00 dst 10.0.0.2 ...` of `bridge fdb`.
+/// Returns the hosts that broadcast frames are sent to: lines `00:00:00:00:00:00 dst 10.0.0.2 ...` of `bridge fdb`.
 fn flooded(text: &str) -> Vec<Ipv4Addr> {
     let to = |line: &str| -> Option<Ipv4Addr> {
         let rest = line.strip_prefix("00:00:00:00:00:00 dst ")?;
@@ -239,7 +240,7 @@ fn flooded(text: &str) -> Vec<Ipv4Addr> {
     text.lines().filter_map(to).collect()
 }
 
-/// Runs a command with this input.
+/// Runs a command with this input, and returns its output.
 fn run(args: &[&str], input: &str) -> Result<String, NodeError> {
     let (program, rest) = args.split_first().unwrap_or((&"", &[]));
     let package = match args.contains(&"nft") {
@@ -257,7 +258,7 @@ fn run(args: &[&str], input: &str) -> Result<String, NodeError> {
             failed(format!("{program} does not start: {error}"), fix)
         })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // one that ends before it has read all says why
+        // a command that ends before it has read everything says why
         let _ = stdin.write_all(input.as_bytes());
     }
     let done = child
@@ -277,7 +278,7 @@ fn run(args: &[&str], input: &str) -> Result<String, NodeError> {
     Err(failed(format!("{}: {said}", args.join(" ")), fix))
 }
 
-/// A tap device in the namespace of this thread, on its bridge.
+/// Creates a tap device in this thread's namespace and adds it to the bridge.
 fn open_tap(name: &str) -> io::Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let tun = File::options()
@@ -339,7 +340,7 @@ unsafe fn ioctl(
     }
 }
 
-/// A member's port.
+/// Returns the address of a member's port.
 pub(super) fn guest_address(number: u32, port: u16) -> SocketAddr {
     SocketAddr::new(Network::address(number).into(), port)
 }

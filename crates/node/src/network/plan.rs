@@ -1,4 +1,4 @@
-//! What a family's network is made of: addresses, and the words for `ip` and `nft`. No I/O.
+//! What a family's network consists of: addresses, and the commands for `ip` and `nft`. No I/O.
 //!
 //! ```text
 //!  namespace of the family on this host            host
@@ -7,10 +7,10 @@
 //!  m2 (clone)  --+
 //!                +-- vx0 (encrypted, or VXLAN) --- the family's other hosts
 //! ```
-//! The inner addresses are those of QEMU's user network, so that a machine that was captured there goes on here: the parent is
-//! 10.0.2.15 and clone n is 10.0.2.(15+n), in every family alike. Each family has a namespace of its own, so that they never
-//! meet. A port passes only frames with its member's addresses: a clone that still has its parent's is mute, and nobody can
-//! speak for another one (SnowFlock, section 4.6.2, which rewrites addresses to the same end).
+//! The inner addresses are those of QEMU's user network, so that a machine that was captured there goes on here: the parent
+//! is 10.0.2.15 and clone n is 10.0.2.(15+n), in every family alike. Each family has a namespace of its own, so families
+//! never meet. A port passes only frames with its member's addresses: a clone that still uses its parent's can send nothing,
+//! and no member can pose as another (SnowFlock, section 4.6.2, which rewrites addresses for the same purpose).
 
 use floe_api::Allow;
 use floe_image::Hash;
@@ -23,26 +23,27 @@ use std::{
 
 /// Version of a network's file.
 pub(crate) const NETWORK_VERSION: u32 = 1;
-/// The network's bits.
+/// Prefix length of the network.
 pub(crate) const BITS: u8 = 24;
-/// The way out.
+/// The gateway's address.
 pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// Its network card's address: the one that QEMU's user network has, which guests may remember.
+/// The gateway's MAC address: that of QEMU's user network, which guests may remember.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
-/// The parent's last byte; clone n has n more.
+/// The last byte of the parent's address; clone n has n more.
 const PARENT_LAST: u32 = 15;
-/// Most clones of a family on one network: the rest of the 254 addresses.
+/// Most clones of a family on one network: what is left of the 254 addresses.
 pub(crate) const MEMBERS_MAX: u32 = 254 - PARENT_LAST;
 /// UDP port of VXLAN (RFC 7348).
 pub(crate) const VXLAN_PORT: u16 = 4789;
-/// Connections a second that a family may begin beyond its network: a scan needs more.
+/// How many new connections a second a family may open beyond its network: a port scan needs more.
 const NEW_PER_S: u32 = 200;
 
-/// Refuses link-local addresses, the host's loopback, and a metadata service that is at neither (Alibaba's).
+/// nftables rules that refuse link-local addresses, the host's loopback, and a metadata service that is at neither
+/// (Alibaba's).
 const GUARDED_DROP: &str =
     "        ip daddr { 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop\n";
 
-/// Whether all of a destination is what [`GUARDED_DROP`] refuses: whoever writes that knows what it is.
+/// Whether all of a destination is refused by [`GUARDED_DROP`]: a user who names such a destination means it.
 fn is_guarded(allow: &Allow) -> bool {
     let link = allow.address.is_link_local() && allow.bits >= 16;
     link || allow.address == Ipv4Addr::new(100, 100, 100, 200) && allow.bits == 32
@@ -56,33 +57,34 @@ pub(crate) struct Network {
     pub version: u32,
     /// Its id: 8 hex digits, the same on all of the family's hosts.
     pub id: String,
-    /// The parent's network address, which its image may have brought along.
+    /// The MAC address of the parent's card, which its image may have brought along.
     pub parent_mac: String,
-    /// Destinations beyond it.
+    /// Destinations outside the network that members may reach.
     pub allow: Vec<Allow>,
-    /// Most bytes a second in all.
+    /// Most bytes a second that all members together may send out of the network.
     pub bytes_per_s: u64,
-    /// Members by name, with their numbers; 0 is the parent. On the parent's host those on other hosts too.
+    /// Members by name, with their numbers; 0 is the parent. On the parent's host, members on other hosts are included.
     pub members: BTreeMap<String, u32>,
-    /// How it reaches other hosts.
+    /// The unencrypted connection to other hosts, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<Overlay>,
-    /// How it reaches other members of the cluster, instead.
+    /// The encrypted connection to other members of the cluster, if there is one instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<Sealed>,
 }
 
-/// The encrypted way to the family's other hosts.
+/// The encrypted connection to the family's other hosts.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sealed {
-    /// From which the key follows: 64 hex digits, drawn for this family. The file is readable by the node's user only.
+    /// The secret that the key is derived from: 64 hex digits, random for this family. The file is readable by the node's
+    /// user only.
     pub secret: String,
     /// This host's address in the cluster.
     pub local: SocketAddr,
-    /// The others'.
+    /// The other hosts' addresses.
     pub peers: BTreeSet<SocketAddr>,
-    /// Whether this is the parent's host, which gives the numbers away.
+    /// Whether this is the parent's host, which assigns the numbers.
     pub home: bool,
 }
 
@@ -92,27 +94,27 @@ impl std::fmt::Debug for Sealed {
     }
 }
 
-/// The way to the family's other hosts.
+/// The unencrypted connection to the family's other hosts, by VXLAN.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Overlay {
     /// This host's address among them.
     pub local: Ipv4Addr,
-    /// The others'.
+    /// The other hosts' addresses.
     pub peers: BTreeSet<Ipv4Addr>,
-    /// Whether this is the parent's host, which gives the numbers away.
+    /// Whether this is the parent's host, which assigns the numbers.
     pub home: bool,
 }
 
 impl Network {
-    /// Understands a file's bytes, or says why not.
+    /// Decodes a file's content, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Network, String> {
         let network: Network = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         network.check()?;
         Ok(network)
     }
 
-    /// Refuses what floe would not have written: it becomes words for `ip` and `nft`.
+    /// Returns an error for values that floe would not have written, since they become commands for `ip` and `nft`.
     pub fn check(&self) -> Result<(), String> {
         if self.version != NETWORK_VERSION {
             return Err(format!(
@@ -141,19 +143,20 @@ impl Network {
         Ok(())
     }
 
-    /// Whether another host is the one that gives its numbers away.
+    /// Whether another host assigns its members' numbers.
     pub fn is_guest(&self) -> bool {
         let overlay = self.overlay.as_ref().map(|overlay| overlay.home);
         overlay.or(self.sealed.as_ref().map(|sealed| sealed.home)) == Some(false)
     }
 
-    /// Its id as the number that stands in datagrams.
+    /// Returns the id as a number, as it is in datagrams.
     pub fn number(&self) -> u32 {
         u32::from_str_radix(&self.id, 16).unwrap_or(0)
     }
 
-    /// For `nft -f` in the namespace: TCP segments between hosts that are short enough for what carries them. Guests take an Ethernet of
-    /// 1500 bytes for granted, and nobody tells them otherwise; longer packets of other protocols go in two parts.
+    /// Returns rules for `nft -f` in the namespace that limit TCP segments between hosts to `mss` bytes. Guests take an
+    /// Ethernet of 1500 bytes for granted, and nobody tells them otherwise; longer packets of other protocols are sent in two
+    /// parts.
     pub fn clamp_rules(&self, mss: u32) -> String {
         let syn = "ether type ip tcp flags & (syn | rst) == syn tcp option maxseg size set";
         format!(
@@ -170,14 +173,14 @@ table bridge clamp {{
         )
     }
 
-    /// The VXLAN network identifier: 24 bits of the id, of which the lowest is set so that it is never zero.
+    /// Returns the VXLAN network identifier: 24 bits of the id, with the lowest one set so that it is never zero.
     pub fn vni(&self) -> u32 {
         u32::from_str_radix(&self.id, 16).unwrap_or(1) & 0xff_ffff | 1
     }
 
-    /// A number for a member: the one that its name ends with if that is free, or else the smallest free one.
+    /// Returns a number for a member: the one that its name ends with if that is free, otherwise the smallest free one.
     pub fn free_number(&self, name: &str) -> Option<u32> {
-        // one of this name has gone, and nobody has noticed yet
+        // a member of the same name has ended, and nobody has noticed yet
         let others = || self.members.iter().filter(|(other, _)| *other != name);
         let taken = |number: u32| others().any(|(_, index)| *index == number);
         let wish = name.rsplit('.').next().and_then(|last| last.parse().ok());
@@ -185,7 +188,7 @@ table bridge clamp {{
         wish.or_else(|| (1..=MEMBERS_MAX).find(|n| !taken(*n)))
     }
 
-    /// Takes note of all hosts of a family whose home is another one.
+    /// Notes all hosts of a family whose home is another host.
     pub fn meet(&mut self, local: Ipv4Addr, hosts: &[Ipv4Addr]) {
         let overlay = self.overlay.get_or_insert_with(|| Overlay {
             local,
@@ -196,31 +199,32 @@ table bridge clamp {{
         overlay.peers.extend(others);
     }
 
-    /// A member's address.
+    /// Returns a member's address.
     pub fn address(number: u32) -> Ipv4Addr {
         let [a, b, c, _] = GATEWAY.octets();
         Ipv4Addr::new(a, b, c, (PARENT_LAST + number).min(254) as u8)
     }
 
-    /// The address of a member's network card: the parent's own, and for clones one that follows from the family and the number.
+    /// Returns the MAC address of a member's card: the parent's own, and for a clone one derived from the family and the
+    /// number.
     pub fn mac(&self, number: u32) -> String {
         if number == 0 {
             return self.parent_mac.clone();
         }
         let id = Hash::of(self.id.as_bytes());
         let [a, b, c, ..] = *id.as_bytes();
-        // QEMU's prefix is locally administered; the family's bytes tell it apart where hosts bridge it to others
+        // QEMU's prefix is locally administered; the family's bytes distinguish it where hosts bridge it to other networks
         format!("52:54:{a:02x}:{b:02x}:{c:02x}:{number:02x}")
     }
 
-    /// The name of a member's device.
+    /// Returns the name of a member's device.
     pub fn port(number: u32) -> String {
         format!("m{number}")
     }
 
-    /// For `ip -batch` in the namespace: what it is made of.
+    /// Returns the commands for `ip -batch` in the namespace that create the network.
     pub fn build(&self) -> String {
-        // no delay until a port forwards: a bridge of leaves has no loops
+        // ports forward without delay: a bridge whose ports lead to single machines has no loops
         format!(
             "link set lo up\n\
              link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
@@ -230,7 +234,7 @@ table bridge clamp {{
         )
     }
 
-    /// For `nft -f` in the namespace, in place of what was there.
+    /// Returns the rules for `nft -f` in the namespace, which replace the earlier ones.
     pub fn rules(&self) -> String {
         let mut known = String::new();
         let mut ports = String::new();
@@ -244,7 +248,7 @@ table bridge clamp {{
                 Network::port(number)
             );
         }
-        // what leads to the host's links and its cloud's metadata is let through where it is named, not by a wide destination
+        // the host's links and its cloud's metadata can be reached only if they are named, not through a wide destination
         let (mut named, mut wide) = (String::new(), String::new());
         for allow in &self.allow {
             let allowed = match is_guarded(allow) {
@@ -322,8 +326,8 @@ table ip floe {{
         )
     }
 
-    /// For `nft -f` on the host: this family's frames from its hosts only. Its number stands behind the headers of UDP (8 bytes) and
-    /// of VXLAN's flags (4 bytes).
+    /// Returns the rules for `nft -f` on the host: this family's frames are accepted from its hosts only. Its number follows
+    /// the headers of UDP (8 bytes) and the flags of VXLAN (4 bytes).
     pub fn overlay_rules(&self, table: &str, overlay: &Overlay) -> String {
         let peers: Vec<String> = overlay.peers.iter().map(Ipv4Addr::to_string).collect();
         let vni = self.vni();
@@ -344,7 +348,8 @@ table ip {table} {{
         )
     }
 
-    /// The addresses of both ends of the link between host and namespace, of the shared range 100.64.0.0/10 (RFC 6598).
+    /// Returns the addresses of both ends of the link between host and namespace, in the shared range 100.64.0.0/10 (RFC
+    /// 6598).
     fn link(namespace: &str) -> (Ipv4Addr, Ipv4Addr) {
         let [a, b, c, ..] = *Hash::of(namespace.as_bytes()).as_bytes();
         let number = u32::from_be_bytes([0, a & 0x0f, b, c]);
@@ -352,19 +357,19 @@ table ip {table} {{
         ((base + 1).into(), (base + 2).into())
     }
 
-    /// For `ip -batch` in the namespace, once `up0` is there: the way to the host.
+    /// Returns the commands for `ip -batch` in the namespace, once `up0` exists: the route to the host.
     pub fn uplink(namespace: &str) -> String {
         let (host, own) = Network::link(namespace);
         format!("addr add {own}/30 dev up0\nlink set up0 up\nroute add default via {host}\n")
     }
 
-    /// For `ip -batch` on the host: its end of that.
+    /// Returns the commands for `ip -batch` on the host, for its end of that link.
     pub fn downlink(namespace: &str, device: &str) -> String {
         let (host, _) = Network::link(namespace);
         format!("addr add {host}/30 dev {device}\nlink set {device} up\n")
     }
 
-    /// For `nft -f` on the host: out by its address, in by nobody, and not to the host itself.
+    /// Returns the rules for `nft -f` on the host: out through its address, nothing in, and nothing to the host itself.
     pub fn host_rules(namespace: &str, device: &str) -> String {
         let (_, own) = Network::link(namespace);
         format!(
@@ -427,7 +432,7 @@ mod tests {
             network.members.insert(format!("web.{number}"), number);
         }
         assert_eq!(network.free_number("db"), None);
-        // one of this name was here before
+        // a member of this name was here before
         assert_eq!(network.free_number("web.1"), Some(1));
     }
 

@@ -1,4 +1,5 @@
-//! Families whose hosts are members of one cluster: their networks reach each other encrypted ([`Tunnels`](super::tunnel::Tunnels)).
+//! Families whose hosts are members of one cluster: their networks are connected with encryption
+//! ([`Tunnels`](super::tunnel::Tunnels)).
 
 use super::{
     Networks, addresses,
@@ -9,7 +10,7 @@ use crate::error::{NodeError, refused, usage};
 use floe_api::{FORK_HOSTS_MAX, NetworkSeal};
 use std::{collections::BTreeSet, net::SocketAddr};
 
-/// A network is one or the other for all of its hosts.
+/// Returns the error that a network must be encrypted for all of its hosts or for none.
 pub(super) fn mixed() -> NodeError {
     refused(
         "a family's network is either encrypted, between members of a cluster, or in clear text on all of its hosts",
@@ -17,7 +18,7 @@ pub(super) fn mixed() -> NodeError {
     )
 }
 
-/// Addresses of members.
+/// Parses addresses of members.
 fn sockets(texts: &[String]) -> Result<BTreeSet<SocketAddr>, NodeError> {
     let parse = |text: &String| {
         text.parse()
@@ -30,7 +31,7 @@ fn sockets(texts: &[String]) -> Result<BTreeSet<SocketAddr>, NodeError> {
 }
 
 impl Networks {
-    /// Makes a network of this host reach other members of the cluster; all of its hosts.
+    /// Connects a network of this host to other members of the cluster; returns all of its hosts.
     pub fn reach_members(
         &self,
         network: &str,
@@ -63,7 +64,7 @@ impl Networks {
         Ok(everyone)
     }
 
-    /// What another member is told of a sealed network.
+    /// Returns what another member needs to know of an encrypted network.
     pub(super) fn seal_for(&self, network: &Network) -> Option<NetworkSeal> {
         let sealed = network.sealed.as_ref()?;
         let hosts = sealed.peers.iter().chain([&sealed.local]);
@@ -73,7 +74,7 @@ impl Networks {
         })
     }
 
-    /// Takes note of what a family's home has told of its network, if that is sealed.
+    /// Notes what a family's home has sent about its network, if that is encrypted.
     pub(super) fn meet_members(
         &self,
         network: &mut Network,
@@ -97,7 +98,7 @@ impl Networks {
         Ok(())
     }
 
-    /// A family has come to these hosts, which are addresses as its network has them.
+    /// Notes the hosts of a family; they are addresses in the network's form.
     pub(super) fn meet_all(
         &self,
         network: &mut Network,
@@ -115,7 +116,7 @@ impl Networks {
         Ok(())
     }
 
-    /// Opens the way to a network's other hosts, if that is encrypted and not open.
+    /// Opens the connection to a network's other hosts, if that is encrypted and not open yet.
     pub(super) fn open_tunnel(&self, network: &Network) -> Result<(), NodeError> {
         let Some(sealed) = &network.sealed else {
             return Ok(());
@@ -130,12 +131,12 @@ impl Networks {
         self.tunnels.ensure(network, sealed, &namespace, listen)
     }
 
-    /// Opens again what is closed: an earlier node's, or what has ended.
+    /// Opens connections again that are closed: those of an earlier node, and those that have ended.
     pub fn open_tunnels(&self) {
         let all = self.all.lock();
         for network in all.values() {
             if !self.namespace(&network.id).exists() {
-                continue; // it is made when a member starts
+                continue; // it is created when a member starts
             }
             if let Err(error) = self.open_tunnel(network) {
                 tracing::warn!(network = network.id, %error, "a family does not reach its other hosts");

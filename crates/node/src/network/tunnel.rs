@@ -1,8 +1,9 @@
-//! The encrypted way between a family's hosts: frames that leave the bridge by `vx0`, a tap device, are read here, encrypted, and
-//! sent to the hosts of the family in UDP datagrams; those that come are checked and put onto the bridge.
+//! The encrypted connection between a family's hosts: frames that leave the bridge through the tap device `vx0` are read
+//! here, encrypted, and sent to the family's hosts in UDP datagrams. Datagrams that arrive are checked and put onto the
+//! bridge.
 //!
-//! Where a family's network is not encrypted, `vx0` is a VXLAN device of the kernel's instead. A node that ends takes the tap along,
-//! and the next one makes it again: guests on different hosts do not hear each other meanwhile, those on one host do.
+//! If a family's network is not encrypted, `vx0` is a VXLAN device of the kernel instead. The tap ends with the node, and the
+//! next node creates it again: until then guests on different hosts cannot reach each other, but those on one host can.
 
 use super::{
     namespace::Namespace,
@@ -31,30 +32,30 @@ use std::{
     time::Duration,
 };
 
-/// Receive buffer: some 20 ms of a fast network's frames, while this thread waits for its turn.
+/// Size of the receive buffer: some 20 ms of a fast network's frames, while this thread waits for its turn.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// How often a thread without work looks whether it is still needed.
+/// How often an idle thread checks whether it is still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Most addresses of network cards that are remembered with their hosts: a family has fewer.
+/// Most MAC addresses that are remembered with their hosts: a family has fewer.
 const LEARNED_MAX: usize = 256;
-/// Most senders whose numbers are remembered: each start of another host's node is one.
+/// Most senders whose sequence numbers are remembered: each start of another host's node is one.
 const SENDERS_MAX: usize = 1024;
-/// What a packet may have when it is not known: an Ethernet's.
+/// How long a packet may be if the path's limit is not known: that of Ethernet.
 const MTU: u32 = 1500;
-/// Headers of IP and UDP around a datagram.
+/// Size of the IP and UDP headers around a datagram.
 const HEADERS_V4: u32 = 28;
 const HEADERS_V6: u32 = 48;
-/// Ethernet's header in a frame, and those of IP and TCP.
+/// Size of the Ethernet, IP and TCP headers in a frame.
 const FRAME_HEADERS: u32 = 14 + 40;
-/// Least that a TCP segment may have (RFC 879).
+/// Shortest limit of a TCP segment (RFC 879).
 const MSS_MIN: u32 = 536;
 
-/// The first byte of an address for several cards has this bit.
+/// This bit in an address's first byte marks an address of several cards.
 const GROUP_BIT: u8 = 1;
 
 type Mac = [u8; 6];
 
-/// All encrypted ways of this node.
+/// All encrypted connections of this node.
 #[derive(Default)]
 pub(super) struct Tunnels {
     port: Mutex<Option<Port>>,
@@ -63,20 +64,20 @@ pub(super) struct Tunnels {
 
 type Links = RwLock<HashMap<u32, Arc<Link>>>;
 
-/// The UDP port that they share.
+/// The UDP port that all connections share.
 struct Port {
     at: SocketAddr,
     socket: Arc<UdpSocket>,
     _stop: Arc<()>,
 }
 
-/// One family's.
+/// The connection of one family.
 struct Link {
     tap: File,
     key: TunnelKey,
     sealer: Mutex<TunnelSealer>,
     peers: RwLock<Arc<BTreeSet<SocketAddr>>>,
-    /// Behind which host a network card is.
+    /// The host behind which each network card is.
     learned: Mutex<HashMap<Mac, SocketAddr>>,
     senders: Mutex<HashMap<TunnelSender, Window>>,
     bell: OwnedFd,
@@ -84,7 +85,8 @@ struct Link {
 }
 
 impl Tunnels {
-    /// Opens a family's way to its other hosts, or tells it of new ones. `listen`: this node's address in the cluster.
+    /// Opens a family's connection to its other hosts, or adds new hosts to it. `listen` is this node's address in the
+    /// cluster.
     pub fn ensure(
         &self,
         network: &Network,
@@ -104,7 +106,7 @@ impl Tunnels {
                 }
                 return Ok(());
             }
-            // its device goes with the last who has it, and makes room for the next
+            // its device ends with the last thread that has it open, so that another can be created
             Some(_) => drop(self.links.write().remove(&number)),
             None => {}
         }
@@ -138,14 +140,14 @@ impl Tunnels {
         Ok(())
     }
 
-    /// Closes a family's.
+    /// Closes a family's connection.
     pub fn close(&self, network: &Network) {
         if let Some(link) = self.links.write().remove(&network.number()) {
             link.end();
         }
     }
 
-    /// The port, opened if it is not.
+    /// Returns the port, opened if necessary.
     fn socket(&self, listen: SocketAddr) -> Result<Arc<UdpSocket>, NodeError> {
         let mut port = self.port.lock();
         if let Some(open) = &*port
@@ -155,7 +157,7 @@ impl Tunnels {
         }
         let open = || -> io::Result<Port> {
             let socket = UdpSocket::bind(listen)?;
-            // only root may have more than the system's limit
+            // only root may exceed the system's limit
             if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
                 sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
             }
@@ -189,18 +191,18 @@ impl Drop for Tunnels {
     }
 }
 
-/// Takes datagrams for all families, until nobody needs the port any more.
+/// Receives datagrams for all families, until nobody needs the port any more.
 fn receive(socket: &UdpSocket, links: &Links, needed: &Weak<()>) {
     let mut buffer = [0; TUNNEL_FRAME_MAX + TUNNEL_OVERHEAD + 1];
     while needed.strong_count() > 0 {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
-            // nothing came, or somebody sent an ICMP message
+            // nothing arrived in time, or an ICMP error did
             Err(error) if error.kind() != io::ErrorKind::InvalidInput => continue,
             Err(_) => return,
         };
         let datagram = &buffer[..length];
-        // what is no member's is no news
+        // datagrams that are not a member's are ignored
         let Ok(header) = TunnelHeader::decode(datagram) else {
             continue;
         };
@@ -214,7 +216,7 @@ fn receive(socket: &UdpSocket, links: &Links, needed: &Weak<()>) {
 impl Link {
     fn end(&self) {
         self.over.store(true, Relaxed);
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes()); // a counter that is full rings already
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes()); // a full counter wakes the thread as well
     }
 
     /// Puts a datagram's frame onto the bridge.
@@ -234,7 +236,7 @@ impl Link {
             }
             learned.insert(source, from);
         }
-        // a bridge that is full or gone drops it, as a network may
+        // if the bridge is full or gone the frame is lost, as it may be on any network
         let _ = (&self.tap).write(&frame);
     }
 
@@ -249,7 +251,7 @@ impl Link {
             .takes(header.number)
     }
 
-    /// Sends what leaves the bridge, until the link is over.
+    /// Sends frames that leave the bridge, until the link ends.
     fn send(&self, socket: &UdpSocket) -> io::Result<()> {
         let mut frame = [0; TUNNEL_FRAME_MAX + 1];
         while !self.over.load(Relaxed) {
@@ -269,17 +271,17 @@ impl Link {
             }
             let mut to: Mac = [0; 6];
             to.copy_from_slice(&frame[..6]);
-            // the lock must not be held while it is sent
+            // the lock must not be held while sending
             let behind = self.learned.lock().get(&to).copied();
             let peers = self.peers.read().clone();
             let send = |host: &SocketAddr| {
                 if let Some(datagram) = self.sealer.lock().seal(frame) {
-                    let _ = socket.send_to(&datagram, host); // as good as lost on the way
+                    let _ = socket.send_to(&datagram, host); // an error is like a datagram that is lost on the way
                 }
             };
             match behind.filter(|host| peers.contains(host)) {
                 Some(host) => send(&host),
-                // for everybody, or for somebody who has not spoken yet
+                // a broadcast, or a card that has not sent anything yet
                 None => peers.iter().for_each(send),
             }
         }
@@ -299,7 +301,7 @@ impl Link {
     }
 }
 
-/// How long TCP segments between these hosts may be so that no datagram has to be sent in two packets.
+/// Returns how long TCP segments between these hosts may be so that each datagram fits into one packet.
 fn mss(peers: &BTreeSet<SocketAddr>) -> u32 {
     let of = |peer: &SocketAddr| {
         let headers = match peer {
@@ -318,7 +320,7 @@ fn mss(peers: &BTreeSet<SocketAddr>) -> u32 {
         .max(MSS_MIN)
 }
 
-/// What a packet to a host may have, as far as the kernel knows. Nothing is sent.
+/// Returns how long a packet to a host may be, as far as the kernel knows. Sends nothing.
 fn path_mtu(host: SocketAddr) -> Option<u32> {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
     socket.connect(host).ok()?;

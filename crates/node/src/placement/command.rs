@@ -1,4 +1,4 @@
-//! Running a tool that answers in a bounded time with a bounded answer, or is ended.
+//! Runs a tool that must answer within a bounded time and with a bounded answer, or is killed.
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::{
@@ -8,26 +8,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest answer that is read: a line for each of many thousand nodes.
+/// Longest answer that is read, in bytes: a line for each of many thousand nodes.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// How often it is looked whether a tool has ended.
+/// How often it is checked whether a tool has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long one that was asked to end gets.
+/// How long a tool gets to end after it was asked to.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a tool said.
+/// What came of running a tool.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// Its exit code; `None` if it was ended because it took too long, or by a signal.
+    /// Its exit code; `None` if it took too long and was ended, or was killed by a signal.
     pub code: Option<i32>,
-    /// Standard output.
+    /// Its standard output.
     pub out: String,
-    /// Standard error.
+    /// Its standard error.
     pub err: String,
 }
 
 impl Answer {
-    /// What it gives as its reason.
+    /// Returns the reason that the tool gives.
     pub fn why(&self) -> String {
         let last = self.err.lines().rfind(|line| !line.trim().is_empty());
         match (last, self.code) {
@@ -38,7 +38,7 @@ impl Answer {
     }
 }
 
-/// Runs a command, and ends what it has started and left when it ends. `Err` if it could not be started at all.
+/// Runs a command, and kills any processes that it leaves behind. Returns an error if it could not be started.
 pub(super) fn run(
     mut command: Command,
     input: &[u8],
@@ -58,7 +58,7 @@ pub(super) fn run(
     let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // one that does not read its input does not want it
+            // a tool that does not read its input does not need it
             let _ = stdin.map(|mut stdin| stdin.write_all(input));
         });
         let out = scope.spawn(move || read(out));
@@ -75,29 +75,29 @@ pub(super) fn run(
 fn read(from: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut from) = from {
-        // what has been read is what there is; the rest must flow off, or the tool would wait for ever
+        // the answer is cut off here; the rest must still be read, or the tool would block for ever
         let _ = from.by_ref().take(ANSWER_BYTES_MAX).read_to_end(&mut bytes);
         let _ = std::io::copy(&mut from, &mut std::io::sink());
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Its exit code, once it has ended and nothing that it has started holds its output any more.
+/// Waits until the tool has ended, kills what it left behind, and returns its exit code.
 fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
     let group = Pid::from_child(child);
     let in_time = ended_within(group, patience);
     if !in_time {
-        // asked first: salloc gives a request back that it still waits for
+        // SIGTERM first: salloc then withdraws a request that is still waiting
         let _ = kill_process_group(group, Signal::TERM);
         ended_within(group, END_WITHIN);
     }
-    // it is still to be waited for, so that the group cannot be somebody else's
+    // the tool has not been reaped yet, so its group id cannot belong to anybody else
     let _ = kill_process_group(group, Signal::KILL);
     let status = child.wait().ok()?;
     status.code().filter(|_| in_time)
 }
 
-/// Whether it has ended; it is not waited for.
+/// Waits until a process has ended, at most for `patience`, and does not reap it. Returns whether it has ended.
 fn ended_within(pid: Pid, patience: Duration) -> bool {
     let until = Instant::now() + patience;
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -137,10 +137,10 @@ mod tests {
             (answer.code, answer.why()),
             (None, "it took too long".into())
         );
-        // nor does what it has left behind keep anybody waiting
+        // a process that it leaves behind does not keep anybody waiting either
         let answer = shell("echo begun; sleep 1000; :", Duration::from_millis(50));
         assert_eq!(answer.code, None);
-        // a busy host may not have let it begin
+        // on a busy host it may not have begun yet
         assert!(["", "begun\n"].contains(&answer.out.as_str()));
         let answer = shell("sleep 1000 & echo done", long);
         assert_eq!((answer.code, answer.out.as_str()), (Some(0), "done\n"));

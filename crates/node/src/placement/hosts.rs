@@ -1,4 +1,4 @@
-//! The hosts that are known by name, and who of them joins and leaves.
+//! The hosts that are known by name, and which of them join and leave.
 
 use super::listed::{Known, decode};
 use crate::{
@@ -8,10 +8,10 @@ use crate::{
 use floe_api::paths::Home;
 use std::collections::BTreeMap;
 
-/// Largest such file, bytes: some ten thousand hosts.
+/// Largest such file in bytes: some ten thousand hosts.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The hosts in the file; none if there is no file.
+/// Reads the hosts in the file; there are none if there is no file.
 pub(crate) fn known_hosts(home: &Home) -> Result<Vec<Known>, NodeError> {
     let path = home.hosts();
     let bytes = match read_bounded(&path, FILE_BYTES_MAX) {
@@ -26,7 +26,7 @@ pub(crate) fn known_hosts(home: &Home) -> Result<Vec<Known>, NodeError> {
     })
 }
 
-/// Who was there at the last look.
+/// Which hosts answered at the last look.
 #[derive(Default)]
 pub(crate) struct Roll(BTreeMap<String, bool>);
 
@@ -38,7 +38,7 @@ pub(crate) enum Change {
 }
 
 impl Roll {
-    /// Learns who answers now, and why not. A host that is listed for the first time and does not answer has not left.
+    /// Notes which hosts answer now; returns who has joined or left. A newly listed host that does not answer has not left.
     pub fn learn(&mut self, now: &[(String, Result<(), String>)]) -> Vec<Change> {
         let mut changes = Vec::new();
         let before = std::mem::take(&mut self.0);

@@ -8,19 +8,19 @@
 
 use floe_api::HERE;
 
-/// Longest name: that of a host in DNS.
+/// Longest name in bytes: that of a host in DNS.
 const NAME_BYTES_MAX: usize = 255;
 
 /// A host that is known by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
-    /// As plug-ins know it: the name of a node of Slurm, say.
+    /// Its name for plug-ins: that of a Slurm node, for example.
     pub name: String,
-    /// Its address in the cluster (https) or of its page (http), without a slash at the end; [`HERE`] for this node.
+    /// Its address in the cluster (https) or of its page (http), without a trailing slash; [`HERE`] for this node.
     pub address: String,
 }
 
-/// The hosts that a file lists, or what is wrong with it.
+/// Returns the hosts that a file lists, or what is wrong with the file.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Known>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
     let mut hosts: Vec<Known> = Vec::new();

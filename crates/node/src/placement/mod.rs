@@ -1,13 +1,13 @@
-//! Which hosts a fork's clones may run on: plug-ins between a fork and whoever shares hosts out (SnowFlock, section 4:
-//! "policy decisions ... to suitable cluster management software via a plug-in architecture").
+//! Which hosts a fork's clones may run on: plug-ins connect forks to whatever allocates hosts (SnowFlock, section 4: "policy
+//! decisions ... to suitable cluster management software via a plug-in architecture").
 //!
 //! ```text
 //! hosts tell their room -> request (a ticket: so many clones on this host, so many on that one)
 //!                          clones run   holds? asked now and then: a ticket that is taken away ends its clones
 //!                          clones ended release
 //! ```
-//! A ticket is what a request was granted, and may be for fewer clones than were asked for. What becomes of the clones
-//! is not a plug-in's business: which one where, and where again if a host fails, is decided by `fork/decide.rs`.
+//! A ticket is what a request was granted; it may be for fewer clones than were asked for. Plug-ins do not handle the clones
+//! themselves: `fork/decide.rs` decides which clone starts where, and where again if a host fails.
 
 mod command;
 mod hosts;
@@ -32,49 +32,49 @@ use std::sync::Arc;
 pub(crate) struct Ask {
     /// The machine or image that is forked.
     pub parent: String,
-    /// Clones.
+    /// How many clones.
     pub clones: u32,
-    /// Virtual CPUs of each.
+    /// Virtual CPUs of each clone.
     pub cpus: u32,
-    /// Memory of each, bytes: the guest's, and QEMU's own.
+    /// Memory of each clone in bytes: the guest's, and QEMU's own.
     pub memory_bytes: u64,
 }
 
-/// A host that may run clones, and what it says of itself.
+/// A host that may run clones, and what it reports about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// Its name among the known hosts, or its address.
     pub name: String,
-    /// Its room, or why it has none.
+    /// How much room it has, or why it has none.
     pub room: Result<Room, String>,
 }
 
 /// What a request was granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// What has to be given back; `None` if nothing has to.
+    /// The ticket to give back; `None` if nothing has to be given back.
     pub ticket: Option<String>,
-    /// For each offer, how many clones, or why none.
+    /// For each offer, how many clones may run there, or why none.
     pub clones: Vec<Result<u32, String>>,
 }
 
-/// A plug-in. Calls block, each for a bounded time.
+/// A plug-in. Its calls block, each for a bounded time.
 pub(crate) trait Placement: Send + Sync {
-    /// Asks for a ticket. It is an error only if nothing can be asked; that nothing is granted stands in the grant.
+    /// Asks for a ticket. Fails only if the plug-in could not ask; a refusal is part of the grant.
     fn request(&self, ask: &Ask, offers: &[Offer]) -> Result<Grant, NodeError>;
 
-    /// Whether a ticket is still good. `Err`: nobody knows, and why.
+    /// Whether a ticket is still valid; an error says why that is unknown.
     fn holds(&self, _ticket: &str) -> Result<bool, String> {
         Ok(true)
     }
 
-    /// Gives a ticket back. One that is no longer good is no error.
+    /// Gives a ticket back; succeeds also if it is no longer valid.
     fn release(&self, _ticket: &str) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Every host takes as many clones as it says: what a fork does that names no plug-in.
+/// The plug-in of a fork that names none: every host takes as many clones as it reports room for.
 struct Open;
 
 impl Placement for Open {
@@ -87,7 +87,7 @@ impl Placement for Open {
     }
 }
 
-/// The plug-in of this name; `None` is the one of a fork that names none.
+/// Returns the plug-in of this name; `None` means that of a fork that names none.
 pub(crate) fn plug_in(name: Option<&str>, home: &Home) -> Result<Arc<dyn Placement>, NodeError> {
     match name {
         None => Ok(Arc::new(Open)),

@@ -1,4 +1,4 @@
-//! Plug-ins of others: programs of the operator's in `placement/` of the state directory (docs/placement.md).
+//! Plug-ins written by the operator: programs in `placement/` of the state directory (docs/placement.md).
 //!
 //! ```text
 //! placement/NAME request          < {"version":1, "parent":.., "clones":.., "cpus":.., "memory_bytes":.., "hosts":[..]}
@@ -6,7 +6,7 @@
 //! placement/NAME holds TICKET     exit code 0: yes, 1: no, others: nobody knows
 //! placement/NAME release TICKET   exit code 0: done
 //! ```
-//! They run with the node's rights, so only what lies in that directory, which belongs to the node's user, can be named.
+//! They run with the node's rights, so only programs in that directory, which belongs to the node's user, can be named.
 
 use super::{Ask, Grant, Offer, Placement, command::run};
 use crate::error::{NodeError, failed};
@@ -17,11 +17,11 @@ use std::{path::PathBuf, process::Command, time::Duration};
 
 /// Version of question and answer.
 const VERSION: u32 = 1;
-/// Time for a request.
+/// How long a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for the other calls.
+/// How long the other calls may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest ticket, bytes: it is written down, and becomes an argument.
+/// Longest ticket in bytes: it is kept in a file, and passed as an argument.
 const TICKET_BYTES_MAX: usize = 1024;
 
 pub(super) struct Program {
@@ -81,7 +81,7 @@ impl Told {
 }
 
 impl Program {
-    /// The program of this name, if there is one.
+    /// Returns the program of this name, if there is one.
     pub fn find(name: &str, home: &Home) -> Option<Program> {
         let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         if name.is_empty() || !name.bytes().all(good) {

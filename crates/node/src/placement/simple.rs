@@ -1,5 +1,5 @@
-//! Counting memory and CPUs: the paper's internal resource manager. Each clone gets whole virtual CPUs and all of its
-//! memory, so that no host promises what it does not have.
+//! The plug-in that counts memory and CPUs, like the paper's internal resource manager. Each clone gets whole virtual CPUs
+//! and all of its memory, so no host promises more than it has.
 
 use super::{Ask, Grant, Offer, Placement};
 use crate::error::NodeError;
@@ -20,7 +20,7 @@ impl Placement for Simple {
     }
 }
 
-/// How many clones of this size fit, or what is missing for the first one.
+/// Returns how many clones of this size fit, or what is missing for the first one.
 fn fits(ask: &Ask, room: &Room) -> Result<u32, String> {
     let by_cpus = room.free_cpus / ask.cpus.max(1);
     let by_memory = room.free_memory_bytes / ask.memory_bytes.max(1);

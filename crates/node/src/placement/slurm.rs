@@ -1,10 +1,11 @@
-//! A ticket is an allocation of Slurm's: so many tasks, each with a clone's CPUs and memory, on nodes that are hosts of ours.
+//! The plug-in for Slurm. A ticket is an allocation: as many tasks as clones, each with a clone's CPUs and memory, on Slurm
+//! nodes that run our nodes.
 //!
-//! Slurm is asked through its own tools (`scontrol`, `salloc`, `scancel`), whose output of these forms has stayed the same
-//! for fifteen years; the alternative, its REST daemon, is one more thing to run, with a version in each of its paths. The
-//! tools find their cluster by `SLURM_CONF`, and `SALLOC_PARTITION`, `SALLOC_ACCOUNT` and the like count, as for everybody.
-//! Clones run in the node's processes, not in steps of the job: the allocation keeps their room, and `holds` ends them when
-//! Slurm takes it away.
+//! Slurm is asked through its own tools (`scontrol`, `salloc`, `scancel`). The output that is used here has stayed the same
+//! for fifteen years; the alternative, Slurm's REST daemon, is one more thing to run, with a version in each of its paths.
+//! The tools find their cluster through `SLURM_CONF`, and heed `SALLOC_PARTITION`, `SALLOC_ACCOUNT` and the like, as for
+//! everybody. Clones run in the node's processes and not in steps of the job: the allocation only reserves their room, and
+//! when Slurm ends it, `holds` becomes false and the clones are ended.
 
 use super::{
     Ask, Grant, Offer, Placement,
@@ -14,9 +15,9 @@ use super::{
 use crate::error::{NodeError, failed};
 use std::{process::Command, time::Duration};
 
-/// Time for a question: a controller that answers later than this is in trouble.
+/// How long a question may take: a controller that takes longer is in trouble.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an allocation is waited for. What is free now is granted at once; longer than this is a queue.
+/// How long to wait for an allocation. What is free now is granted at once; anything longer is a queue.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
 /// States of a job that has its nodes.
 const HAS_NODES: [&str; 5] = ["RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING"];
@@ -24,7 +25,7 @@ const HAS_NODES: [&str; 5] = ["RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", 
 #[derive(Default)]
 pub(super) struct Slurm {}
 
-/// How much is asked for next, after what Slurm has said: what seems to fit, then half of it each time.
+/// Returns how many clones to ask for next: first as many as seem to fit, then half as many after each refusal.
 fn next_ask(asked: u32, fits: u32, refused: Option<u32>) -> u32 {
     let limit = refused.map_or(asked, |last| last / 2);
     asked.min(fits).min(limit)
@@ -54,7 +55,7 @@ impl Placement for Slurm {
                     clones: offers.iter().map(of).collect(),
                 });
             }
-            // a task on a node where no node of ours runs would be for nobody
+            // a task on a Slurm node that none of ours runs on, or that has no room, would be useless
             let closed = |node: &&SlurmNode| {
                 let offer = offers.iter().find(|offer| offer.name == node.name);
                 !ours(node) || offer.is_none_or(|offer| may(offer) == 0)
@@ -112,7 +113,7 @@ fn ask(tool: &str, args: &[&str]) -> Result<Answer, String> {
     run(command, b"", ASK_TIMEOUT).map_err(|why| format!("{why} (package slurm-client)"))
 }
 
-/// All nodes of the cluster, as they are now: one that has joined is among them, one that is down says so.
+/// Returns all nodes of the cluster in their present state, including those that are down.
 fn nodes() -> Result<Vec<SlurmNode>, NodeError> {
     let wrong = |why: String| failed(format!("Slurm: {why}"), "check that sinfo works here");
     let answer = ask("scontrol", &["show", "nodes", "-o"]).map_err(wrong)?;
@@ -122,7 +123,7 @@ fn nodes() -> Result<Vec<SlurmNode>, NodeError> {
     }
 }
 
-/// Why a host gets no clone.
+/// Returns why a host gets no clone.
 fn refusal(offer: &Offer, nodes: &[SlurmNode], cpus: u32, mib: u64, why: &[String]) -> String {
     let name = &offer.name;
     if let Err(why) = &offer.room {
@@ -146,7 +147,7 @@ fn refusal(offer: &Offer, nodes: &[SlurmNode], cpus: u32, mib: u64, why: &[Strin
     }
 }
 
-/// Asks for an allocation: its job, or why there is none. `Err`: nothing could be asked.
+/// Asks for an allocation: returns its job, or why there is none. Fails if Slurm could not be asked.
 fn allocate(
     parent: &str,
     tasks: u32,
@@ -172,7 +173,7 @@ fn allocate(
         (Some(0), None) => Ok(Err("salloc told no job".into())),
         (_, job) => {
             if let Some(job) = job {
-                // it may have been granted in the very moment in which it was given up
+                // it may have been granted at the very moment at which the wait was given up
                 let _ = ask("scancel", &["--quiet", &job]);
             }
             Ok(Err(match answer.code {
@@ -186,7 +187,7 @@ fn allocate(
     }
 }
 
-/// How many clones an allocation holds on which node.
+/// Returns how many clones an allocation allows on which node.
 fn layout(job: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> {
     let answer = ask("scontrol", &["show", "job", "-d", "-o", job])?;
     match answer.code {
@@ -196,7 +197,7 @@ fn layout(job: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> 
 }
 
 fn grant(job: String, count: u32, tasks: &[(String, u32)], offers: &[Offer]) -> Grant {
-    // nodes give whole cores, so there may be CPUs for more tasks than were granted
+    // nodes allocate whole cores, so there may be CPUs for more tasks than were granted
     let mut left = count;
     let clones = offers.iter().map(|offer| {
         let here = tasks.iter().find(|(name, _)| *name == offer.name);

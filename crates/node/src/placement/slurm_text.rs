@@ -1,8 +1,8 @@
-//! What Slurm's tools print, understood. No I/O.
+//! Parses what Slurm's tools print. No I/O.
 
-/// Most nodes that a line of Slurm's may stand for.
+/// Most nodes that one line of output may stand for.
 const NODES_MAX: usize = 65_536;
-/// Longest name of a node: that of a host in DNS.
+/// Longest name of a node in bytes: that of a host in DNS.
 const NAME_BYTES_MAX: usize = 255;
 
 /// A node as Slurm sees it.
@@ -10,16 +10,16 @@ const NAME_BYTES_MAX: usize = 255;
 pub(crate) struct SlurmNode {
     /// Its name.
     pub name: String,
-    /// CPUs of no job.
+    /// CPUs that no job has.
     pub free_cpus: u32,
-    /// Memory of no job, MiB.
+    /// Memory in MiB that no job has.
     pub free_mib: u64,
-    /// Why it takes no jobs.
+    /// Why it takes no jobs, if it does not.
     pub out: Option<String>,
 }
 
 impl SlurmNode {
-    /// How many clones of this size it takes.
+    /// Returns how many clones of this size fit on it.
     pub fn fits(&self, cpus: u32, mib: u64) -> u32 {
         if self.out.is_some() {
             return 0;
@@ -29,7 +29,7 @@ impl SlurmNode {
     }
 }
 
-/// The number of the job that salloc tells of: `salloc: Granted job allocation 17`.
+/// Returns the number of the job in salloc's output: `salloc: Granted job allocation 17`.
 pub(crate) fn job_of(text: &str) -> Option<String> {
     let line = text
         .lines()
@@ -39,13 +39,13 @@ pub(crate) fn job_of(text: &str) -> Option<String> {
     (!number.is_empty()).then_some(number)
 }
 
-/// The value of `NAME=value` in a line of scontrol's.
+/// Returns the value of `NAME=value` in a line of scontrol's output.
 pub(crate) fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split_ascii_whitespace()
         .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// `scontrol show nodes -o`: one line a node.
+/// Parses the output of `scontrol show nodes -o`: one line per node.
 pub(crate) fn parse_nodes(text: &str) -> Vec<SlurmNode> {
     let number = |line: &str, names: &[&str]| -> u64 {
         let value = names.iter().find_map(|name| field(line, name));
@@ -57,7 +57,7 @@ pub(crate) fn parse_nodes(text: &str) -> Vec<SlurmNode> {
         let free_cpus = cpus.saturating_sub(number(line, &["CPUAlloc"]));
         let memory = number(line, &["RealMemory"]);
         let state = field(line, "State").unwrap_or("UNKNOWN");
-        // `IDLE`, `MIXED+DRAIN`, `DOWN*`: flags after a plus, a star for one that does not answer
+        // `IDLE`, `MIXED+DRAIN`, `DOWN*`: flags follow a plus; a star marks a node that does not answer
         let good = ["IDLE", "MIXED", "ALLOCATED", "COMPLETING"];
         let mut parts = state.split('+');
         let base = parts.next().unwrap_or_default();
@@ -72,7 +72,7 @@ pub(crate) fn parse_nodes(text: &str) -> Vec<SlurmNode> {
     text.lines().filter_map(node).collect()
 }
 
-/// `scontrol show job -d -o`: `Nodes=n[1-2] CPU_IDs=0-1,4 Mem=200` for each group of nodes that have the same.
+/// Parses the output of `scontrol show job -d -o`: `Nodes=n[1-2] CPU_IDs=0-1,4 Mem=200` for each group of equal nodes.
 pub(crate) fn parse_layout(text: &str, cpus: u32, mib: u64) -> Result<Vec<(String, u32)>, String> {
     let mut tasks = Vec::new();
     let mut words = text.split_ascii_whitespace();
@@ -87,7 +87,7 @@ pub(crate) fn parse_layout(text: &str, cpus: u32, mib: u64) -> Result<Vec<(Strin
         let memory: u64 = memory.and_then(|m| m.parse().ok()).unwrap_or(0);
         let by_cpus = count_ids(ids).ok_or_else(|| format!("{ids:?} are no CPUs"))? / cpus.max(1);
         let count = match memory {
-            0 => by_cpus, // memory is not shared out there
+            0 => by_cpus, // Slurm does not allocate memory in this cluster
             _ => by_cpus.min(u32::try_from(memory / mib.max(1)).unwrap_or(u32::MAX)),
         };
         for name in expand(names).ok_or_else(|| format!("{names:?} are no nodes"))? {
@@ -103,7 +103,7 @@ pub(crate) fn parse_layout(text: &str, cpus: u32, mib: u64) -> Result<Vec<(Strin
     }
 }
 
-/// How many numbers `0-1,4` stands for.
+/// Returns how many numbers `0-1,4` stands for.
 fn count_ids(text: &str) -> Option<u32> {
     let mut count = 0u32;
     for part in text.split(',') {
@@ -114,7 +114,7 @@ fn count_ids(text: &str) -> Option<u32> {
     Some(count)
 }
 
-/// The names that `n[01-03,7],login` stands for.
+/// Returns the names that `n[01-03,7],login` stands for.
 pub(crate) fn expand(text: &str) -> Option<Vec<String>> {
     let mut names = Vec::new();
     let mut rest = text;
@@ -135,7 +135,7 @@ pub(crate) fn expand(text: &str) -> Option<Vec<String>> {
             let width = from.len();
             let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
             let room = NODES_MAX.saturating_sub(names.len()) as u64;
-            // `8-10`: the last may have more digits than the first
+            // in `8-10` the last number has more digits than the first
             let digits = width.max(to.checked_ilog10().unwrap_or(0) as usize + 1);
             if to.checked_sub(from)? >= room || prefix.len() + digits > NAME_BYTES_MAX {
                 return None;
@@ -145,7 +145,7 @@ pub(crate) fn expand(text: &str) -> Option<Vec<String>> {
         rest = match after.strip_prefix(',') {
             Some(rest) => rest,
             None if after.is_empty() => after,
-            None => return None, // names with something behind their numbers
+            None => return None, // text after the numbers is not supported
         };
     }
     Some(names)

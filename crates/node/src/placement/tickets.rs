@@ -1,7 +1,7 @@
-//! Tickets that have to be given back: each in a file of its own, so that a node that dies forgets none.
+//! Tickets that must be given back: each in a file of its own, so that none is forgotten if the node dies.
 //!
-//! A ticket belongs to one fork. Once none of its clones runs any more it is released; if it is taken away before, what it
-//! held may already be somebody else's, and the clones are ended.
+//! A ticket belongs to one fork. It is released once none of the fork's clones runs any more. If the plug-in withdraws it
+//! before that, its room may already be somebody else's, so the clones are ended.
 
 use super::ticket::{TICKET_VERSION, Ticket};
 use crate::{
@@ -18,21 +18,21 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// Largest file of a ticket that is read, bytes.
+/// Largest file of a ticket that is read, in bytes.
 const TICKET_BYTES_MAX: u64 = 16 << 10;
 
 /// All tickets.
 pub(crate) struct Tickets {
     dir: PathBuf,
     all: RwLock<BTreeMap<String, Ticket>>,
-    /// Those of forks under way.
+    /// Tickets of forks under way.
     in_use: Mutex<BTreeSet<String>>,
-    /// Wakes who looks after them.
+    /// Wakes the thread that looks after tickets.
     waker: Waker,
 }
 
 impl Tickets {
-    /// Reads those that an earlier node left.
+    /// Reads the tickets that an earlier node left.
     pub fn open(home: &Home) -> Result<Tickets, NodeError> {
         let dir = home.tickets();
         let all = load_kept(
@@ -56,7 +56,7 @@ impl Tickets {
     fn save(&self, id: &str, ticket: Ticket) -> Result<(), NodeError> {
         let bytes = serde_json::to_vec_pretty(&ticket)
             .map_err(|error| failed(format!("a ticket: {error}"), "report this"))?;
-        // entered in any case: while this node lives it is given back
+        // kept in memory even if the write fails, so that this node still gives the ticket back
         self.all.write().insert(id.to_owned(), ticket);
         replace_file(&self.path(id), &bytes)
     }
@@ -70,7 +70,7 @@ impl Tickets {
         }
     }
 
-    /// Those that no fork under way uses.
+    /// Returns the tickets that no fork under way uses.
     pub fn at_rest(&self) -> Vec<(String, Ticket)> {
         let in_use = self.in_use.lock();
         let all = self.all.read();
@@ -79,12 +79,12 @@ impl Tickets {
             .collect()
     }
 
-    /// Wakes who looks after them.
+    /// Returns what wakes the thread that looks after tickets.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Says that clones may have ended.
+    /// Wakes that thread, because clones may have ended.
     pub fn look(&self) {
         if !self.all.read().is_empty() {
             self.waker.wake();
@@ -92,16 +92,16 @@ impl Tickets {
     }
 }
 
-/// A ticket of a fork under way. It is given back soon after this is dropped, unless clones run on it.
+/// A ticket of a fork under way. It is given back soon after this is dropped, unless clones run with it.
 pub(crate) struct Held {
-    /// Which may hold this itself, for a guest that has not claimed it yet.
+    /// A weak handle, since the tickets may hold this value themselves, for a guest that has not claimed it yet.
     tickets: Weak<Tickets>,
     id: String,
     ticket: Ticket,
 }
 
 impl Held {
-    /// Keeps a ticket on the disk, for a fork that is about to be made.
+    /// Writes a ticket to the disk, for a fork that is about to be made.
     pub fn keep(tickets: &Arc<Tickets>, placement: &str, ticket: &str) -> Result<Held, NodeError> {
         let held = Held {
             tickets: Arc::downgrade(tickets),
@@ -118,7 +118,7 @@ impl Held {
         Ok(held)
     }
 
-    /// Says which fork has it.
+    /// Notes which fork uses the ticket.
     pub fn of_fork(&mut self, fork: &str) -> Result<(), NodeError> {
         self.ticket.fork = Some(fork.to_owned());
         match self.tickets.upgrade() {
@@ -127,7 +127,7 @@ impl Held {
         }
     }
 
-    /// The ticket in words: `slurm 17`.
+    /// Returns the ticket in words: `slurm 17`.
     pub fn name(&self) -> String {
         format!("{} {}", self.ticket.placement, self.ticket.ticket)
     }

@@ -1,22 +1,22 @@
-//! What this host has: the one place that reads it. The kernel's figures, within what the node's own control groups leave it.
+//! Reads what this host has. All figures are the kernel's, within the limits of the node's own control groups.
 
 use std::path::{Path, PathBuf};
 
-/// Memory of the host, bytes.
+/// Memory of the host, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// All there is for the node and its machines.
+    /// All memory that the node and its machines can have.
     pub total_bytes: u64,
-    /// What programs can get without swapping, page cache that can be dropped included (MemAvailable).
+    /// What programs can get without swapping (MemAvailable), including page cache that can be dropped.
     pub available_bytes: u64,
 }
 
-/// Cores that the node may run on: its CPU affinity, and the CPU quotas of its control groups.
+/// Returns how many cores the node may run on, by its CPU affinity and the CPU quotas of its control groups.
 pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// The host's memory now; `None` without /proc.
+/// Returns the host's memory now; `None` without /proc.
 pub(crate) fn memory() -> Option<Memory> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let host = parse_meminfo(&read(Path::new("/proc/meminfo"))?)?;
@@ -25,7 +25,7 @@ pub(crate) fn memory() -> Option<Memory> {
     let within = |host: Memory, group: Group| {
         let number =
             |file: &str| -> Option<u64> { read(&group.dir.join(file))?.trim().parse().ok() };
-        // a group without a limit says "max", or a number that no host has
+        // a group without a limit has "max" there, or a number larger than any host's memory
         let (Some(limit), Some(used)) = (number(group.limit), number(group.used)) else {
             return host;
         };
@@ -41,7 +41,8 @@ pub(crate) fn memory() -> Option<Memory> {
     Some(groups_of(&groups, &mounts).into_iter().fold(host, within))
 }
 
-/// Memory that a process has for itself: what it wrote, and its part of memory files. Clean pages of files are not counted.
+/// Returns the memory that only this process uses: what it wrote, and its share of memory files. Clean pages of files are not
+/// counted.
 pub(crate) fn used_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     Some(bytes_of(&status, "RssAnon:")? + bytes_of(&status, "RssShmem:")?)
@@ -60,21 +61,22 @@ fn bytes_of(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// A control group that bounds the node's memory, and its files' names.
+/// A control group that limits the node's memory, and its files' names.
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
     dir: PathBuf,
     limit: &'static str,
     used: &'static str,
-    /// How the line of memory.stat begins that counts page cache which can be dropped.
+    /// Beginning of the line in memory.stat that counts page cache that can be dropped.
     cache: &'static str,
 }
 
-/// The node's control group for memory and all above it, by the texts of /proc/self/cgroup and /proc/self/mountinfo.
+/// Returns the node's control group for memory and all above it, from the texts of /proc/self/cgroup and
+/// /proc/self/mountinfo.
 fn groups_of(cgroup: &str, mountinfo: &str) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in cgroup.lines() {
-        // 0::/path of version 2, 4:memory,...:/path of version 1
+        // `0::/path` is of version 2, `4:memory,...:/path` of version 1
         let mut parts = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
             continue;
@@ -107,7 +109,7 @@ fn groups_of(cgroup: &str, mountinfo: &str) -> Vec<Group> {
     groups
 }
 
-/// Which group is mounted where, if a line of mountinfo is of version 2 or of the memory controller.
+/// Returns a mount's root group and mountpoint, if a line of mountinfo is of version 2 or of the memory controller.
 fn mount_of(line: &str, two: bool) -> Option<(PathBuf, PathBuf)> {
     let (left, right) = line.split_once(" - ")?;
     let mut right = right.split(' ');
@@ -152,7 +154,7 @@ mod tests {
                 "/sys/fs/cgroup/ memory.max",
             ]
         );
-        // version 1 in a container: its own group is the root of what is mounted
+        // version 1 in a container: the container's own group is the root of what is mounted
         let one = "30 1 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
             31 1 0:27 /docker/a /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
         assert_eq!(

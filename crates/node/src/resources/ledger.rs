@@ -1,41 +1,42 @@
-//! Who was promised how much of this host: reserve, commit, release. No I/O, no clock.
+//! Keeps account of how much of this host was promised to whom: reserve, commit, release. No I/O, no clock.
 //!
 //! ```text
 //! reserve -> Claim<Reserved> -> commit -> Claim<Committed> -> release
 //!                  '------------ drop ------------'
 //! ```
-//! A claim is a value. Whoever holds it has the resources, whoever drops it gives them back, and nobody can give them back
-//! twice, because that takes the value away.
+//! A claim is a value. Its owner has the resources, and dropping it gives them back. Nobody can give them back twice, because
+//! that consumes the value.
 //!
-//! Memory is refused for three reasons, each told apart in [`Shortage`]:
+//! Memory is refused for one of three reasons, which [`Shortage`] tells apart:
 //! 1. The machine could never fit, even alone ([`Ask::peak_bytes`]).
 //! 2. The sum of all promises would be more than the host has ([`Capacity`]).
-//! 3. Less is free at the moment ([`Sight`]): other programs need memory, too. What was promised and is not used yet is not free.
+//! 3. Less is free at the moment ([`Sight`]), since other programs need memory, too. What was promised but is not used yet
+//! does not count as free.
 
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 
-/// Holders that an error names, the largest first.
+/// How many holders an error names, the largest first.
 const HOLDERS_TOLD: usize = 5;
 
-/// What the host has to give. `None` is not bounded: virtual CPUs and links are shared in time, so they are only counted unless
-/// an operator bounds them.
+/// What the host can promise. `None` means unlimited: virtual CPUs and links are shared over time, so they are only counted
+/// unless an operator limits them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capacity {
     /// Virtual CPUs.
     pub vcpus: Option<u32>,
-    /// Memory.
+    /// Memory in bytes.
     pub memory_bytes: Option<u64>,
     /// Bytes a second of the host's links.
     pub link_bytes_per_s: Option<u64>,
 }
 
-/// An amount of everything that is counted.
+/// Amounts of all resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     /// Virtual CPUs.
     pub vcpus: u32,
-    /// Memory.
+    /// Memory in bytes.
     pub memory_bytes: u64,
     /// Bytes a second of the host's links.
     pub link_bytes_per_s: u64,
@@ -51,69 +52,69 @@ impl Amount {
     }
 }
 
-/// What somebody needs.
+/// What somebody asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ask {
-    /// What is promised to him.
+    /// What is promised to the holder.
     pub amount: Amount,
-    /// The most memory that he could ever use: it must fit into the whole host.
+    /// The most memory that the holder could ever use, in bytes: it must fit into the whole host.
     pub peak_bytes: u64,
-    /// He insists: he gets it whatever there is.
+    /// Whether it is granted even if there is too little.
     pub overcommit: bool,
 }
 
-/// What the host looks like at the moment of a reservation.
+/// The host's memory at the moment of a reservation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sight {
-    /// Memory that is free; `None` if nobody knows.
+    /// Free memory in bytes; `None` if unknown.
     pub free_bytes: Option<u64>,
-    /// Memory that holders use already, by the number of their claim.
+    /// Memory in bytes that holders use already, by their claims' numbers.
     pub used_bytes: BTreeMap<ClaimId, u64>,
 }
 
-/// A claim's number: unique as long as the ledger lives.
+/// A claim's number, unique as long as the ledger lives.
 pub(crate) type ClaimId = u64;
 
 /// Why a reservation was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shortage {
-    /// What there is too little of.
+    /// The resource of which there is too little.
     pub of: Resource,
     /// How much was asked for.
     pub asked: u64,
-    /// How much is there for a new claim.
+    /// How much a new claim could get.
     pub left: u64,
-    /// How much there is in all.
+    /// How much there is altogether.
     pub all: u64,
-    /// Who has most of it.
+    /// The holders with the largest amounts.
     pub holders: Vec<(String, u64)>,
-    /// How many more have some.
+    /// How many further holders have some.
     pub more_holders: usize,
 }
 
-/// Things that can be short.
+/// Resources that can be short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
     /// Virtual CPUs.
     Vcpus,
-    /// Memory that is promised to nobody.
+    /// Memory that is not promised to anybody.
     Memory,
-    /// Memory for a machine that would not fit if it was alone.
+    /// All of the host's memory: the machine would not even fit alone.
     WholeMemory,
-    /// Memory that nobody uses right now.
+    /// Memory that is free right now.
     FreeMemory,
     /// Bytes a second of the host's links.
     Links,
 }
 
-/// The stage of a claim that is being made use of: nothing runs yet.
+/// The stage of a claim whose holder is being started.
 #[derive(Debug)]
 pub(crate) enum Reserved {}
 /// The stage of a claim whose holder runs.
 #[derive(Debug)]
 pub(crate) enum Committed {}
 
-/// The right to resources, given back when it is dropped.
+/// The right to use resources; dropping it gives them back.
 #[derive(Debug)]
 pub(crate) struct Claim<Stage> {
     entry: Held,
@@ -128,12 +129,12 @@ impl<Stage> Claim<Stage> {
         }
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn id(&self) -> ClaimId {
         self.entry.id
     }
 
-    /// Says who has it from now on.
+    /// Changes who holds it.
     pub fn hand_to(&self, holder: &str) {
         let mut books = self.entry.ledger.0.lock();
         if let Some(entry) = books.claims.get_mut(&self.entry.id) {
@@ -143,18 +144,18 @@ impl<Stage> Claim<Stage> {
 }
 
 impl Claim<Reserved> {
-    /// Its holder runs now.
+    /// Notes that its holder runs now.
     pub fn commit(self) -> Claim<Committed> {
         Claim::new(self.entry)
     }
 }
 
 impl Claim<Committed> {
-    /// Its holder has ended.
+    /// Gives the resources back because the holder has ended.
     pub fn release(self) {}
 }
 
-/// An entry of the books that somebody holds.
+/// An entry of the books; dropping this removes it.
 #[derive(Debug)]
 struct Held {
     ledger: Ledger,
@@ -181,12 +182,12 @@ struct Books {
     next: ClaimId,
 }
 
-/// The promises of one host. Clones are the same ledger.
+/// The promises of one host. Clones of this value share one ledger.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger(Arc<Mutex<Books>>);
 
 impl Ledger {
-    /// Of a host that has promised nothing yet.
+    /// Returns the ledger of a host that has promised nothing yet.
     pub fn new(capacity: Capacity) -> Ledger {
         Ledger(Arc::new(Mutex::new(Books {
             capacity,
@@ -195,17 +196,18 @@ impl Ledger {
         })))
     }
 
-    /// What the host has.
+    /// Returns what the host can promise.
     pub fn capacity(&self) -> Capacity {
         self.0.lock().capacity
     }
 
-    /// All that is promised.
+    /// Returns the sum of all promises.
     pub fn promised(&self) -> Amount {
         self.0.lock().promised()
     }
 
-    /// Promises an amount to a holder, or says what is short and who has it. `look` is called while nobody else can reserve.
+    /// Promises an amount to a holder, or returns what is short and who has it. `look` is called while nobody else can
+    /// reserve.
     pub fn reserve(
         &self,
         holder: &str,
@@ -219,7 +221,7 @@ impl Ledger {
         }
     }
 
-    /// Promises the same amount so many times, or as often as there is room for it; the rest is refused for one reason.
+    /// Promises the same amount `count` times, or as often as possible; then also returns why there are not more.
     pub fn reserve_up_to(
         &self,
         count: u32,
@@ -250,14 +252,14 @@ impl Ledger {
         (claims, None)
     }
 
-    /// The most memory that all holders together could ever use.
+    /// Returns the most memory in bytes that all holders together could ever use.
     pub fn peak_bytes(&self) -> u64 {
         let books = self.0.lock();
         let peaks = books.claims.values().map(|entry| entry.peak_bytes);
         peaks.fold(0, u64::saturating_add)
     }
 
-    /// Memory that a new claim could be promised; `None` if it is not bounded.
+    /// Returns how many bytes of memory a new claim could get; `None` if that is not limited.
     pub fn free_memory_bytes(&self, look: impl FnOnce() -> Sight) -> Option<u64> {
         let books = self.0.lock();
         let sight = look();
@@ -274,7 +276,7 @@ impl Books {
         amounts.fold(Amount::default(), Amount::plus)
     }
 
-    /// Free memory without what was promised and is not used yet.
+    /// Returns free memory in bytes less what was promised but is not used yet.
     fn spare_bytes(&self, sight: &Sight) -> u64 {
         let unused = self.claims.iter().map(|(id, entry)| {
             let used = sight.used_bytes.get(id).copied().unwrap_or(0);
@@ -284,7 +286,7 @@ impl Books {
         sight.free_bytes.unwrap_or(0).saturating_sub(unused)
     }
 
-    /// What there is too little of.
+    /// Returns what there is too little of, if anything.
     fn short(&self, ask: &Ask, sight: &Sight) -> Option<Shortage> {
         let (capacity, promised, amount) = (self.capacity, self.promised(), ask.amount);
         let shortage = |of, asked, left, all| self.shortage(of, asked, left, all);
@@ -483,7 +485,7 @@ mod tests {
         ]
     }
 
-    /// What a list of claims should add up to.
+    /// Returns the sum of a list of claims.
     fn sum<'a>(amounts: impl Iterator<Item = &'a (Amount, bool)>) -> Amount {
         amounts.fold(Amount::default(), |sum, (amount, _)| sum.plus(*amount))
     }

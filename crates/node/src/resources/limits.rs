@@ -1,5 +1,5 @@
-//! What machines may take at most: their control groups. Without groups (no root, or a hierarchy that cannot be written) machines run
-//! all the same and cannot be limited; that is logged once and stands in `floe doctor`.
+//! The most that each machine may use, enforced by its control group. Without groups (the node is not root, or the hierarchy
+//! cannot be written) machines run but cannot be limited; that is logged once and shown by `floe doctor`.
 
 use super::Resources;
 use crate::{
@@ -14,32 +14,32 @@ use floe_image::Hash;
 use floe_machine::cgroup::{self, Group};
 use std::time::Duration;
 
-/// How often it is tried again to remove a group whose process has ended.
+/// How often the removal of a group whose process has ended is tried.
 const REMOVALS_MAX: u32 = 20;
-/// How long between two tries.
+/// How long to wait between two tries.
 const REMOVAL_AGAIN: Duration = Duration::from_millis(10);
 
-/// The groups of this node, or why there are none.
+/// The control groups of this node, or why there are none.
 pub(super) struct Groups {
     groups: Result<cgroup::Groups, String>,
-    /// Of machines of an earlier node, with processes in them when this one started.
+    /// Groups of an earlier node's machines that had processes in them when this node started.
     old: Vec<String>,
 }
 
-/// What distinguishes a node's groups from those of others on the host: the place of its state directory.
+/// Returns what distinguishes this node's groups from others on the host: a hash of its state directory's path.
 fn id_of(home: &Home) -> Option<String> {
     let root = home.root().canonicalize().ok()?;
     Some(Hash::of(root.as_os_str().as_encoded_bytes()).short())
 }
 
-/// The machines of a state directory that have control groups on this host.
+/// Returns the machines of a state directory that have control groups on this host.
 pub fn control_groups(home: &Home) -> Vec<String> {
     let groups = id_of(home).map(|id| cgroup::Groups::of_node(&id));
     groups.map_or_else(Vec::new, |groups| groups.machines())
 }
 
 impl Groups {
-    /// Those of the node with this state directory. What an earlier one left without a process is removed.
+    /// Opens the groups of the node with this state directory. Groups of an earlier node without processes are removed.
     pub fn open(home: &Home) -> Groups {
         let groups = id_of(home)
             .ok_or_else(|| format!("{} is not there", home.root().display()))
@@ -67,12 +67,12 @@ impl Groups {
 }
 
 impl Resources {
-    /// Why machines have no control groups, if they have none.
+    /// Returns why machines have no control groups, if they have none.
     pub fn why_no_groups(&self) -> Option<String> {
         self.groups.groups.as_ref().err().cloned()
     }
 
-    /// Refuses limits that no machine can have here.
+    /// Returns an error for limits that no machine can have here.
     pub fn check_limits(&self, limits: &Limits) -> Result<(), NodeError> {
         if limits.is_none() {
             return Ok(());
@@ -101,7 +101,7 @@ impl Resources {
         }
     }
 
-    /// The group that a QEMU is started in, with these limits.
+    /// Returns the group that a QEMU is to be started in, with these limits set.
     pub fn group_of(&self, mount_name: &str, limits: &Limits) -> Result<Option<Group>, NodeError> {
         let Ok(groups) = &self.groups.groups else {
             self.check_limits(limits)?;
@@ -117,7 +117,7 @@ impl Resources {
         let Some(group) = self.groups.group(&record.mount_name) else {
             return;
         };
-        // a QEMU that an earlier floe started is in no group of its own
+        // a QEMU that an earlier version of floe started is in no group of its own
         if group.is_in_use()
             && let Err(error) = group.apply(&of_machine(&record.limits))
         {
@@ -135,7 +135,7 @@ impl Resources {
             if removed.is_ok() {
                 return;
             }
-            // the kernel may still be taking a process away that has just ended
+            // the kernel may not have removed the process yet
             std::thread::sleep(REMOVAL_AGAIN);
             removed = group.remove();
         }
@@ -144,25 +144,25 @@ impl Resources {
         }
     }
 
-    /// Removes groups that QEMUs of an earlier node have left since this one started.
+    /// Removes groups of an earlier node whose QEMUs have ended since this one started.
     pub fn remove_old_groups(&self) {
         for name in &self.groups.old {
             let group = self.groups.group(name);
-            // one with processes in it is a machine's that was adopted
+            // a group with processes in it belongs to a machine that was taken over
             group
                 .filter(|group| !group.is_in_use())
                 .map(|group| group.remove());
         }
     }
 
-    /// The node ends, and no machine runs.
+    /// Removes this node's groups when it ends and no machine runs.
     pub fn close_groups(&self) {
         if let Ok(groups) = &self.groups.groups {
             groups.close();
         }
     }
 
-    /// Enters what a machine's QEMU has taken.
+    /// Adds what a machine's QEMU has used to its statistics.
     pub fn count(&self, mount_name: &str, stats: &mut MachineStats) {
         if let Some(group) = self.groups.group(mount_name) {
             let used = group.usage();

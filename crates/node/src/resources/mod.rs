@@ -1,21 +1,22 @@
-//! What machines take of this host: memory, virtual CPUs, links. Everything that starts a QEMU reserves first.
+//! What machines use of this host: memory, virtual CPUs, links. Everything that starts a QEMU reserves first.
 //!
 //! ```text
 //! run, start, fork, standby -> reserve -> QEMU runs: commit -> it has ended: release
 //! a node that adopts        -> commit
 //! ```
-//! **How memory is counted.** A machine is promised what it is expected to use, which depends on how it began:
+//! **How memory is counted.** A machine is promised what it is expected to use, which depends on how it was started:
 //!
-//! - Started cold, its RAM is its own memory, and its guest may touch all of it: the whole RAM, and [`STANDBY_BYTES`] for QEMU.
-//! - Restored or cloned, it maps the RAM of its image or parent privately from a file that all share. It needs memory of its own
-//!   for what it writes, which nobody knows beforehand: [`STANDBY_BYTES`] and the [`WRITTEN_PART`] of its RAM. One that writes more
-//!   than that is noticed by the second rule.
+//! - Started cold, it has its RAM for itself, and its guest may touch all of it: the whole RAM, and [`STANDBY_BYTES`] for
+//!   QEMU.
+//! - Restored or cloned, it maps the RAM of its image or parent privately from a file that all share. It needs memory of its
+//!   own only for what it writes, which nobody knows beforehand: [`STANDBY_BYTES`] and the [`WRITTEN_PART`] of its RAM. If it
+//!   writes more, less memory is free, and that is checked as well.
 //!
-//! A reservation must then fit twice: into the host's memory together with all other promises, and into what is free right now
-//! less what was promised and is not used yet. And a machine whose RAM alone is more than the host has is refused however it
-//! begins. Who knows better says `--overcommit`. [`ledger`] decides, [`host`] reads.
+//! A reservation must fit twice: into the host's memory together with all other promises, and into what is free right now
+//! less what was promised but is not used yet. A machine whose RAM alone is more than the host has is always refused.
+//! `--overcommit` overrides all of this. [`ledger`] decides, [`host`] reads the host's figures.
 //!
-//! [`limits`] is what a machine may take at most, by its control group.
+//! [`limits`] enforces the most that a machine may use, by its control group.
 //!
 //! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended.
 
@@ -39,16 +40,16 @@ pub use limits::control_groups;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// The part of its RAM that a restored or cloned machine is promised for what it writes: one eighth. A clone of a guest with
-/// 256 MiB was measured at 70 MB, QEMU's own included.
+/// Divisor of the RAM of a restored or cloned machine: one eighth is promised for what it writes. A clone of a guest with 256
+/// MiB was measured at 70 MB, QEMU's own included.
 const WRITTEN_PART: u64 = 8;
-/// Memory of the host that machines leave alone.
+/// Memory of the host that machines must leave free, in bytes.
 const HOST_RESERVE_BYTES: u64 = 128 << 20;
 
-/// This host's resources and who has them.
+/// This host's resources and which machines have them.
 pub(crate) struct Resources {
     ledger: Ledger,
-    /// The machines' claims. A machine is in it from before its QEMU is started until after that has ended.
+    /// The machines' claims by name. A machine is in here from before its QEMU is started until after that has ended.
     machines: Mutex<HashMap<String, Holding>>,
     /// The machines' control groups.
     groups: Groups,
@@ -62,7 +63,7 @@ enum Holding {
 /// Memory and virtual CPUs of a QEMU that is started ahead.
 pub(crate) struct Ahead(#[allow(dead_code, reason = "given back when dropped")] Claim<Reserved>);
 
-/// Room for clones of one fork on this host.
+/// Room for the clones of one fork on this host.
 #[derive(Default)]
 pub(crate) struct ForClones(Mutex<Vec<Claim<Reserved>>>);
 
@@ -70,27 +71,27 @@ pub(crate) struct ForClones(Mutex<Vec<Claim<Reserved>>>);
 pub(crate) struct ForClone(Claim<Reserved>);
 
 impl ForClones {
-    /// For how many.
+    /// Returns for how many clones there is room.
     pub fn len(&self) -> u32 {
         self.0.lock().len() as u32
     }
 
-    /// Takes the room of one out of it.
+    /// Takes the room for one clone out of it.
     pub fn one(&self) -> Option<ForClone> {
         self.0.lock().pop().map(ForClone)
     }
 }
 
-/// How a machine comes to its memory.
+/// Where a machine's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    /// All of it is its own.
+    /// All of it is the machine's own.
     Own,
-    /// It maps a file that others map, too.
+    /// It maps a file that other machines map, too.
     Shared,
 }
 
-/// What a machine needs.
+/// Returns what a machine needs.
 fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcommit: bool) -> Ask {
     let ram = config.memory_bytes_now().unwrap_or(MEMORY_BYTES_DEFAULT);
     let own = match memory {
@@ -116,7 +117,7 @@ fn memory_of(record: &Record) -> Memory {
 }
 
 impl Resources {
-    /// Those of this host, of whose memory machines get so much at most.
+    /// Opens the resources of this host. Machines together get at most `memory_max_bytes`, if that is given.
     pub fn of_this_host(home: &Home, memory_max_bytes: Option<u64>) -> Resources {
         let host = host::memory().map(|memory| memory.total_bytes);
         let host = host.map(|all| all.saturating_sub(HOST_RESERVE_BYTES));
@@ -131,8 +132,8 @@ impl Resources {
         }
     }
 
-    /// Reserves what a machine needs to be started. While there is too little, `give_way` is asked to end something that can be
-    /// had again; it says whether it did.
+    /// Reserves what a machine needs to be started. While there is too little, `give_way` is called to end something that can
+    /// be started again; it returns whether it did.
     pub fn reserve(
         &self,
         record: &Record,
@@ -158,7 +159,7 @@ impl Resources {
         }
     }
 
-    /// Counts a machine that an earlier node has left running, whatever there is.
+    /// Counts a machine that an earlier node left running, even if there is too little.
     pub fn found(&self, record: &Record, link_bytes_per_s: u64) {
         let ask = ask_of(&record.config, memory_of(record), link_bytes_per_s, true);
         if let Ok(claim) = self.ledger.reserve(&record.name, &ask, Sight::default) {
@@ -166,7 +167,7 @@ impl Resources {
         }
     }
 
-    /// A machine's QEMU runs.
+    /// Notes that a machine's QEMU runs.
     pub fn started(&self, record: &Record, pid: u32) {
         self.limit_again(record);
         if !self.machines.lock().contains_key(&record.name) {
@@ -181,7 +182,7 @@ impl Resources {
         machines.insert(record.name.clone(), Holding::Committed(claim, pid));
     }
 
-    /// A running machine starts anew from its disks: its memory is its own from now on.
+    /// Notes that a running machine is started anew from its disks, so that its memory is its own from now on.
     pub fn starts_cold(&self, record: &Record) {
         let mut machines = self.machines.lock();
         if let Some(Holding::Committed(_, pid)) = machines.get(&record.name) {
@@ -193,7 +194,7 @@ impl Resources {
         }
     }
 
-    /// A machine's QEMU has ended, or never began.
+    /// Notes that a machine's QEMU has ended or was never started.
     pub fn ended(&self, name: &str, mount_name: &str) {
         self.remove_group(mount_name);
         match self.machines.lock().remove(name) {
@@ -206,13 +207,14 @@ impl Resources {
     /// Reserves what a QEMU needs that waits for a run, or rehearses one.
     pub fn ahead(&self, config: &MachineConfig) -> Result<Ahead, NodeError> {
         let mut ask = ask_of(config, Memory::Shared, 0, false);
-        // the machine that it becomes is counted as such
+        // its peak is checked when a machine is started with it
         ask.peak_bytes = ask.amount.memory_bytes;
         let claim = self.ledger.reserve(AHEAD, &ask, self.sight());
         claim.map(Ahead).map_err(|short| refusal(&short))
     }
 
-    /// Reserves room for so many clones of a machine or image, or for as many as there is room for; why not for more.
+    /// Reserves room for `count` clones of a machine or image, or for as many as possible; then also returns why not for
+    /// more.
     pub fn for_clones(
         &self,
         parent: &str,
@@ -235,8 +237,8 @@ impl Resources {
         self.enter(name.as_str(), Holding::Reserved(room.0));
     }
 
-    /// What of this host nobody could ever use, for those who place clones by their whole memory. For how many clones that is enough is known once it
-    /// is known of what: here it is counted what QEMU itself takes.
+    /// Returns this host's room for clones of other nodes' machines: memory that no machine here could ever use, and free
+    /// CPUs. As the clones' size is not known yet, the number of clones counts only what QEMU itself takes.
     pub fn room(&self) -> Result<Room, String> {
         let (free, clones) = self.clones_of(STANDBY_BYTES)?;
         let all = self.ledger.capacity().memory_bytes.unwrap_or(u64::MAX);
@@ -248,13 +250,13 @@ impl Resources {
         })
     }
 
-    /// For how many clones of such a machine there is room now.
+    /// Returns for how many clones of such a machine there is room now.
     pub fn room_for_clones(&self, config: &MachineConfig) -> Result<u32, String> {
         let ask = ask_of(config, Memory::Shared, 0, false);
         Ok(self.clones_of(ask.amount.memory_bytes)?.1)
     }
 
-    /// How much is free, and how many clones of that size have room in it.
+    /// Returns how much memory is free, in bytes, and how many clones of that size fit into it.
     fn clones_of(&self, each_bytes: u64) -> Result<(u64, u32), String> {
         let free = self.ledger.free_memory_bytes(self.sight());
         let free = free.unwrap_or_default();
@@ -268,13 +270,13 @@ impl Resources {
         }
     }
 
-    /// Most bytes of pages that a capture may keep in memory.
+    /// Returns how many bytes of pages a capture may keep in memory; `None` if unknown.
     pub fn capture_bytes_max(&self) -> Option<u64> {
         let free = host::memory()?.available_bytes;
         Some(free.saturating_sub(HOST_RESERVE_BYTES))
     }
 
-    /// What is promised, in words.
+    /// Returns in words how much is promised.
     pub fn summary(&self) -> String {
         let promised = self.ledger.promised();
         let all = self.ledger.capacity().memory_bytes;
@@ -292,12 +294,13 @@ impl Resources {
     }
 
     fn enter(&self, name: &str, holding: Holding) {
-        // an earlier one of this name goes only now: two starts at once would both be counted
+        // an earlier claim of this name is dropped only now, so that two starts at once are both counted
         let earlier = self.machines.lock().insert(name.to_owned(), holding);
         drop(earlier);
     }
 
-    /// How to look at the host's memory. What machines use is looked up at once: one that begins meanwhile counts as using nothing.
+    /// Returns a function that reads the host's free memory. What machines use is read at once: a machine that starts
+    /// meanwhile counts as using none.
     fn sight(&self) -> impl FnOnce() -> Sight + use<> {
         let machines = self.machines.lock();
         let running: Vec<(u64, u32)> = machines
@@ -320,7 +323,7 @@ impl Resources {
     }
 }
 
-/// What QEMUs that wait are called.
+/// Name of the waiting QEMUs in errors.
 const AHEAD: &str = "QEMUs that wait for a run";
 
 fn refusal(short: &Shortage) -> NodeError {
@@ -337,7 +340,7 @@ fn refusal(short: &Shortage) -> NodeError {
     refused(explain(short), fix)
 }
 
-/// What is short, how much there is and who has the rest.
+/// Says what is short, how much there is, and who has the rest.
 fn explain(short: &Shortage) -> String {
     let (asked, left, all) = (
         size_text(short.asked),
@@ -385,7 +388,7 @@ fn explain(short: &Shortage) -> String {
 mod tests {
     use super::*;
 
-    /// A state directory that is not there: no control groups are made for it.
+    /// Returns a state directory that doesn't exist, so that no control groups are made for it.
     fn nowhere() -> Home {
         Home::at("/nowhere")
     }

@@ -1,4 +1,4 @@
-//! From the node's results to HTTP: JSON, errors in one shape, and streams of events that notice when the client hangs up.
+//! Converts the node's results to HTTP: JSON, errors in one form, and streams of events that notice when the client hangs up.
 
 use crate::{Node, error::NodeError, report::Report, transfer::Cancel};
 use axum::{
@@ -15,7 +15,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// An error as an answer.
+/// An error as an HTTP answer.
 pub struct Failure(ApiError);
 
 impl From<NodeError> for Failure {
@@ -46,7 +46,7 @@ fn usage(message: String) -> Failure {
     })
 }
 
-/// A JSON body; an empty one is `null`.
+/// A request's JSON body; an empty body is read as `null`.
 pub struct Input<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
@@ -67,7 +67,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
     }
 }
 
-/// A query string.
+/// A request's query string.
 pub struct Args<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Args<T> {
@@ -80,14 +80,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Args<T> {
     }
 }
 
-/// Runs a short call where it may block.
+/// Runs a short call on a thread where it may block; returns its result as JSON.
 pub async fn answer<T: Serialize + Send + 'static>(
     call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<Json<T>, Failure> {
     blocking(call).await.map(Json)
 }
 
-/// The same for answers that are no JSON.
+/// Does the same for results that are not JSON.
 pub async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -104,7 +104,7 @@ pub async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Turns the switch when the answer's body is dropped: because it is complete, or because the client has gone.
+/// Throws the switch when the answer's body is dropped: because it is complete, or because the client has gone.
 struct HangUp(Cancel);
 
 impl Drop for HangUp {
@@ -154,14 +154,14 @@ pub fn stream(
     ndjson(Body::from_stream(lines))
 }
 
-/// One event as a line.
+/// Returns one event as a line.
 pub fn line(event: &impl Serialize) -> Result<Bytes, std::io::Error> {
     let mut line = serde_json::to_vec(event)?;
     line.push(b'\n');
     Ok(line.into())
 }
 
-/// An answer of such lines.
+/// Returns an answer of such lines.
 pub fn ndjson(body: Body) -> Response {
     let mut response = Response::new(body);
     response.headers_mut().insert(
@@ -171,7 +171,7 @@ pub fn ndjson(body: Body) -> Response {
     response
 }
 
-/// For everything that is no path of ours.
+/// Answers paths that the interface does not have.
 pub async fn no_such_path(uri: Uri) -> Failure {
     Failure(ApiError {
         code: ErrorCode::NotFound,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;
 
-/// What this node is in a cluster, and who else is in it.
+/// What this node is in its cluster, and who else is in it.
 #[utoipa::path(get, path = "/v1/cluster", tag = "cluster", responses((status = 200, body = ClusterInfo)))]
 pub async fn info(State(node): Floe) -> Result<Json<ClusterInfo>, Failure> {
     answer(move || Ok(node.cluster.info())).await
 }
 
-/// Makes a cluster, with this node as its first member and authority.
+/// Creates a cluster, with this node as its first member and its authority.
 #[utoipa::path(post, path = "/v1/cluster/init", tag = "cluster", request_body = ClusterInit,
     responses((status = 200, body = ClusterInfo), (status = 409, body = ApiError)))]
 pub async fn init(
@@ -24,7 +24,7 @@ pub async fn init(
     answer(move || node.cluster.init(&request)).await
 }
 
-/// Makes an invitation, with which one node can join.
+/// Creates an invitation, with which one node can join.
 #[utoipa::path(post, path = "/v1/cluster/invite", tag = "cluster", request_body = ClusterInvite,
     responses((status = 200, body = ClusterInvited), (status = 422, body = ApiError)))]
 pub async fn invite(
@@ -34,7 +34,7 @@ pub async fn invite(
     answer(move || node.cluster.invite(&request)).await
 }
 
-/// Joins the cluster of an invitation.
+/// Joins a cluster with an invitation.
 #[utoipa::path(post, path = "/v1/cluster/join", tag = "cluster", request_body = ClusterJoin,
     responses((status = 200, body = ClusterInfo), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
 pub async fn join(
@@ -54,7 +54,7 @@ pub async fn leave(
     answer(move || node.leave_cluster(&request)).await
 }
 
-/// Makes a member one no longer: it is refused from then on.
+/// Removes a member from the cluster: it is refused from then on.
 #[utoipa::path(post, path = "/v1/cluster/revoke", tag = "cluster", request_body = ClusterRevoke,
     responses((status = 200, body = ClusterChange), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 pub async fn revoke(

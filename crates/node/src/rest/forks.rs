@@ -26,7 +26,7 @@ pub async fn fork(
     })
 }
 
-/// A machine's family: the eldest that is known here, with all clones.
+/// A machine's family: the eldest machine that is known here, with all clones.
 #[utoipa::path(get, path = "/v1/machines/{name}/family", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = Family), (status = 404, body = ApiError)))]
 pub async fn family(State(node): Floe, Path(name): Path<String>) -> Result<Json<Family>, Failure> {
@@ -45,7 +45,7 @@ pub async fn kill(
     answer(move || node.forks.kill(&name, &request)).await
 }
 
-/// Starts a clone of another node's machine: what a fork with `hosts` asks of them.
+/// Starts a clone of another node's machine: the request that a fork with `hosts` sends to those.
 #[utoipa::path(post, path = "/v1/clones", tag = "machines", request_body = CloneRequest,
     responses((status = 200, body = MachineInfo), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
 pub async fn receive(
@@ -55,21 +55,21 @@ pub async fn receive(
     answer(move || node.forks.receive_clone(&request)).await
 }
 
-/// For how many clones of other nodes' machines there is room.
+/// How many clones of other nodes' machines there is room for.
 #[utoipa::path(get, path = "/v1/clones/room", tag = "machines",
     responses((status = 200, body = Room), (status = 422, body = ApiError)))]
 pub async fn room(State(node): Floe) -> Result<Json<Room>, Failure> {
     answer(move || node.forks.clone_room()).await
 }
 
-/// The hosts that are known by name, as they are now.
+/// The hosts that are known by name, and what they report now.
 #[utoipa::path(get, path = "/v1/hosts", tag = "machines",
     responses((status = 200, body = HostList), (status = 400, body = ApiError)))]
 pub async fn hosts(State(node): Floe) -> Result<Json<HostList>, Failure> {
     answer(move || node.forks.hosts_info()).await
 }
 
-/// Tells a host of a family's network which hosts that has come to: what the parent's node says.
+/// Tells a host of a family's network which hosts the network now has; the parent's node sends this.
 #[utoipa::path(post, path = "/v1/networks/{id}/hosts", tag = "machines", params(("id" = String, Path)),
     request_body = NetworkHosts,
     responses((status = 200), (status = 404, body = ApiError)))]

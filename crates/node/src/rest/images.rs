@@ -42,7 +42,7 @@ pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Respo
     })
 }
 
-/// Lays an image's packs out anew: what its machines use together lies side by side.
+/// Arranges an image's packs anew, so that what its machines use together lies side by side.
 #[utoipa::path(post, path = "/v1/images/optimize", tag = "images", request_body = OptimizeRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>) -> Response {
@@ -51,7 +51,7 @@ pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>)
     })
 }
 
-/// Gives an image one more name.
+/// Gives an image an additional name.
 #[utoipa::path(post, path = "/v1/images/tag", tag = "images", request_body = TagRequest, responses((status = 200)))]
 pub async fn tag(
     State(node): Floe,
@@ -60,7 +60,7 @@ pub async fn tag(
     answer(move || node.images.tag(&request)).await
 }
 
-/// Takes a name away.
+/// Removes a name from an image.
 #[utoipa::path(post, path = "/v1/images/untag", tag = "images", request_body = TagRequest, responses((status = 200)))]
 pub async fn untag(
     State(node): Floe,
@@ -79,7 +79,7 @@ pub async fn remove(
     answer(move || node.images.remove_image(&request)).await
 }
 
-/// Writes a region to a file.
+/// Writes a region of an image to a file.
 #[utoipa::path(post, path = "/v1/images/export", tag = "images", request_body = ExportRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> Response {
@@ -88,7 +88,7 @@ pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> 
     })
 }
 
-/// Sends an image to a hub or directory.
+/// Sends an image to a hub, or writes it into a directory.
 #[utoipa::path(post, path = "/v1/images/push", tag = "images", request_body = PushRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Response {
@@ -106,7 +106,7 @@ pub async fn pull(State(node): Floe, Input(request): Input<PullRequest>) -> Resp
     })
 }
 
-/// The extra views that there are.
+/// The views that are mounted.
 #[utoipa::path(get, path = "/v1/mounts", tag = "images", responses((status = 200, body = MountList)))]
 pub async fn mounts(State(node): Floe) -> Result<Json<MountList>, Failure> {
     answer(move || Ok(node.views.views())).await
@@ -122,7 +122,7 @@ pub async fn mount(
     answer(move || node.views.mount_view(&request)).await
 }
 
-/// Ends that.
+/// Ends a view.
 #[utoipa::path(post, path = "/v1/mounts/remove", tag = "images", request_body = UnmountRequest, responses((status = 200)))]
 pub async fn unmount(
     State(node): Floe,

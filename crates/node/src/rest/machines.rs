@@ -20,7 +20,7 @@ pub async fn list(State(node): Floe) -> Result<Json<MachineList>, Failure> {
     answer(move || Ok(node.machines.list_machines())).await
 }
 
-/// Makes a machine from an image and starts it.
+/// Creates a machine from an image and starts it.
 #[utoipa::path(post, path = "/v1/machines", tag = "machines", request_body = RunRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn run(State(node): Floe, Input(request): Input<RunRequest>) -> Response {
@@ -50,7 +50,7 @@ pub async fn remove(
     answer(move || node.machines.remove_machine(&name, query.force)).await
 }
 
-/// Starts a stopped machine from its disks.
+/// Starts a stopped machine from its disks, or lets a paused one go on.
 #[utoipa::path(post, path = "/v1/machines/{name}/start", tag = "machines", params(("name" = String, Path)),
     request_body = StartRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
@@ -97,7 +97,7 @@ pub async fn screenshot(State(node): Floe, Path(name): Path<String>) -> Result<R
     Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
 }
 
-/// Where the machine's console is.
+/// Where the machine's console and screen are.
 #[utoipa::path(get, path = "/v1/machines/{name}/console", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = ConsoleInfo)))]
 pub async fn console(
@@ -107,8 +107,8 @@ pub async fn console(
     answer(move || node.machines.console(&name)).await
 }
 
-/// What the guest wrote on its console, as far as it is kept (4 to 8 MiB), byte by byte. It may hold anything, escape sequences of
-/// terminals too.
+/// What the guest wrote on its console, as far as it is kept (4 to 8 MiB), byte by byte. It may hold anything, including
+/// escape sequences for terminals.
 #[utoipa::path(get, path = "/v1/machines/{name}/logs", tag = "machines", params(("name" = String, Path), LogQuery),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
 pub async fn logs(
@@ -121,7 +121,7 @@ pub async fn logs(
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
-/// Changes what a machine may take of its host, while it runs too.
+/// Changes how much of its host a machine may use, also while it runs.
 #[utoipa::path(post, path = "/v1/machines/{name}/limits", tag = "machines", params(("name" = String, Path)),
     request_body = LimitRequest,
     responses((status = 200, body = MachineInfo), (status = 400, body = ApiError), (status = 404, body = ApiError),

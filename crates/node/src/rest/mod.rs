@@ -1,5 +1,5 @@
-//! The node's REST interface. Handlers only translate: every answer comes from a method of [`Node`], run on a thread
-//! where it may block.
+//! The node's REST interface. Handlers only translate: every answer comes from a method of [`Node`] or of a service, run on a
+//! thread where it may block.
 
 mod answer;
 mod cluster;
@@ -21,10 +21,11 @@ use axum::{
 use std::sync::Arc;
 use utoipa::OpenApi;
 
-/// Largest request body, bytes: labels and command lines are small.
+/// Largest request body in bytes: labels and command lines are small.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// What the members of a cluster ask each other: to run clones, and how those are. The rest of the interface is not theirs.
+/// Returns the routes for the members of a cluster: to run clones, and to ask about them. The rest of the interface is not
+/// for members.
 pub fn members_router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/clones", post(forks::receive))
@@ -37,7 +38,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .with_state(node)
 }
 
-/// All routes.
+/// Returns all routes.
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/node", get(system::node))
@@ -172,7 +173,7 @@ pub fn router(node: Arc<Node>) -> Router {
 )]
 pub struct Description;
 
-/// The text of `docs/openapi-node.json`.
+/// Returns the text of `docs/openapi-node.json`.
 pub fn openapi_json() -> String {
     let mut text = Description::openapi()
         .to_pretty_json()

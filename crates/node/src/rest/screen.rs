@@ -1,4 +1,4 @@
-//! Screens: an image's at its capture, and a machine's as it is (VNC in a WebSocket).
+//! Screens: an image's at its capture, and a machine's current one (VNC in a WebSocket).
 
 use super::answer::{Failure, blocking};
 use crate::{Node, error::at};
@@ -23,25 +23,25 @@ use tokio::{
 
 type Floe = State<Arc<Node>>;
 
-/// Characters of an image's id.
+/// How many characters an image's id has.
 const ID_CHARACTERS: usize = 64;
-/// Bytes of the screen that are sent at a time: what waits in the node for a browser that is slow.
+/// How many bytes of the screen are sent at a time, and so wait in the node for a slow browser.
 const FROM_QEMU_BYTES: usize = 64 << 10;
-/// Largest message of a browser, bytes: keys and pointers take tens, a pasted text some thousand.
+/// Largest message of a browser in bytes: keys and pointer events take tens, a pasted text some thousand.
 const FROM_BROWSER_BYTES: usize = 256 << 10;
-/// A browser that takes nothing for so long has gone.
+/// A browser that takes no data for this long is considered gone.
 const STALLED: Duration = Duration::from_secs(30);
-/// How often a quiet connection is tried.
+/// How often a quiet connection is pinged.
 const PING_EVERY: Duration = Duration::from_secs(20);
-/// RFB's message of the pointer.
+/// RFB's message type of pointer events.
 const POINTER: u8 = 5;
-/// Messages of RFB with which a browser's user does something (RFC 6143, 7.5): a key, the pointer, a text to paste, and
-/// QEMU's own message for keys. Browsers send each in a message of its own.
+/// RFB's message types with which a browser's user does something (RFC 6143, 7.5): a key, the pointer, a text to paste, and
+/// QEMU's own message for keys. Browsers send each as a message of its own.
 const INPUTS: [u8; 4] = [4, POINTER, 6, 255];
-/// Messages that wait for a machine that is paused to buffer; what a user does beyond that is lost.
+/// How many messages wait for a machine that is paused to buffer; further input is dropped.
 const HELD_MAX: usize = 1024;
-/// How often a machine that is paused to buffer is looked at while input waits for it, and the time between two messages
-/// when it goes on: a PC's keyboard remembers eight keys.
+/// How often a machine that is paused to buffer is checked while input waits for it, and the time between two messages when
+/// it goes on: a PC's keyboard buffers eight keys.
 const HELD_EVERY: Duration = Duration::from_millis(20);
 
 /// The screen at the capture, as PNG.
@@ -63,8 +63,8 @@ pub async fn picture(
     Ok(thumbnail::answer(&id, png, keep, &headers))
 }
 
-/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers
-/// may look at one machine. Keys that are typed while it is paused to buffer wait until it goes on.
+/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers may
+/// show one machine. Keys that are typed while it is paused to buffer wait until it goes on.
 #[utoipa::path(get, path = "/v1/machines/{name}/vnc", tag = "machines", params(("name" = String, Path)),
     responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
               (status = 426, description = "not a WebSocket")))]
@@ -91,15 +91,15 @@ pub async fn vnc(
         }))
 }
 
-/// A frame's length is checked when its head has come, a message's only when all of it is here.
+/// Bounds both: a frame's length is checked when its head has arrived, a message's only when all of it is here.
 fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
         .max_message_size(FROM_BROWSER_BYTES)
         .max_frame_size(FROM_BROWSER_BYTES)
 }
 
-/// Carries bytes both ways until either side ends. Each direction holds at most one piece: who is slow slows the other. QEMU
-/// drops the input of a machine that stands still, so that is held back until it goes on.
+/// Carries bytes both ways until either side ends. Each direction holds at most one piece, so a slow side slows the other.
+/// QEMU drops the input of a machine that stands still, so that is held back until it goes on.
 async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> bool) {
     let (mut to_browser, mut from_browser) = browser.split();
     let (mut from_qemu, mut to_qemu) = qemu.into_split();
@@ -115,7 +115,7 @@ async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> 
                 return;
             }
         }
-        let _ = timeout(STALLED, to_browser.close()).await; // it may have gone as well
+        let _ = timeout(STALLED, to_browser.close()).await; // the browser may be gone
     };
     let up = async {
         let mut held = Held::default();
@@ -142,7 +142,7 @@ async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> 
                 }
                 Message::Binary(bytes) if to_qemu.write_all(&bytes).await.is_ok() => {}
                 Message::Ping(_) | Message::Pong(_) => {}
-                // RFB is binary; who sends anything else does not speak it
+                // RFB is binary: a client that sends anything else does not speak it
                 Message::Binary(_) | Message::Text(_) | Message::Close(_) => break,
             }
         }
@@ -150,13 +150,13 @@ async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> 
     tokio::select! { () = down => (), () = up => () }
 }
 
-/// Input for a machine that stands still, in the order in which it came.
+/// Input for a machine that stands still, in the order in which it arrived.
 #[derive(Default)]
 struct Held(VecDeque<Bytes>);
 
 impl Held {
     fn push(&mut self, input: Bytes) {
-        // kind and buttons: of a pointer that only moves, the last place counts
+        // type and buttons are compared: while the pointer only moves, its last position is enough
         let moved = |last: &Bytes| input[0] == POINTER && last.get(..2) == input.get(..2);
         let full = self.0.len() >= HELD_MAX;
         match self.0.back_mut() {
@@ -175,10 +175,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use tokio::net::{TcpListener, TcpStream, UnixListener};
 
-    /// Of a machine that runs.
+    /// Always false, for a machine that runs.
     static RUNNING: AtomicBool = AtomicBool::new(false);
 
-    /// A server whose WebSocket leads to a unix socket, both of this test.
+    /// Starts a server whose WebSocket leads to a unix socket, both of this test.
     async fn serve(
         dir: &std::path::Path,
         still: &'static AtomicBool,
@@ -197,7 +197,7 @@ mod tests {
         (address, qemu)
     }
 
-    /// A browser's handshake, byte for byte.
+    /// Sends a browser's handshake, byte for byte.
     async fn browse(address: SocketAddr) -> TcpStream {
         let mut browser = TcpStream::connect(address).await.unwrap();
         let request = format!(
@@ -217,7 +217,7 @@ mod tests {
         browser
     }
 
-    /// A frame as browsers send it, masked with zeroes.
+    /// Returns a frame as browsers send it, masked with zeroes.
     fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
         assert!(payload.len() < 126);
         let mut bytes = vec![0x80 | opcode, 0x80 | payload.len() as u8, 0, 0, 0, 0];
@@ -239,7 +239,7 @@ mod tests {
         let mut got = [0; 3];
         qemu.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"key");
-        // QEMU ends: the browser is told by a close frame
+        // QEMU ends: the browser receives a close frame
         drop(qemu);
         assert_eq!(browser.read_u8().await.unwrap(), 0x88);
     }
@@ -261,13 +261,13 @@ mod tests {
         let mut got = [0; 18];
         qemu.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"\x04key-down\x04key-up..");
-        // a user who types on and on while nothing goes on does not fill the node
+        // a user who types on and on while the machine stands still does not fill the node's memory
         let mut held = Held::default();
         for _ in 0..2 * HELD_MAX {
             held.push(Bytes::from_static(b"\x04key"));
         }
         assert_eq!(held.0.len(), HELD_MAX);
-        // a pointer's way is its end, a click is a click
+        // only the end of a pointer's movement is kept, but every click
         let mut held = Held::default();
         for pointer in [
             b"\x05\x00at-1",

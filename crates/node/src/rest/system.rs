@@ -22,20 +22,20 @@ pub async fn node(State(node): Floe) -> Result<Json<NodeInfo>, Failure> {
     answer(move || node.info()).await
 }
 
-/// Where the node's page for browsers is.
+/// Where the node's web page is.
 #[utoipa::path(get, path = "/v1/page", tag = "node",
     responses((status = 200, body = PageInfo), (status = 404, body = ApiError)))]
 pub async fn page(State(node): Floe) -> Result<Json<PageInfo>, Failure> {
     answer(move || node.page()).await
 }
 
-/// What is missing on this host.
+/// What is missing on this host, and how to put it right.
 #[utoipa::path(get, path = "/v1/doctor", tag = "node", responses((status = 200, body = DoctorReport)))]
 pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
     answer(move || Ok(crate::doctor::examine(&node))).await
 }
 
-/// What happens on the node, from now on, one NodeEvent a line.
+/// What happens on the node from now on, one NodeEvent per line.
 #[utoipa::path(get, path = "/v1/events", tag = "node",
     responses((status = 200, body = NodeEvent, content_type = "application/x-ndjson")))]
 pub async fn events(State(node): Floe) -> Response {
@@ -46,7 +46,7 @@ fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::
     futures::stream::unfold(node.core.listen(), |mut events| async move {
         let event = match events.recv().await {
             Ok(event) => event,
-            // a reader that is too slow is told how much it missed
+            // a reader that is too slow receives the number of events that it missed
             Err(RecvError::Lagged(count)) => event(Happened::Missed, "", count.to_string()),
             Err(RecvError::Closed) => return None,
         };
@@ -82,7 +82,7 @@ pub async fn cache_verify(State(node): Floe) -> Response {
     })
 }
 
-/// Prometheus.
+/// Metrics in the format of Prometheus.
 pub async fn metrics(State(node): Floe) -> Response {
     node.record_metrics();
     (

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;
 
-/// The traces of an image's machines, and the models made of them: those of this host, or of an image of yours on a hub.
+/// The traces of an image's machines, and the models made from them: those of this host, or of an image of yours on a hub.
 #[utoipa::path(post, path = "/v1/traces/list", tag = "traces", request_body = TracesRequest,
     responses((status = 200, body = TraceList), (status = 404, body = ApiError)))]
 pub async fn list(
@@ -38,7 +38,7 @@ pub async fn export(
     answer(move || node.traces.export_trace(&request)).await
 }
 
-/// Takes a trace from a file.
+/// Reads a trace from a file and keeps it.
 #[utoipa::path(post, path = "/v1/traces/import", tag = "traces", request_body = TraceImportRequest,
     responses((status = 200, body = TraceMoved), (status = 422, body = ApiError)))]
 pub async fn import(

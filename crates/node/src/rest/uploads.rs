@@ -1,4 +1,4 @@
-//! Files on their way to an import.
+//! Files that are uploaded to be imported.
 
 use super::answer::{Failure, answer};
 use crate::Node;
@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;
 
-/// Takes a file, such as a disk, from who can't name it by a path of this host. An import by its path follows.
+/// Receives a file, such as a disk, from a client that can't name it by a path on this host. An import with the returned path
+/// follows.
 #[utoipa::path(post, path = "/v1/uploads", tag = "images",
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, body = UploadInfo), (status = 400, body = ApiError)))]
@@ -22,7 +23,7 @@ pub async fn receive(State(node): Floe, body: Body) -> Result<Json<UploadInfo>, 
     ))
 }
 
-/// Removes such a file.
+/// Removes an uploaded file.
 #[utoipa::path(delete, path = "/v1/uploads/{id}", tag = "images", params(("id" = String, Path)),
     responses((status = 200), (status = 404, body = ApiError)))]
 pub async fn drop(State(node): Floe, Path(id): Path<String>) -> Result<Json<()>, Failure> {

@@ -1,6 +1,6 @@
-//! `run`: from an image's name to a guest that answers, with the time of every stage.
+//! `run`: starts a machine from an image's name, waits until its guest answers, and reports the time of every stage.
 //!
-//! `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU, state, [`wait`]). It holds
+//! `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU, state, [`wait`]). It has
 //! no state and no lock of its own.
 
 mod wait;
@@ -36,7 +36,7 @@ use floe_api::{
 use floe_machine::{Status, console::ConsoleLog};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// See the module.
+/// The service that runs machines.
 pub(crate) struct Runs {
     pub core: Arc<Core>,
     pub images: Arc<Images>,
@@ -46,7 +46,7 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Makes a machine and starts it. Whatever goes wrong, or if the client hangs up, nothing of it stays.
+    /// Creates a machine and starts it. If something fails or the client hangs up, everything is removed again.
     pub fn run(
         self: &Arc<Self>,
         request: &RunRequest,
@@ -104,7 +104,7 @@ impl Runs {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
         };
-        // nobody who resumes an image is helped by what a boot of it touches
+        // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
         let make = |name: &MachineName, number: u32| {
             let record = Record {
@@ -183,7 +183,7 @@ impl Runs {
         let console = self.machines.console_dir(&entry.record());
         let timeout = Duration::from_secs(timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
         let alive = || {
-            // a restored guest that resets is started anew by the watcher; only a QEMU that stays away is an end
+            // the watcher restarts a restored guest that resets, so only a machine that is not to run any more has ended
             if vm.wait_end(Duration::ZERO) && entry.record().wanted != Wanted::Running {
                 return Err(failed(
                     format!("machine {} ended: {}", entry.name, vm.qemu_log().trim()),
@@ -229,7 +229,7 @@ impl Runs {
         let operation = entry.begin(Task::Start)?;
         let vm = operation.state.read().vm.clone();
         if let Some(vm) = vm {
-            // Paused by a full disk: the request that failed is tried again when the guest goes on.
+            // after a pause because of a full disk, QEMU retries the failed request when the guest goes on
             if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
                 return Err(busy(format!("machine {name} is running"), ""));
             }
@@ -293,7 +293,7 @@ impl Runs {
     }
 }
 
-/// Refuses a wish that can't be carried out.
+/// Refuses host access that can't be given.
 fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
     machine_access(&request.allow_host)?;
     if request.network.is_some() && !request.allow_host.is_none() {

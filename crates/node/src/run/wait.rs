@@ -1,9 +1,9 @@
-//! When has the guest answered?
+//! Decides when the guest has answered.
 //!
-//! On the console: when something stands in the log that wasn't there before. On a port it is harder, because QEMU's
-//! user network accepts every connection to a forwarded port at once, whether the guest listens or not. So a connection
-//! counts when the *guest* has said something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. A guest that
-//! does not listen makes QEMU close the connection, and the next one is tried.
+//! On the console, it has once the log holds something new. On a port it is harder: QEMU's user network accepts every
+//! connection to a forwarded port at once, whether the guest listens or not. So a connection counts when the *guest* has sent
+//! something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. If the guest does not listen, QEMU closes the
+//! connection, and another is tried.
 
 use crate::{error::NodeError, report::CANCEL_POLL, transfer::Cancel};
 use floe_api::{PortForward, Protocol, Wait};
@@ -15,27 +15,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A server that speaks first does it within this time of the connection, or after we have asked.
+/// How long a server has to send something after the connection, and again after our question.
 const BANNER_WAIT: Duration = Duration::from_millis(150);
-/// One attempt lasts at most this long: on a slow link the guest's pages for the answer must come first.
+/// How long one attempt may last: on a slow link the guest's pages for the answer must arrive first.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// Between two attempts.
+/// The time between two attempts.
 const PORT_POLL: Duration = Duration::from_millis(20);
-/// What is said to a server that waits for its client.
+/// What is sent to a server that waits for its client.
 const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// The guest answered then.
+    /// The guest answered at this time.
     Answered(Instant),
-    /// It didn't in the time given.
+    /// It did not answer in time.
     TimedOut,
-    /// Nothing was to be waited for.
+    /// There was nothing to wait for.
     Nothing,
 }
 
-/// Waits as asked. `console` is the directory of the console's log, and `console_before` where that was. `alive` is asked now and then whether the machine is still there.
+/// Waits as requested, at most for `timeout`. `console` is the directory of the console's log, and `console_before` the
+/// position in it from which output is new. `alive` is called now and then; its error ends the wait.
 pub fn wait(
     what: Wait,
     console: &Path,
@@ -73,7 +74,7 @@ pub fn wait(
     Ok(Waited::TimedOut)
 }
 
-/// The moment at which the guest said something on the port, if it did.
+/// Connects to the port; returns when the guest sent something, if it did.
 fn ask(forward: &PortForward, until: Instant, cancel: &Cancel) -> Option<Instant> {
     let host: IpAddr = forward.host_address.parse().ok()?;
     let host = if host.is_unspecified() {
@@ -134,7 +135,7 @@ mod tests {
     fn a_port_that_accepts_but_says_nothing_is_not_an_answer() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let forwards = forward_to(&listener);
-        // as QEMU does for a guest that doesn't listen: accept, then close
+        // what QEMU does for a guest that doesn't listen: accept, then close
         std::thread::spawn(move || listener.incoming().for_each(drop));
         assert_eq!(wait_port(&forwards, 200), Waited::TimedOut);
     }

@@ -1,11 +1,12 @@
 //! What machines touched: kept on this host, sent to the hub that their image came from, shown to the user.
 //!
-//! A machine's trace is taken from the mount when the machine stops, when it is removed, and each minute in which it grew.
-//! It is kept by image in `traces/` of the state directory and, if the image came from a hub, put into the `outbox`. Local
+//! A machine's trace is read from the mount when the machine stops, when it is removed, and each minute in which it grew. It
+//! is kept by image in `traces/` of the state directory and, if the image came from a hub, put into the `outbox`. Local
 //! images get their models here, as they would on a hub.
 //!
-//! Only the first machine that runs an image on a mount shows what the image needs: what it touched is in the kernel's page
-//! cache, and the next one's touches of it are not seen. So a machine is traced if nothing of its image was touched before.
+//! Only the first machine that runs an image on a mount shows what the image needs: the kernel then has those pages in its
+//! cache, and a later machine's accesses to them are not seen. So a machine is traced only if nothing of its image was
+//! touched before.
 
 pub(crate) mod models;
 mod optimize;
@@ -32,27 +33,27 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Whose the traces and models of this host are, in the store.
+/// The owner of this host's traces and models in the store.
 pub(crate) const LOCAL: &str = "local";
 /// How often the traces of running machines are taken.
 const TAKE_EVERY: Duration = Duration::from_secs(60);
-/// How long no new trace of a local image must have come before it is trained.
+/// A local image is trained once no new trace of it has arrived for this long.
 const TRAINING_QUIET: Duration = Duration::from_secs(3);
-/// How long a user who asks a hub about traces waits.
+/// How long a user's question to a hub about traces may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Images of which traces are kept although they are not in the repository; the least recently run go.
+/// For how many images traces are kept although they are not in the repository; the least recently run are dropped.
 const FOREIGN_IMAGES_MAX: usize = 64;
-/// Chunks of an image that may have been touched before a machine's trace says what a run needs: loading a device state and
-/// looking at a boot sector touch some.
+/// How many chunks of an image may have been touched before a machine's trace no longer shows what a run needs: loading a
+/// device state and reading a boot sector touch some.
 pub(crate) const TOUCHED_BEFORE_MAX: u64 = 256;
 
-/// What is kept on this host.
+/// What is kept of traces on this host.
 struct Kept {
     /// Traces and models by image.
     pub store: Arc<TraceStore>,
     /// Makes models of local images.
     pub trainer: Trainer,
-    /// On their way to hubs.
+    /// Traces on their way to hubs.
     pub outbox: Outbox,
 }
 
@@ -72,13 +73,13 @@ impl Kept {
     }
 }
 
-/// See the module.
+/// The service that keeps traces.
 pub(crate) struct Traces {
     core: Arc<Core>,
     images: Arc<Images>,
     inventory: Arc<Inventory>,
     kept: Arc<Kept>,
-    /// Bytes of the compressed images that machines run, where they are known.
+    /// Sizes in bytes of the compressed images that machines run, if known.
     image_bytes: Mutex<HashMap<Hash, u64>>,
 }
 
@@ -93,7 +94,7 @@ impl ImageUser for Traces {
 }
 
 impl Traces {
-    /// Those that are kept in the state directory.
+    /// Opens the service with what is kept in the state directory.
     pub fn open(
         core: Arc<Core>,
         images: Arc<Images>,
@@ -111,7 +112,7 @@ impl Traces {
         Ok(traces)
     }
 
-    /// Bytes of a compressed image, where they are known.
+    /// Returns the size in bytes of a compressed image, if known.
     pub fn image_bytes(&self, image: &Hash) -> Option<u64> {
         self.image_bytes.lock().get(image).copied()
     }
@@ -121,13 +122,13 @@ impl Traces {
         self.kept.outbox.close();
     }
 
-    /// Starts the threads that take traces and send them.
+    /// Starts the threads that read traces and send them.
     pub(crate) fn start_tracing(self: &Arc<Self>) -> Result<(), NodeError> {
         let taken = Instant::now();
         self.core
             .threads
             .keep("trace-take", self, TAKE_EVERY, move |traces| {
-                // those of machines that have only begun say little
+                // traces of machines that have only just started show little
                 if taken.elapsed() < TAKE_EVERY {
                     return;
                 }
@@ -148,8 +149,8 @@ impl Traces {
         Ok(())
     }
 
-    /// Takes a machine's trace as it is now: keeps it, and puts it into the outbox if its image came from a hub. Trouble is
-    /// logged: a machine does not stop for it.
+    /// Reads a machine's trace as it is now, keeps it, and puts it into the outbox if its image came from a hub. Errors are
+    /// only logged: they must not keep a machine from stopping.
     pub(crate) fn take_trace(&self, entry: &Entry) {
         if let Err(error) = self.try_take_trace(entry) {
             tracing::warn!(machine = %entry.name, %error, "the machine's trace was not kept");
@@ -171,7 +172,7 @@ impl Traces {
         if length == taken {
             return Ok(());
         }
-        // more would be cut off anyway
+        // a longer trace would be cut off anyway
         let bytes = read_bounded(&path, TRACE_BYTES_MAX as u64).map_err(at(&shown))?;
         let manifest = self.images.manifest_of(&entry.dir, &record.image)?;
         let shape = Shape::of(record.image, &manifest);
@@ -196,7 +197,7 @@ impl Traces {
         Ok(())
     }
 
-    /// Keeps a trace on this host; tells whether it was there already.
+    /// Keeps a trace on this host; returns whether it was there already.
     fn keep(&self, shape: &Shape, trace: &[u8], train: bool) -> Result<bool, NodeError> {
         let now_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -212,7 +213,8 @@ impl Traces {
         Ok(added.known)
     }
 
-    /// Bounds what is kept of images that are not in the repository (those are removed with their traces).
+    /// Drops traces of images that are not in the repository if there are too many. (Traces of others are removed with the
+    /// image.)
     fn forget_foreign_traces(&self, new: &Hash) {
         let newest = |image: &Hash| {
             let traces = self.kept.store.traces(image, LOCAL).unwrap_or_default();
@@ -242,14 +244,14 @@ impl Traces {
         }
     }
 
-    /// The model that was made of an image's traces on this host.
+    /// Returns the model that was trained from an image's traces on this host.
     pub(crate) fn local_model(&self, image: &Hash) -> Option<Vec<u8>> {
         let method = floe_traces::Method::Floe.name();
         let model = self.kept.store.model(image, LOCAL, method).ok()??;
         std::fs::read(model.path).ok()
     }
 
-    /// Whose traces a user means: an image of this host, or one on a hub.
+    /// Returns whose traces a user means: those of an image of this host, or of one on a hub.
     fn whose(&self, of: &TracesRequest) -> Result<Whose, NodeError> {
         if is_address(&of.image) {
             let (token, ca) = (of.token.as_deref(), of.ca.as_deref());
@@ -268,7 +270,7 @@ impl Traces {
             });
         }
         let id = self.images.repo.resolve(&of.image).or_else(|error| {
-            // an image that was only run here, not pulled
+            // an image that was only run here, and not pulled
             let kept = self.kept.store.images().unwrap_or_default();
             let mut named = kept
                 .into_iter()
@@ -290,7 +292,7 @@ impl Traces {
         })
     }
 
-    /// The traces and models of an image.
+    /// Returns the traces and models of an image.
     pub fn list_traces(&self, of: &TracesRequest) -> Result<TraceList, NodeError> {
         let whose = self.whose(of)?;
         self.traces_of(&whose)
@@ -306,7 +308,7 @@ impl Traces {
         }
     }
 
-    /// A trace that is named by its hash or the beginning of it.
+    /// Returns a trace that is named by its hash or the beginning of it.
     fn trace(&self, whose: &Whose, name: &str) -> Result<(TraceEntry, Vec<u8>), NodeError> {
         let list = self.traces_of(whose)?;
         let mut named = list
@@ -349,7 +351,7 @@ impl Traces {
         Ok((entry, bytes))
     }
 
-    /// One trace.
+    /// Returns one trace.
     pub fn show_trace(&self, request: &TraceRequest) -> Result<TraceDetail, NodeError> {
         let whose = self.whose(&request.of)?;
         let (entry, bytes) = self.trace(&whose, &request.trace)?;
@@ -376,7 +378,7 @@ impl Traces {
         })
     }
 
-    /// Takes a trace from a file.
+    /// Reads a trace from a file and keeps it.
     pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, NodeError> {
         let from = absolute(&request.path)?;
         let bytes = read_bounded(&from, TRACE_BYTES_MAX as u64 + 1)
@@ -403,7 +405,7 @@ impl Traces {
     }
 }
 
-/// An image whose traces are meant.
+/// The image whose traces are meant.
 struct Whose {
     shape: Shape,
     manifest: Manifest,
@@ -421,7 +423,7 @@ fn absolute(path: &str) -> Result<PathBuf, NodeError> {
     ))
 }
 
-/// A trace that was checked, in figures.
+/// Returns a verified trace in figures.
 fn detail(entry: TraceEntry, bytes: &[u8], manifest: &Manifest) -> TraceDetail {
     let mut counts = vec![0u64; manifest.regions.len()];
     let parts = TRACE_PARTS.min(entry.summary.accesses as usize).max(1);

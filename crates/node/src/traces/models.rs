@@ -1,11 +1,11 @@
-//! Models on their way to the planner: fetched beside a start, never before it.
+//! Brings models to the planner: a model is fetched while a machine starts, and never delays the start.
 //!
-//! A run asks the hub that its image came from, while the mount, QEMU and the state are made ready, and hands the model over
-//! when both it and the image are there. What was fetched once is asked for by its hash. Without an answer, or with one that is
-//! no model of this image, the machine runs as if there were none.
+//! A run asks the hub that its image came from while the mount, QEMU and the state are made ready, and passes the model on
+//! once both it and the image are there. For a model that was fetched before, the hub is only asked whether it is still the
+//! same. Without an answer, or with one that is not a model of this image, the machine runs without a model.
 //!
-//! An image that nobody has run yet, but that was captured on one with a model, is run by that one's: most of what such a
-//! guest touches, and when, is its parent's.
+//! An image that nobody has run yet, but that was captured from one with a model, is run with that model: most of what such a
+//! guest touches, and when, is the same as for its parent.
 
 use crate::{
     files::{oldest_first, replace_file},
@@ -21,32 +21,32 @@ use floe_traces::{Method, Model};
 use parking_lot::Mutex;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-/// How long a hub may take to send a model. It is of use all the time, but most in the beginning.
+/// How long a hub may take to send a model. The model is useful at any time, but most in the beginning.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
-/// Images whose sizes are remembered.
+/// For how many images sizes are remembered.
 const SIZES_MAX: usize = 1024;
-/// How far back an image without a model looks for one among its ancestors: each costs a slow link a round trip.
+/// How many ancestors of an image without a model are asked for one: each takes a round trip over a slow link.
 const ANCESTORS_MAX: usize = 4;
-/// Fetched models that are kept; the oldest go.
+/// How many fetched models are kept; beyond that the oldest are deleted.
 const KEPT_MAX: usize = 64;
 
-/// A model and the image's handle, whichever comes first.
+/// Brings a model and the image's handle together, whichever comes first.
 #[derive(Clone, Default)]
 pub(crate) struct Coming(Arc<Mutex<Meeting>>);
 
 #[derive(Default)]
 enum Meeting {
-    /// Neither is here.
+    /// Neither is there.
     #[default]
     Nobody,
-    /// The model is here.
+    /// Only the model is there.
     Model(Arc<Model>),
     /// The image is on the mount.
     Image(ImageHandle),
 }
 
 impl Coming {
-    /// The image is on the mount now.
+    /// Notes that the image is on the mount now.
     pub fn image(&self, image: &ImageHandle) {
         let mut meeting = self.0.lock();
         match std::mem::take(&mut *meeting) {
@@ -65,7 +65,7 @@ impl Coming {
 }
 
 impl Traces {
-    /// Begins to fetch an image's model, and learns how large the image is.
+    /// Starts fetching an image's model, and finds out how large the image is.
     pub(crate) fn fetch_model(
         self: &Arc<Self>,
         image: Hash,
@@ -74,11 +74,11 @@ impl Traces {
         fetcher: Arc<Fetcher>,
     ) -> Coming {
         let coming = Coming::default();
-        let (node, to) = (self.clone(), coming.clone());
+        let (traces, to) = (self.clone(), coming.clone());
         let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
         let fetch = move || {
-            let found = match node.find_model(&image, hub.as_ref()) {
-                Ok(None) => node.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
+            let found = match traces.find_model(&image, hub.as_ref()) {
+                Ok(None) => traces.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
                 found => found.map(|model| model.map(|model| (model, image))),
             };
             match found {
@@ -93,7 +93,7 @@ impl Traces {
                 }
                 Ok(None) => {}
                 Err(why) => {
-                    node.core.tell(
+                    traces.core.tell(
                         Happened::ImageModel,
                         &image.short(),
                         format!("it runs without its model: {why}"),
@@ -101,7 +101,7 @@ impl Traces {
                 }
             }
             if hub.is_some() {
-                node.learn_size(image, &fetcher);
+                traces.learn_size(image, &fetcher);
             }
         };
         let thread = std::thread::Builder::new().name("model-fetch".into());
@@ -129,7 +129,7 @@ impl Traces {
         }
     }
 
-    /// Bytes of the compressed image, to tell how many of them were not needed.
+    /// Finds out the size of the compressed image, from which the bytes that were not needed are computed.
     fn learn_size(&self, image: Hash, fetcher: &Fetcher) {
         if let Ok(Some(layout)) = fetcher.source().layout(&image) {
             let bytes = layout.packs.iter().map(|pack| pack.file_bytes).sum();
@@ -141,7 +141,7 @@ impl Traces {
         }
     }
 
-    /// The model of an image, from its hub or made here; `None` if there is none. The error is for a human.
+    /// Returns an image's model, from its hub or made here; `None` if there is none. The error is for a human.
     fn find_model(&self, image: &Hash, hub: Option<&Destination>) -> Result<Option<Model>, String> {
         let fetched = match hub {
             Some(hub) => self.fetch_from(hub),
@@ -159,13 +159,13 @@ impl Traces {
         };
         let model = verified(&bytes, image);
         if model.is_err() {
-            // it must not be believed to be known the next time
+            // the damaged model must not be used the next time
             let _ = std::fs::remove_file(self.model_file(image));
         }
         model.map(Some)
     }
 
-    /// The model of the nearest ancestor that has one and the same layout, as this image's, and whose it was.
+    /// Returns the model of the nearest ancestor that has one and the same layout as this image, and that ancestor's id.
     fn inherited_model(
         &self,
         image: &Hash,
@@ -181,7 +181,7 @@ impl Traces {
             let ancestor = fetcher.source().manifest(&id);
             let ancestor = match ancestor {
                 Ok(manifest) => manifest,
-                // an ancestor that is gone, or nobody's business here, is no fault of this image
+                // an ancestor that is gone or not accessible is not an error of this image
                 Err(_) => break,
             };
             if let Some(model) = found {
@@ -214,11 +214,11 @@ impl Traces {
                 self.drop_old_models();
                 Ok(Some(bytes))
             }
-            // no model yet, or a server that knows of none
+            // there is no model yet, or the server does not know of models
             Err(TransferError::Refused {
                 status: 404 | 405, ..
             }) => Ok(None),
-            // one that was fetched before is better than none
+            // a model that was fetched before is better than none
             Err(error) => known.map_or(Err(error.to_string()), |bytes| Ok(Some(bytes))),
         }
     }
@@ -232,7 +232,7 @@ impl Traces {
     }
 }
 
-/// Whether everything that a model of `parent` speaks of is at the same place in `child`.
+/// Whether all regions that a model of `parent` refers to are in the same place in `child`.
 fn same_layout(model: &Model, parent: &Manifest, child: &Manifest) -> bool {
     let at = |manifest: &Manifest, number: u8| {
         let region = manifest.regions.get(usize::from(number));
@@ -244,7 +244,7 @@ fn same_layout(model: &Model, parent: &Manifest, child: &Manifest) -> bool {
     })
 }
 
-/// A model of this image, or why the bytes are none.
+/// Decodes a model of this image, or returns why the bytes are not one.
 pub(crate) fn verified(bytes: &[u8], image: &Hash) -> Result<Model, String> {
     let model = Model::decode(bytes).map_err(|error| error.to_string())?;
     if model.image() != *image {
@@ -259,7 +259,7 @@ mod tests {
     use floe_image::{Access, TraceHeader, TraceWriter};
     use floe_traces::learn;
 
-    /// A trace of two first touches, each of a region's chunk.
+    /// Returns a trace of two first accesses, each to a region's chunk.
     fn trace(image: Hash, touches: [(u8, u32); 2]) -> Vec<u8> {
         let header = TraceHeader {
             image,

@@ -1,9 +1,9 @@
-//! `floe image optimize`: an image's packs laid out by what its machines touch, so that what is used together comes with one
-//! range read of a directory, a web server or a bucket.
+//! `floe image optimize`: arranges an image's packs by what its machines touch, so that data that is used together arrives
+//! with one range read from a directory, a web server or a bucket.
 //!
-//! What is known of the image decides: traces that the user names, else those of this host's machines or the model that a hub
-//! made of its users' (whichever is of more traces), else the rehearsal of its capture. The model's clusters are the order
-//! ([`Model::lay_out`]), the repository does the rest ([`Repository::rearrange`]).
+//! The arrangement follows what is known of the image: traces that the user names, else those of this host's machines or the
+//! model that a hub made from its users' (whichever is made from more traces), else the rehearsal of its capture. The model's
+//! clusters determine the order ([`Model::lay_out`]), and the repository does the rest ([`Repository::rearrange`]).
 
 use crate::{
     error::{NodeError, at, refused, usage},
@@ -24,19 +24,19 @@ use floe_traces::{Method, Model, Shape, TRACE_BYTES_MAX, TRACES_MAX, TraceStore}
 use parking_lot::RwLockUpgradableReadGuard;
 use std::{collections::HashMap, path::Path, time::Duration};
 
-/// How often one who waits for others looks whether its client is still there.
+/// How often a wait for other operations checks whether the client is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long new traces may take to be learnt: several times what the most take.
+/// How long training with new traces may take: several times what most take.
 const TRAIN_PATIENCE: Duration = Duration::from_secs(120);
 
-/// A model and where it is from.
+/// A model and where it comes from.
 struct Known {
     model: Model,
     by: LaidOutBy,
 }
 
 impl Traces {
-    /// Lays an image out anew. A client that hangs up leaves it as it was.
+    /// Arranges an image's packs anew. If the client hangs up, they stay as they were.
     pub fn optimize(
         &self,
         request: &OptimizeRequest,
@@ -52,7 +52,7 @@ impl Traces {
         report.stage("learn")?;
         let clusters = clusters(&repo, &id, &known.model)?;
         let before = reads(&repo, &id, &clusters)?;
-        // Nothing is collected as garbage meanwhile, and no capture begins with packs that are about to go.
+        // meanwhile no garbage is collected, and no capture starts from packs that are about to be replaced
         let storing = loop {
             match self.images.storing.try_upgradable_read_for(LOOK_EVERY) {
                 Some(storing) => break storing,
@@ -101,7 +101,7 @@ impl Traces {
         })
     }
 
-    /// The image that a user means: a local one, or one in a directory.
+    /// Finds the image that a user means: a local one, or one in a directory.
     fn where_it_is(&self, image: &str) -> Result<(Repository, Hash), NodeError> {
         if !is_address(image) {
             return Ok((self.images.repo.clone(), self.images.repo.resolve(image)?));
@@ -118,7 +118,7 @@ impl Traces {
         Ok((repo, id))
     }
 
-    /// What is known of how machines use an image.
+    /// Returns what is known of how machines use an image.
     fn known_of(
         &self,
         repo: &Repository,
@@ -156,7 +156,7 @@ impl Traces {
         }
     }
 
-    /// The model of this host's traces, made now if there are new ones.
+    /// Returns the model from this host's traces; trains it first if there are new ones.
     fn trained(&self, id: &Hash) -> Result<Option<Model>, NodeError> {
         let store = &self.kept.store;
         let kept = store
@@ -196,7 +196,7 @@ impl Traces {
     }
 }
 
-/// A model of traces in files.
+/// Trains a model from traces in files.
 fn learn_from(files: &[String], shape: &Shape) -> Result<Model, NodeError> {
     if files.len() > TRACES_MAX {
         return Err(usage(
@@ -232,7 +232,7 @@ fn learn_from(files: &[String], shape: &Shape) -> Result<Model, NodeError> {
         })
 }
 
-/// What the rehearsal of an image's capture says. Its trace names the image that was captured first, without the trace.
+/// Returns what the rehearsal of an image's capture shows. Its trace names the image as first captured, without the trace.
 fn rehearsal(repo: &Repository, id: &Hash, manifest: &Manifest) -> Option<Model> {
     manifest.region(TRACE_REGION)?;
     let bytes = repo
@@ -243,7 +243,7 @@ fn rehearsal(repo: &Repository, id: &Hash, manifest: &Manifest) -> Option<Model>
         .then(|| train(Method::Floe, id, &[trace], &TrainOptions::default()))
 }
 
-/// What the model's clusters hold.
+/// Returns the chunks of the model's clusters.
 pub(crate) fn clusters(
     repo: &Repository,
     id: &Hash,
@@ -256,7 +256,7 @@ pub(crate) fn clusters(
     Ok(model.lay_out(|at| hash_of(at).unwrap_or(Hash::ZERO)))
 }
 
-/// What fetching each cluster costs of a server of plain files.
+/// Returns what it costs to fetch each cluster from a server of plain files.
 fn reads(repo: &Repository, id: &Hash, clusters: &[Vec<Hash>]) -> Result<RangeReads, NodeError> {
     let scope = repo.scope(id)?;
     let mut all = RangeReads::default();

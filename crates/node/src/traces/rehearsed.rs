@@ -1,4 +1,4 @@
-//! What an image's rehearsal touched, as its runs follow it.
+//! What an image's rehearsal touched: the image's runs prefetch it in the same order.
 
 use floe_image::{Manifest, TraceReader};
 use floe_mount::ImageHandle;
@@ -8,7 +8,7 @@ pub(crate) const TRACE_REGION: &str = "trace";
 /// Most accesses of a trace that a run follows, 256 MiB of chunks: an image's author can't make its users fetch without end.
 pub(crate) const FOLLOWED_MAX: usize = 65_536;
 
-/// Tells the mount what an image's rehearsal touched.
+/// Passes to the mount what an image's rehearsal touched.
 pub(crate) fn follow(image: &ImageHandle, manifest: &Manifest, trace: &[u8]) {
     for (region, chunks) in runs(manifest, trace) {
         if let Err(error) = image.expect(&region, chunks) {
@@ -17,7 +17,7 @@ pub(crate) fn follow(image: &ImageHandle, manifest: &Manifest, trace: &[u8]) {
     }
 }
 
-/// A trace as runs of accesses to one region, in the order of time.
+/// Splits a trace into runs of accesses to one region, in the order of time.
 fn runs(manifest: &Manifest, trace: &[u8]) -> Vec<(String, Vec<u64>)> {
     let reader = match TraceReader::new(trace) {
         Ok(reader) => reader,

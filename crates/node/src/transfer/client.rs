@@ -1,4 +1,4 @@
-//! The hub's interface as function calls, for everything but the hot reads (those are `floe-source`'s).
+//! The hub's interface as function calls, except for the hot reads (those are in `floe-source`).
 
 use super::{Cancel, Failed, NO_HUB, Passes, TransferError, retry};
 use bytes::Bytes;
@@ -15,43 +15,43 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time to connect.
+/// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for the answer's head after the request is sent: a commit walks the whole image first.
+/// How long the answer's head may take after the request is sent: a commit first reads the whole image.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time in which some bytes of a body must move.
+/// How long a body may stall.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest answer that is read: a list of images.
+/// Longest answer that is read, in bytes: a list of images.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Connections at a time: more than a push has packs under way.
+/// Most connections at a time: more than a push has packs under way.
 const CONNECTIONS_MAX: usize = 16;
 
-/// A hub, spoken to with one token. Cheap to clone; connections are kept and shared.
+/// A client of one hub with one token. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub struct HubClient {
     server: Arc<Server>,
     connections: Arc<Pool>,
     authorization: Option<Arc<str>>,
     cancel: Cancel,
-    /// Ask once, not again, and for so long at most.
+    /// If set, each request is tried only once, and takes at most this long.
     once: Option<Duration>,
 }
 
-/// A request, but for where it goes and who asks.
+/// A request, without the hub's address and token.
 struct Ask<'a> {
     method: &'a str,
     path: &'a str,
-    /// What is asked for, for errors.
+    /// What is asked for, for error messages.
     what: &'a str,
-    /// Nothing, for requests without one.
+    /// The body; empty for requests without one.
     body: Bytes,
-    /// The content that is here already; if it is still the same, the answer is empty.
+    /// Hash of the content that is here already; if the hub has the same, its answer is empty.
     seen: Option<&'a Hash>,
 }
 
 impl HubClient {
-    /// A client for the hub at `url` (http or https; `floe://` means https). `ca` is a PEM file to trust instead of
-    /// the system's authorities. Nothing is connected yet.
+    /// Returns a client for the hub at `url` (http or https; `floe://` means https). `ca` is a PEM file to trust instead of
+    /// the system's authorities. Does not connect yet.
     pub fn new(
         url: &str,
         token: Option<&str>,
@@ -61,7 +61,7 @@ impl HubClient {
         HubClient::build(url, token, ca, cancel, None)
     }
 
-    /// The same, but it asks once and takes no longer than `timeout` for a whole request: for what is not worth waiting.
+    /// Returns a client that tries each request once and takes at most `timeout` for it: for requests not worth waiting for.
     pub fn impatient(
         url: &str,
         token: Option<&str>,
@@ -102,12 +102,12 @@ impl HubClient {
         })
     }
 
-    /// The hub's URL.
+    /// Returns the hub's URL.
     pub fn url(&self) -> &str {
         self.server.shown()
     }
 
-    /// One request, tried again while that may help. `body` is empty for requests without one.
+    /// Sends a request, and repeats it while that may help. `body` is empty for requests without one.
     fn call(
         &self,
         method: &str,
@@ -125,8 +125,8 @@ impl HubClient {
         };
         let passes = |error: &TransferError| match error {
             TransferError::Unreachable { .. } => Passes::Often,
-            // A hub that restarts behind a proxy, or is asked too much, and what a proxy says for itself; a full disk does not
-            // pass by itself, nor does what a hub means.
+            // these may pass: a hub that restarts behind a proxy or is overloaded, and what a proxy answers by itself; a full
+            // disk and a refusal by the hub do not pass by themselves
             TransferError::Refused { status, code, .. } => match status {
                 408 | 500 | 502 | 503 | 504 => Passes::Often,
                 403 | 429 if code == NO_HUB => Passes::Often,
@@ -209,7 +209,7 @@ impl HubClient {
         request.body(ask.body.clone()).map_err(|e| no_request(&e))
     }
 
-    /// What an answer that is none of success means.
+    /// Converts an answer that is not a success to an error.
     fn refusal(&self, ask: &Ask<'_>, head: &Parts, bytes: &[u8]) -> Failed {
         let status = head.status.as_u16();
         let said = serde_json::from_slice::<ErrorBody>(bytes).unwrap_or_else(|_| ErrorBody {
@@ -256,7 +256,7 @@ impl HubClient {
         self.call(method, path, what, body.into(), &|_| ())
     }
 
-    /// Begins an upload or goes on with it.
+    /// Begins an upload or continues one.
     pub fn open_upload(&self, manifest: &[u8]) -> Result<UploadOpened, TransferError> {
         let answer = self.call(
             "POST",
@@ -268,7 +268,7 @@ impl HubClient {
         self.parse("an upload", &answer)
     }
 
-    /// Which of at most [`HAVE_ITEMS_MAX`] items need not be sent.
+    /// Returns for each of at most [`HAVE_ITEMS_MAX`] items whether the hub has it already.
     pub fn have(&self, upload: &str, items: &[(Kind, Hash)]) -> Result<Vec<bool>, TransferError> {
         assert!(items.len() <= HAVE_ITEMS_MAX, "the caller asks in parts");
         let mut body = Vec::with_capacity(items.len() * HAVE_QUESTION_BYTES);
@@ -295,7 +295,7 @@ impl HubClient {
             .collect())
     }
 
-    /// Sends a pack. `on_bytes` is told of bytes as they are handed to the connection, those of repeated tries included.
+    /// Sends a pack. `on_bytes` is called with the bytes handed to the connection, including those of repeated tries.
     pub fn put_pack(
         &self,
         upload: &str,
@@ -321,7 +321,7 @@ impl HubClient {
         self.parse(what, &answer)
     }
 
-    /// Drops an upload with what was sent for it.
+    /// Drops an upload and everything that was sent for it.
     pub fn cancel_upload(&self, upload: &str) -> Result<(), TransferError> {
         self.call(
             "DELETE",
@@ -333,14 +333,14 @@ impl HubClient {
         .map(drop)
     }
 
-    /// The images that the token may read.
+    /// Returns the images that the token may read.
     pub fn images(&self) -> Result<Vec<ImageEntry>, TransferError> {
         let answer = self.call("GET", "/v1/images", "its images", Bytes::new(), &|_| ())?;
         self.parse::<ImageList>("its images", &answer)
             .map(|list| list.images)
     }
 
-    /// The image that a name means.
+    /// Returns the image that a name refers to.
     pub fn resolve(&self, name: &str) -> Result<Hash, TransferError> {
         let what = format!("image {name}");
         let answer = self.call(
@@ -362,21 +362,21 @@ impl HubClient {
         self.parse(what, &answer)
     }
 
-    /// The traces of an image of the token's owner.
+    /// Returns the traces of an image of the token's owner.
     pub fn traces(&self, id: &Hash) -> Result<TraceList, TransferError> {
         let (path, what) = (format!("/v1/images/{id}/traces"), "an image's traces");
         let answer = self.call("GET", &path, what, Bytes::new(), &|_| ())?;
         self.parse(what, &answer)
     }
 
-    /// One trace of an image of the token's owner.
+    /// Returns one trace of an image of the token's owner.
     pub fn trace(&self, id: &Hash, trace: &Hash) -> Result<Vec<u8>, TransferError> {
         let path = format!("/v1/images/{id}/traces/{trace}");
         self.call("GET", &path, "a trace", Bytes::new(), &|_| ())
     }
 
-    /// The model of an image, asked for once. `seen` is the BLAKE3 of the one that is here; if it is still that one, the
-    /// answer is empty.
+    /// Returns the model of an image; asks only once. `seen` is the BLAKE3 hash of the model that is here; if the hub has the
+    /// same, the answer is empty.
     pub fn model(
         &self,
         id: &Hash,
@@ -429,7 +429,7 @@ impl HubClient {
         .map(drop)
     }
 
-    /// Shows an image to everybody, or to its owner alone.
+    /// Makes an image visible to everybody, or to its owner alone.
     pub fn set_visibility(&self, id: &Hash, public: bool) -> Result<(), TransferError> {
         let path = format!("/v1/images/{id}/visibility");
         self.send_json(

@@ -1,9 +1,9 @@
-//! From one directory of images to another: packs as they lie.
+//! Copies an image's packs unchanged from one directory of images to another.
 //!
-//! A pull takes items in the order of their addresses and packs them anew. Between directories that would undo how the packs
-//! were laid out, so those of which most is missing on the other side are copied whole first. They are noted like the
-//! packs of a pull that was cut off, and the pull that follows goes on with them and brings what is left. A pack that the image
-//! shares with images that are not of its lineage is not copied: what is theirs is not to be published along with it.
+//! A pull fetches items in the order of their addresses and packs them anew. Between directories that would undo how the
+//! packs were arranged, so packs that are mostly missing on the other side are copied whole first. They are noted like the
+//! packs of an interrupted pull, and the pull that follows continues with them and fetches the rest. A pack that also holds
+//! data of images outside this image's lineage is not copied, since that data must not be published along with it.
 
 use super::pull::Unfinished;
 use super::{Cancel, OnProgress, Progress, TransferError};
@@ -11,15 +11,15 @@ use floe_image::{Hash, Kind};
 use floe_store::Repository;
 use std::collections::HashSet;
 
-/// A pack is copied whole if at most one of so many of its items is there already: the rest of it is stored twice then.
+/// A pack is copied whole if at most one in this many of its items is there already; those items are then stored twice.
 const THERE_MAX: usize = 4;
 
 /// What [`copy_packs`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Bytes of the packs.
+    /// Bytes of the packs that were copied.
     pub bytes: u64,
-    /// Chunks in them that were not there before, each counted once.
+    /// How many chunks in them were not there before, each counted once.
     pub chunks: u64,
 }
 

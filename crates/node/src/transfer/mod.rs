@@ -1,8 +1,8 @@
 //! Moving whole images: [`push`](fn@push) to a hub, [`pull`](fn@pull) from any source.
 //!
-//! Both send or fetch only what the other side does not have, several packs or batches at a time, and go on where they
-//! stopped when they are called again. Both end soon after their [`Cancel`] switch is thrown, leaving what was moved so
-//! far for the next call. Nothing appears before it is complete and verified, on either side.
+//! Both move only what the other side does not have, several packs or batches at a time, and continue where they stopped when
+//! they are called again. Both end soon after their [`Cancel`] switch is thrown, and leave what was moved so far for the next
+//! call. On either side, nothing is visible before it is complete and verified.
 
 mod client;
 mod copy;
@@ -57,21 +57,21 @@ impl Cancel {
     }
 }
 
-/// How far a transfer is.
+/// How far a transfer has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Raw bytes whose place is settled: sent, fetched, or found to be there already.
+    /// Raw bytes that are done: sent, fetched, or found to be there already.
     pub done_bytes: u64,
     /// Raw bytes of the image's non-zero content.
     pub total_bytes: u64,
-    /// Bytes that crossed the network so far (of a push: of its packs).
+    /// Bytes that crossed the network so far (for a push: those of its packs).
     pub wire_bytes: u64,
 }
 
-/// Told how far a transfer is, from its threads, a few times for each pack.
+/// Called from a transfer's threads with its progress, a few times for each pack.
 pub type OnProgress<'a> = &'a (dyn Fn(Progress) + Sync);
 
-/// Counts what the threads of a transfer did, and tells it.
+/// Counts what the threads of a transfer did, and reports it.
 struct Meter<'a> {
     done: AtomicU64,
     wire: AtomicU64,
@@ -108,7 +108,7 @@ pub enum TransferError {
     /// The [`Cancel`] switch was thrown.
     #[error("cancelled; run the same command again to go on where it stopped")]
     Cancelled,
-    /// No usable answer from the hub, after several tries.
+    /// The hub gave no usable answer, after several tries.
     #[error(
         "cannot reach {url} for {what}: {reason}; check that the hub runs, then repeat: the transfer goes on where it stopped"
     )]
@@ -117,10 +117,10 @@ pub enum TransferError {
         url: String,
         /// What was asked for.
         what: String,
-        /// What the connection said.
+        /// The connection's error.
         reason: String,
     },
-    /// The hub says no, and why.
+    /// The hub refused, and said why.
     #[error("{url} refuses {what}: {message}; {fix}")]
     Refused {
         /// The hub.
@@ -129,40 +129,40 @@ pub enum TransferError {
         what: String,
         /// The HTTP status.
         status: u16,
-        /// The hub's word for programs.
+        /// The hub's code for programs.
         code: String,
         /// What is wrong.
         message: String,
-        /// The way out.
+        /// What the user can do.
         fix: String,
     },
-    /// An address, token or certificate that cannot be used.
+    /// An address, token or certificate cannot be used.
     #[error("{0}")]
     Options(String),
-    /// The source of a pull.
+    /// The source of a pull failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The local disk.
+    /// The local disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What the hub or source answered makes no sense.
+    /// The answer of a hub or source makes no sense.
     #[error("{url} answered {what} wrongly: {reason}; it may be of another version, or not a hub")]
     Protocol {
         /// The other side.
         url: String,
         /// What was asked for.
         what: String,
-        /// What does not fit.
+        /// What is wrong with the answer.
         reason: String,
     },
 }
 
 impl TransferError {
-    /// Whether repeating the transfer later may do, without any change.
+    /// Whether the transfer may succeed if it is simply repeated later.
     pub fn is_resumable(&self) -> bool {
         match self {
             TransferError::Cancelled | TransferError::Unreachable { .. } => true,
-            // What says 403 and is no hub stands between; a hub means it.
+            // a 403 that is not a hub's comes from something in between and may pass; a hub's does not
             TransferError::Refused { status, code, .. } => {
                 matches!(status, 408 | 429 | 500..) || (*status == 403 && code == NO_HUB)
             }
@@ -173,27 +173,27 @@ impl TransferError {
     }
 }
 
-/// The word for an answer that is no hub's.
+/// The code for an answer that does not come from a hub.
 const NO_HUB: &str = "no-hub";
-/// Tries of one request.
+/// How often one request is tried.
 const TRIES: u32 = 6;
 /// Longest wait between two tries, whatever the other side asks for.
 const WAIT_MAX: Duration = Duration::from_secs(15);
-/// Wait before the second try; doubled for each further one, times 0.5 to 1 by chance, so that a hundred hosts do not
-/// come back at once.
+/// Wait before the second try; doubled for each further one, and multiplied by a random 0.5 to 1, so that a hundred hosts do
+/// not come back at the same time.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
 /// Whether an error may pass by itself.
 enum Passes {
-    /// No.
+    /// It does not.
     Never,
-    /// Perhaps: it is worth one more try.
+    /// Perhaps: one more try is worth it.
     Once,
     /// It usually does.
     Often,
 }
 
-/// Why an attempt failed, and how long the other side wants to be left alone.
+/// Why an attempt failed, and how long to wait if the other side asked for that.
 struct Failed {
     error: TransferError,
     after: Option<Duration>,

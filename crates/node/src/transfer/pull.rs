@@ -1,7 +1,7 @@
-//! Pull: bring a whole image here, from any source, fetching only what is not here yet.
+//! Pull: copies a whole image here from any source, and fetches only what is not here yet.
 //!
-//! Into a repository, what comes is packed and kept from the first pack on: a journal beside the repository's other
-//! temporary files names the packs of an unfinished pull, so that the next one goes on with them.
+//! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
+//! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
 
 use super::{Cancel, Meter, OnProgress, Passes, TransferError, retry};
 use floe_image::{
@@ -18,30 +18,30 @@ use std::time::{Duration, Instant};
 
 /// zstd level of what is packed here.
 const LEVEL: i32 = 3;
-/// Chunks in one read: 1 MiB, so that a slow link still tells its progress and notices a cancellation.
+/// How many chunks one read asks for: 1 MiB, so that progress and cancellation work over a slow link, too.
 const CHUNKS_AT_A_TIME: usize = 256;
-/// Segments in one read: the same.
+/// How many segments one read asks for, for the same reason.
 const SEGMENTS_AT_A_TIME: usize = 32;
-/// Reads under way at a time.
+/// How many reads are under way at once.
 const CONNECTIONS: usize = 4;
-/// Longest time of one read: 1 MiB at 100 kbit/s.
+/// How long one read may take: 1 MiB at 100 kbit/s.
 const READ_DEADLINE: Duration = Duration::from_secs(120);
-/// A pack is closed before it can exceed what uploads may have.
+/// A pack is closed at this size, before it can exceed the limit of uploads.
 const PACK_BYTES: u64 = 7 << 20;
 
 /// Where a pull puts the image.
 #[derive(Clone, Copy)]
 pub enum Destination<'a> {
-    /// Published in a repository. What the cache has is taken from there.
+    /// Into a repository, where it is published. What the cache has is taken from there.
     Repository(&'a Repository, Option<&'a Cache>),
-    /// Its chunks and segments in a node's cache.
+    /// Its chunks and segments into a node's cache.
     Cache(&'a Cache),
 }
 
 /// How to pull.
 #[derive(Clone, Debug, Default)]
 pub struct PullOptions {
-    /// Reads under way at a time; 0 means 4.
+    /// How many reads are under way at once; 0 means 4.
     pub connections: usize,
     /// Ends the pull.
     pub cancel: Cancel,
@@ -54,9 +54,9 @@ pub struct PullReport {
     pub bytes_fetched: u64,
     /// Chunks that were fetched.
     pub chunks_fetched: u64,
-    /// Non-zero chunks, each counted once, that were here already.
+    /// How many non-zero chunks, each counted once, were here already.
     pub chunks_reused: u64,
-    /// From the first question to the end.
+    /// Duration from the first request to the end.
     pub seconds: f64,
 }
 
@@ -157,7 +157,7 @@ fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
 fn passes(error: &TransferError) -> Passes {
     match error {
         TransferError::Source(error) if error.is_retryable() => Passes::Often,
-        // A cache or proxy between may be wrong for a moment.
+        // a cache or proxy in between may be wrong for a moment
         TransferError::Source(SourceError::Missing { .. } | SourceError::Denied { .. }) => {
             Passes::Once
         }
@@ -176,7 +176,7 @@ struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Brings all items here; returns how many had to be fetched.
+    /// Makes sure that all items are here; returns how many had to be fetched.
     fn all(
         &self,
         items: &[(Kind, Hash)],
@@ -198,7 +198,7 @@ impl Fetch<'_> {
                     let count = self.part(part, &mut writer, meter, each)?;
                     fetched.fetch_add(count, Ordering::Relaxed);
                 }
-                // Also when another thread failed: what came is kept for the next try.
+                // done even if another thread failed: what arrived is kept for the next try
                 self.keep.close(&mut writer)
             };
             if let Err(error) = done() {
@@ -247,7 +247,7 @@ impl Fetch<'_> {
             Ok(self
                 .source
                 .read(self.image, &wants, &request, &mut |kind, hash, bytes| {
-                    // Neighbours may come along; only what was asked for is packed.
+                    // the source may send neighbours, too; only what was asked for is packed
                     if asked.contains(&hash) && got.insert(hash, bytes.to_vec()).is_none() {
                         each(kind, hash, bytes);
                         meter.add(bytes.len() as u64, bytes.len() as u64);
@@ -264,15 +264,15 @@ impl Fetch<'_> {
     }
 }
 
-/// Where items are looked for and put.
+/// Where items are looked up and stored.
 enum Keep<'a> {
     Packs(Unfinished<'a>),
     Cache(&'a Cache),
 }
 
 impl Keep<'_> {
-    /// The items that must be fetched. Those that are here in another form (in the cache) are put into `got`, to be
-    /// packed; `each` gets all that are here.
+    /// Returns the items that must be fetched. Those that are here in another form (in the cache) are put into `got`, to be
+    /// packed; `each` is called with all that are here.
     fn absent(
         &self,
         part: &[(Kind, Hash)],
@@ -299,7 +299,7 @@ impl Keep<'_> {
                         rest.push(*item)
                     }
                 }
-                // Chunks that are in packs already are not read: only segments tell what is below them.
+                // chunks that are in packs already are not read: only segments are needed, to find what is below them
                 held.retain(|(kind, _)| *kind == Kind::Segment);
                 if !held.is_empty() {
                     let scope = packs.repository.scope_of(&packs.local)?;
@@ -366,7 +366,7 @@ fn read_cached(cache: &Cache, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>
 pub(super) struct Unfinished<'a> {
     repository: &'a Repository,
     cache: Option<&'a Cache>,
-    /// Packs that were here when the pull began: of other images, and of an earlier try.
+    /// Packs that were here when the pull began: other images', and those of an earlier try.
     local: Layout,
     /// Packs of this try and of earlier ones.
     made: Mutex<Vec<PackRef>>,
@@ -431,7 +431,7 @@ impl<'a> Unfinished<'a> {
         Ok(())
     }
 
-    /// Takes the pack being written into the repository and notes it.
+    /// Moves the pack being written into the repository and notes it.
     fn close(&self, writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
         let Some(writer) = writer.take() else {
             return Ok(());
@@ -444,12 +444,12 @@ impl<'a> Unfinished<'a> {
         Ok(())
     }
 
-    /// Is the pack here, of another image or an earlier try?
+    /// Whether the pack is here, from another image or an earlier try.
     pub fn has(&self, pack: &PackRef) -> bool {
         self.local.packs.contains(pack)
     }
 
-    /// The packs that were here when the pull began.
+    /// Returns the packs that were here when the pull began.
     pub fn known(&self) -> &Layout {
         &self.local
     }
@@ -460,7 +460,7 @@ impl<'a> Unfinished<'a> {
         if made.iter().all(|other| other.id != pack.id) {
             made.push(pack);
         }
-        // The journal only saves work: if it cannot be written, the pull goes on.
+        // the journal only saves work: if it cannot be written, the pull continues
         let layout = Layout {
             packs: made.clone(),
         };

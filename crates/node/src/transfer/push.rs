@@ -1,7 +1,7 @@
-//! Push: ask what the hub lacks, send that in packs, publish.
+//! Push: asks what the hub lacks, sends that in packs, and publishes the image.
 //!
-//! A pack of which the hub lacks everything is sent as it lies on the disk; of others, the items that it lacks are
-//! packed anew. The hub remembers what it got, so a push that was cut off asks again and sends the rest.
+//! If the hub lacks everything in a pack, the pack is sent as it is on the disk; items missing from other packs are packed
+//! anew. The hub remembers what it received, so a push that was interrupted asks again and sends the rest.
 
 use super::{Cancel, HubClient, Meter, OnProgress, TransferError};
 use floe_api::hub::{CommitRequest, HAVE_ITEMS_MAX};
@@ -16,25 +16,25 @@ use std::time::Instant;
 
 /// zstd level of frames that are packed anew.
 const LEVEL: i32 = 3;
-/// Packs under way at a time: hides the time in which the hub checks one.
+/// How many packs are under way at once: this hides the time in which the hub checks one.
 const CONNECTIONS: usize = 4;
-/// How often an upload is begun again when the hub lost what it had promised (an image was removed meanwhile, or the
-/// upload expired).
+/// How often an upload is begun again if the hub lost data that it said it had (an image was removed meanwhile, or the upload
+/// expired).
 const ROUNDS: u32 = 4;
-/// What a pack needs beside its frames, for each item, at most: its hash, its frame's entry, and what zstd adds to what
-/// does not compress.
+/// Most bytes that a pack needs for each item beside its frames: its hash, its frame's entry, and what zstd adds to
+/// incompressible data.
 const ITEM_OVERHEAD_BYTES: u64 = 80;
 
 /// How to push.
 #[derive(Clone, Debug, Default)]
 pub struct PushOptions {
-    /// `name` or `name:tag` that shall point to the image at the hub.
+    /// `name` or `name:tag` that is to refer to the image at the hub.
     pub name: Option<String>,
-    /// Whether everybody may read it; as before if `None`, private for a new image.
+    /// Whether everybody may read it; `None` leaves that as it is, and makes a new image private.
     pub public: Option<bool>,
     /// A PEM file to trust instead of the system's authorities.
     pub ca: Option<PathBuf>,
-    /// Packs under way at a time; 0 means 4.
+    /// How many packs are under way at once; 0 means 4.
     pub connections: usize,
     /// Ends the push.
     pub cancel: Cancel,
@@ -47,9 +47,9 @@ pub struct PushReport {
     pub bytes_sent: u64,
     /// Chunks that were sent.
     pub chunks_sent: u64,
-    /// Non-zero chunks of the image, each counted once, that the hub had already.
+    /// How many non-zero chunks of the image, each counted once, the hub had already.
     pub chunks_reused: u64,
-    /// From the first question to the publication.
+    /// Duration from the first request to the publication.
     pub seconds: f64,
 }
 
@@ -62,7 +62,7 @@ enum Job {
         raw_bytes: u64,
         chunks: u64,
     },
-    /// Items that are packed first.
+    /// Items that must be packed first.
     Items(Vec<(Kind, Hash)>),
 }
 
@@ -70,7 +70,7 @@ enum Job {
 struct Content {
     /// Segments with their chunks.
     segments: Vec<(Hash, Vec<Hash>)>,
-    /// Chunks that the manifest names beside the segments.
+    /// Chunks that the manifest refers to directly, beside the segments.
     patched: Vec<Hash>,
     chunks: u64,
     raw_bytes: u64,
@@ -221,7 +221,7 @@ fn send_missing(
     }
 }
 
-/// The items that the hub lacks: whole segments first, then the chunks of those that it lacks.
+/// Returns the items that the hub lacks: asks about whole segments first, then about the chunks of those that it lacks.
 fn ask(
     client: &HubClient,
     upload: &str,
@@ -256,14 +256,14 @@ fn ask(
         .filter(|(id, _)| absent.contains(id))
         .flat_map(|(_, chunks)| chunks)
         .chain(&content.patched);
-    // A chunk is listed under its first segment only: if that is there, so is the chunk.
+    // a chunk is listed under its first segment only: if the hub has that, it has the chunk
     let mut missing = lacking(below.map(|hash| (Kind::Chunk, *hash)).collect())?;
     missing.extend(segments);
     Ok(missing)
 }
 
-/// Which pack files go as they are, and what is packed anew. Chunks go before segments, so that a segment that the hub
-/// has got is rarely incomplete when a push goes on.
+/// Decides which pack files are sent as they are, and which items are packed anew. Chunks go before segments, so that a
+/// segment that the hub has received is rarely incomplete when a push continues.
 fn plan(
     repository: &Repository,
     image: &Hash,
@@ -282,14 +282,14 @@ fn plan(
         let path = repository.pack_path(&pack.id);
         let items = match repository.pack_items(&pack) {
             Ok(items) => items,
-            // Items are then read one by one, and what is damaged is named there.
+            // items are then read one by one, and what is damaged is reported there
             Err(error) => {
                 tracing::debug!(pack = %pack.id, %error, "cannot send a pack as it is");
                 continue;
             }
         };
         if items.iter().all(|item| open.contains(item)) {
-            // A pack may hold an item twice; it counts once.
+            // a pack may hold an item twice; it counts once
             let (mut raw_bytes, mut chunks) = (0, 0);
             for (kind, hash) in items {
                 if open.remove(&(kind, hash)) {
@@ -322,7 +322,7 @@ fn plan(
     Ok(jobs)
 }
 
-/// Sends one job; returns its chunks and bytes.
+/// Sends one job; returns how many chunks and bytes that was.
 fn send(
     scope: &Scope,
     client: &HubClient,
@@ -365,7 +365,7 @@ fn send(
     Ok((chunks, sent))
 }
 
-/// Packs items anew. Neighbours in the old packs stay neighbours, so a frame holds what was accessed together.
+/// Packs items anew. Neighbours in the old packs stay neighbours, so a frame holds data that was used together.
 fn pack(scope: &Scope, items: &[(Kind, Hash)]) -> Result<(Hash, Vec<u8>), TransferError> {
     let in_memory = |e: io::Error| TransferError::Options(format!("cannot pack: {e}"));
     let mut writer = PackWriter::new(Vec::new()).map_err(in_memory)?;

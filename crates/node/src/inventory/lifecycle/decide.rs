@@ -1,11 +1,11 @@
-//! Why a machine's CPUs stand still, and what is to be done about it. No I/O and no clock: events go in, and [`Standing::next`] says
-//! what to do until disk, QEMU and reasons agree.
+//! Why a machine's CPUs stand still, and what is to be done about it. No I/O and no clock: events go in, and
+//! [`Standing::next`] returns the next action until disk, QEMU and reasons agree.
 //!
-//! Reasons are a set: the machine goes on when the last one is over, whichever came first. Two rules hold at every moment, so that
-//! a node that is killed leaves nothing standing that the next one does not know of:
+//! Reasons are a set: the machine goes on when the last one is over, whatever their order. Two rules hold at every moment, so
+//! that a killed node leaves no machine standing still for a reason that the next node does not know:
 //!
 //! - a reason is on the disk before QEMU is told to stop for it;
-//! - it is taken off the disk after QEMU was told to go on. (A guest that runs is not changed by being told to.)
+//! - it is removed from the disk after QEMU was told to go on. (Telling a guest that runs to go on changes nothing.)
 
 use crate::inventory::record::PauseReason;
 use std::collections::BTreeSet;
@@ -14,38 +14,38 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     reasons: BTreeSet<PauseReason>,
-    /// Those whose work stops the CPUs by itself, and lets them go on.
+    /// Reasons whose work stops the CPUs by itself and lets them go on.
     itself: BTreeSet<PauseReason>,
-    /// As the disk has them.
+    /// The reasons as they are on the disk.
     recorded: BTreeSet<PauseReason>,
-    /// Floe has told QEMU to stop, and not to go on since.
+    /// Whether floe has told QEMU to stop and not yet to go on.
     still: bool,
-    /// The user let it go on: it does not buffer again before the planner's episode is over.
+    /// Whether the user let the machine go on: it does not buffer again until the planner's episode is over.
     spared: bool,
 }
 
-/// What happens.
+/// What can happen to a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// There is a reason to stand still.
+    /// A reason to stand still begins.
     Begins(PauseReason),
-    /// There is one, and its work stops the CPUs by itself.
+    /// A reason begins whose work stops the CPUs by itself.
     BeginsItself(PauseReason),
     /// A reason is over. If its work has stopped the CPUs by itself, it has also let them go on.
     Ends(PauseReason),
-    /// The same of a work that has left them standing.
+    /// Such a reason is over, but its work has left the CPUs stopped.
     EndsStill(PauseReason),
-    /// The user lets it go on, whatever the reasons.
+    /// The user lets the machine go on, whatever the reasons.
     UserContinues,
-    /// What the planner wanted it to wait for is over.
+    /// The planner's wish to buffer is over.
     EpisodeEnds,
-    /// This node took it over; whether its CPUs stand still.
+    /// This node took the machine over. `still` is whether its CPUs stand still.
     Adopted { still: bool },
-    /// Its QEMU has ended, and its record says so.
+    /// Its QEMU has ended, and its record has no reasons any more.
     Ended,
 }
 
-/// What is to be done.
+/// What the caller is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Write these reasons to the disk.
@@ -57,7 +57,7 @@ pub(crate) enum Action {
 }
 
 impl Standing {
-    /// Of a machine whose record has these reasons.
+    /// Returns the state of a machine whose record has these reasons.
     pub fn recorded(reasons: BTreeSet<PauseReason>) -> Standing {
         Standing {
             reasons: reasons.clone(),
@@ -66,17 +66,17 @@ impl Standing {
         }
     }
 
-    /// Whether this is one of its reasons.
+    /// Whether this is one of the machine's reasons.
     pub fn is(&self, reason: PauseReason) -> bool {
         self.reasons.contains(&reason)
     }
 
-    /// Whether a wish to buffer is to be followed: not if the user has let the machine go on.
+    /// Whether the machine may begin to buffer: not if it buffers already, nor if the user has let it go on in this episode.
     pub fn may_buffer(&self) -> bool {
         !self.spared && !self.is(PauseReason::Buffering)
     }
 
-    /// Takes an event in. What is to be done then says [`Standing::next`].
+    /// Takes an event in. [`Standing::next`] then returns what is to be done.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::Begins(reason) => {
@@ -115,7 +115,7 @@ impl Standing {
         self.itself.remove(&reason);
     }
 
-    /// What is to be done next, if anything is.
+    /// Returns the next action, or `None` if disk, QEMU and reasons agree.
     pub fn next(&self) -> Option<Action> {
         let stop = self
             .reasons
@@ -132,7 +132,7 @@ impl Standing {
         }
     }
 
-    /// The action was carried out.
+    /// Notes that the action was carried out.
     pub fn done(&mut self, action: &Action) {
         match action {
             Action::Record(reasons) => self.recorded = reasons.clone(),
@@ -141,7 +141,7 @@ impl Standing {
         }
     }
 
-    /// QEMU could not be told to stop: the reason that was to stop it is none.
+    /// Takes back an event that could not be carried out: if it began a reason, that reason is removed.
     pub fn withdraw(&mut self, event: Event) {
         if let Event::Begins(reason) | Event::BeginsItself(reason) = event {
             self.ends(reason);
@@ -162,7 +162,7 @@ mod tests {
         PauseReason::DiskFull,
     ];
 
-    /// A machine with its disk and its QEMU.
+    /// A machine with its disk and its QEMU, for the tests.
     #[derive(Default)]
     struct World {
         standing: Standing,
@@ -243,7 +243,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: it stands still exactly while there is a reason, and disk and QEMU agree.
+        /// Whatever happens in whatever order, the machine stands still exactly while there is a reason, and disk and QEMU
+        /// agree.
         #[test]
         fn it_stands_still_while_there_is_a_reason_and_not_longer(
             events in prop::collection::vec(event(), 0..60), killed_after in 0..60usize,
@@ -251,7 +252,7 @@ mod tests {
             let mut world = World::default();
             for (at, event) in events.into_iter().enumerate() {
                 if event == Event::Ended {
-                    // another QEMU is started, whose record knows no reasons
+                    // another QEMU is started, and its record has no reasons
                     (world.still, world.disk) = (false, BTreeSet::new());
                 }
                 world.event(event);
@@ -268,7 +269,7 @@ mod tests {
             }
         }
 
-        /// A node that is killed between any two actions leaves a machine that the next one lets go on.
+        /// If a node is killed between any two actions, the next node can let the machine go on.
         #[test]
         fn a_node_killed_between_two_actions_leaves_nothing_standing(
             events in prop::collection::vec(event(), 1..20), after in 0..40usize,

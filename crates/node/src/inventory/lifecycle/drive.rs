@@ -1,7 +1,7 @@
-//! Carries out what `decide` says: reasons to the machine's record, words to its QEMU.
+//! Carries out what `decide` returns: writes reasons to the machine's record, and stops and continues its QEMU.
 //!
-//! Every pause goes through [`Entry::stand`]. A reason that was not taken out in time, because the node was killed or the disk is full,
-//! does no harm: the next node lets a machine go on whose reasons have all ended with the earlier node.
+//! Every pause goes through [`Entry::stand`]. A reason may stay in the record because the node was killed or the disk is
+//! full. That does no harm: if all of a machine's reasons ended with the earlier node, the next node lets the machine go on.
 
 use crate::{
     error::NodeError,
@@ -14,22 +14,22 @@ use crate::{
 use floe_machine::{Machine, Status};
 use std::sync::Arc;
 
-/// A pause for work of the node that stops the CPUs by itself. Dropping it ends the reason.
+/// A pause for work of the node that stops the CPUs by itself. Dropping this ends the reason.
 pub(crate) struct Paused<'a> {
     entry: &'a Entry,
     reason: Option<PauseReason>,
-    /// To be told to go on; `None` if the work itself has done that.
+    /// The QEMU that is told to go on when this is dropped; `None` if the work itself has done that.
     stands: Option<Arc<Machine>>,
 }
 
 impl Paused<'_> {
-    /// The work has left the guest standing: it goes on when this is dropped.
+    /// Notes that the work has left the guest stopped: it is told to go on when this is dropped.
     pub fn stands(mut self, vm: &Arc<Machine>) -> Self {
         self.stands = Some(vm.clone());
         self
     }
 
-    /// The machine has been ended.
+    /// Notes that the machine has been ended, so that nothing is done when this is dropped.
     pub fn ended(mut self) {
         self.reason = None;
     }
@@ -51,8 +51,8 @@ impl Drop for Paused<'_> {
 }
 
 impl Entry {
-    /// Takes an event in and does what follows from it, on the disk and in `vm`. After an error the machine stands still for the
-    /// reasons that it had before; what could not be done is done with the next event.
+    /// Takes an event in and carries out what follows from it, on the disk and in `vm`. After an error the reason that the
+    /// event began is withdrawn; any other action that failed is tried again with the next event.
     pub(crate) fn stand(&self, vm: Option<&Machine>, event: Event) -> Result<(), NodeError> {
         let mut standing = self.standing.lock();
         standing.handle(event);
@@ -63,7 +63,7 @@ impl Entry {
                 }
                 (Action::Stop, Some(vm)) => vm.stop().map_err(NodeError::from),
                 (Action::Continue, Some(vm)) => vm.cont().map_err(NodeError::from),
-                // there is no QEMU that could be told
+                // there is no QEMU to tell
                 (Action::Stop | Action::Continue, None) => Ok(()),
             };
             if let Err(error) = done {
@@ -75,7 +75,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Changes the record of a machine whose QEMU has ended, or is another one from now on: no reason for a pause is left.
+    /// Changes the record of a machine whose QEMU has ended or is replaced by another, and removes all reasons for a pause.
     pub(crate) fn update_anew(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
         let mut standing = self.standing.lock();
         self.update(|record| {
@@ -86,7 +86,8 @@ impl Entry {
         Ok(())
     }
 
-    /// Prepares work that stops a running guest and lets it go on by itself. The disk is waited for here, not in the pause.
+    /// Prepares for work that stops a running guest and lets it go on by itself. The record is written here, before the pause
+    /// begins.
     pub(crate) fn pausing(
         &self,
         vm: &Machine,

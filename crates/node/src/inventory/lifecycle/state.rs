@@ -1,31 +1,31 @@
-//! What is being done with a machine, and how it is shown. No I/O.
+//! Which operation a machine has, and which status it is shown with. No I/O.
 
 use crate::inventory::record::Wanted;
 use floe_api::MachineStatus;
 use std::fmt::{self, Display};
 
-/// What is being done with a machine. One thing at a time: whoever begins a second one is refused, or waits for a short one.
+/// An operation on a machine. A machine has one at a time: a second one is refused, or waits if the first is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// It is made and started.
+    /// It is created and started.
     Run,
-    /// It is started from its disks, or goes on.
+    /// It is started from its disks, or continued after a pause.
     Start,
     /// It is stopped.
     Stop,
-    /// Its state becomes an image.
+    /// Its state is saved as an image.
     Capture,
-    /// Its state becomes clones' state, or it is made as a clone.
+    /// Its state is copied for clones, or it is created as a clone.
     Fork,
-    /// A port is forwarded to it, or not any more.
+    /// A port forward is added or removed.
     Forward,
-    /// What it may take of its host is changed.
+    /// Its limits on this host's resources are changed.
     Limit,
     /// It is removed with its disks.
     Remove,
-    /// Its QEMU has ended by itself and is cleared away.
+    /// Its QEMU has ended by itself, and what is left of it is cleaned up.
     End,
-    /// A node that was started takes it over.
+    /// A node that has just started takes it over.
     Adopt,
     /// It is paused, because its parent's node does not answer.
     Pause,
@@ -34,7 +34,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Whether it is over in a moment and is nothing that a user asked for: another task waits for it.
+    /// Whether the task ends soon and was not requested by a user: other tasks then wait for it.
     pub fn is_short(self) -> bool {
         matches!(
             self,
@@ -42,7 +42,7 @@ impl Task {
         )
     }
 
-    /// Whether it only waits for the guest, which may stand still meanwhile for want of what it needs next.
+    /// Whether the machine may be paused for buffering during this task, which then waits for the guest only.
     pub fn allows_buffering(self) -> bool {
         matches!(self, Task::Run | Task::Start | Task::Forward | Task::Limit)
     }
@@ -70,7 +70,7 @@ impl Display for Task {
 /// What is known of a machine's QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Qemu {
-    /// There is none, or none that has answered this node.
+    /// There is none, or none has answered this node.
     None,
     /// Its CPUs stand still.
     Still,
@@ -78,7 +78,7 @@ pub(crate) enum Qemu {
     Runs,
 }
 
-/// How a machine is shown. `failed`: its QEMU ended badly. `buffering`: that is why it stands still.
+/// Returns the status that a machine is shown with. `failed`: its QEMU ended badly. `buffering`: it is paused for that.
 pub(crate) fn status(
     wanted: Wanted,
     qemu: Qemu,
