@@ -11,7 +11,7 @@
 //! 1. The machine could never fit, even alone ([`Ask::peak_bytes`]).
 //! 2. The sum of all promises would be more than the host has ([`Capacity`]).
 //! 3. Less is free at the moment ([`Sight`]), since other programs need memory, too. What was promised but is not used yet
-//! does not count as free.
+//!    does not count as free.
 
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
