@@ -59,7 +59,7 @@ impl Gate {
         self.0.began.elapsed()
     }
 
-    /// Waits for the next turn of `party`; returns `None` after [`WAIT_MAX`].
+    /// Waits for the next turn of `party`; returns `None` if it did not come within 60 s.
     pub async fn enter(&self, party: &Party) -> Option<Turn> {
         let mut place = Waiting {
             gate: self.clone(),

@@ -6,7 +6,7 @@
 //! change survive a killed process and a power cut.
 //!
 //! The question of every read request (who holds this image?) is answered from memory, as only this process changes images.
-//! Tokens may be created by another process (`floe hub token create`), so [`Catalogue::tokens_since`] looks for changes in
+//! Tokens may be created by another process (`floe hub token create`), so `Catalogue::tokens_since` looks for changes in
 //! the file.
 
 use super::quota::{Used, used};

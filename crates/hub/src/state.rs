@@ -400,7 +400,7 @@ pub(crate) async fn apart<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&hub)).await?
 }
 
-/// Searches for stale uploads every [`HOUSEKEEPING_INTERVAL`], until the runtime ends.
+/// Searches for stale uploads every `HOUSEKEEPING_INTERVAL`, until the runtime ends.
 pub(crate) async fn housekeeping(hub: Arc<Hub>) {
     let mut interval = tokio::time::interval(HOUSEKEEPING_INTERVAL.min(hub.limits.upload_expiry));
     let mut copied = std::time::Instant::now();
