@@ -420,6 +420,36 @@ fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_machine_whose_qemu_answers_no_node_can_be_stopped_and_started_from_its_disks() {
+    let mut node = TestNode::start();
+    boot_with_a_disk(&node);
+    write_to_disk(&node, "web", 2048, "before");
+    let pid = node.client().machine("web").unwrap().pid.unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    node.end(Signal::KILL);
+    node.start_again();
+    // what a start says to do
+    let start = || node.client().start("web", &StartRequest::default());
+    let refused = start().unwrap().finish(|_| ()).unwrap_err().to_api();
+    assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+    assert!(refused.fix.contains("floe stop --now web"), "{refused}");
+    let stop = StopRequest {
+        now: true,
+        ..Default::default()
+    };
+    let stopped = node.client().stop("web", &stop).unwrap();
+    assert_eq!(stopped.status, MachineStatus::Stopped, "{stopped:?}");
+    assert!(rustix::process::test_kill_process(pid).is_err());
+    let booted = || node.console("web").matches("floe-guest ready").count();
+    let before = booted();
+    finish(start().unwrap());
+    eventually("it boots", || booted() > before);
+    read_from_disk(&node, "web", 2048, "before");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_node_whose_log_takes_nothing_goes_on() {
     for hub in [false, true] {
         let mut node = TestNode::with(Setup {

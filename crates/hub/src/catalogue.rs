@@ -9,7 +9,7 @@
 //! Tokens may be created by another process (`floe hub token create`), so `Catalogue::tokens_since` looks for changes in
 //! the file.
 
-use super::quota::{Used, used};
+use super::quota::{Opened, Used, used};
 use super::{HubError, Quota};
 use floe_image::{Hash, PackRef};
 use parking_lot::{Mutex, RwLock};
@@ -93,16 +93,6 @@ pub(crate) struct Publication<'a> {
     pub upload: Option<&'a str>,
     /// What its owner may store, this image included.
     pub quota: Quota,
-}
-
-/// What came of the wish to begin an upload.
-pub(crate) enum Opened {
-    /// It has begun, or goes on.
-    Upload(Upload),
-    /// The owner has as many unfinished uploads as one may have.
-    TooMany,
-    /// The owner would have this, which is more than its quota.
-    BeyondQuota(Used),
 }
 
 /// An unfinished upload.

@@ -1,6 +1,6 @@
 //! Quotas: what a user may store, what the user stores, and the refusals.
 
-use super::catalogue::{Catalogue, Rows};
+use super::catalogue::{Catalogue, Rows, Upload};
 use super::error::{ApiError, ApiResult, HubError};
 use super::state::Hub;
 use super::{Quota, QuotaWish};
@@ -29,6 +29,16 @@ pub struct UserQuota {
     pub wish: QuotaWish,
     /// The quota in force: what was set, and the defaults for the rest.
     pub quota: Quota,
+}
+
+/// What came of the wish to begin an upload.
+pub(crate) enum Opened {
+    /// It has begun, or goes on.
+    Upload(Upload),
+    /// The owner has as many unfinished uploads as one may have.
+    TooMany,
+    /// The owner would have this, which is more than its quota.
+    BeyondQuota(Used),
 }
 
 impl QuotaWish {

@@ -6,10 +6,10 @@
 //! and packs that this upload has sent, so nobody can find out by it what others keep private.
 
 use super::access::Viewer;
-use super::catalogue::{Opened, Upload};
+use super::catalogue::Upload;
 use super::error::{ApiError, ApiResult};
 use super::publish::{self, Wish};
-use super::quota;
+use super::quota::{self, Opened};
 use super::shelf::{Scope, verify_pack};
 use super::state::{Hub, Remembered, blocking, blocking_long, write_durably};
 use super::wire::{collect_body, json, parse_id, parse_name};

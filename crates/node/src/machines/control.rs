@@ -157,7 +157,8 @@ impl Machines {
         }
     }
 
-    /// Stops a machine: asks the guest to power down, then ends QEMU. Its disks stay.
+    /// Stops a machine: asks the guest to power down, then ends QEMU. Its disks stay. A QEMU that an earlier node has left and that
+    /// answers nobody is ended at once.
     pub fn stop_machine(
         &self,
         name: &str,
@@ -165,22 +166,31 @@ impl Machines {
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Stop)?;
-        let vm = operation.vm()?;
+        let vm = match operation.vm() {
+            Err(_) if operation.waits_for_adoption() => None,
+            vm => Some(vm?),
+        };
         // a paused guest could not power down; a QEMU that doesn't answer is ended below
         let _ = operation.go_on_at_once();
         operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
-        if !request.now {
-            let timeout = Duration::from_secs(request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT));
-            // a guest that can't be asked (no ACPI, paused) is ended below
-            if vm.powerdown().is_ok() {
-                vm.wait_end(timeout);
+        match vm {
+            Some(vm) => {
+                let limit = request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT);
+                // a guest that can't be asked (no ACPI, paused) is ended below
+                if !request.now && vm.powerdown().is_ok() {
+                    vm.wait_end(Duration::from_secs(limit));
+                }
+                vm.quit(QUIT_WAIT)?;
             }
+            None => self.end_qemu(&operation),
         }
-        vm.quit(QUIT_WAIT)?;
-        drop(vm);
         self.traces.take_trace(&operation);
-        self.detach(&operation)?;
-        operation.update(|record| record.detail = "stopped on request".into())?;
+        let mut detail = "stopped on request".to_owned();
+        // a disk that failed has lost what it lost; the machine is stopped all the same
+        if let Err(error) = self.detach(&operation) {
+            detail = format!("{detail}; {}", error.to_api());
+        }
+        operation.update(|record| record.detail = detail)?;
         self.core.tell(Happened::MachineStopped, name, "on request");
         Ok(self.info_of(&operation))
     }

@@ -27,7 +27,7 @@ pub(crate) fn why_stopped(
         .map(|f| (f.disk.as_str(), lost(f)));
     match failed {
         Some((disk, Some(lost))) => format!(
-            "paused at {disk}: the host's disk failed and {lost}; put it right, then floe kill {name} and floe start \
+            "paused at {disk}: the host's disk failed and {lost}; put it right, then floe stop --now {name} and floe start \
              {name}: the guest starts as after a power cut, with all that it had flushed"
         ),
         Some((disk, None)) if !no_space => format!(

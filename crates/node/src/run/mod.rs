@@ -247,7 +247,7 @@ impl Runs {
             if self.machines.qemu_of(&operation).is_some() {
                 return Err(busy(
                     format!("machine {name} runs, but its QEMU does not answer this node yet"),
-                    format!("wait, or end it with floe kill {name} and start it then"),
+                    format!("wait, or end it with floe stop --now {name} and start it then"),
                 ));
             }
             self.machines.end_quietly(&operation);
