@@ -46,7 +46,7 @@ pub struct Found {
     pub manifest: Manifest,
     /// Where it comes from.
     pub origin: Origin,
-    /// The same, opened.
+    /// The fetcher for that origin.
     pub fetcher: Arc<Fetcher>,
     /// What QEMU loads, once it has been read. It is shared, since many machines may start from one image at the same time.
     pub loads: Arc<OnceLock<Loads>>,
@@ -94,7 +94,7 @@ pub struct Sources {
     registry: Registry,
     own_hub: Option<OwnHub>,
     providers: Vec<Box<dyn Provide>>,
-    /// By who is asked, as whom, and who is believed.
+    /// Fetchers in use, by the addresses asked and by the token and CA used for each.
     fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
 
