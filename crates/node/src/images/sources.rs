@@ -74,7 +74,7 @@ impl Found {
     }
 }
 
-/// A way in which images come to this node beside directories, hubs and buckets: forks' memory, and whatever else a service knows.
+/// An additional way in which images come to this node, beside directories, hubs and buckets: the memory of forks, for one.
 pub(crate) trait Provide: Send + Sync {
     /// The addresses at which others provide in this way, and how one is opened.
     fn scheme(&self) -> Scheme;
