@@ -11,11 +11,11 @@
 //! core  cluster  network      options, events, who else there is, networks of families
 //! images  views               repository, cache, mount
 //! inventory                   which machines there are, and the state of each
-//! traces                      what they touched, models made of it
+//! traces                      what machines touched, models made of that
 //! machines                    start, stop, restore, wait, notice an end
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
-//! serve  rest  web            putting it together, and answering
+//! serve  rest  web            putting the services together, and answering
 //! ```
 //! Calls block, and each runs on a thread; tokio is used only at the socket.
 
@@ -95,7 +95,7 @@ pub struct Node {
 
 /// Operations that concern several services.
 impl Node {
-    /// Returns what `floe status` and its like show: versions, paths and counts.
+    /// Returns the node's version and paths, and how many machines and images it has.
     pub fn info(&self) -> Result<NodeInfo, NodeError> {
         let core = &self.core;
         let accel_reason = match &core.accel {

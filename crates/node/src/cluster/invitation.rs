@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! floe1.FINGERPRINT.ID.SECRET
-//!       64 hex digits: SHA-256 of the CA's certificate, to which the stranger holds the other side
-//!                   16: by which the authority finds it
-//!                      32: 128 random bits, good once; the authority keeps their hash
+//!       64 hex digits: SHA-256 of the CA's certificate, with which the newcomer checks the other side
+//!                   16: by which the authority finds the invitation
+//!                      32: 128 random bits, valid once; the authority keeps their hash
 //! ```
 
 use floe_image::Hash;

@@ -289,7 +289,7 @@ impl Forks {
     }
 }
 
-/// Converts an error of this host: what it cannot do for one clone it cannot do for any.
+/// Converts an error of this host: after a refusal it takes no more clones, any other error concerns this clone only.
 fn fault_here(error: &NodeError) -> Fault {
     let error = error.to_api();
     match error.code {

@@ -3,8 +3,8 @@
 //! ```text
 //! stop, device state, freeze disks, copy pages, cont     the parent's pause, as a capture's
 //! hash on all cores -> manifest, tables                  `layer`: an image that is in memory
-//! n QEMUs on that image                                  `clones`, told by `decide` which one where
-//! pack, publish, put the parent's disks on it            `store`: later, if clones still need it, told by `when`
+//! n QEMUs on that image                                  `clones`; `decide` says which one runs where
+//! pack, publish, put the parent's disks on it            `store`: later, if clones still need it; `when` says when
 //! ```
 //! Pages that are free at the fork (zero, ballooned, reported) have no hash in the manifest, so nobody ever fetches them.
 //! That is what the paper achieves by changing the guest. Every clone gets a new machine-generation id from QEMU, from which

@@ -3,7 +3,7 @@
 //! ```text
 //! started -> session: hello, ready, place, placed        one thread for each machine with a port
 //!              '-> calls: ticket, clone, join, kill, exit on a thread each, counted
-//!                    '-> ledger: which ticket is good for what
+//!                    '-> ledger: what each ticket allows
 //! ```
 //! A clone whose parent had an agent begins without a network: its cable is unplugged before its first instruction, and
 //! plugged in once its guest reports that clock, random numbers, names and addresses are its own. A clone whose agent stays

@@ -46,7 +46,7 @@ pub struct Found {
     pub manifest: Manifest,
     /// Where it comes from.
     pub origin: Origin,
-    /// The same, opened.
+    /// The fetcher for that origin.
     pub fetcher: Arc<Fetcher>,
     /// What QEMU loads, once it has been read. It is shared, since many machines may start from one image at the same time.
     pub loads: Arc<OnceLock<Loads>>,
@@ -74,7 +74,7 @@ impl Found {
     }
 }
 
-/// A way in which images come to this node beside directories, hubs and buckets: forks' memory, and whatever else a service knows.
+/// An additional way in which images come to this node, beside directories, hubs and buckets: the memory of forks, for one.
 pub(crate) trait Provide: Send + Sync {
     /// The addresses at which others provide in this way, and how one is opened.
     fn scheme(&self) -> Scheme;
@@ -94,7 +94,7 @@ pub struct Sources {
     registry: Registry,
     own_hub: Option<OwnHub>,
     providers: Vec<Box<dyn Provide>>,
-    /// By who is asked, as whom, and who is believed.
+    /// Fetchers in use, by the addresses asked and by the token and CA used for each.
     fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
 

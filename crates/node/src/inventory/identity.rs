@@ -18,7 +18,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 pub(crate) struct GuestState {
     /// Whether an agent has answered since QEMU started.
     pub agent: bool,
-    /// When the machine's QEMU was entered in its record.
+    /// When this node got the machine's QEMU: when it started, or when it was taken over.
     pub since: Option<Instant>,
     /// Why the identity is not in place, if something went wrong.
     pub why: Option<String>,

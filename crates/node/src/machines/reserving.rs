@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Machines {
-    /// Reserves what a machine needs for its start. QEMUs that wait for other runs are ended if that frees enough.
+    /// Reserves what a machine needs for its start. While there is too little, QEMUs that wait for runs are ended.
     pub(crate) fn reserve_resources(
         &self,
         entry: &Operation,

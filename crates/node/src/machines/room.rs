@@ -75,7 +75,7 @@ impl Room {
         go_on
     }
 
-    /// Makes the next look return true again, because a machine could not go on.
+    /// Makes the next look return true again if there is space, because a machine could not go on.
     pub fn look_again(&mut self) {
         self.failed = true;
     }

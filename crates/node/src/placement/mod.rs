@@ -2,8 +2,8 @@
 //! decisions ... to suitable cluster management software via a plug-in architecture").
 //!
 //! ```text
-//! hosts tell their room -> request (a ticket: so many clones on this host, so many on that one)
-//!                          clones run   holds? asked now and then: a ticket that is taken away ends its clones
+//! hosts report room     -> request (a ticket: so many clones on this host, so many on that one)
+//!                          clones run   holds? asked now and then: the clones of a withdrawn ticket are ended
 //!                          clones ended release
 //! ```
 //! A ticket is what a request was granted; it may be for fewer clones than were asked for. Plug-ins do not handle the clones

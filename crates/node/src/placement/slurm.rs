@@ -3,7 +3,7 @@
 //!
 //! Slurm is asked through its own tools (`scontrol`, `salloc`, `scancel`). The output that is used here has stayed the same
 //! for fifteen years; the alternative, Slurm's REST daemon, is one more thing to run, with a version in each of its paths.
-//! The tools find their cluster through `SLURM_CONF`, and heed `SALLOC_PARTITION`, `SALLOC_ACCOUNT` and the like, as for
+//! The tools find their cluster through `SLURM_CONF`, and apply `SALLOC_PARTITION`, `SALLOC_ACCOUNT` and the like, as for
 //! everybody. Clones run in the node's processes and not in steps of the job: the allocation only reserves their room, and
 //! when Slurm ends it, `holds` becomes false and the clones are ended.
 

@@ -13,7 +13,7 @@
 //!   writes more, less memory is free, and that is checked as well.
 //!
 //! A reservation must fit twice: into the host's memory together with all other promises, and into what is free right now
-//! less what was promised but is not used yet. A machine whose RAM alone is more than the host has is always refused.
+//! less what was promised but is not used yet. A machine whose RAM alone is more than the host has is refused, too.
 //! `--overcommit` overrides all of this. [`ledger`] decides, [`host`] reads the host's figures.
 //!
 //! [`limits`] enforces the most that a machine may use, by its control group.

@@ -54,7 +54,7 @@ fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::
     })
 }
 
-/// Ends the node; machines go on unless told otherwise.
+/// Ends the node; machines go on unless the request says otherwise.
 #[utoipa::path(post, path = "/v1/shutdown", tag = "node", request_body = ShutdownRequest, responses((status = 200)))]
 pub async fn shutdown(State(node): Floe, Input(request): Input<ShutdownRequest>) -> Json<()> {
     node.core.ask_to_stop(request.stop_machines);

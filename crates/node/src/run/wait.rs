@@ -35,8 +35,8 @@ pub enum Waited {
     Nothing,
 }
 
-/// Waits as requested, at most for `timeout`. `console` is the directory of the console's log, and `console_before` the
-/// position in it from which output is new. `alive` is called now and then; its error ends the wait.
+/// Waits as requested, at most for `timeout`. `console` is the directory of the console's log; anything beyond its position
+/// `console_before` is new. `alive` is called now and then; its error ends the wait.
 pub fn wait(
     what: Wait,
     console: &Path,

@@ -5,8 +5,8 @@
 //! images get their models here, as they would on a hub.
 //!
 //! Only the first machine that runs an image on a mount shows what the image needs: the kernel then has those pages in its
-//! cache, and a later machine's accesses to them are not seen. So a machine is traced only if nothing of its image was
-//! touched before.
+//! cache, and a later machine's accesses to them are not seen. So a machine is traced only if almost nothing of its
+//! image was touched before.
 
 pub(crate) mod models;
 mod optimize;

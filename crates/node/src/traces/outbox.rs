@@ -24,7 +24,7 @@ use std::{
 const WAITING_MAX: usize = 256;
 /// Tries to send one trace in the life of a node.
 const TRIES_MAX: u32 = 5;
-/// Wait after the first try; four times as long after each further one (5 s to 20 min).
+/// Wait after the first try; four times as long after each further one (5 s to 5 min).
 const FIRST_WAIT: Duration = Duration::from_secs(5);
 /// How long one sending may take: the longest trace (5 MB) over a line of 1 Mbit/s.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -79,7 +79,7 @@ impl Destination {
     }
 }
 
-/// The files, and who waits for them.
+/// The files of waiting traces, and a signal for the thread that sends them.
 pub(crate) struct Outbox {
     dir: PathBuf,
     /// Set when something was put in.
