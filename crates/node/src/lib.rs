@@ -1,6 +1,6 @@
 //! The node: runs machines on one host and keeps their images, chunks and disks.
 //!
-//! One process owns a state directory ([`Home`]): the repository, the cache, the mount and the machines in it. It may die at
+//! One process owns a state directory ([`Home`](floe_api::paths::Home)): the repository, the cache, the mount and the machines in it. It may die at
 //! any time. The QEMU processes survive it: they map files of a mount whose descriptors a supervisor process holds, and the
 //! next node takes over mount and machines (`adopt`). Each machine is described by its [`record`] on the disk, which is all
 //! that the next node needs.
@@ -71,8 +71,8 @@ pub use serve::{NodeHandle, serve};
 use std::sync::Arc;
 
 /// A running node: its services. Each owns its state and may call the services above it in this list, to which it has
-/// handles. It reaches those below it only through what they have registered with it ([`images::ImageUser`],
-/// [`machines::Kin`]).
+/// handles. It reaches those below it only through what they have registered with it (`images::ImageUser`,
+/// `machines::Kin`).
 pub struct Node {
     pub(crate) core: Arc<core::Core>,
     /// The cluster that this node is a member of, if any.
