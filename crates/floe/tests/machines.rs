@@ -449,11 +449,15 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
     });
     let urls = hubs.each_ref().map(|hub| hub.url());
     let files = hubs.each_ref().map(|hub| hub.ca_file().unwrap().to_owned());
-    let mut there = TestNode::start();
+    // a read that no hub answers is an error and no wait without end
+    let mut there = TestNode::with(Setup {
+        args: vec!["--io-timeout".into(), "120".into()],
+        ..Default::default()
+    });
     let run = |home: &std::path::Path, [first, second]: [&std::path::Path; 2]| {
         std::process::Command::new(env!("CARGO_BIN_EXE_floe"))
             .args(["run", &format!("{}/tiny-live", urls[0]), "--name", "two"])
-            .args(["--source", &format!("{}/tiny-live", urls[1])])
+            .args(["--source", &format!("{}#tiny-live", urls[1])])
             .args(["--ca", &format!("{}={}", urls[0], first.display())])
             .args(["--ca", &format!("{}={}", urls[1], second.display())])
             .args(["--wait", "none"])
