@@ -457,7 +457,7 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
     let run = |home: &std::path::Path, [first, second]: [&std::path::Path; 2]| {
         std::process::Command::new(env!("CARGO_BIN_EXE_floe"))
             .args(["run", &format!("{}/tiny-live", urls[0]), "--name", "two"])
-            .args(["--source", &format!("{}#tiny-live", urls[1])])
+            .args(["--source", &format!("{}/tiny-live", urls[1])])
             .args(["--ca", &format!("{}={}", urls[0], first.display())])
             .args(["--ca", &format!("{}={}", urls[1], second.display())])
             .args(["--wait", "none"])

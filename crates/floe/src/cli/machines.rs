@@ -24,7 +24,7 @@ Example: from a local image
 Example: from a hub, fetching only what the machine touches
   floe run https://hub.example/debian-booted --name copy --wait port -p 8080:80
 Example: from two hubs at the same time, each with a certificate authority of its own
-  floe run https://one.example/debian-booted --source https://two.example#debian-booted \\
+  floe run https://one.example/debian-booted --source https://two.example/debian-booted \\
     --ca https://one.example=one.pem --ca https://two.example=two.pem
 Example: with a network for itself and its clones, from which they reach one web server
   floe run debian-booted --name web --network --allow 192.0.2.7:443
@@ -49,8 +49,8 @@ pub struct Run {
     /// A port of this host that is forwarded to the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
     #[arg(long = "publish", short, value_name = "PORTS")]
     publish: Vec<PortForward>,
-    /// Another place that has the image (repeatable), written as https://HUB#NAME: all are read from at the same time, and
-    /// replace each other if one fails
+    /// Another place that has the image (repeatable), such as https://hub.example/NAME: all are read from at the same time,
+    /// and replace each other if one fails
     #[arg(long, value_name = "ADDRESS")]
     source: Vec<String>,
     #[command(flatten)]

@@ -22,6 +22,8 @@ use std::{
 
 /// How long one batch of small regions (device state, its tables) may take: 1 MiB over 56 kbit/s.
 const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
+/// How long a further source may take to say whether it has an image.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
 pub const SMALL_REGION_MAX: u64 = 256 << 20;
 
@@ -173,13 +175,9 @@ impl Sources {
         let mut found: Option<Hash> = None;
         let mut trouble: Option<NodeError> = None;
         for text in std::iter::once(image).chain(more.iter().map(String::as_str)) {
-            // once the id is known, further sources are not asked and may even be down
+            // once the id is known, further sources may even be down
             if let Some(id) = found {
-                if let Some(way) =
-                    references(&format!("{}#{id}", text.split('#').next().unwrap_or(text)))?.first()
-                {
-                    origin.urls.push(way.base.clone());
-                }
+                origin.urls.push(self.base_of(text, &id, &origin)?);
                 continue;
             }
             match self.resolve(text, &origin) {
@@ -230,6 +228,29 @@ impl Sources {
             || usage(format!("{text:?} names no image"), ""),
             NodeError::from,
         ))
+    }
+
+    /// Returns the address of the source that `text` names, one more of an image whose id is known. Where the text can be read in several
+    /// ways (`https://two/team/web`: the image `team/web` of a hub, the image `web` of a static server's directory `team`, or a
+    /// directory `team/web` of one), it is the way in which the image is found, or the likeliest if nothing answers.
+    fn base_of(&self, text: &str, id: &Hash, origin: &Origin) -> Result<String, NodeError> {
+        let ways = references(text);
+        if text.contains('#') {
+            let mut ways = ways?;
+            return Ok(ways.swap_remove(0).base);
+        }
+        let ways = ways.into_iter().flatten().map(|way| way.base);
+        let whole = text.trim_end_matches('/').to_owned();
+        let mut ways: Vec<String> = ways.chain([whole]).collect();
+        let has_it = |base: &String| {
+            let source = self.ask_one(base, origin, ASK_TIMEOUT);
+            source.is_ok_and(|source| source.resolve(&id.to_string()).is_ok())
+        };
+        let found = match ways.len() {
+            1 => None,
+            _ => ways.iter().position(has_it),
+        };
+        Ok(ways.swap_remove(found.unwrap_or(0)))
     }
 
     /// One address of an image's, with the token and the certificate authorities for it.
