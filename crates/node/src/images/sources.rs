@@ -487,6 +487,28 @@ mod tests {
     }
 
     #[test]
+    fn a_further_source_is_what_its_address_says_also_while_it_is_down() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = sources_in(dir.path(), None);
+        // a port that refuses connections
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let base = |text: &str| {
+            let found = sources.base_of(text, &Hash::of(b"web"), &Origin::default());
+            found.unwrap()
+        };
+        assert_eq!(base(&at), at);
+        assert_eq!(base(&format!("{at}/web")), at, "an image of a hub");
+        assert_eq!(base(&format!("{at}/team/web:12")), at);
+        assert_eq!(
+            base(&format!("{at}/any/path#web")),
+            format!("{at}/any/path")
+        );
+        assert_eq!(base("s3://bucket/prefix/web"), "s3://bucket/prefix");
+    }
+
+    #[test]
     fn a_fetcher_is_shared_by_those_who_ask_the_same_as_the_same_and_believe_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let sources = sources_in(dir.path(), None);
