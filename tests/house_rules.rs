@@ -257,6 +257,37 @@ fn decisions_have_no_io_and_no_clock() {
     }
 }
 
+/// ARCHITECTURE.md, "Deliberately absent".
+#[test]
+fn what_is_deliberately_absent_is_absent() {
+    let absent: &[(&str, &[&str])] = &[
+        ("image", &["std::fs", "std::net", "File"]),
+        ("store", &["std::net", "tokio", "hyper", "http"]),
+        ("source", &["planner"]),
+        ("planner", &["Instant", "SystemTime", "async fn"]),
+        ("mount", &["qemu", "Qemu", "QEMU", "async fn", "tokio"]),
+        ("machine", &["blake3", "Hash::", "floe_store"]),
+    ];
+    for (room, words) in absent {
+        let folder = Path::new("crates").join(room).join("src");
+        let files = tracked(&["rs"]).into_iter();
+        let files: Vec<_> = files.filter(|file| file.starts_with(&folder)).collect();
+        assert!(!files.is_empty(), "crates/{room}");
+        for file in files {
+            let code = code(&read(&file));
+            let found = words.iter().find(|word| code.contains(**word));
+            assert_eq!(found, None, "{}", file.display());
+        }
+    }
+    let manifest = read("Cargo.toml");
+    let fuse = ["fuser", "fuse3", "polyfuse", "fuse-backend-rs"];
+    assert!(
+        !fuse
+            .iter()
+            .any(|name| manifest.contains(&format!("\n{name} =")))
+    );
+}
+
 /// What a file says outside of its tests and comments.
 fn code(text: &str) -> String {
     let tests = text.find("#[cfg(test)]\n").unwrap_or(text.len());

@@ -1,8 +1,8 @@
 //! The node: runs machines on one host and keeps their images, chunks and disks.
 //!
-//! One process owns a state directory ([`Home`](floe_api::paths::Home)): the repository, the cache, the mount and the machines in it. It may die at
-//! any time. The QEMU processes survive it: they map files of a mount whose descriptors a supervisor process holds, and the
-//! next node takes over mount and machines (`adopt`). Each machine is described by its [`record`] on the disk, which is all
+//! One process owns a state directory ([`Home`](floe_api::paths::Home)): the repository, the cache, the mount and the machines
+//! in it. It may die at any time. The QEMU processes survive it: they map files of a mount whose descriptors a supervisor
+//! process holds, and the next node takes over mount and machines (`adopt`). Each machine is described by its [`record`] on the disk, which is all
 //! that the next node needs.
 //!
 //! A node is its services, one folder or file each; [`Node`] lists them in the order in which they may call one another:
