@@ -22,25 +22,29 @@ impl Output {
         value: &T,
         human: impl FnOnce(&T) -> String,
     ) -> Result<(), CliError> {
-        if self.json {
-            let text = serde_json::to_string(value)
-                .map_err(|e| CliError::failed("cannot write the answer as JSON", e))?;
-            self.bytes((visible::json(&text) + "\n").as_bytes())
-        } else {
-            self.text(&human(value))
+        self.bytes(self.rendered(value, human)?.as_bytes())
+    }
+
+    /// As [`Output::value`], for a program that goes on whether anybody can read it or not: standard output may be a log on a
+    /// full disk, or a pipe that was closed.
+    pub fn announcement<T: Serialize>(self, value: &T, human: impl FnOnce(&T) -> String) {
+        if let Ok(text) = self.rendered(value, human) {
+            let mut out = io::stdout().lock();
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         }
     }
 
-    /// As [`Output::value`], for a program that goes on whether anybody can read it or not: standard output may be a log on a full disk,
-    /// or a pipe that was closed.
-    pub fn announcement<T: Serialize>(self, value: &T, human: impl FnOnce(&T) -> String) {
-        let text = match self.json {
-            true => serde_json::to_string(value).map(|text| visible::json(&text) + "\n"),
-            false => Ok(visible::text(&human(value))),
-        };
-        if let Ok(text) = text {
-            let mut out = io::stdout().lock();
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    fn rendered<T: Serialize>(
+        self,
+        value: &T,
+        human: impl FnOnce(&T) -> String,
+    ) -> Result<String, CliError> {
+        if self.json {
+            let text = serde_json::to_string(value)
+                .map_err(|e| CliError::failed("cannot write the answer as JSON", e))?;
+            Ok(visible::json(&text) + "\n")
+        } else {
+            Ok(visible::text(&human(value)))
         }
     }
 
