@@ -269,36 +269,37 @@ impl Inventory {
                 )
             })?;
         let (dir, record) = make(&name, number);
-        let entry = Arc::new(Entry {
-            name: name.clone(),
-            dir,
-            operation: Mutex::new(Some(what)),
-            idle: Condvar::new(),
-            writing: Mutex::default(),
-            pauses: Mutex::default(),
-            standing: Mutex::new(Standing::recorded(record.pauses.clone())),
-            state: RwLock::new(State::new(record)),
-            reserve: self.reserve.clone(),
-        });
+        let entry = self.entry(&name, dir, record, Some(what));
         entries.insert(name, entry.clone());
         Ok(Operation { entry })
     }
 
     /// Adds a machine that was found on the disk.
     pub fn insert(&self, name: MachineName, dir: PathBuf, record: Record) -> Arc<Entry> {
-        let entry = Arc::new(Entry {
+        let entry = self.entry(&name, dir, record, None);
+        self.entries.write().insert(name, entry.clone());
+        entry
+    }
+
+    /// Creates the entry of a machine, with the operation under way.
+    fn entry(
+        &self,
+        name: &MachineName,
+        dir: PathBuf,
+        record: Record,
+        operation: Option<Task>,
+    ) -> Arc<Entry> {
+        Arc::new(Entry {
             name: name.clone(),
             dir,
-            operation: Mutex::new(None),
+            operation: Mutex::new(operation),
             idle: Condvar::new(),
             writing: Mutex::default(),
             pauses: Mutex::default(),
             standing: Mutex::new(Standing::recorded(record.pauses.clone())),
             state: RwLock::new(State::new(record)),
             reserve: self.reserve.clone(),
-        });
-        self.entries.write().insert(name, entry.clone());
-        entry
+        })
     }
 
     /// Removes a machine from the list.
