@@ -2,7 +2,7 @@
 
 use crate::{
     error::{NodeError, usage},
-    images::address::{is_address, references},
+    images::address::{Reference, is_address, references},
     inventory::record::Origin,
 };
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
@@ -78,7 +78,7 @@ impl Found {
 
 /// An additional way in which images come to this node, beside directories, hubs and buckets: the memory of forks, for one.
 pub(crate) trait Provide: Send + Sync {
-    /// The addresses at which others provide in this way, and how one is opened.
+    /// The addresses at which others provide in this way, and how one is opened. Asked once.
     fn scheme(&self) -> Scheme;
 
     /// Returns a source for what is on this host: what this way provides here, then `repository`.
@@ -95,7 +95,8 @@ pub struct Sources {
     io_timeout: Option<Duration>,
     registry: Registry,
     own_hub: Option<OwnHub>,
-    providers: Vec<Box<dyn Provide>>,
+    /// By the kind of their schemes.
+    providers: Vec<(&'static str, Box<dyn Provide>)>,
     /// Fetchers in use, by the addresses asked and by the token and CA used for each.
     fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
@@ -111,16 +112,22 @@ impl Sources {
         own_hub: Option<OwnHub>,
         providers: Vec<Box<dyn Provide>>,
     ) -> Sources {
-        let standard = Registry::standard(floe_source::Options {
+        let mut registry = Registry::standard(floe_source::Options {
             index_dir: Some(index_dir),
             ..Default::default()
         });
-        let schemes = providers.iter().map(|provider| provider.scheme());
+        let enter = |provider: Box<dyn Provide>| {
+            let scheme = provider.scheme();
+            let kind = scheme.kind;
+            registry = registry.clone().with(scheme);
+            (kind, provider)
+        };
+        let providers = providers.into_iter().map(enter).collect();
         Sources {
             repo,
             cache,
             io_timeout,
-            registry: schemes.fold(standard, Registry::with),
+            registry,
             own_hub,
             providers,
             fetchers: Mutex::default(),
@@ -213,44 +220,37 @@ impl Sources {
     }
 
     fn resolve(&self, text: &str, origin: &Origin) -> Result<(String, Hash), NodeError> {
-        let mut first = None;
-        for way in references(text)? {
-            let source = self.registry.open(&self.place(&way.base, origin)?)?;
-            match source.resolve(&way.name) {
-                Ok(id) => return Ok((way.base, id)),
-                Err(error @ SourceError::Missing { .. }) => {
-                    first.get_or_insert(error);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(first.map_or_else(
-            || usage(format!("{text:?} names no image"), ""),
-            NodeError::from,
-        ))
+        let open = |base: &str| self.registry.open(&self.place(base, origin)?);
+        first_that_has(references(text)?, open).map_err(|error| {
+            error.map_or_else(
+                || usage(format!("{text:?} names no image"), ""),
+                NodeError::from,
+            )
+        })
     }
 
-    /// Returns the address of the source that `text` names, one more of an image whose id is known. Where the text can be read in several
-    /// ways (`https://two/team/web`: the image `team/web` of a hub, the image `web` of a static server's directory `team`, or a
-    /// directory `team/web` of one), it is the way in which the image is found, or the likeliest if nothing answers.
+    /// Returns the address of the source that `text` names, one more of an image whose id is known. Where the text can be read
+    /// in several ways (`https://two/team/web`: the image `team/web` of a hub, the image `web` of a static server's directory
+    /// `team`, or a directory `team/web` of one), it is the way in which the image is found, or the likeliest if nothing answers.
     fn base_of(&self, text: &str, id: &Hash, origin: &Origin) -> Result<String, NodeError> {
         let ways = references(text);
         if text.contains('#') {
-            let mut ways = ways?;
-            return Ok(ways.swap_remove(0).base);
+            return Ok(ways?.swap_remove(0).base);
         }
-        let ways = ways.into_iter().flatten().map(|way| way.base);
-        let whole = text.trim_end_matches('/').to_owned();
-        let mut ways: Vec<String> = ways.chain([whole]).collect();
-        let has_it = |base: &String| {
-            let source = self.ask_one(base, origin, ASK_TIMEOUT);
-            source.is_ok_and(|source| source.resolve(&id.to_string()).is_ok())
-        };
-        let found = match ways.len() {
-            1 => None,
-            _ => ways.iter().position(has_it),
-        };
-        Ok(ways.swap_remove(found.unwrap_or(0)))
+        let bases = ways.into_iter().flatten().map(|way| way.base);
+        let bases = bases.chain([text.trim_end_matches('/').to_owned()]);
+        let ways: Vec<Reference> = bases
+            .map(|base| Reference {
+                base,
+                name: id.to_string(),
+            })
+            .collect();
+        let likeliest = ways[0].base.clone();
+        if ways.len() == 1 {
+            return Ok(likeliest);
+        }
+        let open = |base: &str| self.ask_one(base, origin, ASK_TIMEOUT);
+        Ok(first_that_has(ways, open).map_or(likeliest, |(base, _)| base))
     }
 
     /// One address of an image's, with the token and the certificate authorities for it.
@@ -288,16 +288,17 @@ impl Sources {
         // this host is asked first, because a look into the repository takes microseconds
         let repository = floe_source::Directory::new(self.repo.clone());
         let here = self.providers.iter();
-        let here = here.fold(Arc::new(repository) as Arc<dyn Source>, |here, provider| {
-            provider.here(here)
-        });
+        let here = here.fold(
+            Arc::new(repository) as Arc<dyn Source>,
+            |here, (_, provider)| provider.here(here),
+        );
         let mut opened = vec![here];
         let mut whole: Vec<Arc<dyn Source>> = Vec::new();
         for place in &places {
             let source = Retry::new(self.registry.open(place)?, RetryOptions::default());
             let mut providers = self.providers.iter();
-            match providers.find(|provider| provider.scheme().kind == place.kind()) {
-                Some(provider) => opened.push(provider.elsewhere(Arc::new(source), origin)),
+            match providers.find(|(kind, _)| *kind == place.kind()) {
+                Some((_, provider)) => opened.push(provider.elsewhere(Arc::new(source), origin)),
                 None => whole.push(Arc::new(source)),
             }
         }
@@ -444,6 +445,25 @@ fn damaged(found: &Found, error: floe_image::FormatError) -> NodeError {
         reason: error.to_string(),
     }
     .into()
+}
+
+/// Asks one way after the other, until one has the image or fails. Returns that way's address and the image's id. The error is what
+/// failed, else what the first way said that lacks the image; `None` if there are no ways.
+fn first_that_has(
+    ways: Vec<Reference>,
+    open: impl Fn(&str) -> Result<Arc<dyn Source>, SourceError>,
+) -> Result<(String, Hash), Option<SourceError>> {
+    let mut first = None;
+    for way in ways {
+        match open(&way.base).and_then(|source| source.resolve(&way.name)) {
+            Ok(id) => return Ok((way.base, id)),
+            Err(error @ SourceError::Missing { .. }) => {
+                first.get_or_insert(error);
+            }
+            Err(error) => return Err(Some(error)),
+        }
+    }
+    Err(first)
 }
 
 #[cfg(test)]
