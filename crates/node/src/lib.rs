@@ -88,9 +88,9 @@ pub struct Node {
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,
     /// Listens to programs in guests until the node ends.
-    _guests: Arc<guest::Guests>,
+    pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.
-    _adoption: Arc<adopt::Adoption>,
+    pub(crate) adoption: Arc<adopt::Adoption>,
 }
 
 /// Operations that concern several services.

@@ -2,7 +2,7 @@
 
 use crate::files::PASSABLE_MODE;
 use crate::{
-    Node, NodeOptions,
+    MachineName, Node, NodeOptions,
     adopt::Adoption,
     capture::Captures,
     cluster,
@@ -11,7 +11,7 @@ use crate::{
     fork::{self, Forks},
     guest::Guests,
     helpers,
-    images::{Images, sources::Sources},
+    images::{Images, Wish, sources::Sources},
     inventory::Inventory,
     machines::{self, Machines},
     network, placement,
@@ -75,7 +75,10 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         mount.took_over(),
         page.map(Arc::new),
     );
-    let node = services(core, repo, cache, mount)?;
+    let (wishes, wished) = mpsc::channel();
+    let (arrivals, arrived) = mpsc::channel();
+    let node = services(core, repo, cache, mount, wishes, arrivals)?;
+    begin(&node, wished, arrived)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(REST_THREADS)
         .thread_name("node-rest")
@@ -226,12 +229,14 @@ fn end_jobs(node: &Node) {
     }
 }
 
-/// Creates the services, the lowest first, gives them what an earlier node left, and starts their threads.
+/// Creates the services, the lowest first. Nothing is done yet.
 fn services(
     core: Arc<Core>,
     repo: Repository,
     cache: Arc<Cache>,
     mount: Mount,
+    wishes: mpsc::Sender<Wish>,
+    arrivals: mpsc::Sender<MachineName>,
 ) -> Result<Arc<Node>, NodeError> {
     let home = &core.home;
     let cluster = Arc::new(cluster::Cluster::open(home)?);
@@ -246,12 +251,10 @@ fn services(
         core.options.own_hub.clone(),
         vec![Box::new(forked)],
     );
-    let (wishes, wished) = mpsc::channel();
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
     let views = Views::new(core.clone(), images.clone());
     let inventory = Arc::new(Inventory::new(core.reserve.clone()));
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
-    let (arrivals, arrived) = mpsc::channel();
     let machines = Machines::new(
         core.clone(),
         images.clone(),
@@ -298,35 +301,6 @@ fn services(
         machines: machines.clone(),
         forks: forks.clone(),
     });
-
-    images.tidy_tmp();
-    let found = forks.find_layers_again();
-    forks.find_lost_forks();
-    forks.open_groups_again();
-    let left = adoption.attach_machines();
-    views.adopt_views();
-    networks.tidy(|name| inventory.get(name).is_ok() || forks.is_away(name));
-    images.with_mount(|mount| {
-        mount.takeover_done();
-        Ok(())
-    })?;
-    machines.start_watching()?;
-    machines.start_buffering(wished)?;
-    guests.start_listening(arrived)?;
-    forks.start_watching_parents()?;
-    forks.start_watching_hosts()?;
-    forks.start_watching_tickets()?;
-    // a weak handle: a strong one would keep alive the service that the thread belongs to
-    let tunnels = Arc::downgrade(&networks);
-    cluster.start_keeping(&core.threads, move || {
-        if let Some(networks) = tunnels.upgrade() {
-            networks.open_tunnels();
-        }
-    })?;
-    traces.start_tracing()?;
-    traces.fetch_models_again();
-    forks.store_found(found);
-    adoption.take_over_machines(left);
     Ok(Arc::new(Node {
         core,
         cluster,
@@ -339,9 +313,48 @@ fn services(
         runs,
         captures,
         forks,
-        _guests: guests,
-        _adoption: adoption,
+        guests,
+        adoption,
     }))
+}
+
+/// Gives the services what an earlier node left, and starts their threads. `wished`: what the planner wishes of machines;
+/// `arrived`: machines whose QEMU has begun.
+fn begin(
+    node: &Node,
+    wished: mpsc::Receiver<Wish>,
+    arrived: mpsc::Receiver<MachineName>,
+) -> Result<(), NodeError> {
+    node.images.tidy_tmp();
+    let found = node.forks.find_layers_again();
+    node.forks.find_lost_forks();
+    node.forks.open_groups_again();
+    let left = node.adoption.attach_machines();
+    node.views.adopt_views();
+    node.networks
+        .tidy(|name| node.inventory.get(name).is_ok() || node.forks.is_away(name));
+    node.images.with_mount(|mount| {
+        mount.takeover_done();
+        Ok(())
+    })?;
+    node.machines.start_watching()?;
+    node.machines.start_buffering(wished)?;
+    node.guests.start_listening(arrived)?;
+    node.forks.start_watching_parents()?;
+    node.forks.start_watching_hosts()?;
+    node.forks.start_watching_tickets()?;
+    // a weak handle: a strong one would keep alive the service that the thread belongs to
+    let tunnels = Arc::downgrade(&node.networks);
+    node.cluster.start_keeping(&node.core.threads, move || {
+        if let Some(networks) = tunnels.upgrade() {
+            networks.open_tunnels();
+        }
+    })?;
+    node.traces.start_tracing()?;
+    node.traces.fetch_models_again();
+    node.forks.store_found(found);
+    node.adoption.take_over_machines(left);
+    Ok(())
 }
 
 /// Connects to the supervisor. Starts one if none runs, now and whenever the supervisor has ended.
