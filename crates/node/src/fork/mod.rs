@@ -403,10 +403,7 @@ impl Forks {
         if !manifest.config.labels.contains_key(FORK_LABEL) || tagged.unwrap_or(true) {
             return;
         }
-        self.machines.drop_standby(id);
-        self.images.forget_image(id);
-        let removed = self.images.repo.remove(id).map_err(NodeError::from);
-        match removed.and_then(|()| self.images.collect_garbage()) {
+        match self.images.discard(id) {
             Ok(bytes) => tracing::info!(image = id.short(), bytes, "a fork's image is gone"),
             Err(error) => tracing::warn!(image = id.short(), %error, "a fork's image stays"),
         }

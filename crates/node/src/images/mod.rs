@@ -344,10 +344,7 @@ impl Images {
                 "remove that first; a fork lets go of it by itself within minutes",
             ));
         }
-        self.repo.remove(&id)?;
-        self.drop_kept(&id);
-        self.forget_image(&id);
-        let freed_bytes = self.collect_garbage()?;
+        let freed_bytes = self.discard(&id)?;
         self.core
             .tell(Happened::ImageRemoved, &id.short(), String::new());
         Ok(FreedReport {
@@ -356,8 +353,17 @@ impl Images {
         })
     }
 
+    /// Removes an image that nothing uses, what is kept for it, and the packs that only it needed. Returns how many bytes of packs
+    /// that freed.
+    pub(crate) fn discard(&self, id: &Hash) -> Result<u64, NodeError> {
+        self.repo.remove(id)?;
+        self.drop_kept(id);
+        self.forget_image(id);
+        self.collect_garbage()
+    }
+
     /// Removes packs that no image needs. Returns how many bytes that freed.
-    pub(crate) fn collect_garbage(&self) -> Result<u64, NodeError> {
+    fn collect_garbage(&self) -> Result<u64, NodeError> {
         let alone = self.storing.try_write();
         let min_age = if alone.is_some() {
             Duration::ZERO

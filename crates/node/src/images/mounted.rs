@@ -13,7 +13,9 @@ use std::{
 /// A service that uses images. It is asked before an image is removed from the mount or the repository.
 pub(crate) trait ImageUser: Send + Sync {
     /// Returns in words what uses an image; `None` if nothing of this service does.
-    fn user_of(&self, image: &Hash) -> Option<String>;
+    fn user_of(&self, _image: &Hash) -> Option<String> {
+        None
+    }
 
     /// Returns the images that garbage collection must keep.
     fn images(&self) -> Vec<Hash> {

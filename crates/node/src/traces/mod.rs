@@ -84,10 +84,6 @@ pub(crate) struct Traces {
 }
 
 impl ImageUser for Traces {
-    fn user_of(&self, _image: &Hash) -> Option<String> {
-        None
-    }
-
     fn removed(&self, image: &Hash) {
         self.forget_traces(image);
     }
