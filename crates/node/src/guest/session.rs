@@ -206,7 +206,7 @@ fn heard(
             if version == 0 {
                 return Ok(());
             }
-            entry.state.write().guest.agent = true;
+            entry.agent_answers();
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }

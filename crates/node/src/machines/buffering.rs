@@ -5,16 +5,9 @@
 //! go on for the rest of the episode, and a stop or a capture ends the pause first. The reason is kept on the disk
 //! (`lifecycle`), so that a node that starts after a crash lets the machine go on.
 
-use crate::{
-    error::NodeError,
-    files::save_pauses,
-    images::Wish,
-    inventory::{Entry, Pauses, lifecycle::Event, now_us, record::PauseReason},
-    machines::Machines,
-};
-use floe_api::{Buffering, MachineStatus, StreamInfo};
+use crate::{error::NodeError, images::Wish, inventory::Entry, machines::Machines};
+use floe_api::{MachineStatus, StreamInfo};
 use floe_image::Hash;
-use floe_machine::Status;
 use std::{
     collections::HashMap,
     sync::{Arc, mpsc},
@@ -26,79 +19,6 @@ const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// After so many consecutive looks at which the planner waits for nothing, a pause ends without the planner's word: a lost
 /// message must not keep a machine paused.
 const FORGOTTEN_AFTER: u32 = 20;
-
-impl Entry {
-    /// Returns when it was paused for buffering: begin and end of each pause, in microseconds of Unix time.
-    pub fn pauses(&self) -> Vec<(u64, u64)> {
-        self.pauses.lock().all(now_us())
-    }
-
-    /// Returns what it waits for, if it is paused for buffering.
-    pub fn buffering(&self) -> Option<Buffering> {
-        self.pauses.lock().buffering()
-    }
-
-    /// Whether it is paused for buffering, or such a pause is just beginning or ending.
-    pub fn stands_still(&self) -> bool {
-        let pauses = self.pauses.try_lock();
-        pauses.is_none_or(|pauses| pauses.since_us.is_some())
-    }
-
-    /// Whether the planner of its image waits for chunks.
-    fn planner_buffers(&self) -> bool {
-        let image = self.state.read().images.first().cloned();
-        image.is_some_and(|image| image.progress().buffering.is_some())
-    }
-
-    /// Does what the planner wishes. Returns false if it must be tried again.
-    fn follow(&self, wish: &Wish) -> Result<bool, NodeError> {
-        let mut pauses = self.pauses.lock();
-        pauses.buffering = wish.buffering;
-        if !wish.pause {
-            return self.end(&mut pauses, Event::EpisodeEnds).map(|()| true);
-        }
-        if !self.standing.lock().may_buffer() {
-            return Ok(true);
-        }
-        // held while QEMU is told to stop, so that no operation of the user begins in between
-        let operation = self.operation.lock();
-        if operation.is_some_and(|task| !task.allows_buffering()) {
-            return Ok(false);
-        }
-        let Some(vm) = self.state.read().vm.clone() else {
-            return Ok(false);
-        };
-        if vm.status()? != Status::Running {
-            return Ok(false);
-        }
-        self.stand(Some(&vm), Event::Begins(PauseReason::Buffering))?;
-        pauses.since_us = Some(now_us());
-        Ok(true)
-    }
-
-    /// Ends the pause for buffering, if there is one.
-    fn end(&self, pauses: &mut Pauses, event: Event) -> Result<(), NodeError> {
-        let vm = self.state.read().vm.clone();
-        self.stand(vm.as_deref(), event)?;
-        if pauses.since_us.is_none() {
-            return Ok(());
-        }
-        pauses.end(now_us());
-        save_pauses(&self.dir, &pauses.over)
-    }
-
-    /// Ends the pause for buffering because an operation follows; the machine may buffer again after that.
-    pub fn stop_buffering(&self) -> Result<(), NodeError> {
-        let mut pauses = self.pauses.lock();
-        self.end(&mut pauses, Event::Ends(PauseReason::Buffering))
-    }
-
-    /// Lets the machine go on because its user wants that, whatever it was waiting for.
-    pub fn go_on_at_once(&self) -> Result<(), NodeError> {
-        let mut pauses = self.pauses.lock();
-        self.end(&mut pauses, Event::UserContinues)
-    }
-}
 
 impl Machines {
     /// Starts the thread that pauses machines for buffering.
@@ -124,7 +44,7 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let state: MachineStatus = self.info_of(&entry).status;
         let (id, image, disks, fetcher, before) = {
-            let state = entry.state.read();
+            let state = entry.state();
             (
                 state.record.image,
                 state.images.first().cloned(),
@@ -141,7 +61,7 @@ impl Machines {
         let link = fetcher.map(|fetcher| fetcher.link()).unwrap_or_default();
         let fetched_bytes = link.wire_bytes.saturating_sub(before);
         let waited = disks.map(|disks| disks.stats()).unwrap_or_default();
-        let (pauses, paused_s) = entry.pauses.lock().sum(now_us());
+        let (pauses, paused_s) = entry.paused_for_buffering();
         let image_bytes = self.traces.image_bytes(&id).unwrap_or(0);
         let (touched, misses) = (touches.touched_chunks, touches.missed_chunks);
         let fetched = touched + progress.unused;
@@ -191,7 +111,7 @@ impl Followed {
                 .filter(|entry| entry.record().image == wish.image)
                 .collect();
             let count = forgotten.entry(wish.image).or_default();
-            *count = if entries.iter().any(|entry| entry.planner_buffers()) {
+            *count = if entries.iter().any(|entry| planner_buffers(entry)) {
                 0
             } else {
                 *count + 1
@@ -201,7 +121,7 @@ impl Followed {
             }
             let mut met = true;
             for entry in entries {
-                match entry.follow(wish) {
+                match entry.follow_planner(wish.pause, wish.buffering) {
                     Ok(done) => met &= done,
                     Err(error) => {
                         met = false;
@@ -214,4 +134,10 @@ impl Followed {
         });
         forgotten.retain(|image, _| unmet.contains_key(image));
     }
+}
+
+/// Whether the planner of a machine's image waits for chunks.
+fn planner_buffers(entry: &Entry) -> bool {
+    let image = entry.state().images.first().cloned();
+    image.is_some_and(|image| image.progress().buffering.is_some())
 }
