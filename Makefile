@@ -17,7 +17,7 @@ CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
 EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
-.PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface lab completions clean
+.PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
 
 help: ## Show this list
@@ -117,6 +117,10 @@ test: deps ## Everything that must hold: format, lints, docs, unit, property, sy
 
 flaky: deps web guest-tiny guest-mpi ## Run the tests ten times beside a load on every core, to find those that fail now and then
 	@FLOE_GUESTS=$(GUESTS) scripts/flaky
+
+kvm-check: build guest-tiny guest-mpi guest-debian guest-apps ## On a host with a working KVM: run the system tests under it, and measure
+	@$(CARGO) build --release --locked -p floe-lab
+	@scripts/kvm-check $(GUESTS)
 
 lab: build guest-debian guest-tiny guest-apps guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
