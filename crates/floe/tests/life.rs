@@ -83,7 +83,13 @@ fn what_a_user_paused_stands_still_until_he_resumes_it_even_under_another_node()
     let stopped = ends(floe(&node, &["stop", "--now", "web"]));
     assert!(stopped.status.success(), "{}", said(&stopped));
     let refused = ends(floe(&node, &["pause", "web"]));
-    assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    let misspelt = ends(floe(&node, &["pause", "wbe"]));
+    assert!(
+        said(&misspelt).contains("did you mean web?"),
+        "{}",
+        said(&misspelt)
+    );
 }
 
 #[test]

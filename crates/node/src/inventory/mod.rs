@@ -21,6 +21,7 @@ use crate::{
         lifecycle::{Life, OnDisk, Phase, Task, Tell},
         record::{Record, Wanted},
     },
+    names::similar,
     reserve::Reserve,
 };
 use floe_api::PauseReason;
@@ -254,11 +255,15 @@ impl Inventory {
         let parsed: MachineName = name
             .parse()
             .map_err(|error: crate::NameError| crate::error::usage(error.to_string(), ""))?;
-        self.entries
-            .read()
-            .get(&parsed)
-            .cloned()
-            .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps`"))
+        let entries = self.entries.read();
+        entries.get(&parsed).cloned().ok_or_else(|| {
+            let near = similar(name, entries.keys().map(MachineName::as_str));
+            let fix = near.map_or_else(
+                || "see `floe ps`".to_owned(),
+                |near| format!("did you mean {near}? `floe ps` lists all"),
+            );
+            not_found(format!("there is no machine {name}"), fix)
+        })
     }
 
     /// Returns the user ids of all machines.

@@ -3,7 +3,10 @@
 use super::Machines;
 use crate::{
     error::{NodeError, busy, refused},
-    inventory::lifecycle::{Event, Task},
+    inventory::{
+        Operation,
+        lifecycle::{Event, Task},
+    },
 };
 use floe_api::{MachineInfo, PauseReason};
 
@@ -18,7 +21,7 @@ impl Machines {
                 "try again in a moment",
             ));
         }
-        operation.vm()?;
+        check_runs(&operation)?;
         operation.drive(Event::Begins(PauseReason::User))?;
         Ok(self.info_of(&operation))
     }
@@ -28,7 +31,7 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Continue)?;
         if !operation.waits_for_adoption() {
-            operation.vm()?;
+            check_runs(&operation)?;
         }
         let why = "its user resumed it".to_owned();
         if operation.drive(Event::Over(PauseReason::User, why))? {
@@ -49,5 +52,16 @@ impl Machines {
             ),
             format!("floe ps {name} says more"),
         ))
+    }
+}
+
+/// Returns an error if a machine has no QEMU.
+fn check_runs(operation: &Operation) -> Result<(), NodeError> {
+    match operation.state().vm {
+        Some(_) => Ok(()),
+        None => Err(refused(
+            format!("machine {} is not running", operation.name),
+            format!("floe start {}", operation.name),
+        )),
     }
 }

@@ -77,8 +77,7 @@ pub async fn stop(
 
 /// Pauses a machine until its user resumes it.
 #[utoipa::path(post, path = "/v1/machines/{name}/pause", tag = "machines", params(("name" = String, Path)),
-    responses((status = 200, body = MachineInfo), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError)))]
+    responses((status = 200, body = MachineInfo)))]
 pub async fn pause(
     State(node): Floe,
     Path(name): Path<String>,
@@ -88,8 +87,7 @@ pub async fn pause(
 
 /// Ends a user's pause of a machine; `paused_for` says what else it stands still for.
 #[utoipa::path(post, path = "/v1/machines/{name}/resume", tag = "machines", params(("name" = String, Path)),
-    responses((status = 200, body = MachineInfo), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError), (status = 422, body = ApiError)))]
+    responses((status = 200, body = MachineInfo)))]
 pub async fn resume(
     State(node): Floe,
     Path(name): Path<String>,
