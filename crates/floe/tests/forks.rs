@@ -4,7 +4,7 @@ mod node;
 
 use floe_api::*;
 use node::{Setup, TestNode, cluster, eventually};
-use std::time::Duration;
+use std::{io::Read, time::Duration};
 
 /// Boots the tiny guest as `web` with a mark in its memory.
 fn with_a_mark(node: &TestNode) {
@@ -583,6 +583,14 @@ fn a_full_disk_on_a_clones_host_stops_that_clone_alone_until_there_is_room() {
     for name in ["web", "web.1"] {
         here.type_and_wait(name, "echo well-$((7+7))", "well-14");
     }
+
+    // what the cache has given up meanwhile is taken too
+    eventually("nothing is free", || {
+        let rest = rustix::fs::statvfs(there.home()).unwrap();
+        let rest = rest.f_bavail * rest.f_frsize;
+        let mut more = std::fs::File::options().append(true).open(&filler).unwrap();
+        rest == 0 || std::io::copy(&mut std::io::repeat(0).take(rest), &mut more).is_err()
+    });
 
     // a further clone does not fit, says so, and leaves nothing
     let more = ForkRequest {

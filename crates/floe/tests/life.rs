@@ -169,8 +169,10 @@ fn a_restored_machine_is_there_at_once_and_a_wait_that_ends_leaves_it() {
             .machine("four")
             .is_ok_and(|machine| machine.status == MachineStatus::Running)
     });
-    // the machine is nobody's operation any more
-    node.client().pause("four").unwrap();
+    // the wait is no operation: others can begin
+    eventually("the machine's start is over", || {
+        node.client().pause("four").is_ok()
+    });
     node.client().resume("four").unwrap();
     let pid = rustix::process::Pid::from_child(&cut);
     rustix::process::kill_process(pid, Signal::INT).unwrap();

@@ -250,7 +250,10 @@ impl Adoption {
             tracing::warn!(machine = %operation.name, %error, "its record is as the earlier node left it");
             self.machines.attend(&operation.name);
         }
-        self.machines.continue_stopped(operation)?;
+        // one that lost memory never goes on, and its QEMU may not answer
+        if operation.life().orphaned().is_none() {
+            self.machines.continue_stopped(operation)?;
+        }
         Ok(Taken::Over)
     }
 
