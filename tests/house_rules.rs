@@ -19,7 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "floe-source",
         &["floe-image", "floe-store", "floe-sched", "floe-http"],
     ),
-    ("floe-planner", &["floe-image"]),
+    ("floe-planner", &["floe-image", "floe-sched"]),
     ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
     (
         "floe-mount",
@@ -87,6 +87,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-sched",
             "floe-source",
             "floe-planner",
             "floe-mount",
