@@ -19,7 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "floe-source",
         &["floe-image", "floe-store", "floe-sched", "floe-http"],
     ),
-    ("floe-planner", &["floe-image"]),
+    ("floe-planner", &["floe-image", "floe-sched"]),
     ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
     (
         "floe-mount",
@@ -87,6 +87,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-sched",
             "floe-source",
             "floe-planner",
             "floe-mount",
@@ -286,6 +287,36 @@ fn what_is_deliberately_absent_is_absent() {
             .iter()
             .any(|name| manifest.contains(&format!("\n{name} =")))
     );
+}
+
+/// ARCHITECTURE.md, "Every queue on this way has a bound".
+#[test]
+fn every_bound_that_is_named_is_in_the_code() {
+    let text = read("ARCHITECTURE.md");
+    let table = text
+        .split_once("| queue | bound | at the bound |")
+        .expect("the table of bounds")
+        .1;
+    let rows: Vec<&str> = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    assert!(rows.len() > 8, "{} rows", rows.len());
+    let rooms = ["mount", "planner", "source", "node"].map(|room| format!("crates/{room}/src"));
+    let files = tracked(&["rs"]).into_iter();
+    let files = files.filter(|file| rooms.iter().any(|room| file.starts_with(room)));
+    let code: Vec<String> = files.map(|file| code(&read(&file))).collect();
+    for row in rows {
+        let bound = row.split('|').nth(2).unwrap_or_default();
+        let names: Vec<&str> = bound.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no bound has a name: {row}");
+        for name in names {
+            let (constant, field) = (format!("const {name}:"), format!("pub {name}:"));
+            let known = |code: &String| code.contains(&constant) || code.contains(&field);
+            assert!(code.iter().any(known), "{name} is nowhere: {row}");
+        }
+    }
 }
 
 /// What a file says outside of its tests and comments.

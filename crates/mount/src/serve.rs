@@ -278,7 +278,7 @@ impl Call<'_> {
     /// holds the thread up for as long as the disk takes, which slows down the guests that write so much.
     fn hand_over(&self, machine: &Machine, purpose: Purpose, reply: &mut [u8]) {
         let who = machine.who(purpose);
-        for (_, request) in self.core.work.submit_or_swap(who, self.raw()) {
+        for (_, request) in self.core.queues.work.submit_or_swap(who, self.raw()) {
             handle(self.core, request.device, &request.bytes, reply, false);
         }
     }
@@ -384,10 +384,9 @@ impl Call<'_> {
                 // Counted before the answer, so that whoever has the answer finds it counted.
                 self.count_read(&target, len as u64);
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
-                if let Target::Region(image, region) = &target {
-                    let bytes = &out[abi::OUT_HEADER_BYTES..];
-                    push::around(self.core, image, *region, offset / CHUNK_SIZE as u64, bytes);
-                }
+                let (bytes, asking) = (&out[abi::OUT_HEADER_BYTES..], self.asking());
+                let chunk = offset / CHUNK_SIZE as u64;
+                push::around(self.core, (&target, asking), chunk, bytes);
                 self.core.account(Touches {
                     target,
                     asking: self.asking(),

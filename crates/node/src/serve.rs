@@ -11,7 +11,7 @@ use crate::{
     fork::{self, Forks},
     guest::Guests,
     helpers,
-    images::{Images, Wish, sources::Sources},
+    images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
     inventory::Inventory,
     machines::{self, Machines},
     network, placement,
@@ -75,7 +75,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         mount.took_over(),
         page.map(Arc::new),
     );
-    let (wishes, wished) = mpsc::channel();
+    let (wishes, wished) = mpsc::sync_channel(WISHES_QUEUED_MAX);
     let (arrivals, arrived) = mpsc::channel();
     let node = services(core, repo, cache, mount, wishes, arrivals)?;
     begin(&node, wished, arrived)?;
@@ -235,7 +235,7 @@ fn services(
     repo: Repository,
     cache: Arc<Cache>,
     mount: Mount,
-    wishes: mpsc::Sender<Wish>,
+    wishes: mpsc::SyncSender<Wish>,
     arrivals: mpsc::Sender<MachineName>,
 ) -> Result<Arc<Node>, NodeError> {
     let home = &core.home;

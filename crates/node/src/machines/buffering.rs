@@ -1,7 +1,7 @@
 //! Pauses a machine whose guest would crawl while its image streams (vTube 4.2.3), and lets it go on.
 //!
-//! The planner says through the mount when an image's machines should stand still and for how long; a thread of the node
-//! pauses them in QEMU. Such a machine has the status `buffering`. The user's wish takes precedence: a start lets the machine
+//! The planner says through the mount when a machine should stand still and for how long; a thread of the node pauses it in
+//! QEMU. Such a machine has the status `buffering`. The user's wish takes precedence: a start lets the machine
 //! go on for the rest of the episode, and a stop or a capture ends the pause first. The reason is kept on the disk
 //! (`lifecycle`), so that a node that starts after a crash lets the machine go on.
 
@@ -13,7 +13,6 @@ use crate::{
     machines::Machines,
 };
 use floe_api::{Buffering, MachineStatus, StreamInfo};
-use floe_image::Hash;
 use floe_machine::Status;
 use std::{
     collections::HashMap,
@@ -44,10 +43,10 @@ impl Entry {
         pauses.is_none_or(|pauses| pauses.since_us.is_some())
     }
 
-    /// Whether the planner of its image waits for chunks.
+    /// Whether the planner waits for chunks for it.
     fn planner_buffers(&self) -> bool {
-        let image = self.state.read().images.first().cloned();
-        image.is_some_and(|image| image.progress().buffering.is_some())
+        let disks = self.state.read().disks.clone();
+        disks.is_some_and(|disks| disks.progress().buffering.is_some())
     }
 
     /// Does what the planner wishes. Returns false if it must be tried again.
@@ -137,7 +136,8 @@ impl Machines {
             .as_ref()
             .map(|image| image.stats())
             .unwrap_or_default();
-        let progress = image.map(|image| image.progress()).unwrap_or_default();
+        let progress = disks.as_ref().map(|disks| disks.progress());
+        let progress = progress.unwrap_or_default();
         let link = fetcher.map(|fetcher| fetcher.link()).unwrap_or_default();
         let fetched_bytes = link.wire_bytes.saturating_sub(before);
         let waited = disks.map(|disks| disks.stats()).unwrap_or_default();
@@ -173,25 +173,23 @@ impl Machines {
 /// The planner's wishes that are being carried out.
 #[derive(Default)]
 struct Followed {
-    /// The last wish for each image that is not met yet, or that also holds for machines that start later.
-    unmet: HashMap<Hash, Wish>,
-    /// For each image, at how many consecutive looks its planner has not waited for anything.
-    forgotten: HashMap<Hash, u32>,
+    /// The last wish for each machine that is not met yet, or that holds until the planner withdraws it. By names on the mount.
+    unmet: HashMap<String, Wish>,
+    /// For each of these, at how many consecutive looks the planner has not waited for anything.
+    forgotten: HashMap<String, u32>,
 }
 
 impl Followed {
     /// Takes a wish in, if there is one, and tries to meet all that are unmet.
     fn follow(&mut self, machines: &Machines, wish: Option<Wish>) {
         let Followed { unmet, forgotten } = self;
-        // only the planner's last wish for an image counts
-        unmet.extend(wish.map(|wish| (wish.image, wish)));
+        // only the planner's last wish for a machine counts
+        unmet.extend(wish.map(|wish| (wish.machine.clone(), wish)));
         unmet.retain(|_, wish| {
-            let entries = machines.inventory.all().into_iter();
-            let entries: Vec<_> = entries
-                .filter(|entry| entry.record().image == wish.image)
-                .collect();
-            let count = forgotten.entry(wish.image).or_default();
-            *count = if entries.iter().any(|entry| entry.planner_buffers()) {
+            let mut entries = machines.inventory.all().into_iter();
+            let entry = entries.find(|entry| entry.record().mount_name == wish.machine);
+            let count = forgotten.entry(wish.machine.clone()).or_default();
+            *count = if entry.as_ref().is_some_and(|e| e.planner_buffers()) {
                 0
             } else {
                 *count + 1
@@ -199,19 +197,15 @@ impl Followed {
             if *count > FORGOTTEN_AFTER {
                 wish.pause = false;
             }
-            let mut met = true;
-            for entry in entries {
-                match entry.follow(wish) {
-                    Ok(done) => met &= done,
-                    Err(error) => {
-                        met = false;
-                        tracing::debug!(machine = %entry.name, %error, "buffering: QEMU was not told");
-                    }
-                }
-            }
-            // a wish to pause also holds for machines that start later, until the planner withdraws it
+            let met = entry.is_none_or(|entry| {
+                entry.follow(wish).unwrap_or_else(|error| {
+                    tracing::debug!(machine = %entry.name, %error, "buffering: QEMU was not told");
+                    false
+                })
+            });
+            // a machine that does not run yet pauses as soon as it does, unless the planner withdraws its wish
             !met || wish.pause
         });
-        forgotten.retain(|image, _| unmet.contains_key(image));
+        forgotten.retain(|machine, _| unmet.contains_key(machine));
     }
 }

@@ -117,20 +117,22 @@ impl Machines {
         })
     }
 
-    /// Starts the streaming of an image whose machine is on the mount now.
+    /// Starts the streaming of an image to a machine that is on the mount now.
     pub(crate) fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
-        let (image, wire) = {
+        let (image, disks, wire) = {
             let state = entry.state.read();
             let wire = state
                 .fetcher
                 .as_ref()
                 .map(|fetcher| fetcher.link().wire_bytes);
-            (state.images.first().cloned(), wire.unwrap_or_default())
+            let image = state.images.first().cloned();
+            (image, state.disks.clone(), wire.unwrap_or_default())
         };
         entry.state.write().wire_before = wire;
-        let Some(image) = image else {
+        let (Some(image), Some(disks)) = (image, disks) else {
             return Ok(());
         };
+        disks.stream(false);
         model.image(&image);
         // chunks that another machine touched are in the page cache, so this machine's use of them would not be seen
         if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
@@ -216,7 +218,7 @@ impl Machines {
         let regions = self.images.sources.read_small(found, &names)?;
         let mut regions: HashMap<&str, Vec<u8>> = names.into_iter().zip(regions).collect();
         if let (Some(trace), Some(image)) = (regions.get(TRACE_REGION), images.first()) {
-            rehearsed::follow(image, &found.manifest, trace);
+            rehearsed::follow(image, disks, &found.manifest, trace);
         }
         let device = regions.remove("device").unwrap_or_default();
         let vram = regions.remove("vram").unwrap_or_default();

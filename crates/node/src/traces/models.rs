@@ -116,6 +116,9 @@ impl Traces {
         for entry in self.inventory.all() {
             let (record, image, fetcher) = {
                 let state = entry.state.read();
+                if let Some(disks) = &state.disks {
+                    disks.stream(true);
+                }
                 let image = state.images.first().cloned();
                 (state.record.clone(), image, state.fetcher.clone())
             };
