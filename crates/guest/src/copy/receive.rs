@@ -14,6 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Longest name, or target of a link, in an archive, in bytes: what the kernel takes.
@@ -47,13 +48,22 @@ pub fn receive(input: impl Read, form: Form, place: &Place<'_>) -> io::Result<Pa
         rename(&partial, &path, is_directory)
     });
     if let Err(error) = done {
-        let _ = match partial.is_dir() {
-            true => fs::remove_dir_all(&partial),
-            false => fs::remove_file(&partial),
-        };
+        let _ = remove(&partial); // what went wrong is more important
         return Err(error);
     }
     Ok(path)
+}
+
+/// Removes what was written, through no symbolic link, also from directories that have got their modes.
+fn remove(path: &Path) -> io::Result<()> {
+    if !fs::symlink_metadata(path)?.is_dir() {
+        return fs::remove_file(path);
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(path)? {
+        remove(&entry?.path())?;
+    }
+    fs::remove_dir(path)
 }
 
 fn resolve(place: &Place<'_>) -> io::Result<PathBuf> {
