@@ -49,7 +49,9 @@ impl Default for Options {
 }
 
 /// How much of the port is read at a time.
-const PORT_READ_BYTES: usize = 32 << 10;
+const PORT_READ_BYTES: usize = 4 << 10;
+/// How many times in a row it is read while there is more.
+const PORT_READS_MAX: u32 = 16;
 
 struct Program {
     stream: UnixStream,
@@ -228,26 +230,33 @@ impl Agent {
 
     fn read_port(&mut self) -> io::Result<()> {
         let mut buffer = [0; PORT_READ_BYTES];
-        match self.port.read(&mut buffer)? {
-            Some(0) => {
-                if !self.gone {
-                    self.gone = true;
-                    self.host.clear();
-                    self.tell(Event::HostGone)?;
+        // the kernel hands out a page at a time
+        for _ in 0..PORT_READS_MAX {
+            match self.port.read(&mut buffer)? {
+                Some(0) => {
+                    if !self.gone {
+                        self.gone = true;
+                        self.host.clear();
+                        self.tell(Event::HostGone)?;
+                    }
+                    return Ok(());
                 }
-            }
-            Some(count) => {
-                self.gone = false;
-                for message in self.host.feed(&buffer[..count]) {
-                    match message {
-                        Message::Line(Ok(line)) => self.tell(Event::HostLine(&line))?,
-                        Message::Frame(Ok(frame)) => self.take_frame(frame),
-                        // the rest of a message that a fork has cut in two
-                        Message::Line(Err(_)) | Message::Frame(Err(_)) => {}
+                Some(count) => {
+                    self.gone = false;
+                    for message in self.host.feed(&buffer[..count]) {
+                        match message {
+                            Message::Line(Ok(line)) => self.tell(Event::HostLine(&line))?,
+                            Message::Frame(Ok(frame)) => self.take_frame(frame),
+                            // the rest of a message that a fork has cut in two
+                            Message::Line(Err(_)) | Message::Frame(Err(_)) => {}
+                        }
                     }
                 }
+                None => {
+                    self.gone = false;
+                    return Ok(());
+                }
             }
-            None => self.gone = false,
         }
         Ok(())
     }

@@ -30,6 +30,8 @@ use tokio::{
 
 /// How long a call waits for an agent that has not answered yet: the node, or the machine, may have just started.
 const AGENT_WAIT: Duration = Duration::from_secs(5);
+/// How long an agent has to answer a request: it may have died without a word, and a busy guest starts processes slowly.
+const ANSWER_WAIT: Duration = Duration::from_secs(20);
 /// How many bytes are handed to the port at a time.
 const BATCH_BYTES: usize = 32 << 10;
 /// How many bytes of a user are read at a time.
@@ -62,6 +64,8 @@ struct Inner {
 struct Ear {
     frames: mpsc::UnboundedSender<Frame>,
     room: Arc<Notify>,
+    /// Whether the agent has said anything about it.
+    answered: bool,
 }
 
 /// The processes of one machine.
@@ -134,8 +138,9 @@ impl Streams {
         let frame = inner.mux.received(frame)?;
         let over = matches!(frame, Some(Frame::Over { .. }));
         if let Some((stream, frame)) = frame.and_then(|frame| Some((frame.stream()?, frame)))
-            && let Some(ear) = inner.open.get(&stream)
+            && let Some(ear) = inner.open.get_mut(&stream)
         {
+            ear.answered = true;
             match frame {
                 Frame::Credit { .. } => ear.room.notify_one(),
                 frame => drop(ear.frames.send(frame)), // as above
@@ -187,6 +192,7 @@ impl Streams {
         let kept = Ear {
             frames,
             room: room.clone(),
+            answered: false,
         };
         inner.open.insert(stream, kept);
         let conversation = inner.conversation;
@@ -198,6 +204,22 @@ impl Streams {
             frames: ear,
             room,
         })
+    }
+
+    /// Waits until the agent has said something about a process that was to start.
+    fn await_answer(&self, name: &str, process: &Process) -> Result<(), NodeError> {
+        let until = Instant::now() + ANSWER_WAIT;
+        let mut inner = self.inner.lock();
+        // one that is over, or lost, has its answer in its queue
+        while inner.open.get(&process.stream).is_some_and(|ear| !ear.answered) {
+            if self.changed.wait_until(&mut inner, until).timed_out() {
+                return Err(refused(
+                    format!("the agent in {name} does not answer any more"),
+                    format!("if the machine runs (floe ps {name}): floe agent install {name}"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Does something about a stream of a conversation, unless that is over.
@@ -426,7 +448,10 @@ impl Guests {
                 ),
             ));
         }
-        self.streams_of(name).start(name, &request)
+        let streams = self.streams_of(name);
+        let process = streams.start(name, &request)?;
+        streams.await_answer(name, &process)?;
+        Ok(process)
     }
 
     /// Returns the streams of a machine that runs.
