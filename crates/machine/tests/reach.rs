@@ -240,6 +240,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
         announcement: None,
         cgroup: Vec::new(),
         user: None,
+        device_group: None,
         refuse_huge_pages: false,
         ram: Vec::new(),
         guard: Role::Machine {
