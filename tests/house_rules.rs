@@ -76,6 +76,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-traces",
             "floe-mount",
             "floe-machine",
+            "floe-guest",
             "floe-api",
             "floe-front",
             "floe-hub",
@@ -233,6 +234,7 @@ fn decisions_have_no_io_and_no_clock() {
     ];
     for file in tracked(&["rs"]) {
         let decides = [
+            "crates/guest/src/exec",
             "crates/planner/src",
             "crates/sched/src",
             "crates/source/src/multicast/protocol",

@@ -456,6 +456,11 @@ impl Machine {
             .then(|| connect_checked(&self.run_file(files::FLOE), self.pid()))
     }
 
+    /// Returns whether the machine has a port for floe's agent.
+    pub fn has_floe_port(&self) -> bool {
+        devices::has_floe_port(&self.config().devices)
+    }
+
     /// Returns whether the machine has a network card.
     pub fn has_network(&self) -> bool {
         devices::has(&self.config().devices, "virtio-net-pci")
