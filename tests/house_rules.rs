@@ -240,6 +240,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
+            "crates/node/src/inventory/lifecycle/news.rs",
             "crates/node/src/inventory/lifecycle/state.rs",
             "crates/node/src/plan.rs",
             "crates/node/src/fork/decide.rs",

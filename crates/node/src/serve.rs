@@ -253,7 +253,9 @@ fn services(
     );
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
     let views = Views::new(core.clone(), images.clone());
-    let inventory = Arc::new(Inventory::new(core.reserve.clone()));
+    let publisher = core.clone();
+    let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);
+    let inventory = Arc::new(Inventory::new(core.reserve.clone(), Arc::new(tell)));
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
     let machines = Machines::new(
         core.clone(),

@@ -239,12 +239,12 @@ fn text(seen: &Look) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::stream::tests::info;
     use super::*;
     use floe_api::Buffering;
 
-    fn machine() -> MachineInfo {
+    pub fn machine() -> MachineInfo {
         MachineInfo {
             name: "web".into(),
             status: MachineStatus::Running,
@@ -264,6 +264,8 @@ mod tests {
             allow_host: Default::default(),
             limits: Default::default(),
             stats: Default::default(),
+            paused_for: Vec::new(),
+            switched_off: false,
         }
     }
 

@@ -10,15 +10,12 @@ use crate::{
     capture::KEPT_REGIONS,
     error::{NodeError, failed, not_found, refused},
     images::{FORK_LABEL, sources::Found},
-    inventory::{
-        Entry,
-        lifecycle::Task,
-        record::{Origin, PauseReason},
-    },
+    inventory::{Entry, lifecycle::Task, record::Origin},
     plan,
     report::{Report, millis},
     unix_now,
 };
+use floe_api::PauseReason;
 use floe_machine::CaptureOptions;
 use std::sync::Arc;
 
@@ -81,7 +78,7 @@ impl Forks {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Fork)?;
         let vm = operation.vm()?;
-        let disks = operation.state.read().disks.clone();
+        let disks = operation.state().disks.clone();
         let disks = disks.ok_or_else(|| {
             failed(
                 format!("machine {} is not on the mount", entry.name),

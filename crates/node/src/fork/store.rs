@@ -67,7 +67,7 @@ impl Forks {
         if entry.record().created_unix_s != layer.parent.created_unix_s {
             return None;
         }
-        let disks = entry.state.read().disks.clone()?;
+        let disks = entry.state().disks.clone()?;
         let frozen = disks.frozen(&layer.parent.last_layers)?;
         let mut bases = frozen.disks().iter().filter_map(|disk| disk.base());
         let same = bases.all(|(base, _)| Some(base) == layer.manifest.parent);
@@ -126,7 +126,7 @@ impl Forks {
             return Ok(());
         }
         let operation = entry.begin(Task::Fork)?;
-        let disks = operation.state.read().disks.clone();
+        let disks = operation.state().disks.clone();
         match disks.filter(|disks| disks.has_frozen(frozen)) {
             Some(disks) => self.captures.rebase(&operation, &disks, frozen, &layer.id),
             None => Ok(()),
@@ -137,7 +137,7 @@ impl Forks {
     fn settle_clones(&self, layer: &Layer) {
         for entry in self.inventory.all() {
             let waits = |entry: &Entry| {
-                let record = &entry.state.read().record;
+                let record = &entry.state().record;
                 record.rests_on_this_node() && record.image == layer.id
             };
             if !waits(&entry) {
@@ -194,7 +194,7 @@ fn wait(
 
 /// Returns how many layers the parent's disks have, or 0 if none of them is this fork's.
 fn height(parent: &Parent) -> usize {
-    let disks = parent.entry.state.read().disks.clone();
+    let disks = parent.entry.state().disks.clone();
     let disks = disks.filter(|disks| disks.has_frozen(&parent.frozen));
     disks.map_or(0, |disks| disks.height())
 }

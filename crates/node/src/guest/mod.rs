@@ -26,7 +26,7 @@ use crate::{
     error::NodeError,
     fork::{Forks, Reserved},
     images::Images,
-    inventory::{Entry, GuestState, Inventory, is_late, is_pending, record::Record},
+    inventory::{Entry, Inventory, is_pending, record::Record},
     machines::Machines,
     network::Networks,
 };
@@ -107,7 +107,7 @@ impl Guests {
         let Ok(entry) = self.inventory.get(name.as_str()) else {
             return;
         };
-        let Some(vm) = entry.state.read().vm.clone() else {
+        let Some(vm) = entry.state().vm.clone() else {
             return;
         };
         let guests: Weak<Guests> = Arc::downgrade(self);
@@ -183,7 +183,7 @@ impl Guests {
             });
         match done {
             Ok(()) => {
-                entry.state.write().guest.why = None;
+                entry.identity_is_missing(None);
                 self.core
                     .tell(Happened::MachineIdentity, entry.name.as_str(), "in place");
             }
@@ -193,7 +193,7 @@ impl Guests {
 
     fn identity_failed(&self, entry: &Entry, why: &str) {
         let why: String = why.chars().take(200).collect();
-        entry.state.write().guest.why = Some(why.clone());
+        entry.identity_is_missing(Some(why.clone()));
         self.core.tell(
             Happened::MachineIdentity,
             entry.name.as_str(),
@@ -206,13 +206,7 @@ impl Guests {
         if !is_pending(&entry.record()) {
             return;
         }
-        let late = {
-            let mut state = entry.state.write();
-            let late = is_late(state.guest.since) && !state.guest.told;
-            state.guest.told |= late;
-            late
-        };
-        if late {
+        if entry.becomes_late() {
             self.core.tell(
                 Happened::MachineIdentity,
                 entry.name.as_str(),
@@ -223,14 +217,7 @@ impl Guests {
 
     /// Has QEMU's agent set the clock if floe's agent, which the image says is there, does not answer in time.
     fn look_at_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let waited = |guest: &GuestState| guest.since.is_some_and(|s| s.elapsed() > CLOCK_LIMIT);
-        let late = {
-            let guest = &mut entry.state.write().guest;
-            let late = guest.clock_awaited && !guest.agent && waited(guest);
-            guest.clock_awaited &= !late && !guest.agent;
-            late
-        };
-        if late {
+        if entry.clock_is_late(CLOCK_LIMIT) {
             self.machines.set_clock(entry);
         }
     }

@@ -254,7 +254,7 @@ fn heard(
                 let thread = std::thread::Builder::new().name("guest-frames".into());
                 thread.spawn(move || link.send_frames(conversation))?;
             }
-            entry.state.write().guest.agent = true;
+            entry.agent_answers();
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }

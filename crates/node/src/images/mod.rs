@@ -9,6 +9,7 @@ mod disk_extent;
 pub(crate) mod disk_format;
 mod disk_import;
 mod mounted;
+mod named;
 mod qemu_img;
 pub mod sources;
 mod starts;
@@ -26,6 +27,7 @@ use crate::{
     images::{
         disk_format::Format,
         disk_import::{open_disk, open_input},
+        named::named,
         qemu_img::DiskImage,
         sources::Sources,
     },
@@ -119,7 +121,7 @@ impl Images {
 
     /// Returns everything known of one image.
     pub fn image(&self, image: &str) -> Result<ImageDetail, NodeError> {
-        let id = self.repo.resolve(image)?;
+        let id = named(&self.repo, image)?;
         let inspection = self.repo.inspect(&id)?;
         let manifest = &inspection.manifest;
         let config = &manifest.config;
@@ -263,7 +265,7 @@ impl Images {
 
     /// Reads and hashes all of an image.
     pub fn verify_image(&self, image: &str, report: &mut Report) -> Result<Outcome, NodeError> {
-        let id = self.repo.resolve(image)?;
+        let id = named(&self.repo, image)?;
         let line = report.progress_line("verify", "bytes");
         let found = self
             .repo
@@ -298,7 +300,7 @@ impl Images {
     /// Gives an image an additional name.
     pub fn tag(&self, request: &TagRequest) -> Result<(), NodeError> {
         let name = parse_name(&request.name)?;
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         self.repo.tag(&name, &id)?;
         self.core
             .tell(Happened::ImageTagged, &id.short(), name.to_string());
@@ -315,7 +317,7 @@ impl Images {
 
     /// Removes a name. With the last name, or with `force`, the image is removed, and all data that only it needed.
     pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, NodeError> {
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         let names = self.repo.inspect(&id)?.names;
         let given = ImageName::parse(&request.image)
             .ok()
@@ -397,7 +399,7 @@ impl Images {
                 "overwrite it with --force",
             ));
         }
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         let dir = to.parent().unwrap_or(Path::new("/"));
         let beside = tempfile::Builder::new()
             .prefix(".floe-export")

@@ -5,15 +5,8 @@
 //! go on for the rest of the episode, and a stop or a capture ends the pause first. The reason is kept on the disk
 //! (`lifecycle`), so that a node that starts after a crash lets the machine go on.
 
-use crate::{
-    error::NodeError,
-    files::save_pauses,
-    images::Wish,
-    inventory::{Entry, Pauses, lifecycle::Event, now_us, record::PauseReason},
-    machines::Machines,
-};
-use floe_api::{Buffering, MachineStatus, StreamInfo};
-use floe_machine::Status;
+use crate::{error::NodeError, images::Wish, inventory::Entry, machines::Machines};
+use floe_api::{MachineStatus, StreamInfo};
 use std::{
     collections::HashMap,
     sync::{Arc, mpsc},
@@ -25,79 +18,6 @@ const TRY_AGAIN: Duration = Duration::from_millis(100);
 /// After so many consecutive looks at which the planner waits for nothing, a pause ends without the planner's word: a lost
 /// message must not keep a machine paused.
 const FORGOTTEN_AFTER: u32 = 20;
-
-impl Entry {
-    /// Returns when it was paused for buffering: begin and end of each pause, in microseconds of Unix time.
-    pub fn pauses(&self) -> Vec<(u64, u64)> {
-        self.pauses.lock().all(now_us())
-    }
-
-    /// Returns what it waits for, if it is paused for buffering.
-    pub fn buffering(&self) -> Option<Buffering> {
-        self.pauses.lock().buffering()
-    }
-
-    /// Whether it is paused for buffering, or such a pause is just beginning or ending.
-    pub fn stands_still(&self) -> bool {
-        let pauses = self.pauses.try_lock();
-        pauses.is_none_or(|pauses| pauses.since_us.is_some())
-    }
-
-    /// Whether the planner waits for chunks for it.
-    fn planner_buffers(&self) -> bool {
-        let disks = self.state.read().disks.clone();
-        disks.is_some_and(|disks| disks.progress().buffering.is_some())
-    }
-
-    /// Does what the planner wishes. Returns false if it must be tried again.
-    fn follow(&self, wish: &Wish) -> Result<bool, NodeError> {
-        let mut pauses = self.pauses.lock();
-        pauses.buffering = wish.buffering;
-        if !wish.pause {
-            return self.end(&mut pauses, Event::EpisodeEnds).map(|()| true);
-        }
-        if !self.standing.lock().may_buffer() {
-            return Ok(true);
-        }
-        // held while QEMU is told to stop, so that no operation of the user begins in between
-        let operation = self.operation.lock();
-        if operation.is_some_and(|task| !task.allows_buffering()) {
-            return Ok(false);
-        }
-        let Some(vm) = self.state.read().vm.clone() else {
-            return Ok(false);
-        };
-        if vm.status()? != Status::Running {
-            return Ok(false);
-        }
-        self.stand(Some(&vm), Event::Begins(PauseReason::Buffering))?;
-        pauses.since_us = Some(now_us());
-        Ok(true)
-    }
-
-    /// Ends the pause for buffering, if there is one.
-    fn end(&self, pauses: &mut Pauses, event: Event) -> Result<(), NodeError> {
-        let vm = self.state.read().vm.clone();
-        self.stand(vm.as_deref(), event)?;
-        if pauses.since_us.is_none() {
-            return Ok(());
-        }
-        pauses.end(now_us());
-        save_pauses(&self.dir, &pauses.over)
-    }
-
-    /// Ends the pause for buffering because an operation follows; the machine may buffer again after that.
-    pub fn stop_buffering(&self) -> Result<(), NodeError> {
-        let mut pauses = self.pauses.lock();
-        self.end(&mut pauses, Event::Ends(PauseReason::Buffering))
-    }
-
-    /// Lets the machine go on because its user wants that, whatever it was waiting for.
-    pub fn go_on_at_once(&self) -> Result<(), NodeError> {
-        let mut pauses = self.pauses.lock();
-        self.end(&mut pauses, Event::UserContinues)
-    }
-}
 
 impl Machines {
     /// Starts the thread that pauses machines for buffering.
@@ -123,7 +43,7 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let state: MachineStatus = self.info_of(&entry).status;
         let (id, image, disks, fetcher, before) = {
-            let state = entry.state.read();
+            let state = entry.state();
             (
                 state.record.image,
                 state.images.first().cloned(),
@@ -141,7 +61,7 @@ impl Machines {
         let link = fetcher.map(|fetcher| fetcher.link()).unwrap_or_default();
         let fetched_bytes = link.wire_bytes.saturating_sub(before);
         let waited = disks.map(|disks| disks.stats()).unwrap_or_default();
-        let (pauses, paused_s) = entry.pauses.lock().sum(now_us());
+        let (pauses, paused_s) = entry.paused_for_buffering();
         let image_bytes = self.traces.image_bytes(&id).unwrap_or(0);
         let (touched, misses) = (touches.touched_chunks, touches.missed_chunks);
         let fetched = touched + progress.unused;
@@ -189,7 +109,7 @@ impl Followed {
             let mut entries = machines.inventory.all().into_iter();
             let entry = entries.find(|entry| entry.record().mount_name == wish.machine);
             let count = forgotten.entry(wish.machine.clone()).or_default();
-            *count = if entry.as_ref().is_some_and(|e| e.planner_buffers()) {
+            *count = if entry.as_deref().is_some_and(planner_buffers) {
                 0
             } else {
                 *count + 1
@@ -198,7 +118,8 @@ impl Followed {
                 wish.pause = false;
             }
             let met = entry.is_none_or(|entry| {
-                entry.follow(wish).unwrap_or_else(|error| {
+                let done = entry.follow_planner(wish.pause, wish.buffering);
+                done.unwrap_or_else(|error| {
                     tracing::debug!(machine = %entry.name, %error, "buffering: QEMU was not told");
                     false
                 })
@@ -208,4 +129,10 @@ impl Followed {
         });
         forgotten.retain(|machine, _| unmet.contains_key(machine));
     }
+}
+
+/// Whether the planner waits for chunks for a machine.
+fn planner_buffers(entry: &Entry) -> bool {
+    let disks = entry.state().disks.clone();
+    disks.is_some_and(|disks| disks.progress().buffering.is_some())
 }

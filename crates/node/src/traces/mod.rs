@@ -129,7 +129,7 @@ impl Traces {
                     return;
                 }
                 for entry in traces.inventory.all() {
-                    if entry.state.read().vm.is_some() {
+                    if entry.state().vm.is_some() {
                         traces.take_trace(&entry);
                     }
                 }
@@ -155,7 +155,7 @@ impl Traces {
 
     fn try_take_trace(&self, entry: &Entry) -> Result<(), NodeError> {
         let (record, disks, taken) = {
-            let state = entry.state.read();
+            let state = entry.state();
             (state.record.clone(), state.disks.clone(), state.taken_bytes)
         };
         let Some(disks) = disks.filter(|_| record.traced && record.wanted != Wanted::Starting)
@@ -189,7 +189,7 @@ impl Traces {
                 self.keep(&shape, &trace, true)?;
             }
         }
-        entry.state.write().taken_bytes = length;
+        entry.trace_taken(length);
         Ok(())
     }
 

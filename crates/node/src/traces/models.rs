@@ -115,7 +115,7 @@ impl Traces {
     pub(crate) fn fetch_models_again(self: &Arc<Self>) {
         for entry in self.inventory.all() {
             let (record, image, fetcher) = {
-                let state = entry.state.read();
+                let state = entry.state();
                 if let Some(disks) = &state.disks {
                     disks.stream(true);
                 }
