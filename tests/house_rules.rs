@@ -11,19 +11,30 @@ use floe_tests::root;
 /// Who may depend on whom (ARCHITECTURE.md). Development dependencies count as well: a test that needs a crate
 /// above its own belongs to that crate.
 const EDGES: &[(&str, &[&str])] = &[
+    ("floe-threads", &[]),
     ("floe-image", &[]),
-    ("floe-store", &["floe-image"]),
+    ("floe-store", &["floe-threads", "floe-image"]),
     ("floe-sched", &[]),
     ("floe-http", &[]),
     (
         "floe-source",
-        &["floe-image", "floe-store", "floe-sched", "floe-http"],
+        &[
+            "floe-threads",
+            "floe-image",
+            "floe-store",
+            "floe-sched",
+            "floe-http",
+        ],
     ),
     ("floe-planner", &["floe-image"]),
-    ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
+    (
+        "floe-traces",
+        &["floe-threads", "floe-image", "floe-store", "floe-planner"],
+    ),
     (
         "floe-mount",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-source",
@@ -31,7 +42,10 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-sched",
         ],
     ),
-    ("floe-machine", &["floe-image", "floe-mount"]),
+    (
+        "floe-machine",
+        &["floe-threads", "floe-image", "floe-mount"],
+    ),
     ("floe-guest", &[]),
     (
         "floe-api",
@@ -42,6 +56,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "floe-hub",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-traces",
@@ -52,6 +67,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "floe-node",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-http",
@@ -69,6 +85,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "floe",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-http",

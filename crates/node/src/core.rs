@@ -6,13 +6,13 @@ use crate::{
     NodeOptions,
     error::{NodeError, refused},
     reserve::Reserve,
-    threads::Threads,
     transfer::Cancel,
 };
 use floe_api::{Happened, NodeEvent, paths::Home};
 use floe_front::page::guard::Guard;
 use floe_machine::Accel;
 use floe_mount::Keeper;
+use floe_threads::Threads;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,

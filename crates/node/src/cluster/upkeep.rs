@@ -6,8 +6,9 @@ use super::{
     record::{Member, Roster},
     routes::{NODE_RENEW, NODE_ROSTER, RenewAnswer, RenewOrder, said},
 };
-use crate::{error::NodeError, threads::Threads, unix_now};
+use crate::{error::NodeError, unix_now};
 use floe_http::Method;
+use floe_threads::Threads;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -176,22 +177,24 @@ impl Cluster {
         each_time: impl Fn() + Send + 'static,
     ) -> Result<(), NodeError> {
         let mut asked: Option<Instant> = None;
-        threads.keep("cluster-keep", self, LOOK_EVERY, move |cluster| {
-            cluster.ensure_listening();
-            let Some(place) = cluster.place() else {
-                return;
-            };
-            each_time();
-            if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
-                asked = Some(Instant::now());
-                cluster.learn_roster(&place);
-            }
-            if place.membership.read().is_due(unix_now())
-                && let Err(error) = cluster.renew(&place)
-            {
-                tracing::warn!(%error, "this node's certificate was not renewed yet");
-            }
-        })
+        Ok(
+            threads.keep("cluster-keep", self, LOOK_EVERY, move |cluster| {
+                cluster.ensure_listening();
+                let Some(place) = cluster.place() else {
+                    return;
+                };
+                each_time();
+                if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
+                    asked = Some(Instant::now());
+                    cluster.learn_roster(&place);
+                }
+                if place.membership.read().is_due(unix_now())
+                    && let Err(error) = cluster.renew(&place)
+                {
+                    tracing::warn!(%error, "this node's certificate was not renewed yet");
+                }
+            })?,
+        )
     }
 
     fn learn_roster(&self, place: &Place) {

@@ -94,9 +94,9 @@ impl Forks {
     pub(crate) fn start_watching_parents(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut silences: HashMap<Hash, Silence> = HashMap::new();
         let threads = &self.core.threads;
-        threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
+        Ok(threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
             forks.look_after_clones(&mut silences);
-        })
+        })?)
     }
 
     /// Asks the parents' nodes of clones here, pauses clones whose parent is lost, and lets those go on whose parent is back.

@@ -83,7 +83,7 @@ impl Guests {
         arrived: mpsc::Receiver<MachineName>,
     ) -> Result<(), NodeError> {
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "guests",
             self,
             arrived,
@@ -92,7 +92,7 @@ impl Guests {
                 Some(name) => guests.listen_to(&name),
                 None => guests.drop_unclaimed(),
             },
-        )
+        )?)
     }
 
     fn listen_to(self: &Arc<Self>, name: &MachineName) {

@@ -108,7 +108,7 @@ impl Machines {
     ) -> Result<(), NodeError> {
         let mut followed = Followed::default();
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "buffering",
             self,
             wishes,
@@ -116,7 +116,7 @@ impl Machines {
             move |machines, wish| {
                 followed.follow(machines, wish);
             },
-        )
+        )?)
     }
 
     /// Returns how a machine's image streams: what has arrived, what is awaited, and how often the machine was paused.

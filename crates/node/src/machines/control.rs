@@ -372,9 +372,11 @@ impl Machines {
         threads.keep("disk-room", self, ROOM_EVERY, move |machines| {
             machines.look_after_room(&mut room);
         })?;
-        threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
-            machines.core.reserve.refill();
-        })
+        Ok(
+            threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
+                machines.core.reserve.refill();
+            })?,
+        )
     }
 
     /// Handles a QEMU that ended by itself: restarts the guest if it was reset, otherwise takes its disks off the mount.

@@ -3,7 +3,7 @@
 //! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
 //! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
 
-use super::{Cancel, Meter, OnProgress, Passes, TransferError, retry};
+use super::{Cancel, Meter, OnProgress, Passes, TransferError, check, retry};
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
 };
@@ -135,7 +135,7 @@ pub fn pull(
     let meter = Meter::new(total, segment_bytes, progress);
     let fetched = fetch.all(&chunks, CHUNKS_AT_A_TIME, &meter, &|_, _, _| ())?;
 
-    cancel.check()?;
+    check(cancel)?;
     match &keep {
         Keep::Packs(packs) => packs.publish(&manifest)?,
         Keep::Cache(cache) => cache.flush()?,
@@ -194,7 +194,7 @@ impl Fetch<'_> {
                     let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else {
                         break;
                     };
-                    self.options.cancel.check()?;
+                    check(&self.options.cancel)?;
                     let count = self.part(part, &mut writer, meter, each)?;
                     fetched.fetch_add(count, Ordering::Relaxed);
                 }

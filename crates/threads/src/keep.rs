@@ -1,74 +1,34 @@
-//! Background threads of services: each runs for as long as its service lives.
+//! Threads that look after something for as long as their service lives.
 //!
-//! Each waits for its interval to pass, to be woken, or for a message, and notices at once when the node ends. If its work
-//! panics, that is logged and reported as an event, and the thread goes on after a moment, since nobody else does its work.
+//! Each waits for its interval to pass, to be woken, or for a message, and notices at once when the program ends. If its work
+//! panics, that is logged and reported, and the thread goes on after a moment, since nobody else does its work.
 
-use crate::error::{NodeError, at};
-use parking_lot::{Condvar, Mutex};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Weak, mpsc},
-    thread,
-    time::{Duration, Instant},
-};
+use crate::task::guarded;
+use crate::{Cancel, Pulse, StartError, spawn};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// How long a thread rests after its work has panicked, so that a panic that repeats at once does not fill the log.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// Called with the name of a thread whose work has panicked.
-pub(crate) type Report = Arc<dyn Fn(&str) + Send + Sync>;
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// All background threads.
-pub(crate) struct Threads {
-    bells: Mutex<Vec<Weak<Bell>>>,
+/// The threads of a program's services.
+pub struct Threads {
+    over: Cancel,
     report: Report,
 }
 
-/// What one thread waits on, and what wakes it.
-#[derive(Default)]
-struct Bell {
-    rung: Mutex<Rung>,
-    told: Condvar,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Rung {
-    /// The thread is to look now.
-    now: bool,
-    /// The thread is to end.
-    over: bool,
-}
-
-impl Bell {
-    fn ring(&self, over: bool) {
-        let mut rung = self.rung.lock();
-        rung.now = true;
-        rung.over |= over;
-        self.told.notify_all();
-    }
-
-    /// Waits until the bell is rung, at most for `long`. Returns whether the thread is to end.
-    fn wait(&self, long: Duration) -> bool {
-        let until = Instant::now() + long;
-        let mut rung = self.rung.lock();
-        while !rung.now && !rung.over {
-            if self.told.wait_until(&mut rung, until).timed_out() {
-                break;
-            }
-        }
-        rung.now = false;
-        rung.over
-    }
-}
-
 /// Wakes one thread started by [`Threads::keep_waking`].
-#[derive(Clone, Default)]
-pub(crate) struct Waker(Arc<Bell>);
+#[derive(Clone, Debug, Default)]
+pub struct Waker(Arc<Pulse>);
 
 impl Waker {
     /// Makes the thread look again: now, or right after the look that is under way.
     pub fn wake(&self) {
-        self.0.ring(false);
+        self.0.beat();
     }
 }
 
@@ -76,20 +36,25 @@ impl Threads {
     /// Returns an empty set of threads. `report` is called with the name of a thread whose work has panicked.
     pub fn new(report: Report) -> Threads {
         Threads {
-            bells: Mutex::default(),
+            over: Cancel::default(),
             report,
         }
     }
 
-    /// Starts a thread that calls `look` at once and then at the interval `every`, until the service is dropped or the node
-    /// ends.
+    /// Returns the switch that is thrown when all threads are to end, for what they wait on.
+    pub fn over(&self) -> &Cancel {
+        &self.over
+    }
+
+    /// Starts a thread that calls `look` at once and then at the interval `every` (`Duration::MAX`: only when it is over),
+    /// until the service is dropped or the threads are to end.
     pub fn keep<S: Send + Sync + 'static>(
         &self,
         name: &'static str,
         service: &Arc<S>,
         every: Duration,
         look: impl FnMut(&Arc<S>) + Send + 'static,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), StartError> {
         self.keep_waking(name, &Waker::default(), service, every, look)
     }
 
@@ -101,26 +66,29 @@ impl Threads {
         service: &Arc<S>,
         every: Duration,
         mut look: impl FnMut(&Arc<S>) + Send + 'static,
-    ) -> Result<(), NodeError> {
-        let bell = waker.0.clone();
-        let mut bells = self.bells.lock();
-        bells.retain(|bell| bell.strong_count() > 0);
-        bells.push(Arc::downgrade(&bell));
-        drop(bells);
+    ) -> Result<(), StartError> {
         let (service, report) = (Arc::downgrade(service), self.report.clone());
-        start(name, move || {
+        let (woken, over) = (waker.0.clone(), self.over.clone());
+        let keep = move || {
+            let beats = woken.clone();
+            let _hook = over.on_cancel(move || beats.beat());
             loop {
+                let seen = woken.seen();
+                if over.is_cancelled() {
+                    return;
+                }
                 let Some(service) = service.upgrade() else {
                     return;
                 };
-                let done = guarded(name, &report, || look(&service));
+                let done = reported(name, &report, || look(&service));
                 drop(service);
-                let rest = if done { every } else { every.max(AFTER_PANIC) };
-                if bell.wait(rest) {
+                if !done && !over.sleep(AFTER_PANIC) {
                     return;
                 }
+                woken.wait(seen, Instant::now().checked_add(every));
             }
-        })
+        };
+        spawn(name, keep).map(drop)
     }
 
     /// Starts a thread that passes each message from `inbox` to `take`, and `None` when none came for `idle`. It ends when
@@ -132,9 +100,10 @@ impl Threads {
         inbox: mpsc::Receiver<T>,
         idle: Duration,
         mut take: impl FnMut(&Arc<S>, Option<T>) + Send + 'static,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), StartError> {
         let (service, report) = (Arc::downgrade(service), self.report.clone());
-        start(name, move || {
+        let over = self.over.clone();
+        let follow = move || {
             loop {
                 let come = match inbox.recv_timeout(idle) {
                     Ok(come) => Some(come),
@@ -144,36 +113,38 @@ impl Threads {
                 let Some(service) = service.upgrade() else {
                     return;
                 };
-                if !guarded(name, &report, || take(&service, come)) {
+                if !reported(name, &report, || take(&service, come)) {
                     drop(service);
-                    thread::sleep(AFTER_PANIC);
+                    over.sleep(AFTER_PANIC);
                 }
             }
-        })
+        };
+        spawn(name, follow).map(drop)
     }
 
-    /// Ends all threads that wait for a bell: each is woken and does not look again.
+    /// Starts a thread for one piece of work of a service, whose result nobody waits for. A panic is reported.
+    pub fn start(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        let report = self.report.clone();
+        let run = move || {
+            reported(name, &report, work);
+        };
+        spawn(name, run).map(drop)
+    }
+
+    /// Asks all threads that look after something to end: each is woken and does not look again.
     pub fn end(&self) {
-        for bell in self.bells.lock().drain(..) {
-            if let Some(bell) = bell.upgrade() {
-                bell.ring(true);
-            }
-        }
+        self.over.cancel();
     }
 }
 
-fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<(), NodeError> {
-    let thread = thread::Builder::new().name(name.into());
-    let started = thread.spawn(work);
-    started
-        .map(drop)
-        .map_err(at(format!("cannot start the thread {name}")))
-}
-
-/// Runs `work` and returns whether it ended without a panic; a panic is reported.
-fn guarded(name: &str, report: &Report, work: impl FnOnce()) -> bool {
-    // its locks are parking_lot's, which a panic releases and does not poison
-    let done = catch_unwind(AssertUnwindSafe(work)).is_ok();
+/// Does `work` and returns whether it ended without a panic; a panic is logged and reported.
+fn reported(name: &str, report: &Report, work: impl FnOnce()) -> bool {
+    // the services' locks are parking_lot's, which a panic releases and does not poison
+    let done = guarded(name, AssertUnwindSafe(work)).is_ok();
     if !done {
         report(name);
     }
@@ -183,6 +154,7 @@ fn guarded(name: &str, report: &Report, work: impl FnOnce()) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     /// Longer than any test runs.
@@ -196,20 +168,22 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_looks_when_it_is_woken_and_ends_with_the_node_however_long_it_would_wait() {
-        let (threads, _told) = threads();
-        let (tell, looked) = mpsc::channel();
-        let (service, waker) = (Arc::new(()), Waker::default());
-        let look = move |_: &Arc<()>| tell.send(()).unwrap();
-        threads
-            .keep_waking("test", &waker, &service, LONG, look)
-            .unwrap();
-        looked.recv().unwrap();
-        waker.wake();
-        looked.recv().unwrap();
-        threads.end();
-        // the thread has dropped its sender
-        assert_eq!(looked.recv(), Err(mpsc::RecvError));
+    fn a_thread_looks_when_it_is_woken_and_ends_with_the_program_however_long_it_would_wait() {
+        for every in [LONG, Duration::MAX] {
+            let (threads, _told) = threads();
+            let (tell, looked) = mpsc::channel();
+            let (service, waker) = (Arc::new(()), Waker::default());
+            let look = move |_: &Arc<()>| tell.send(()).unwrap();
+            threads
+                .keep_waking("test", &waker, &service, every, look)
+                .unwrap();
+            looked.recv().unwrap();
+            waker.wake();
+            looked.recv().unwrap();
+            threads.end();
+            // the thread has dropped its sender
+            assert_eq!(looked.recv(), Err(mpsc::RecvError));
+        }
     }
 
     #[test]
@@ -242,5 +216,12 @@ mod tests {
         assert_eq!(taken.recv().unwrap(), Some(2));
         drop(send);
         assert_eq!(taken.recv(), Err(mpsc::RecvError));
+    }
+
+    #[test]
+    fn one_piece_of_work_that_panics_is_reported() {
+        let (threads, told) = threads();
+        threads.start("once", || panic!("wrong")).unwrap();
+        assert_eq!(told.recv().unwrap(), "once");
     }
 }
