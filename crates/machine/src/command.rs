@@ -377,7 +377,7 @@ pub fn arguments(
         if let Some(initrd) = &boot.initrd {
             arg("-initrd", initrd.clone().into());
         }
-        if let Some(cmdline) = hardware::cmdline(config) {
+        if let Some(cmdline) = hardware::cmdline(config, &spec.accel) {
             arg("-append", cmdline.into());
         }
     }

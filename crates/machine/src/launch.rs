@@ -31,7 +31,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 /// QEMU's environment. Its emulator allocates and frees large tables; freed memory is to be returned to the host at once.
 /// With glibc's defaults, threads have separate heaps, and the sizes from which memory is returned grow with what was
 /// freed, so that more is kept: a measured clone took 77 MB instead of 70.
-const ENVIRONMENT: [(&str, &str); 2] = [
+pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     (
         "GLIBC_TUNABLES",
@@ -70,6 +70,7 @@ pub(crate) fn launch(
             file: spec.dir.join(PROCESS),
             starter: std::process::id(),
         }),
+        ends_with: None,
         cgroup: spec.cgroup.iter().flat_map(Group::entrances).collect(),
         user: spec.user,
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),

@@ -195,7 +195,7 @@ impl Machine {
             .cpu_model
             .as_deref()
             .unwrap_or(CPU_MODEL_DEFAULT);
-        let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
+        let host = Host::probe(&spec.programs, &spec.accel, model)?;
         host.check_start(&spec.config)?;
         let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
         let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;

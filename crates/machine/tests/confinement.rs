@@ -214,6 +214,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
         let plan = floe_machine::exec::ExecPlan {
             dir: "/".into(),
             announcement: None,
+            ends_with: None,
             cgroup: Vec::new(),
             user: None,
             refuse_huge_pages: refuse,

@@ -419,7 +419,10 @@ impl Machines {
             ),
             End::Lost => (
                 true,
-                format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+                match self.resources.out_of_memory(&record) {
+                    Some(why) => why,
+                    None => format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+                },
             ),
         };
         self.traces.take_trace(operation);
