@@ -72,18 +72,16 @@ impl PendingClock {
             return pending;
         }
         let fallback = finish.clone();
-        let thread = std::thread::Builder::new()
-            .name("guest-clock".into())
-            .spawn(move || {
-                finish(match set(&socket) {
-                    Ok(()) => ClockSync::Set {
-                        took: started.elapsed(),
-                    },
-                    Err(e) => ClockSync::Stale {
-                        reason: format!("{e}, or {BY_HAND}"),
-                    },
-                });
+        let thread = floe_threads::spawn("guest-clock", move || {
+            finish(match set(&socket) {
+                Ok(()) => ClockSync::Set {
+                    took: started.elapsed(),
+                },
+                Err(e) => ClockSync::Stale {
+                    reason: format!("{e}, or {BY_HAND}"),
+                },
             });
+        });
         if let Err(e) = thread {
             fallback(ClockSync::Stale {
                 reason: e.to_string(),

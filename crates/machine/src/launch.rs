@@ -116,10 +116,8 @@ pub(crate) fn launch(
     let pid = child.id();
     let process = Process::hold(pid);
     // Some thread must collect the child's exit status, otherwise it stays a zombie as long as this process lives.
-    let reaper = std::thread::Builder::new()
-        .name("qemu-reaper".into())
-        .spawn(move || child.wait());
-    reaper.map_err(MachineError::io("watch QEMU"))?;
+    let reaper = floe_threads::spawn("qemu-reaper", move || child.wait());
+    reaper.map_err(|e| MachineError::io("watch QEMU")(e.into()))?;
     let process = process.map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;
     tracing::debug!(machine = spec.name, pid, "QEMU started");
 

@@ -18,13 +18,13 @@ use crate::{abi, owner, push, serve};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
 use floe_sched::Fifo;
+use floe_threads::Task;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
 
 /// How many orders to push a block may wait. More aren't worth it: the guest will have touched those pages by then.
 const PUSHES_QUEUED_MAX: usize = 256;
@@ -45,7 +45,7 @@ pub struct Mount {
     took_over: bool,
     /// The number that the planner will know the next region by.
     next_region: AtomicU32,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Task<()>>,
     live_dir: PathBuf,
     open: bool,
 }
@@ -170,11 +170,9 @@ fn make_private(dir: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
-    std::thread::Builder::new()
-        .name(name)
-        .spawn(run)
-        .map_err(MountError::io("start a thread of", "the mount"))
+fn spawn(name: String, run: impl FnMut() + Send + 'static) -> Result<Task<()>, MountError> {
+    floe_threads::keep_running(name, run)
+        .map_err(|error| MountError::io("start a thread of", "the mount")(error.into()))
 }
 
 impl Mount {
@@ -215,23 +213,25 @@ impl Mount {
             .map_err(MountError::io("get memory for the buffers of", mountpoint))?;
         let mut replies = buffers.replies.into_iter();
         let mut threads = Vec::new();
-        for (device, (request, reply)) in buffers.requests.into_iter().zip(&mut replies).enumerate()
+        for (device, (mut request, mut reply)) in
+            buffers.requests.into_iter().zip(&mut replies).enumerate()
         {
             let core = core.clone();
             threads.push(spawn(format!("floe-fuse-{device}"), move || {
-                serve::run(&core, device, request, reply)
+                serve::run(&core, device, &mut request, &mut reply)
             })?);
         }
-        for (i, reply) in replies.enumerate() {
+        for (i, mut reply) in replies.enumerate() {
             let (core, work) = (Arc::downgrade(&core), work.clone());
             spawn(format!("floe-disk-{i}"), move || {
-                serve::work(&core, &work, reply)
+                serve::work(&core, &work, &mut reply)
             })?;
         }
         let weak = Arc::downgrade(&core);
-        spawn("floe-planner".into(), move || {
-            owner::run(&weak, &events, planner)
-        })?;
+        // what the planner knows would not survive a panic, so it is not started again
+        let plan = move || owner::run(&weak, &events, planner);
+        floe_threads::spawn("floe-planner", plan)
+            .map_err(|error| MountError::io("start a thread of", "the mount")(error.into()))?;
         let weak = Arc::downgrade(&core);
         spawn("floe-push".into(), move || push::run(&weak, &pusher))?;
         if took_over && let Err(error) = device::resend(&core.devices[0]) {
@@ -620,7 +620,7 @@ impl Mount {
     /// Blocks until the mount is gone, whoever unmounted it.
     pub fn wait(&mut self) {
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            let _ = thread.wait();
         }
     }
 }

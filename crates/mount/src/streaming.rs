@@ -52,9 +52,8 @@ impl Streaming {
     /// image is gone or another listener takes its place.
     pub(crate) fn listen(&self, listen: impl Fn(Buffering) + Send + Sync + 'static) {
         let (tell, told) = unbounded();
-        let thread = std::thread::Builder::new().name("floe-buffering".into());
         let run = move || told.into_iter().for_each(listen);
-        if let Err(error) = thread.spawn(run) {
+        if let Err(error) = floe_threads::spawn("floe-buffering", run) {
             tracing::error!(%error, "machines can't be paused for buffering");
             return;
         }

@@ -154,8 +154,7 @@ impl Adoption {
                 let _over = tell;
                 adoption.take_over(left);
             };
-            let thread = std::thread::Builder::new().name("adopt".into());
-            if let Err(error) = thread.spawn(work) {
+            if let Err(error) = self.core.threads.start("adopt", work) {
                 tracing::error!(machine = %name, %error, "no thread to take it over: restart the node");
             }
         }
@@ -166,9 +165,7 @@ impl Adoption {
                 adoption.end_leftovers(&pool);
             }
         };
-        let _ = std::thread::Builder::new()
-            .name("adopt".into())
-            .spawn(leftovers);
+        let _ = self.core.threads.start("adopt", leftovers);
         drop(tell);
         // nothing is ever sent: the wait ends when the last thread drops its sender
         let _ = told.recv_timeout(BEFORE_ANSWERING);

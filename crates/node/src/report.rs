@@ -142,9 +142,9 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// Returns false once the client has hung up.
-    pub fn goes_on(&self) -> bool {
-        !self.cancel.is_cancelled()
+    /// Returns the switch that is thrown when the client hangs up.
+    pub fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 
     /// Reports how far the work is; returns false once the client has hung up.

@@ -3,14 +3,11 @@
 //! Each waits for its interval to pass, to be woken, or for a message, and notices at once when the program ends. If its work
 //! panics, that is logged and reported, and the thread goes on after a moment, since nobody else does its work.
 
-use crate::task::guarded;
+use crate::task::{AFTER_PANIC, guarded};
 use crate::{Cancel, Pulse, StartError, spawn};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-
-/// How long a thread rests after its work has panicked, so that a panic that repeats at once does not fill the log.
-const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// Called with the name of a thread whose work has panicked.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
@@ -120,6 +117,17 @@ impl Threads {
             }
         };
         spawn(name, follow).map(drop)
+    }
+
+    /// Starts a thread that does `work`, and does it again if it panics, until it returns or the threads are to end.
+    pub fn keep_running(
+        &self,
+        name: &'static str,
+        mut work: impl FnMut() + Send + 'static,
+    ) -> Result<(), StartError> {
+        let (report, over) = (self.report.clone(), self.over.clone());
+        let run = move || while !reported(name, &report, &mut work) && over.sleep(AFTER_PANIC) {};
+        spawn(name, run).map(drop)
     }
 
     /// Starts a thread for one piece of work of a service, whose result nobody waits for. A panic is reported.

@@ -5,6 +5,7 @@
 //!
 //! - [`Threads`] holds the threads that look after something for as long as a program runs. Such a thread goes on after a
 //!   panic of its work, which is logged and reported.
+//! - [`keep_running`] starts a thread that must not end by a panic where no such list is at hand.
 //! - [`spawn`] starts a thread for one piece of work, and [`Task`] is its result; [`scope`] starts some that borrow from their
 //!   caller. A panic is logged, and reaches whoever waits for the result.
 //!
@@ -29,7 +30,7 @@ pub use cancel::{Cancel, Hook};
 pub use keep::{Report, Threads, Waker};
 pub use pulse::{Pulse, Seen};
 pub use ready::{Ready, ended, ready};
-pub use task::{Panicked, Scope, Task, scope, spawn};
+pub use task::{Panicked, Scope, Task, keep_running, scope, spawn};
 
 /// Where `pulse.rs` takes its locks from: the standard library here, and loom in `interleavings`.
 mod sync {

@@ -3,7 +3,7 @@
 use crate::{Cancel, Waited};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Child;
@@ -51,19 +51,21 @@ pub fn ready(
     Ok(Ready::Those(ready.map(|(place, _)| place).collect()))
 }
 
-/// Waits until a child process has ended, at most until `until` and until `cancel` is thrown. Its `wait` then returns at once
-/// with its status.
+/// Waits until a child process has ended, at most until `until` and until `cancel` is thrown. The child is not collected, so that
+/// its number belongs to nobody else yet: its `wait` then returns at once with its status.
 pub fn ended(
-    child: &mut Child,
+    child: &Child,
     until: Option<Instant>,
     cancel: Option<&Cancel>,
 ) -> io::Result<Waited<()>> {
-    // collects a child that has ended; the id of one that has not been collected belongs to nobody else
-    if child.try_wait()?.is_some() {
-        return Ok(Waited::Come(()));
+    let pid = Pid::from_child(child);
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    match waitid(WaitId::Pid(pid), look) {
+        Ok(None) => {}
+        // it was collected before
+        Ok(Some(_)) | Err(Errno::CHILD) => return Ok(Waited::Come(())),
+        Err(error) => return Err(error.into()),
     }
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     Ok(match ready(&[process.as_fd()], until, cancel)? {
         Ready::Those(_) => Waited::Come(()),
@@ -101,18 +103,18 @@ mod tests {
             .spawn()
             .unwrap();
         let soon = Instant::now().checked_add(Duration::from_millis(1));
-        let waited = super::ended(&mut child, soon, None).unwrap();
+        let waited = super::ended(&child, soon, None).unwrap();
         assert_eq!(waited, Waited::TimedOut);
         let cancel = Cancel::default();
         cancel.cancel();
-        let waited = super::ended(&mut child, None, Some(&cancel)).unwrap();
+        let waited = super::ended(&child, None, Some(&cancel)).unwrap();
         assert_eq!(waited, Waited::Cancelled);
         drop(child.stdin.take());
-        let waited = super::ended(&mut child, None, None).unwrap();
+        let waited = super::ended(&child, None, None).unwrap();
         assert_eq!(waited, Waited::Come(()));
         assert_eq!(child.wait().unwrap().code(), Some(3));
         // also once it was collected
-        let waited = super::ended(&mut child, None, None).unwrap();
+        let waited = super::ended(&child, None, None).unwrap();
         assert_eq!(waited, Waited::Come(()));
     }
 }

@@ -6,7 +6,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The work of a thread has panicked. The panic's text is in the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +17,9 @@ pub struct Panicked {
     /// The panic's message.
     pub message: String,
 }
+
+/// How long a thread rests after its work has panicked, so that a panic that repeats at once does not fill the log.
+pub(crate) const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A piece of work on a thread of its own. Dropping this lets the thread go on alone.
 #[derive(Debug)]
@@ -49,6 +52,21 @@ pub fn spawn<T: Send + 'static>(
         Ok(_) => Ok(task),
         Err(source) => Err(StartError { name, source }),
     }
+}
+
+/// Starts a thread with this name that does `work`, and does it again after a moment if it panics, until it returns: for work
+/// that nobody else would do. A panic is logged.
+pub fn keep_running(
+    name: impl Into<String>,
+    mut work: impl FnMut() + Send + 'static,
+) -> Result<Task<()>, StartError> {
+    let name = name.into();
+    let of_thread = name.clone();
+    spawn(name, move || {
+        while guarded(&of_thread, AssertUnwindSafe(&mut work)).is_err() {
+            thread::sleep(AFTER_PANIC);
+        }
+    })
 }
 
 impl<T> Task<T> {
@@ -105,8 +123,21 @@ pub fn scope<'env, T>(work: impl for<'scope> FnOnce(Scope<'scope, 'env>) -> T) -
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Starts a thread with this name. A panic of its work is logged, and returned by the handle's `join`.
+    /// Starts a thread with this name. A panic of its work is logged, and returned by the handle's `join`. Panics itself if the
+    /// host has no thread to give.
     pub fn spawn<T: Send + 'scope>(
+        self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> ScopedJoinHandle<'scope, T> {
+        match self.try_spawn(name, work) {
+            Ok(thread) => thread,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Does the same as [`Scope::spawn`], and returns an error if the host has no thread to give.
+    pub fn try_spawn<T: Send + 'scope>(
         self,
         name: &str,
         work: impl FnOnce() -> T + Send + 'scope,
@@ -128,27 +159,18 @@ impl<'scope> Scope<'scope, '_> {
         })
     }
 
-    /// Starts as many threads with this name as the host allows, at most `count`, that all do the same work.
-    ///
-    /// Fails if not one can be started.
-    pub fn spawn_some(
-        self,
-        name: &str,
-        count: usize,
-        work: impl Fn() + Clone + Send + 'scope,
-    ) -> Result<(), StartError> {
+    /// Starts as many threads with this name as the host gives, at most `count`, that take parts of the same work until nothing
+    /// is left of it. If it gives none, this thread does the work.
+    pub fn spawn_some(self, name: &str, count: usize, work: impl Fn() + Clone + Send + 'scope) {
         for started in 0..count {
-            match self.spawn(name, work.clone()) {
-                Err(error) if started == 0 => return Err(error),
-                // the others do its share
-                Err(error) => {
-                    tracing::warn!(%error, started, count, "fewer threads than wished");
-                    return Ok(());
+            if let Err(error) = self.try_spawn(name, work.clone()) {
+                tracing::warn!(%error, started, count, "fewer threads than wished");
+                if started == 0 {
+                    work();
                 }
-                Ok(_) => {}
+                return;
             }
         }
-        Ok(())
     }
 }
 
@@ -156,7 +178,6 @@ impl<'scope> Scope<'scope, '_> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Duration;
 
     #[test]
     fn the_result_of_a_thread_comes_to_who_waits_and_so_does_its_panic() {
@@ -165,6 +186,20 @@ mod tests {
         let wrong = spawn("fails", || panic!("number {}", 3)).unwrap();
         let error = wrong.wait().map(|(): ()| ()).unwrap_err();
         assert_eq!(error.to_string(), "the thread fails failed: number 3");
+    }
+
+    #[test]
+    fn a_thread_that_is_kept_running_goes_on_after_a_panic_until_its_work_is_over() {
+        let (times, counted) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let (work_times, work_counted) = (times.clone(), counted.clone());
+        let work = move || {
+            let time = work_times.fetch_add(1, Ordering::SeqCst);
+            assert!(time > 0, "the first time goes wrong");
+            work_counted.fetch_add(1, Ordering::SeqCst);
+        };
+        keep_running("again", work).unwrap().wait().unwrap();
+        let seen = [&times, &counted].map(|count| count.load(Ordering::SeqCst));
+        assert_eq!(seen, [2, 1]);
     }
 
     #[test]
@@ -186,12 +221,11 @@ mod tests {
         scope(|scope| {
             scope.spawn_some("counts", 3, || {
                 count.fetch_add(1, Ordering::SeqCst);
-            })
-        })
-        .unwrap();
+            });
+        });
         assert_eq!(count.load(Ordering::SeqCst), 3);
         let failed = scope(|scope| {
-            let wrong = scope.spawn("fails", || panic!("wrong")).unwrap();
+            let wrong = scope.spawn("fails", || panic!("wrong"));
             wrong.join().map(|(): ()| ()).is_err()
         });
         assert!(failed);

@@ -52,10 +52,10 @@ impl Place {
         let others: Vec<&Member> = roster.members.iter().filter(|m| m.id != own).collect();
         let mut untold = Vec::new();
         for some in others.chunks(TOLD_AT_A_TIME) {
-            std::thread::scope(|scope| {
+            floe_threads::scope(|scope| {
                 let tell = |member: &&Member| {
                     let (member, body) = ((*member).clone(), body.clone());
-                    scope.spawn(move || {
+                    scope.spawn("tell-member", move || {
                         let told = self.tell(&member, NODE_ROSTER, body);
                         told.map_err(|why| (member.name, why))
                     })
@@ -163,8 +163,7 @@ impl Cluster {
         let Some(place) = self.place() else {
             return;
         };
-        let thread = std::thread::Builder::new().name("cluster-spread".into());
-        if let Err(error) = thread.spawn(move || place.spread()) {
+        if let Err(error) = floe_threads::spawn("cluster-spread", move || place.spread()) {
             tracing::warn!(%error, "members learn of the change when they ask");
         }
     }

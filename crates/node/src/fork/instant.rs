@@ -152,8 +152,8 @@ impl Forks {
             },
             dir: &self.layers.dir(),
         };
-        let (layer, loads, frozen) = std::thread::scope(|scope| {
-            scope.spawn(|| drop(paused)); // writes the record to the disk, which takes longer than the hashing
+        let (layer, loads, frozen) = floe_threads::scope(|scope| {
+            scope.spawn("fork-record", || drop(paused)); // writes the record to the disk, which takes longer than the hashing
             Layer::build(captured, making)
         })?;
         report.stage("hash")?;

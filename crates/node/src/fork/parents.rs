@@ -133,8 +133,8 @@ impl Forks {
     /// Pulls the rest of a clone's image on a thread of its own, until it is complete or the clone is gone.
     pub(super) fn settle_later(self: &Arc<Self>, entry: &Arc<Entry>) {
         let (forks, entry) = (Arc::downgrade(self), entry.clone());
-        let thread = std::thread::Builder::new().name("fork-settle".into());
-        let spawned = thread.spawn(move || {
+        let over = self.core.threads.over().clone();
+        let spawned = self.core.threads.start("fork-settle", move || {
             loop {
                 let Some(forks) = forks.upgrade() else { return };
                 let known = forks.inventory.get(entry.name.as_str());
@@ -153,7 +153,9 @@ impl Forks {
                     }
                 }
                 drop(forks);
-                std::thread::sleep(SETTLE_AGAIN);
+                if !over.sleep(SETTLE_AGAIN) {
+                    return;
+                }
             }
         });
         if let Err(error) = spawned {

@@ -20,11 +20,8 @@ use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
-    time::Duration,
 };
 
-/// How often a fork that waits for its clones checks whether its caller is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How many starts per core are under way at once: QEMU's start waits for the disk about as long as it computes.
 const STARTS_PER_CORE: usize = 2;
 /// How many more starts are under way at once if there are other hosts: each is a request that waits.
@@ -114,7 +111,12 @@ impl Forks {
         let (tell, told) = mpsc::channel::<Event>();
         let mut times: HashMap<CloneId, f64> = HashMap::new();
         let mut cancelled = false;
-        std::thread::scope(|scope| -> Result<(), NodeError> {
+        // a caller that goes while its clones start wakes the thread that waits for them
+        let gone = tell.clone();
+        let _hook = report.cancel().on_cancel(move || {
+            let _ = gone.send(Event::Cancelled); // after the scope nobody listens
+        });
+        floe_threads::scope(|scope| -> Result<(), NodeError> {
             for _ in 0..workers {
                 let tell = tell.clone();
                 let jobs = &jobs;
@@ -133,10 +135,7 @@ impl Forks {
                         }
                     }
                 };
-                let spawned = std::thread::Builder::new().name("clone".into());
-                spawned
-                    .spawn_scoped(scope, work)
-                    .map_err(crate::error::at("cannot start a thread for a clone"))?;
+                scope.try_spawn("clone", work)?;
             }
             let mut actions = fork.handle(Event::Ready);
             loop {
@@ -150,15 +149,8 @@ impl Forks {
                     }
                     let _ = give.send(action); // the receiver lives as long as this scope
                 }
-                let event = if !cancelled && report.check().is_err() {
-                    cancelled = true;
-                    Event::Cancelled
-                } else {
-                    match told.recv_timeout(LOOK_EVERY) {
-                        Ok(event) => event,
-                        Err(_) => continue,
-                    }
-                };
+                let event = told.recv().expect("this function holds a sender");
+                cancelled |= matches!(event, Event::Cancelled);
                 let about = match &event {
                     Event::Started(clone) => {
                         times.entry(*clone).or_insert_with(|| report.elapsed_ms());

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often clones that a program waits for are checked.
+/// How often clones that a program waits for are checked, and machines with which another operation is under way: neither the
+/// end of a clone on another host nor that of an operation is told to anybody.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often other hosts are asked about their clones.
 const ASK_EVERY: Duration = Duration::from_secs(1);

@@ -103,9 +103,8 @@ impl Guests {
             return;
         };
         let guests: Weak<Guests> = Arc::downgrade(self);
-        let spawned = std::thread::Builder::new()
-            .name("guest".into())
-            .spawn(move || session::run(&guests, &entry, &vm));
+        let talk = move || session::run(&guests, &entry, &vm);
+        let spawned = self.core.threads.keep_running("guest", talk);
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
         }

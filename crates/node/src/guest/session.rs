@@ -260,8 +260,7 @@ fn begin(
         given.under_way.fetch_sub(1, Ordering::SeqCst);
         given.answer(session, number, answer);
     };
-    let thread = std::thread::Builder::new().name("guest-call".into());
-    if let Err(error) = thread.spawn(work) {
+    if let Err(error) = floe_threads::spawn("guest-call", work) {
         link.under_way.fetch_sub(1, Ordering::SeqCst);
         link.answer(session, number, busy(error.to_string()));
     }

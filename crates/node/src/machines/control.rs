@@ -263,9 +263,9 @@ impl Machines {
 
     /// Stops all machines at the same time.
     pub(crate) fn stop_all_machines(&self) {
-        std::thread::scope(|scope| {
+        floe_threads::scope(|scope| {
             for entry in self.inventory.all() {
-                scope.spawn(move || {
+                scope.spawn("stop", move || {
                     if let Err(error) =
                         self.stop_machine(entry.name.as_str(), &StopRequest::default())
                     {

@@ -154,7 +154,7 @@ impl Resources {
             if removed.is_ok() {
                 return;
             }
-            // the kernel may not have removed the process yet
+            // the kernel removes a process from its group a moment after it has reported its end, and tells nobody
             std::thread::sleep(REMOVAL_AGAIN);
             removed = group.remove();
         }

@@ -211,11 +211,8 @@ impl Fetch<'_> {
         } else {
             self.options.connections
         };
-        std::thread::scope(|threads| {
-            for _ in 0..connections.min(parts.len()) {
-                threads.spawn(work);
-            }
-        });
+        let threads = connections.min(parts.len());
+        floe_threads::scope(|scope| scope.spawn_some("pull", threads, work));
         match failed.into_inner() {
             Some(error) => Err(error),
             None => Ok(fetched.into_inner()),

@@ -208,11 +208,7 @@ fn send_missing(
         options.connections
     };
     let threads = connections.min(queue.lock().len());
-    std::thread::scope(|threads_of| {
-        for _ in 0..threads {
-            threads_of.spawn(work);
-        }
-    });
+    floe_threads::scope(|scope| scope.spawn_some("push", threads, work));
     report.chunks_sent += chunks_sent.into_inner();
     report.bytes_sent += bytes_sent.into_inner();
     match failed.into_inner() {
