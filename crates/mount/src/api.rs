@@ -376,6 +376,7 @@ impl Mount {
 
     /// Adds a machine; its disks and its trace continue what is in its directory. The images that [`Mount::recorded_bases`]
     /// returns for that directory must have been added before.
+    // Long: checks of the description, then all parts of the machine in the order in which they need each other.
     pub fn add_machine(&self, spec: MachineSpec) -> Result<MachineHandle, MountError> {
         check_machine_name(&spec.name)?;
         if self.core.machines.read().contains_key(&spec.name) {

@@ -337,6 +337,7 @@ impl Adoption {
 /// Begins after a while to take a machine over again; returns `None` once there is nothing to take over any more.
 fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
+        // a QEMU that does not answer says nothing when it could
         std::thread::sleep(ASK_AGAIN);
         // if another operation is under way, it leaves the machine ended or started
         let operation = entry.begin(Task::Adopt).ok();

@@ -8,8 +8,6 @@ use tokio::sync::mpsc;
 
 /// Progress events that follow sooner than this after another are dropped: nobody can read more than ten a second.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-/// How often waiting loops check whether the client has hung up: unnoticeable for a human, and it costs nothing.
-pub const CANCEL_POLL: Duration = Duration::from_millis(5);
 
 /// Stopwatch of one long call and its connection to the client. Every moment belongs to exactly one stage, so the stages'
 /// times sum to the total.

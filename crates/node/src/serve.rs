@@ -227,6 +227,7 @@ fn end_jobs(node: &Node) {
 }
 
 /// Creates the services, the lowest first. Nothing is done yet.
+// Long: one list, in the order in which the services know each other.
 fn services(
     core: Arc<Core>,
     repo: Repository,

@@ -77,6 +77,7 @@ impl Forks {
     }
 
     /// Stops a machine, copies what it has written, and lets it go on.
+    // Long: the steps of the pause in their order, each beside what undoes it if a later one fails.
     fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Fork)?;

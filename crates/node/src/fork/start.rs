@@ -120,22 +120,7 @@ impl Forks {
             for _ in 0..workers {
                 let tell = tell.clone();
                 let jobs = &jobs;
-                let work = move || {
-                    loop {
-                        let job = jobs.lock().recv();
-                        match job {
-                            Ok(Action::Start(clone, host)) => {
-                                tell_of(clone, &tell, || self.try_clone(start, clone, host))
-                            }
-                            Ok(Action::Go(clone, _)) => {
-                                tell_of(clone, &tell, || self.go(start, clone))
-                            }
-                            Ok(Action::End(clone, host)) => self.end_clone(start, clone, host),
-                            Ok(Action::Over) | Err(_) => return,
-                        }
-                    }
-                };
-                scope.try_spawn("clone", work)?;
+                scope.try_spawn("clone", move || self.carry_out(start, jobs, &tell))?;
             }
             let mut actions = fork.handle(Event::Ready);
             loop {
@@ -187,6 +172,26 @@ impl Forks {
             .filter(|info| info.state == CloneState::NotGranted);
         not_granted.for_each(|info| report.clone_info(info.clone()));
         Ok(infos)
+    }
+
+    /// Carries out actions of a fork and says what came of them, until there are no more.
+    fn carry_out(
+        self: &Arc<Self>,
+        start: &Start<'_>,
+        jobs: &Mutex<mpsc::Receiver<Action>>,
+        tell: &mpsc::Sender<Event>,
+    ) {
+        loop {
+            let job = jobs.lock().recv();
+            match job {
+                Ok(Action::Start(clone, host)) => {
+                    tell_of(clone, tell, || self.try_clone(start, clone, host));
+                }
+                Ok(Action::Go(clone, _)) => tell_of(clone, tell, || self.go(start, clone)),
+                Ok(Action::End(clone, host)) => self.end_clone(start, clone, host),
+                Ok(Action::Over) | Err(_) => return,
+            }
+        }
     }
 
     pub(super) fn family_of(record: &ForkRecord, clone: CloneId, settled: bool) -> Family {

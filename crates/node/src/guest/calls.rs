@@ -166,7 +166,7 @@ impl Guests {
         loop {
             match self.machines.remove_machine(entry.name.as_str(), true) {
                 Err(error) if error.code() == ErrorCode::Busy && Instant::now() < until => {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
                 }
                 Err(error) => return Err(went_wrong(&error)),
                 Ok(()) => return Ok(Answer::Done { ended: 1, lost: 0 }),
@@ -226,7 +226,7 @@ impl Guests {
                         Err(error)
                             if matches!(error.code, ErrorCode::Busy | ErrorCode::NotFound) =>
                         {
-                            std::thread::sleep(LOOK_EVERY);
+                            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
                             continue 'look;
                         }
                         Err(error) => {
@@ -251,7 +251,7 @@ impl Guests {
             if over() {
                 return Err(Refusal::new(codes::TIMEOUT, "nobody waits any more", ""));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
         }
     }
 
@@ -274,7 +274,7 @@ impl Guests {
                         // it has ended by itself meanwhile
                         ErrorCode::NotFound => break,
                         ErrorCode::Busy if Instant::now() < until => {
-                            std::thread::sleep(LOOK_EVERY);
+                            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
                         }
                         _ => break failed.push(format!("{clone}: {error}")),
                     },

@@ -102,13 +102,19 @@ enum Ended {
 
 /// Talks to a machine's guest for as long as its QEMU and the node live.
 pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
-    while guests.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
+    let Some(over) = guests
+        .upgrade()
+        .map(|guests| guests.core.threads.over().clone())
+    else {
+        return;
+    };
+    while guests.strong_count() > 0 && !over.is_cancelled() && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
                 tracing::debug!(machine = %entry.name, %error, "the guest's port can't be reached");
-                std::thread::sleep(AGAIN);
+                over.sleep(AGAIN);
                 continue;
             }
         };
@@ -122,9 +128,11 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
                         .core
                         .tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
-                std::thread::sleep(HUNG_UP);
+                over.sleep(HUNG_UP);
             }
-            Ok(Ended::Closed) | Err(_) => std::thread::sleep(AGAIN),
+            Ok(Ended::Closed) | Err(_) => {
+                over.sleep(AGAIN);
+            }
         }
     }
 }

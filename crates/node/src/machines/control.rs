@@ -50,6 +50,7 @@ impl Machines {
     }
 
     /// Returns what is shown of a machine.
+    // Long: one structure, field by field.
     pub(crate) fn info_of(&self, entry: &Entry) -> MachineInfo {
         let (record, vm, disks, fetcher, failed, orphaned) = {
             let state = entry.state.read();

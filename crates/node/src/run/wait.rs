@@ -5,12 +5,17 @@
 //! something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. If the guest does not listen, QEMU closes the
 //! connection, and another is tried.
 
-use crate::{error::NodeError, report::CANCEL_POLL, transfer::Cancel};
+use crate::{
+    error::{NodeError, at},
+    transfer::Cancel,
+};
 use floe_api::{PortForward, Protocol, Wait};
-use floe_machine::console::ConsoleLog;
+use floe_machine::console::{ConsoleLog, ConsoleWatch};
+use floe_threads::ready;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    os::fd::AsFd,
     path::Path,
     time::{Duration, Instant},
 };
@@ -21,6 +26,8 @@ const BANNER_WAIT: Duration = Duration::from_millis(150);
 const ATTEMPT: Duration = Duration::from_secs(20);
 /// The time between two attempts.
 const PORT_POLL: Duration = Duration::from_millis(20);
+/// How often it is checked whether the machine is alive while its console is waited for.
+const ALIVE_EVERY: Duration = Duration::from_millis(200);
 /// What is sent to a server that waits for its client.
 const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 
@@ -50,6 +57,10 @@ pub fn wait(
     let port = forwards
         .iter()
         .find(|forward| forward.protocol == Protocol::Tcp);
+    let watch = match what {
+        Wait::Console => ConsoleWatch::new(console).ok(),
+        _ => None,
+    };
     while Instant::now() < until {
         if cancel.is_cancelled() {
             return Err(NodeError::Cancelled);
@@ -61,13 +72,18 @@ pub fn wait(
                 if ConsoleLog::position(console) != console_before {
                     return Ok(Waited::Answered(Instant::now()));
                 }
-                std::thread::sleep(CANCEL_POLL);
+                // who cannot watch the log looks at it as often as at the machine
+                let watched = watch.iter().map(AsFd::as_fd).collect::<Vec<_>>();
+                let until = until.min(Instant::now() + ALIVE_EVERY);
+                ready(&watched, Some(until), Some(cancel)).map_err(at("cannot wait"))?;
+                watch.iter().for_each(ConsoleWatch::clear);
             }
             (Wait::Port, Some(forward)) => {
                 if let Some(at) = ask(forward, until, cancel) {
                     return Ok(Waited::Answered(at));
                 }
-                std::thread::sleep(PORT_POLL);
+                // nothing tells when a program in the guest begins to listen
+                cancel.sleep(PORT_POLL);
             }
         }
     }

@@ -61,6 +61,7 @@ pub struct PullReport {
 }
 
 /// Pulls image `image` from `source`.
+// Long: the steps of a pull in their order, each of which needs what the one before found.
 pub fn pull(
     source: &dyn Source,
     image: &Hash,

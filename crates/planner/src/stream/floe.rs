@@ -145,6 +145,7 @@ impl Floe {
     }
 
     /// Returns what to fetch, in order.
+    // Long: one plan, from what is most urgent to what is least.
     pub(crate) fn plan(&mut self, groups: &Groups, choice: &Choice<'_>) -> Vec<Planned> {
         self.planned_at_us = Some(choice.run_us);
         self.missed = false;
