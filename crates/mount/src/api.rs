@@ -16,13 +16,13 @@ use crate::{
 use crate::{abi, crew, owner, push, serve};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
+use floe_threads::Task;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
 
 /// The type that statfs reports for a tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
@@ -39,7 +39,7 @@ pub struct Mount {
     took_over: bool,
     /// The number that the planner will know the next region by.
     next_region: AtomicU32,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Task<()>>,
     live_dir: PathBuf,
     open: bool,
 }
@@ -335,6 +335,7 @@ impl Mount {
 
     /// Adds a machine; its disks and its trace continue what is in its directory. The images that [`Mount::recorded_bases`]
     /// returns for that directory must have been added before.
+    // Long: checks of the description, then all parts of the machine in the order in which they need each other.
     pub fn add_machine(&self, spec: MachineSpec) -> Result<MachineHandle, MountError> {
         check_machine_name(&spec.name)?;
         if self.core.machines.read().contains_key(&spec.name) {
@@ -583,7 +584,7 @@ impl Mount {
     /// Blocks until the mount is gone, whoever unmounted it.
     pub fn wait(&mut self) {
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            let _ = thread.wait();
         }
     }
 }

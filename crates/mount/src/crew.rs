@@ -10,8 +10,8 @@ use crate::serve::{self, Buffers};
 use crate::{MountError, MountOptions, owner, trace};
 use floe_planner::Planner;
 use floe_sched::Fifo;
+use floe_threads::Task;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// How many bytes of disk requests may wait for a worker. Beyond that the thread that reads a request does work itself.
 const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
@@ -58,11 +58,13 @@ impl Queues {
     }
 }
 
-fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
-    std::thread::Builder::new()
-        .name(name)
-        .spawn(run)
-        .map_err(MountError::io("start a thread of", "the mount"))
+/// Starts a thread that goes on after a panic.
+fn spawn(name: String, run: impl FnMut() + Send + 'static) -> Result<Task<()>, MountError> {
+    floe_threads::keep_running(name, run).map_err(not_started)
+}
+
+fn not_started(error: floe_threads::StartError) -> MountError {
+    MountError::io("start a thread of", "the mount")(error.into())
 }
 
 /// Starts all threads; returns those that serve the kernel, which end when the mount is gone. The others end with `core`.
@@ -70,26 +72,27 @@ pub(crate) fn start(
     core: &Arc<Core>,
     buffers: Buffers,
     planner: Planner,
-) -> Result<Vec<JoinHandle<()>>, MountError> {
+) -> Result<Vec<Task<()>>, MountError> {
     let mut replies = buffers.replies.into_iter();
     let mut serving = Vec::new();
-    for (device, (request, reply)) in buffers.requests.into_iter().zip(&mut replies).enumerate() {
+    let devices = buffers.requests.into_iter().zip(&mut replies).enumerate();
+    for (device, (mut request, mut reply)) in devices {
         let core = core.clone();
         serving.push(spawn(format!("floe-fuse-{device}"), move || {
-            serve::run(&core, device, request, reply)
+            serve::run(&core, device, &mut request, &mut reply)
         })?);
     }
     let queues = &core.queues;
-    for (i, reply) in replies.enumerate() {
+    for (i, mut reply) in replies.enumerate() {
         let (core, work) = (Arc::downgrade(core), queues.work.clone());
         spawn(format!("floe-disk-{i}"), move || {
-            serve::work(&core, &work, reply)
+            serve::work(&core, &work, &mut reply)
         })?;
     }
     let (weak, inbox) = (Arc::downgrade(core), queues.inbox.clone());
-    spawn("floe-planner".into(), move || {
-        owner::run(&weak, &inbox, planner)
-    })?;
+    // what the planner knows would not survive a panic, so it is not started again
+    let plan = move || owner::run(&weak, &inbox, planner);
+    floe_threads::spawn("floe-planner", plan).map_err(not_started)?;
     let (weak, chores) = (Arc::downgrade(core), queues.chores.clone());
     spawn("floe-chores".into(), move || chores::run(&weak, &chores))?;
     let (weak, pusher) = (Arc::downgrade(core), queues.pusher.clone());

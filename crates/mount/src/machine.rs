@@ -63,8 +63,7 @@ pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
         }
         of.relieving.store(false, Ordering::Release);
     };
-    let thread = std::thread::Builder::new().name("floe-relieve".into());
-    if thread.spawn(flush).is_err() {
+    if floe_threads::spawn("floe-relieve", flush).is_err() {
         machine.relieving.store(false, Ordering::Release);
     }
 }

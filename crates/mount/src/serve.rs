@@ -131,10 +131,10 @@ impl Buffers {
 }
 
 /// Serves one descriptor until the mount is gone.
-pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut reply: Pinned) {
+pub(crate) fn run(core: &Arc<Core>, device: usize, request: &mut Pinned, reply: &mut Pinned) {
     loop {
-        match core.devices[device].read(&mut request) {
-            Ok(Some(n)) => handle(core, device, &request[..n], &mut reply, true),
+        match core.devices[device].read(request) {
+            Ok(Some(n)) => handle(core, device, &request[..n], reply, true),
             Ok(None) => return,
             Err(error) => {
                 tracing::error!(%error, "reading from /dev/fuse failed");
@@ -145,12 +145,12 @@ pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut repl
 }
 
 /// Runs a worker: does disk requests that were handed over, and may be slow.
-pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, mut reply: Pinned) {
+pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, reply: &mut Pinned) {
     while let Some((who, request)) = queue.next() {
         let Some(core) = core.upgrade() else {
             return;
         };
-        handle(&core, request.device, &request.bytes, &mut reply, false);
+        handle(&core, request.device, &request.bytes, reply, false);
         queue.served(who, request.bytes());
     }
 }
@@ -494,11 +494,14 @@ impl Call<'_> {
             let core = Arc::downgrade(self.core);
             let (device, node) = (self.device, self.header.node);
             // Not on this thread: the kernel blocks on pages that are being read.
-            std::thread::spawn(move || {
+            let told = floe_threads::spawn("floe-invalidate", move || {
                 let head = abi::notify_inval_inode(node, offset, len as u64);
                 core.upgrade()
                     .map(|c| c.devices[device].notify(abi::notify::INVAL_INODE, &head, &[]))
             });
+            if let Err(error) = told {
+                tracing::error!(%error, "others may see what was written for a while");
+            }
         }
     }
 

@@ -75,7 +75,6 @@ impl Streaming {
         state.heard.clear();
         let number = state.listener;
         drop(state);
-        let thread = std::thread::Builder::new().name("floe-buffering".into());
         let run = move || {
             let mut state = desk.state.lock();
             while !state.closed && state.listener == number {
@@ -88,7 +87,7 @@ impl Streaming {
             }
         };
         self.desk.changed.notify_all();
-        if let Err(error) = thread.spawn(run) {
+        if let Err(error) = floe_threads::spawn("floe-buffering", run) {
             tracing::error!(%error, "machines can't be paused for buffering");
         }
     }

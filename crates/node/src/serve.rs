@@ -219,17 +219,15 @@ impl Drop for NodeHandle {
 
 fn end_jobs(node: &Node) {
     let asked = Instant::now();
-    let patience = || match node.forks.any_unstored() {
-        true => STORING_END,
-        false => JOBS_END,
-    };
     // a call that ends may have begun another: a cancelled fork stores what it has
-    while node.core.cancel_jobs() > 0 && asked.elapsed() < patience() {
-        std::thread::sleep(crate::report::CANCEL_POLL);
-    }
+    node.core.end_jobs(|| match node.forks.any_unstored() {
+        true => asked + STORING_END,
+        false => asked + JOBS_END,
+    });
 }
 
 /// Creates the services, the lowest first. Nothing is done yet.
+// Long: one list, in the order in which the services know each other.
 fn services(
     core: Arc<Core>,
     repo: Repository,

@@ -91,7 +91,7 @@ impl Guests {
         arrived: mpsc::Receiver<MachineName>,
     ) -> Result<(), NodeError> {
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "guests",
             self,
             arrived,
@@ -100,7 +100,7 @@ impl Guests {
                 Some(name) => guests.listen_to(&name),
                 None => guests.drop_unclaimed(),
             },
-        )
+        )?)
     }
 
     fn listen_to(self: &Arc<Self>, name: &MachineName) {
@@ -111,14 +111,13 @@ impl Guests {
             return;
         };
         let guests: Weak<Guests> = Arc::downgrade(self);
-        let spawned = std::thread::Builder::new()
-            .name("guest".into())
-            .spawn(move || {
-                session::run(&guests, &entry, &vm);
-                if let Some(guests) = guests.upgrade() {
-                    guests.forget_streams(entry.name.as_str());
-                }
-            });
+        let talk = move || {
+            session::run(&guests, &entry, &vm);
+            if let Some(guests) = guests.upgrade() {
+                guests.forget_streams(entry.name.as_str());
+            }
+        };
+        let spawned = self.core.threads.keep_running("guest", talk);
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
         }

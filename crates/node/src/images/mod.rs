@@ -67,7 +67,8 @@ pub(crate) struct Images {
     pub sources: Sources,
     /// How long recent runs took, by image.
     pub starts: Starts,
-    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to.
+    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to. It is held
+    /// while files are synced: it orders what stores and what removes, and no fault or reader of an image takes it.
     pub storing: RwLock<()>,
     /// `None` once the node is ending.
     mount: RwLock<Option<Mount>>,

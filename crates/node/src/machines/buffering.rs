@@ -27,7 +27,7 @@ impl Machines {
     ) -> Result<(), NodeError> {
         let mut followed = Followed::default();
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "buffering",
             self,
             wishes,
@@ -35,7 +35,7 @@ impl Machines {
             move |machines, wish| {
                 followed.follow(machines, wish);
             },
-        )
+        )?)
     }
 
     /// Returns how a machine's image streams: what has arrived, what is awaited, and how often the machine was paused.

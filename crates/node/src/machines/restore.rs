@@ -173,21 +173,19 @@ impl Machines {
         };
         let clock = vm.set_clock();
         let (machines, entry) = (self.clone(), entry.clone());
-        let watcher = std::thread::Builder::new()
-            .name("guest-clock-watch".into())
-            .spawn(move || {
-                let stale = clock.wait(CLOCK_WAIT);
-                let set = entry.state().guest.agent;
-                if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
-                    machines.core.tell(
-                        Happened::MachineClock,
-                        entry.name.as_str(),
-                        format!("the guest's clock was not set: {reason}"),
-                    );
-                    let detail = format!("its clock shows the time of the capture: {reason}");
-                    let _ = entry.update(|record| record.detail = detail);
-                }
-            });
+        let watcher = floe_threads::spawn("guest-clock-watch", move || {
+            let stale = clock.wait(CLOCK_WAIT);
+            let set = entry.state().guest.agent;
+            if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
+                machines.core.tell(
+                    Happened::MachineClock,
+                    entry.name.as_str(),
+                    format!("the guest's clock was not set: {reason}"),
+                );
+                let detail = format!("its clock shows the time of the capture: {reason}");
+                let _ = entry.update(|record| record.detail = detail);
+            }
+        });
         drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 
