@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Context;
 use super::error::CliError;
-use super::session::{Input, Output, Session};
+use super::session::{Input, Output, Session, is_over};
 use floe_api::{ExecRequest, Program};
 use floe_guest::copy::{self, Form, Place, pieces};
 
@@ -165,7 +165,7 @@ fn into(cx: &Context, from: &str, machine: &str, path: &str, user: &str) -> Resu
     };
     match sent {
         // the guest took no more, and says why
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+        Err(error) if !is_over(&error) => {
             Err(CliError::failed(&format!("cannot copy {from}"), error))
         }
         _ => session.conclude(Vec::new()),

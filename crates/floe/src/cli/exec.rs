@@ -9,7 +9,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::error::CliError;
-use super::session::{ONLY, Session, gone};
+use super::session::{ONLY, Session, gone, is_over};
 use super::terminal::{self, Raw, Signals};
 use super::{Context, args, visible};
 use floe_api::client::Client;
@@ -383,7 +383,7 @@ impl Attached {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 // the process is over, as the next read tells
-                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.unsent.clear(),
+                Err(e) if is_over(&e) => self.unsent.clear(),
                 Err(e) => return Err(e),
             }
         }

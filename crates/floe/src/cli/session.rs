@@ -149,6 +149,14 @@ fn lost() -> Frame {
     }
 }
 
+/// Whether a write failed because the process is over: the node takes nothing more, and what it has said is still to be read.
+pub fn is_over(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}
+
 /// The error for a process of which nothing more is known.
 pub fn gone(machine: &str, why: &str) -> CliError {
     let text = format!("the connection to the guest of {machine} ended: {why}");

@@ -1,9 +1,9 @@
 //! Processes in guests: a request to start one, whose connection then carries its streams.
 
-use super::answer::{Failure, Input, blocking};
+use super::answer::{Failure, Input, Path, blocking};
 use crate::{Node, guest::relay};
 use axum::{
-    extract::{FromRequest, Path, Request, State},
+    extract::{FromRequest, Request, State},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };

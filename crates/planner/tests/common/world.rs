@@ -28,6 +28,9 @@ fn wire(link: Link) -> Wire {
     }
 }
 
+/// By region and block what was asked for: the chunks, those that haven't come, and for whom.
+type Fetches = HashMap<(u32, u64), Vec<(u64, u64, Who)>>;
+
 /// A machine, and its image's only region, which several machines may have.
 pub struct Machine {
     link: usize,
@@ -99,7 +102,7 @@ pub struct World {
     touched: HashSet<At>,
     /// Images whose model was told.
     modelled: HashSet<u32>,
-    fetches: HashMap<(u32, u64), Vec<(u64, u64, Who)>>,
+    fetches: Fetches,
 }
 
 impl World {
