@@ -17,7 +17,7 @@ CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
 EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
-.PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system lab completions clean
+.PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
 
 help: ## Show this list
@@ -95,8 +95,20 @@ web-test: deps web guest-tiny
 	$(CARGO) test --locked --workspace --no-run --quiet
 	cd web && FLOE=$(CURDIR)/target/debug/floe FLOE_GUESTS=$(GUESTS) npm run --silent test
 
+# The interfaces against their descriptions, by a program that knows nothing but those.
+SCHEMATHESIS := $(CURDIR)/.cache/schemathesis
+$(SCHEMATHESIS)/ready: tests/interface/requirements.txt | deps
+	@rm -rf $(SCHEMATHESIS)
+	@python3 -m venv $(SCHEMATHESIS)
+	@$(SCHEMATHESIS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+interface: deps web $(SCHEMATHESIS)/ready ## Make right and wrong requests of node and hub, and hold their answers to docs/openapi-*.json
+	@$(CARGO) test --locked --workspace --no-run --quiet
+	@tests/interface/run target/debug/floe $(SCHEMATHESIS)/bin/st
+
 # Every part runs, whatever an earlier one said: one failure must not hide another.
-TEST_PARTS := fmt lint doc fuzz-check system web-test
+TEST_PARTS := fmt lint doc fuzz-check system interface web-test
 
 test: deps ## Everything that must hold: format, lints, docs, unit, property, system and browser tests
 	@failed=; for part in $(TEST_PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
@@ -105,6 +117,10 @@ test: deps ## Everything that must hold: format, lints, docs, unit, property, sy
 
 flaky: deps web guest-tiny guest-mpi ## Run the tests ten times beside a load on every core, to find those that fail now and then
 	@FLOE_GUESTS=$(GUESTS) scripts/flaky
+
+kvm-check: build guest-tiny guest-mpi guest-debian guest-apps ## On a host with a working KVM: run the system tests under it, and measure
+	@$(CARGO) build --release --locked -p floe-lab
+	@scripts/kvm-check $(GUESTS)
 
 lab: build guest-debian guest-tiny guest-apps guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab

@@ -3,9 +3,9 @@
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking};
-use super::wire::{counted, parse_id, parse_name, readable};
+use super::wire::{Path, counted, parse_id, parse_name, readable};
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use floe_front::Party;

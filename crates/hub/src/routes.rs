@@ -4,10 +4,10 @@ use super::access::Viewer;
 use super::access::admit;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking, blocking_long};
-use super::wire::{json, parse_id, parse_name};
+use super::wire::{Args, Path, json, parse_id, parse_name};
 use super::{batch, files, login, publish, thumbnail, traces, uploads};
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -61,7 +61,7 @@ async fn openapi() -> Json<utoipa::openapi::OpenApi> {
 async fn resolve(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Query(query): Query<NameQuery>,
+    Args(query): Args<NameQuery>,
 ) -> ApiResult<Json<Resolved>> {
     let absent = ApiError::no_image(format_args!(
         "{:?}",
@@ -205,7 +205,7 @@ async fn tag(
 async fn untag(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Query(query): Query<NameQuery>,
+    Args(query): Args<NameQuery>,
 ) -> ApiResult<StatusCode> {
     let owner = viewer.user()?.to_owned();
     let name = parse_name(&query.name)?;

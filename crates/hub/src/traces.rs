@@ -9,10 +9,10 @@ use super::catalogue::{Holding, now_unix_ms};
 use super::error::{ApiError, ApiResult};
 use super::quota;
 use super::state::{Hub, behind, blocking};
-use super::wire::{collect_body, parse_id, readable};
+use super::wire::{Args, Path, collect_body, parse_id, readable};
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use floe_api::hub::TraceTaken;
@@ -199,7 +199,7 @@ pub(crate) async fn model(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
     Path(id): Path<String>,
-    Query(query): Query<ModelQuery>,
+    Args(query): Args<ModelQuery>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let id = parse_id(&id)?;

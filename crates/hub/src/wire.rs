@@ -5,12 +5,43 @@ use super::catalogue::Holding;
 use super::error::{ApiError, ApiResult};
 use super::state::Hub;
 use axum::body::Body;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::FromRequestParts;
+use axum::http::{HeaderMap, StatusCode, header, request::Parts};
 use bytes::{Bytes, BytesMut};
 use floe_front::{Held, TooSlow};
 use floe_image::{Hash, ImageName};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
+
+/// The parts of a request's path that the route names.
+pub(crate) struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        axum::extract::Path::from_request_parts(parts, state)
+            .await
+            .map(|axum::extract::Path(named)| Path(named))
+            .map_err(|error| ApiError::bad(error.body_text(), SEE))
+    }
+}
+
+/// A request's query string.
+pub(crate) struct Args<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Args<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
+        axum::extract::Query::try_from_uri(&parts.uri)
+            .map(|axum::extract::Query(args)| Args(args))
+            .map_err(|error| ApiError::bad(error.body_text(), SEE))
+    }
+}
+
+/// Where a client finds how to put a request.
+const SEE: &str = "see /v1/openapi.json";
 
 /// Bytes that are allocated before a body arrives, whatever its length claims to be.
 const BODY_FIRST_BYTES_MAX: u64 = 64 << 10;

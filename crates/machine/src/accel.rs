@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,17 @@ pub enum Accel {
 }
 
 impl Accel {
+    /// Returns the group in which a machine's own user must be to open /dev/kvm; `None` if it needs none.
+    pub fn device_group(&self) -> Option<u32> {
+        match self {
+            Accel::Kvm => std::fs::metadata(DEVICE).ok().and_then(|device| {
+                let mode = device.permissions().mode();
+                (mode & OTHERS != OTHERS).then_some(device.gid())
+            }),
+            Accel::Tcg { .. } => None,
+        }
+    }
+
     /// Returns QEMU's name of the accelerator, as it is recorded in an image's configuration.
     pub fn name(&self) -> &'static str {
         match self {
@@ -40,6 +52,12 @@ impl fmt::Display for Accel {
     }
 }
 
+const DEVICE: &str = "/dev/kvm";
+/// Reading and writing, for the device's group and for everybody else.
+const GROUP: u32 = 0o060;
+const OTHERS: u32 = 0o006;
+/// The group of root.
+const ROOT_GROUP: u32 = 0;
 const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;
 const KVM_CREATE_VM: libc::c_ulong = 0xae01;
 /// The only version of the KVM API since Linux 2.6.22.
@@ -65,7 +83,7 @@ fn kvm_trouble() -> Option<String> {
     let kvm = match std::fs::OpenOptions::new()
         .read(true)
         .write(true)
-        .open("/dev/kvm")
+        .open(DEVICE)
     {
         Ok(kvm) => kvm,
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -75,6 +93,13 @@ fn kvm_trouble() -> Option<String> {
         }
         Err(e) => return Some(format!("/dev/kvm can't be opened ({e})")),
     };
+    if rustix::process::geteuid().is_root() && !is_for_other_users(&kvm) {
+        return Some(
+            "/dev/kvm is for root alone, and each machine's QEMU runs as a user of its own: let its group use it \
+             (chgrp kvm /dev/kvm && chmod 660 /dev/kvm)"
+                .into(),
+        );
+    }
     // SAFETY: both requests take no pointer; the descriptor is open for the length of the calls.
     let version = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_API_VERSION, 0) };
     if version != KVM_API_VERSION {
@@ -93,6 +118,15 @@ fn kvm_trouble() -> Option<String> {
     // SAFETY: `vm` is the descriptor that was just created and is owned by nobody else.
     drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(vm) });
     None
+}
+
+/// Whether a user who is not root can use the device, if need be as a member of its group.
+fn is_for_other_users(kvm: &std::fs::File) -> bool {
+    kvm.metadata().is_ok_and(|device| {
+        let mode = device.permissions().mode();
+        let group_may = mode & GROUP == GROUP && device.gid() != ROOT_GROUP;
+        mode & OTHERS == OTHERS || group_may
+    })
 }
 
 #[cfg(test)]

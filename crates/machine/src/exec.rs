@@ -72,6 +72,8 @@ pub struct ExecPlan {
     pub cgroup: Vec<PathBuf>,
     /// The user to become; needs root.
     pub user: Option<User>,
+    /// The one further group in which that user is: the one that may open /dev/kvm.
+    pub device_group: Option<u32>,
     /// Whether `madvise(MADV_HUGEPAGE)` is refused, as needed for RAM that is a file of the mount.
     pub refuse_huge_pages: bool,
     /// Files of the mount that QEMU gets opened read-only although it asks for writing (see `ram_fd`): its RAM, and the
@@ -104,6 +106,9 @@ impl ExecPlan {
         if let Some(User { uid, gid }) = self.user {
             args.extend(["--user".into(), format!("{uid}:{gid}").into()]);
         }
+        if let Some(group) = self.device_group {
+            args.extend(["--device-group".into(), group.to_string().into()]);
+        }
         if self.refuse_huge_pages {
             args.push("--refuse-huge-pages".into());
         }
@@ -132,6 +137,7 @@ impl ExecPlan {
             ends_with: None,
             cgroup: Vec::new(),
             user: None,
+            device_group: None,
             refuse_huge_pages: false,
             ram: Vec::new(),
             guard: Role::Tool,
@@ -167,6 +173,9 @@ impl ExecPlan {
                         })
                     });
                     plan.user = Some(user.ok_or(format!("--user {text:?}: expected UID:GID"))?);
+                }
+                b"--device-group" => {
+                    plan.device_group = Some(number("--device-group", rest.next())? as u32);
                 }
                 b"--tool" => tool = true,
                 b"--host-access" => {
@@ -248,7 +257,8 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
         tool::limit().map_err(failed("set the limits"))?;
     }
     if let Some(user) = plan.user {
-        become_user(user).map_err(failed(&format!("become user {}", user.uid)))?;
+        become_user(user, plan.device_group)
+            .map_err(failed(&format!("become user {}", user.uid)))?;
     }
     // A node that is not root reads the guest's memory for a capture; under Yama only a parent may do so unless it is
     // allowed here. Without Yama the call fails and is not needed. SAFETY: this prctl takes only integers.
@@ -316,10 +326,12 @@ fn close_inherited(last: u32) -> io::Result<()> {
     }
 }
 
-fn become_user(user: User) -> io::Result<()> {
-    // SAFETY: the calls take integers and an empty list; the process has one thread, so that all of it changes.
+fn become_user(user: User, device_group: Option<u32>) -> io::Result<()> {
+    let groups = device_group.as_slice();
+    // SAFETY: the list is as long as it says and outlives the call, and the other calls take integers; the process has one
+    // thread, so that all of it changes.
     let ok = unsafe {
-        libc::setgroups(0, std::ptr::null()) == 0
+        libc::setgroups(groups.len(), groups.as_ptr()) == 0
             && libc::setresgid(user.gid, user.gid, user.gid) == 0
             && libc::setresuid(user.uid, user.uid, user.uid) == 0
     };
@@ -384,6 +396,7 @@ mod tests {
                 uid: 90_001,
                 gid: 90_001,
             }),
+            device_group: Some(107),
             refuse_huge_pages: true,
             ram: vec![
                 "/var/lib/floe/mnt/machines/web/ram".into(),

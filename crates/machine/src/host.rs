@@ -321,6 +321,7 @@ fn start_empty(programs: &Programs, accel: &Accel) -> Result<Child, MachineError
         ends_with: Some(std::process::id()),
         cgroup: Vec::new(),
         user: None,
+        device_group: None,
         refuse_huge_pages: false,
         ram: Vec::new(),
         guard: Role::Machine {

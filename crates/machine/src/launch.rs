@@ -73,6 +73,7 @@ pub(crate) fn launch(
         ends_with: None,
         cgroup: spec.cgroup.iter().flat_map(Group::entrances).collect(),
         user: spec.user,
+        device_group: spec.accel.device_group(),
         refuse_huge_pages: matches!(ram, RamBacking::File(_)),
         ram: std::iter::once(&ram)
             .chain(&blocks)

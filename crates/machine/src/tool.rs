@@ -61,6 +61,7 @@ impl Tool {
             ends_with: None,
             cgroup: Vec::new(),
             user: is_root.then_some(User { uid: id, gid: id }),
+            device_group: None,
             refuse_huge_pages: false,
             ram: Vec::new(),
             guard: Role::Tool,

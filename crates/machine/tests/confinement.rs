@@ -217,6 +217,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
             ends_with: None,
             cgroup: Vec::new(),
             user: None,
+            device_group: None,
             refuse_huge_pages: refuse,
             ram: Vec::new(),
             guard: floe_machine::guard::Role::Machine {
@@ -237,6 +238,43 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
             out.contains(said) && out.contains("other advice is taken"),
             "{out}"
         );
+    }
+}
+
+#[test]
+#[ignore = "needs root: make system"]
+fn a_machines_user_is_in_the_group_of_kvms_device_and_in_no_other() {
+    use std::os::unix::process::CommandExt;
+    let (user, group) = (90_017, 107);
+    let plan = |device_group| floe_machine::exec::ExecPlan {
+        dir: "/".into(),
+        announcement: None,
+        ends_with: None,
+        cgroup: Vec::new(),
+        user: Some(floe_machine::exec::User {
+            uid: user,
+            gid: user,
+        }),
+        device_group,
+        refuse_huge_pages: false,
+        ram: Vec::new(),
+        guard: floe_machine::guard::Role::Machine {
+            access: floe_machine::HostAccess::None,
+            log_bytes: 1 << 20,
+        },
+        program: "/usr/bin/id".into(),
+        args: vec!["-G".into()],
+    };
+    for (given, said) in [
+        (None, format!("{user}\n")),
+        (Some(group), format!("{user} {group}\n")),
+    ] {
+        let out = std::process::Command::new(&programs().wrapper[0])
+            .arg0("exec")
+            .args(plan(given).to_args())
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout), said, "{out:?}");
     }
 }
 

@@ -241,6 +241,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
         ends_with: None,
         cgroup: Vec::new(),
         user: None,
+        device_group: None,
         refuse_huge_pages: false,
         ram: Vec::new(),
         guard: Role::Machine {

@@ -82,6 +82,31 @@ pub fn at(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
     move |source| NodeError::Io { what, source }
 }
 
+/// Does the same for a path that the caller named: one that can't be used as it is is the caller's mistake, not the node's.
+pub fn at_named(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> NodeError {
+    use std::io::ErrorKind as Kind;
+    let what = what.into();
+    move |source| {
+        let message = format!("{what}: {source}");
+        match source.kind() {
+            Kind::NotFound => not_found(message, "check the path, as the node's host sees it"),
+            Kind::PermissionDenied | Kind::ReadOnlyFilesystem => refused(
+                message,
+                "give the node's user access to it, or name another path",
+            ),
+            Kind::NotADirectory
+            | Kind::IsADirectory
+            | Kind::InvalidInput
+            | Kind::InvalidFilename
+            | Kind::AlreadyExists => usage(message, "name another path"),
+            _ if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                usage(message, "name another path")
+            }
+            _ => NodeError::Io { what, source },
+        }
+    }
+}
+
 impl NodeError {
     /// Returns the error's kind.
     pub fn code(&self) -> ErrorCode {

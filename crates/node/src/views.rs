@@ -6,7 +6,7 @@
 
 use crate::{
     core::Core,
-    error::{NodeError, at, busy, failed, not_found, refused, usage},
+    error::{NodeError, at, at_named, busy, failed, not_found, refused, usage},
     files::{load_manifest, make_private_dir, read_bounded, replace_file, save_manifest},
     images::{ImageUser, Images},
     inventory::record::Origin,
@@ -122,7 +122,7 @@ impl Views {
         }
         let path = path
             .canonicalize()
-            .map_err(at(format!("cannot mount on {}", request.path)))?;
+            .map_err(at_named(format!("cannot mount on {}", request.path)))?;
         if !path.is_dir() {
             return Err(usage(
                 format!("{} is no directory", path.display()),

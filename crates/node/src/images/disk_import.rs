@@ -2,7 +2,7 @@
 //! checked to be complete.
 
 use crate::{
-    error::{NodeError, at, refused},
+    error::{NodeError, at, at_named, refused},
     images::{
         disk_content::{self, Content, Packing},
         disk_extent::{self, Fault},
@@ -43,10 +43,7 @@ pub fn open_input(path: &Path) -> Result<File, NodeError> {
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
             return Err(no_file(path, "a socket or a device without a driver"));
         }
-        Err(source) => {
-            let what = format!("cannot open {shown}");
-            return Err(NodeError::Io { what, source });
-        }
+        Err(error) => return Err(at_named(format!("cannot open {shown}"))(error)),
     };
     let kind = file
         .metadata()

@@ -22,7 +22,7 @@ pub(crate) use starts::Starts;
 
 use crate::{
     core::Core,
-    error::{NodeError, at, busy, refused, usage},
+    error::{NodeError, at, at_named, busy, refused, usage},
     images::{
         disk_format::Format,
         disk_import::{open_disk, open_input},
@@ -403,7 +403,7 @@ impl Images {
         let beside = tempfile::Builder::new()
             .prefix(".floe-export")
             .tempfile_in(dir)
-            .map_err(at(format!("cannot write in {}", dir.display())))?;
+            .map_err(at_named(format!("cannot write in {}", dir.display())))?;
         let line = report.progress_line("export", "bytes");
         let mut progress = |done, total| line.at(done, total);
         match request.format {
@@ -425,10 +425,10 @@ impl Images {
         beside
             .as_file()
             .sync_all()
-            .map_err(at(format!("cannot write {}", to.display())))?;
+            .map_err(at_named(format!("cannot write {}", to.display())))?;
         beside
             .persist(&to)
-            .map_err(|error| at(format!("cannot write {}", to.display()))(error.error))?;
+            .map_err(|error| at_named(format!("cannot write {}", to.display()))(error.error))?;
         report.stage("write")?;
         Ok(Outcome {
             image: Some(self.summary(&id)?),

@@ -24,17 +24,72 @@ impl From<NodeError> for Failure {
     }
 }
 
+/// Returns the status with which an error of this kind is answered.
+fn status(code: ErrorCode) -> StatusCode {
+    match code {
+        ErrorCode::Usage => StatusCode::BAD_REQUEST,
+        ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        ErrorCode::Busy => StatusCode::CONFLICT,
+        ErrorCode::Unreachable => StatusCode::BAD_GATEWAY,
+        ErrorCode::Refused => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::Cancelled | ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = match self.0.code {
-            ErrorCode::Usage => StatusCode::BAD_REQUEST,
-            ErrorCode::NotFound => StatusCode::NOT_FOUND,
-            ErrorCode::Busy => StatusCode::CONFLICT,
-            ErrorCode::Unreachable => StatusCode::BAD_GATEWAY,
-            ErrorCode::Refused => StatusCode::UNPROCESSABLE_ENTITY,
-            ErrorCode::Cancelled | ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        (status, Json(self.0)).into_response()
+        (status(self.0.code), Json(self.0)).into_response()
+    }
+}
+
+/// Adds to each operation's description the errors that its kind of operation may answer, unless it describes them itself.
+pub struct Failures;
+
+impl utoipa::Modify for Failures {
+    fn modify(&self, description: &mut utoipa::openapi::OpenApi) {
+        use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
+        const READING: [(ErrorCode, &str); 3] = [
+            (ErrorCode::NotFound, "There is no such thing"),
+            (ErrorCode::Usage, "The request itself is wrong"),
+            (ErrorCode::Failed, "The node or its host failed"),
+        ];
+        const CHANGING: [(ErrorCode, &str); 3] = [
+            (
+                ErrorCode::Busy,
+                "Another operation on the same thing is under way, or the name is taken",
+            ),
+            (
+                ErrorCode::Refused,
+                "It can't be done on this host, or to this thing as it is",
+            ),
+            (
+                ErrorCode::Unreachable,
+                "A source, a hub or another node can't be reached",
+            ),
+        ];
+        for item in description.paths.paths.values_mut() {
+            let reads = [&mut item.get].into_iter().map(|slot| (slot, false));
+            let changes = [&mut item.post, &mut item.put, &mut item.delete];
+            let changes = changes.into_iter().map(|slot| (slot, true));
+            for (operation, changes) in reads.chain(changes) {
+                let Some(operation) = operation else { continue };
+                let asks = operation.parameters.is_some() || operation.request_body.is_some();
+                let kinds = READING[if asks { 0 } else { 2 }..].iter();
+                for (code, text) in kinds.chain(&CHANGING[..if changes { 3 } else { 0 }]) {
+                    let body = ContentBuilder::new()
+                        .schema(Some(Ref::from_schema_name("ApiError")))
+                        .build();
+                    let response = ResponseBuilder::new()
+                        .description(*text)
+                        .content("application/json", body);
+                    let status = status(*code).as_str().to_owned();
+                    let responses = &mut operation.responses.responses;
+                    responses
+                        .entry(status)
+                        .or_insert_with(|| response.build().into());
+                }
+            }
+        }
     }
 }
 
@@ -76,6 +131,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Args<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         axum::extract::Query::try_from_uri(&parts.uri)
             .map(|axum::extract::Query(args)| Args(args))
+            .map_err(|error| usage(error.body_text()))
+    }
+}
+
+/// The parts of a request's path that the route names.
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        axum::extract::Path::from_request_parts(parts, state)
+            .await
+            .map(|axum::extract::Path(named)| Path(named))
             .map_err(|error| usage(error.body_text()))
     }
 }
@@ -167,6 +236,16 @@ pub fn ndjson(body: Body) -> Response {
         HeaderValue::from_static("application/x-ndjson"),
     );
     response
+}
+
+/// Answers methods that a path does not have.
+pub async fn no_such_method(method: axum::http::Method, uri: Uri) -> Response {
+    let error = ApiError {
+        code: ErrorCode::Usage,
+        message: format!("{method} does nothing at {}", uri.path()),
+        fix: "see docs/openapi-node.json".into(),
+    };
+    (StatusCode::METHOD_NOT_ALLOWED, Json(error)).into_response()
 }
 
 /// Answers paths that the interface does not have.

@@ -1,12 +1,8 @@
 //! Forks and families.
 
-use super::answer::{Failure, Input, answer, stream};
+use super::answer::{Failure, Input, Path, answer, stream};
 use crate::Node;
-use axum::{
-    Json,
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! Machines.
 
-use super::answer::{Args, Failure, Input, answer, blocking, stream};
+use super::answer::{Args, Failure, Input, Path, answer, blocking, stream};
 use crate::{Node, logs};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::State,
     http::header,
     response::{IntoResponse, Response},
 };

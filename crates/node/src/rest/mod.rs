@@ -14,6 +14,7 @@ mod uploads;
 pub(crate) use answer::blocking;
 
 use crate::Node;
+use answer::Failures;
 use axum::{
     Router,
     routing::{delete, get, post},
@@ -34,6 +35,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
         .fallback(answer::no_such_path)
+        .method_not_allowed_fallback(answer::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(node)
 }
@@ -98,6 +100,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/traces/export", post(traces::export))
         .route("/v1/traces/import", post(traces::import))
         .fallback(answer::no_such_path)
+        .method_not_allowed_fallback(answer::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(node)
 }
@@ -169,7 +172,8 @@ pub fn router(node: Arc<Node>) -> Router {
         traces::export,
         traces::import,
     ),
-    components(schemas(floe_api::Event))
+    components(schemas(floe_api::Event)),
+    modifiers(&Failures)
 )]
 pub struct Description;
 

@@ -1,10 +1,10 @@
 //! Screens: an image's at its capture, and a machine's current one (VNC in a WebSocket).
 
-use super::answer::{Failure, blocking};
+use super::answer::{Failure, Path, blocking};
 use crate::{Node, error::at};
 use axum::{
     extract::{
-        Path, State,
+        State,
         ws::{Message, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
     http::HeaderMap,

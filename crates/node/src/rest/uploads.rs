@@ -1,12 +1,8 @@
 //! Files that are uploaded to be imported.
 
-use super::answer::{Failure, answer};
+use super::answer::{Failure, Path, answer};
 use crate::Node;
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
+use axum::{Json, body::Body, extract::State};
 use floe_api::{ApiError, UploadInfo};
 use std::sync::Arc;
 

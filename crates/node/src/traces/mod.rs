@@ -15,7 +15,7 @@ pub(crate) mod rehearsed;
 
 use crate::{
     core::Core,
-    error::{NodeError, at, not_found, refused, usage},
+    error::{NodeError, at, at_named, not_found, refused, usage},
     files::{load_manifest, read_bounded},
     images::{ImageUser, Images, address::is_address},
     inventory::{Entry, Inventory, record::Wanted},
@@ -364,7 +364,7 @@ impl Traces {
         }
         let whose = self.whose(&request.of)?;
         let (entry, bytes) = self.trace(&whose, &request.trace)?;
-        std::fs::write(&to, bytes).map_err(at(format!("cannot write {path}")))?;
+        std::fs::write(&to, bytes).map_err(at_named(format!("cannot write {path}")))?;
         Ok(TraceMoved {
             hash: entry.summary.hash,
             path: path.to_owned(),
@@ -376,7 +376,7 @@ impl Traces {
     pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, NodeError> {
         let from = absolute(&request.path)?;
         let bytes = read_bounded(&from, TRACE_BYTES_MAX as u64 + 1)
-            .map_err(at(format!("cannot read {}", request.path)))?;
+            .map_err(at_named(format!("cannot read {}", request.path)))?;
         let whose = self.whose(&request.to)?;
         let summary = floe_traces::check(&bytes, &whose.shape).map_err(|error| {
             refused(

@@ -6,7 +6,7 @@
 //! clusters determine the order ([`Model::lay_out`]), and the repository does the rest ([`Repository::rearrange`]).
 
 use crate::{
-    error::{NodeError, at, refused, usage},
+    error::{NodeError, at, at_named, refused, usage},
     files::read_bounded,
     images::address::{is_address, references},
     report::Report,
@@ -214,7 +214,7 @@ fn learn_from(files: &[String], shape: &Shape) -> Result<Model, NodeError> {
             ));
         }
         let bytes = read_bounded(Path::new(path), TRACE_BYTES_MAX as u64 + 1)
-            .map_err(at(format!("cannot read {path}")))?;
+            .map_err(at_named(format!("cannot read {path}")))?;
         floe_traces::check(&bytes, shape).map_err(|error| {
             refused(
                 format!("{path}: {error}"),
