@@ -73,6 +73,7 @@ impl Planner {
     }
 
     /// Handles an event that happened at `now_us` (microseconds of any monotonic clock) and returns what to do.
+    // Long: one table of events, each with who takes it in.
     pub fn on_event(&mut self, now_us: u64, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {

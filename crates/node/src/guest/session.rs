@@ -259,8 +259,8 @@ fn heard(
             let conversation = link.streams.begin(frames);
             if frames {
                 let link = link.clone();
-                let thread = std::thread::Builder::new().name("guest-frames".into());
-                thread.spawn(move || link.send_frames(conversation))?;
+                let threads = &guests.core.threads;
+                threads.start("guest-frames", move || link.send_frames(conversation))?;
             }
             entry.agent_answers();
             let place: Place = guests.place_of(entry);

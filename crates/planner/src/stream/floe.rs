@@ -158,6 +158,7 @@ impl Floe {
     }
 
     /// Returns what to fetch for a machine, in order.
+    // Long: one plan, from what is most urgent to what is least.
     pub(crate) fn plan(
         &mut self,
         place: &mut Place,
