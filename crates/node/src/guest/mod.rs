@@ -17,8 +17,6 @@ mod ledger;
 mod meter;
 mod session;
 
-pub(crate) use exec::relay;
-
 use crate::{
     MachineName,
     capture::fresh_place,
