@@ -112,6 +112,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("agent_line", agent_line),
     ("fuse_request", fuse_request),
     ("guest_message", guest_message),
+    ("exec_frame", exec_frame),
+    ("copy_archive", copy_archive),
     ("machine_record", machine_record),
     ("fork_record", fork_record),
     ("network_record", network_record),
@@ -172,6 +174,54 @@ pub fn guest_message(data: &[u8]) {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
     }
+}
+
+/// Frames of processes in guests, whatever a guest or a node makes of them: one form each, and neither end panics.
+pub fn exec_frame(data: &[u8]) {
+    use floe_guest::exec::frame::{Channel, Frame, Message, Messages};
+    use floe_guest::exec::mux::{Mux, Side};
+    use floe_guest::exec::request::Request;
+    let (mut node, mut guest) = (Mux::new(Side::Node), Mux::new(Side::Guest));
+    for stream in 1..4 {
+        node.open(stream, stream == 1, Vec::new());
+    }
+    for message in Messages::default().feed(data) {
+        let Message::Frame(Ok(frame)) = message else { continue };
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        assert_eq!(Frame::decode(&bytes[1..bytes.len() - 1]), Ok(frame.clone()));
+        if let Frame::Open { request, .. } = &frame
+            && let Some(accepted) = Request::decode(request)
+        {
+            assert_eq!(accepted.encode().as_ref(), Some(request));
+        }
+        for mux in [&mut node, &mut guest] {
+            let _ = mux.received(frame.clone());
+            for stream in 1..4 {
+                for channel in Channel::ALL {
+                    mux.send(stream, channel, b"more");
+                    mux.consumed(stream, channel, 1 << 16);
+                }
+            }
+            let mut out = Vec::new();
+            while mux.next(&mut out) {}
+        }
+    }
+}
+
+/// An archive that a guest sends for a copy: whatever is in it, nothing beside the target is touched.
+pub fn copy_archive(data: &[u8]) {
+    use floe_guest::copy::{Form, Place, pieces, receive};
+    use std::io::Write;
+    let Ok(dir) = tempfile::tempdir() else { return };
+    let target = dir.path().join("target");
+    let mut stream = Vec::new();
+    let mut out = pieces::Writer::new(&mut stream);
+    let _ = out.write_all(data).and_then(|()| out.finish());
+    let place = Place { target: &target, name: "x", special_bits: false };
+    let done = receive(&stream[..], Form::Archive, &place);
+    let left = std::fs::read_dir(dir.path()).map(|entries| entries.count());
+    assert_eq!(left.ok(), Some(usize::from(done.is_ok())));
 }
 
 /// Accepted manifests have one encoding.

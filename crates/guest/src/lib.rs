@@ -1,4 +1,5 @@
-//! What runs inside a guest so that a program there can clone its whole machine (SnowFlock, section 4.1).
+//! What runs inside a guest so that a program there can clone its whole machine (SnowFlock, section 4.1), and so that users of
+//! its node can run commands in it.
 //!
 //! ```text
 //! program -- libfloe --> /run/floe.sock   floe-guest   virtio port org.floe.0 <--> node
@@ -7,11 +8,17 @@
 //! the program `floe-guest`: [`agent::core`] decides without I/O, and the other modules carry out. [`client`] calls the
 //! agent. [`mpi`] is the command `floe-mpirun`: MPI programs on clones.
 //!
+//! Users of the node start processes here, whose streams share the port with the lines: [`mod@exec`] has their frames and who goes
+//! first, [`copy`] files on their way in and out, [`tools`] what the agent's program does for that.
+//!
 //! Neither side trusts the other: a guest may write anything to its port, and the node's messages are bounded too. This
 //! crate knows nothing about images, nodes or QEMU.
 
 pub mod agent;
 pub mod client;
+pub mod copy;
+pub mod exec;
 pub mod line;
 pub mod message;
 pub mod mpi;
+pub mod tools;

@@ -3,16 +3,17 @@
 use floe_guest::agent::{self, Options, SOCKET_PATH};
 use floe_guest::client;
 use floe_guest::message::{Answer, Call};
-use floe_guest::mpi;
+use floe_guest::{mpi, tools};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 const HELP: &str = "\
-floe-guest: lets programs in this guest clone their machine
+floe-guest: lets programs in this guest clone their machine, and users of its host run commands in it
 
   floe-guest serve [--socket PATH] [--mode 0660] [--port DEVICE]
-      The agent. Whoever may write to the socket may clone and end the machine.
+      The agent. Whoever may write to the socket may clone and end the machine. For the host it starts commands
+      (floe exec), and this program as send, receive, dial and authorize (floe cp, floe ssh).
 
   floe-guest ticket N [--hierarchical]   a ticket, and for how many clones it is
   floe-guest clone TICKET                the clone's number; 0 in the parent
@@ -42,6 +43,18 @@ fn main() -> ExitCode {
     }
     if args.first().is_some_and(|arg| arg == "mpirun") {
         return mpi::mpirun(&args[1..]);
+    }
+    if let Some(name) = args
+        .first()
+        .filter(|arg| tools::NAMES.contains(&arg.as_str()))
+    {
+        return match tools::run(name, &args[1..]) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                eprintln!("{why}");
+                ExitCode::FAILURE
+            }
+        };
     }
     match run(&mut args) {
         Ok(text) => {

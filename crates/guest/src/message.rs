@@ -195,6 +195,8 @@ pub enum ToGuest {
         session: u64,
         /// The node's version of the protocol.
         version: u32,
+        /// Whether it knows [frames](crate::exec::frame).
+        frames: bool,
     },
     /// Set clock, random numbers and identity, then report that.
     Place {
@@ -225,6 +227,8 @@ pub enum ToHost {
         session: u64,
         /// The agent's version of the protocol.
         version: u32,
+        /// Whether frames may stand between the lines of this session.
+        frames: bool,
     },
     /// Everything is in place.
     Placed {
@@ -487,6 +491,14 @@ fn session_of(line: &Line) -> Result<u64, LineError> {
     session.ok_or(LineError::BadValue("session"))
 }
 
+/// Returns whether the other side knows frames; one that does not know of them says nothing.
+fn has_frames(line: &Line) -> Result<bool, LineError> {
+    match line.get("frames") {
+        None => Ok(false),
+        Some(_) => line.number::<u8>("frames").map(|version| version > 0),
+    }
+}
+
 fn opened(verb: &str, session: u64) -> Line {
     Line::new(verb).with("session", format_args!("{session:016x}"))
 }
@@ -495,9 +507,13 @@ impl ToGuest {
     /// Returns the message's bytes.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            ToGuest::Hello { session, version } => {
-                opened("hello", *session).with("version", version)
-            }
+            ToGuest::Hello {
+                session,
+                version,
+                frames,
+            } => opened("hello", *session)
+                .with("version", version)
+                .with_some("frames", frames.then_some(1)),
             ToGuest::Place { session, place } => place.add_to(opened("place", *session)),
             ToGuest::Answer {
                 session,
@@ -519,6 +535,7 @@ impl ToGuest {
             "hello" => ToGuest::Hello {
                 session: session?,
                 version: line.number("version")?,
+                frames: has_frames(&line)?,
             },
             "place" => ToGuest::Place {
                 session: session?,
@@ -539,9 +556,13 @@ impl ToHost {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             ToHost::Wake => Line::new("wake").with("version", VERSION),
-            ToHost::Ready { session, version } => {
-                opened("ready", *session).with("version", version)
-            }
+            ToHost::Ready {
+                session,
+                version,
+                frames,
+            } => opened("ready", *session)
+                .with("version", version)
+                .with_some("frames", frames.then_some(1)),
             ToHost::Placed { session } => opened("placed", *session),
             ToHost::NotPlaced { session, why } => opened("not-placed", *session).with("why", why),
             ToHost::Call {
@@ -566,6 +587,7 @@ impl ToHost {
             "ready" => ToHost::Ready {
                 session: session?,
                 version: line.number("version")?,
+                frames: has_frames(&line)?,
             },
             "placed" => ToHost::Placed { session: session? },
             "not-placed" => ToHost::NotPlaced {

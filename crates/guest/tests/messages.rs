@@ -82,13 +82,14 @@ proptest! {
         answer in answer(),
         session: u64,
         number: u64,
+        frames: bool,
         place in place(),
     ) {
         prop_assert_eq!(Call::decode(&call.encode()).unwrap(), call.clone());
         prop_assert_eq!(Answer::decode(&answer.encode()).unwrap(), answer.clone());
         for message in [
             ToHost::Wake,
-            ToHost::Ready { session, version: 3 },
+            ToHost::Ready { session, version: 3, frames },
             ToHost::Placed { session },
             ToHost::Cancel { session, number },
             ToHost::NotPlaced { session, why: "no card".into() },
@@ -97,7 +98,7 @@ proptest! {
             prop_assert_eq!(ToHost::decode(&message.encode()).unwrap(), message);
         }
         for message in [
-            ToGuest::Hello { session, version: 3 },
+            ToGuest::Hello { session, version: 3, frames },
             ToGuest::Place { session, place },
             ToGuest::Answer { session, number, answer },
         ] {

@@ -151,6 +151,11 @@ impl Connection {
         Ok(parts)
     }
 
+    /// Sends `request`, which asks for another protocol on this connection, and blocks until the server has decided.
+    pub fn switch(self, request: Request<Bytes>) -> Result<Switched, Fault> {
+        self.open(request)?.switch()
+    }
+
     /// Sends `request` and blocks until its answer's head is there.
     pub fn open(mut self, request: Request<Bytes>) -> Result<Answer, Fault> {
         let (send, driver) = (&mut self.send, &mut self.driver);
@@ -175,6 +180,15 @@ impl Connection {
     }
 }
 
+/// The answer to a request for another protocol.
+#[derive(Debug)]
+pub enum Switched {
+    /// From here on the connection belongs to the other protocol: the stream, and what came of it already.
+    Stream(std::os::unix::net::UnixStream, Bytes),
+    /// The server stays with HTTP.
+    Refused(Answer),
+}
+
 /// An answer to read from. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Answer {
@@ -184,6 +198,30 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Takes the connection over, if the server has agreed to another protocol. Only unix sockets are handed over.
+    fn switch(self) -> Result<Switched, Fault> {
+        if self.head.status != hyper::StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(Switched::Refused(self));
+        }
+        let cut_off = |error: &dyn std::error::Error| Fault::CutOff(chain(error));
+        let Some(runtime) = self.connection.runtime.as_ref() else {
+            return Err(Fault::NotAsked("the connection is closed".into()));
+        };
+        let response = Response::from_parts(self.head, self.body);
+        let upgraded = runtime.block_on(hyper::upgrade::on(response));
+        let upgraded = upgraded.map_err(|error| cut_off(&error))?;
+        let parts = upgraded
+            .downcast::<hyper_util::rt::TokioIo<tokio::net::UnixStream>>()
+            .map_err(|_| Fault::CutOff("only a unix socket can be taken over".into()))?;
+        let stream = runtime.block_on(async { parts.io.into_inner().into_std() });
+        let stream = stream.and_then(|stream| {
+            stream.set_nonblocking(false)?;
+            Ok(stream)
+        });
+        let stream = stream.map_err(|error| cut_off(&error))?;
+        Ok(Switched::Stream(stream, parts.read_buf))
+    }
+
     /// Returns status and headers.
     pub fn head(&self) -> &Parts {
         &self.head

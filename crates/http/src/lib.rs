@@ -23,7 +23,7 @@ mod server;
 mod tls;
 
 pub use address::{escape, escape_path, shown, socket_address, web};
-pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent};
+pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent, Switched};
 pub use pool::Pool;
 pub use server::{Fault, Server};
 pub use tls::trusting;

@@ -209,7 +209,7 @@ where
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|e| chain(&e))?;
-    Ok((send, tokio::spawn(connection)))
+    Ok((send, tokio::spawn(connection.with_upgrades())))
 }
 
 /// Returns an error with its causes, in one line.

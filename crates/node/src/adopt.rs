@@ -154,8 +154,7 @@ impl Adoption {
                 let _over = tell;
                 adoption.take_over(left);
             };
-            let thread = std::thread::Builder::new().name("adopt".into());
-            if let Err(error) = thread.spawn(work) {
+            if let Err(error) = self.core.threads.start("adopt", work) {
                 tracing::error!(machine = %name, %error, "no thread to take it over: restart the node");
             }
         }
@@ -166,9 +165,7 @@ impl Adoption {
                 adoption.end_leftovers(&pool);
             }
         };
-        let _ = std::thread::Builder::new()
-            .name("adopt".into())
-            .spawn(leftovers);
+        let _ = self.core.threads.start("adopt", leftovers);
         drop(tell);
         // nothing is ever sent: the wait ends when the last thread drops its sender
         let _ = told.recv_timeout(BEFORE_ANSWERING);
@@ -305,6 +302,7 @@ impl Adoption {
 /// Begins after a while to take a machine over again; returns `None` once there is nothing to take over any more.
 fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
+        // a QEMU that does not answer says nothing when it could
         std::thread::sleep(ASK_AGAIN);
         // if another operation is under way, it leaves the machine ended or started
         let operation = entry.begin(Task::Adopt).ok();

@@ -17,7 +17,7 @@ mod cluster;
 
 use crate::*;
 use bytes::{Buf, Bytes};
-use floe_http::{Answer, Connection, Method, Server, escape, header};
+use floe_http::{Answer, Connection, Method, Server, Switched, escape, header};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Read},
@@ -293,6 +293,31 @@ impl Client {
         let console = self.console(name)?;
         std::os::unix::net::UnixStream::connect(&console.socket)
             .map_err(|error| ClientError::Broken(format!("console {}: {error}", console.socket)))
+    }
+    /// Starts a process in the machine's guest. Returns the connection that carries its streams, and what came on it already:
+    /// frames, see [`EXEC_PROTOCOL`].
+    pub fn exec(
+        &self,
+        name: &str,
+        request: &ExecRequest,
+    ) -> Result<(std::os::unix::net::UnixStream, Bytes), ClientError> {
+        let (server, connection) = self.dial()?;
+        let body = serde_json::to_vec(request).map_err(broken)?;
+        let request = server
+            .request(Method::POST, &machine_path(name, "/exec"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONNECTION, "upgrade")
+            .header(header::UPGRADE, EXEC_PROTOCOL)
+            .body(body.into())
+            .map_err(broken)?;
+        match connection.switch(request).map_err(broken)? {
+            Switched::Stream(stream, early) => Ok((stream, early)),
+            Switched::Refused(answer) => Err(ByteStream {
+                answer,
+                ready: Bytes::new(),
+            }
+            .into_error()),
+        }
     }
     /// Returns the machine's screen as the bytes of a PNG file.
     pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, ClientError> {

@@ -343,6 +343,7 @@ impl NodeProcess {
             return;
         }
         while UnixStream::connect(&self.socket).is_ok() {
+            // a kernel without pidfds tells nobody of the end of a process that is not its child
             std::thread::sleep(NodeProcess::LOOK_EVERY);
         }
     }

@@ -116,6 +116,7 @@ fn wait(client: &Client, fork: &floe_api::ForkReport) -> Result<(), CliError> {
         if alive == 0 {
             return Ok(());
         }
+        // clones may be on other hosts, whose ends are no events of this node
         std::thread::sleep(LOOK_EVERY);
     }
 }

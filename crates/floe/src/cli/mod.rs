@@ -5,13 +5,16 @@
 //! [`ErrorCode`](floe_api::ErrorCode). Nothing is decided here: a command that does more than ask and show belongs in the
 //! node.
 
+mod agent;
 mod args;
 mod authority;
 mod cluster;
 mod console;
+mod copy;
 mod daemon;
 mod doctor;
 mod error;
+mod exec;
 mod forks;
 mod hub;
 mod images;
@@ -22,6 +25,8 @@ mod machines;
 pub(crate) mod output;
 mod power;
 mod progress;
+mod session;
+mod ssh;
 mod storage;
 mod stream;
 mod terminal;
@@ -89,6 +94,13 @@ enum Command {
     Run(machines::Run),
     Ps(machines::Ps),
     Console(machines::Console),
+    Exec(exec::Exec),
+    Cp(copy::Cp),
+    Ssh(ssh::Ssh),
+    #[command(subcommand)]
+    Agent(agent::Agent),
+    #[command(hide = true)]
+    Dial(exec::Dial),
     Screenshot(machines::Screenshot),
     Logs(machines::Logs),
     Capture(machines::Capture),
@@ -207,6 +219,11 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Run(c) => c.run(cx)?,
         Command::Ps(c) => c.run(cx)?,
         Command::Console(c) => c.run(cx)?,
+        Command::Exec(c) => return c.run(cx),
+        Command::Cp(c) => c.run(cx)?,
+        Command::Ssh(c) => c.run(cx)?,
+        Command::Agent(c) => c.run(cx)?,
+        Command::Dial(c) => return c.run(cx),
         Command::Screenshot(c) => c.run(cx)?,
         Command::Logs(c) => c.run(cx)?,
         Command::Capture(c) => c.run(cx)?,

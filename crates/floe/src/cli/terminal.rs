@@ -122,3 +122,59 @@ fn set(mode: &libc::termios) -> std::io::Result<()> {
         _ => Err(std::io::Error::last_os_error()),
     }
 }
+
+/// Signals to this process, as something to read. They have no other effect any more.
+#[derive(Debug)]
+pub struct Signals(std::fs::File);
+
+impl Signals {
+    /// Takes over the signals that end a process; with `terminal` also those about its terminal. Must be called before there is
+    /// a second thread.
+    pub fn take(terminal: bool) -> std::io::Result<Signals> {
+        use std::os::fd::FromRawFd;
+        let checked = |result: libc::c_int| match result {
+            -1 => Err(std::io::Error::last_os_error()),
+            other => Ok(other),
+        };
+        let mut wanted = vec![libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+        if terminal {
+            wanted.push(libc::SIGWINCH);
+        }
+        let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigemptyset writes a whole sigset_t to the pointer, which has room for one.
+        checked(unsafe { libc::sigemptyset(set.as_mut_ptr()) })?;
+        // SAFETY: the call above succeeded.
+        let mut set = unsafe { set.assume_init() };
+        for number in wanted {
+            // SAFETY: changes the set that it is given and nothing else.
+            checked(unsafe { libc::sigaddset(&raw mut set, number) })?;
+        }
+        // SAFETY: reads the set; the old mask is not wanted.
+        let blocked =
+            unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        checked(blocked)?;
+        let flags = libc::SFD_NONBLOCK | libc::SFD_CLOEXEC;
+        // SAFETY: reads the set and returns a descriptor.
+        let fd = checked(unsafe { libc::signalfd(-1, &raw const set, flags) })?;
+        // SAFETY: the call above has made the descriptor for us alone.
+        Ok(Signals(unsafe { std::fs::File::from_raw_fd(fd) }))
+    }
+
+    /// What to wait for.
+    pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+
+    /// Returns the number of a signal that has come, if there is one.
+    pub fn next(&mut self) -> std::io::Result<Option<u8>> {
+        use std::io::Read;
+        // struct signalfd_siginfo, which begins with the number
+        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+        match self.0.read(&mut info) {
+            Ok(_) => Ok(Some(info[0])),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}

@@ -76,12 +76,14 @@ impl Top {
         let mut before = Before::default();
         if self.once {
             look(&client, &mut before)?;
+            // the time over which the figures are taken
             std::thread::sleep(ONCE_EVERY);
             return cx.out.value(&look(&client, &mut before)?, text);
         }
         if cx.out.json {
             loop {
                 cx.out.value(&look(&client, &mut before)?, text)?;
+                // how often the figures are shown
                 std::thread::sleep(EVERY);
             }
         }

@@ -38,6 +38,11 @@ pub enum Event<'a> {
 /// What the agent has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
+    /// A node has said hello, and knows frames or not: processes of an earlier conversation are nobody's any more.
+    Begin {
+        /// Whether frames may stand between the lines.
+        frames: bool,
+    },
     /// Write a line to the port.
     Host(Vec<u8>),
     /// Answer a program's call.
@@ -128,13 +133,17 @@ impl Core {
 
     fn heard(&mut self, now_ms: u64, message: ToGuest, actions: &mut Vec<Action>) {
         match message {
-            ToGuest::Hello { session, .. } => {
+            ToGuest::Hello {
+                session, frames, ..
+            } => {
                 self.close(now_ms);
                 self.session = Some(session);
                 self.placing = None;
+                actions.push(Action::Begin { frames });
                 let ready = ToHost::Ready {
                     session,
                     version: VERSION,
+                    frames,
                 };
                 actions.push(Action::Host(ready.encode()));
             }
@@ -333,16 +342,17 @@ mod tests {
             let ready = self.host(&ToGuest::Hello {
                 session,
                 version: 1,
+                frames: session % 2 == 0,
             });
+            let told = ToHost::Ready {
+                session,
+                version: VERSION,
+                frames: session % 2 == 0,
+            };
+            let frames = session % 2 == 0;
             assert_eq!(
                 ready,
-                [Action::Host(
-                    ToHost::Ready {
-                        session,
-                        version: VERSION
-                    }
-                    .encode()
-                )]
+                [Action::Begin { frames }, Action::Host(told.encode())]
             );
             let place = Place {
                 time_ns: 1,
@@ -460,6 +470,7 @@ mod tests {
         world.host(&ToGuest::Hello {
             session: 2,
             version: 1,
+            frames: false,
         });
         let place = Place {
             time_ns: 1,

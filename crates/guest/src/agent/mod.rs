@@ -1,6 +1,7 @@
 //! The agent: one process with one thread and one loop over the port and the connected programs.
 
 pub mod core;
+mod exec;
 mod identity;
 mod port;
 mod serve;

@@ -16,6 +16,8 @@ const GONE_LOOK: Duration = Duration::from_millis(5);
 /// The open port.
 pub(super) struct Port {
     file: File,
+    /// What was to be written and did not fit.
+    unsent: Vec<u8>,
 }
 
 /// Returns the port's device: the given path, udev's, or where the kernel has it if there is no udev.
@@ -42,6 +44,7 @@ impl Port {
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
         Ok(Port {
             file: options.open(path)?,
+            unsent: Vec::new(),
         })
     }
 
@@ -59,27 +62,53 @@ impl Port {
         }
     }
 
-    /// Writes a line. If it can't be written, it is lost; the caller then never gets an answer and must time out.
-    pub fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    /// Writes a line, after what is left of frames. If it can't be written, it is lost; the caller then never gets an answer
+    /// and must time out.
+    pub fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let began = Instant::now();
-        while !bytes.is_empty() {
-            match self.file.write(bytes) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => bytes = &bytes[count..],
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    let left = WRITE_WAIT.saturating_sub(began.elapsed());
-                    if left.is_zero() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    // a message may arrive from the other end before the kernel knows that somebody is there
-                    if sys::poll_one(self.fd(), libc::POLLOUT, left)? & libc::POLLOUT == 0 {
-                        std::thread::sleep(GONE_LOOK.min(left));
-                    }
-                }
-                Err(e) => return Err(e),
+        self.unsent.extend_from_slice(line);
+        while !self.unsent.is_empty() {
+            if self.flush()? {
+                continue;
+            }
+            let left = WRITE_WAIT.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                // half a message may have gone: the next one begins on a line of its own
+                self.unsent = b"\n".to_vec();
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            // a message may arrive from the other end before the kernel knows that somebody is there
+            if sys::poll_one(self.fd(), libc::POLLOUT, left)? & libc::POLLOUT == 0 {
+                std::thread::sleep(GONE_LOOK.min(left));
             }
         }
         Ok(())
+    }
+
+    /// Whether something is left of what was to be written.
+    pub fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Writes frames, as far as that is possible at once; [`Port::flush`] writes the rest. Nothing may be left of earlier ones.
+    pub fn begin(&mut self, frames: Vec<u8>) -> io::Result<()> {
+        self.unsent = frames;
+        self.flush().map(drop)
+    }
+
+    /// Writes what is left, as far as that is possible at once. Returns whether that was anything.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        let mut moved = false;
+        while !self.unsent.is_empty() {
+            match self.file.write(&self.unsent) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e),
+            }
+            moved = true;
+        }
+        Ok(moved)
     }
 }

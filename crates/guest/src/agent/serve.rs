@@ -1,8 +1,10 @@
 //! The loop that serves the port, the socket that programs connect to, and the programs.
 
 use super::core::{Action, Client, Core, Event};
+use super::exec::{Polled, Processes};
 use super::port::{self, Port};
 use super::{SOCKET_PATH, identity, sys};
+use crate::exec::frame::{Frame, Message, Messages};
 use crate::line::{LINE_BYTES_MAX, Lines};
 use crate::message::{Answer, Refusal, ToHost, codes};
 use std::collections::BTreeMap;
@@ -46,6 +48,11 @@ impl Default for Options {
     }
 }
 
+/// How much of the port is read at a time.
+const PORT_READ_BYTES: usize = 4 << 10;
+/// How many times in a row it is read while there is more.
+const PORT_READS_MAX: u32 = 16;
+
 struct Program {
     stream: UnixStream,
     lines: Lines,
@@ -65,7 +72,8 @@ pub fn serve(options: &Options) -> io::Result<()> {
     let mut agent = Agent {
         core: Core::new(),
         port,
-        host: Lines::default(),
+        host: Messages::default(),
+        processes: Processes::new()?,
         gone: false,
         programs: BTreeMap::new(),
         next: 0,
@@ -113,7 +121,8 @@ fn wait_for_port(options: &Options) -> io::Result<Port> {
 struct Agent {
     core: Core,
     port: Port,
-    host: Lines,
+    host: Messages,
+    processes: Processes,
     /// Whether nobody is at the other end of the port.
     gone: bool,
     programs: BTreeMap<Client, Program>,
@@ -124,21 +133,22 @@ struct Agent {
 
 impl Agent {
     fn turn(&mut self, listener: &UnixListener) -> io::Result<()> {
-        let limit = match (self.gone, self.core.is_waited_for()) {
-            (true, _) => Some(GONE_LOOK),
-            (false, true) => Some(TICK),
-            (false, false) => None,
-        };
         // a port without a peer is always ready, so it is read once per round and not polled
         let mut fds = Vec::new();
-        let mut port_at = None;
+        let mut polled = Vec::new();
+        self.processes.poll(&mut fds, &mut polled);
+        let port_at = fds.len();
         if !self.gone {
-            port_at = Some(fds.len());
-            fds.push((self.port.fd(), libc::POLLIN));
+            let unsent = if self.port.has_unsent() {
+                libc::POLLOUT
+            } else {
+                0
+            };
+            fds.push((self.port.fd(), libc::POLLIN | unsent));
         }
-        let mut listener_at = None;
-        if self.programs.len() < CLIENTS_MAX {
-            listener_at = Some(fds.len());
+        let listener_at = fds.len();
+        let takes_more = self.programs.len() < CLIENTS_MAX;
+        if takes_more {
             fds.push((listener.as_fd(), libc::POLLIN));
         }
         let first_program = fds.len();
@@ -148,13 +158,14 @@ impl Agent {
                 .values()
                 .map(|program| (program.stream.as_fd(), libc::POLLIN)),
         );
-        let ready = sys::poll(&fds, limit)?;
+        let ready = sys::poll(&fds, self.limit())?;
         drop(fds);
         let is_ready = |at: usize| ready.get(at).is_some_and(|events| *events != 0);
-        if self.gone || port_at.is_some_and(is_ready) {
+        if self.gone || is_ready(port_at) {
             self.read_port()?;
         }
-        if listener_at.is_some_and(is_ready) {
+        self.serve_processes(&polled, &is_ready);
+        if takes_more && is_ready(listener_at) {
             self.accept(listener);
         }
         for (index, client) in clients.into_iter().enumerate() {
@@ -164,33 +175,99 @@ impl Agent {
         }
         if self.core.waits_for_node() && self.woke.elapsed() >= WAKE_AGAIN {
             // the message may have been lost while one node replaced another
-            self.woke = Instant::now();
-            let _ = self
-                .port
-                .write(&[b"\n", &ToHost::Wake.encode()[..]].concat());
+            self.wake();
         }
-        self.tell(Event::Tick)
+        self.tell(Event::Tick)?;
+        self.send_frames();
+        Ok(())
+    }
+
+    /// Returns how long to wait if nothing happens.
+    fn limit(&self) -> Option<Duration> {
+        let gone = self.gone.then_some(GONE_LOOK);
+        let tick = self.core.is_waited_for().then_some(TICK);
+        let processes = self.processes.next_ms();
+        let processes = processes.map(|at| Duration::from_millis(at.saturating_sub(sys::now_ms())));
+        [gone, tick, processes].into_iter().flatten().min()
+    }
+
+    fn wake(&mut self) {
+        self.woke = Instant::now();
+        let _ = self
+            .port
+            .write(&[b"\n", &ToHost::Wake.encode()[..]].concat());
+    }
+
+    fn serve_processes(&mut self, polled: &[Polled], is_ready: &dyn Fn(usize) -> bool) {
+        let now_ms = sys::now_ms();
+        for (at, polled) in polled.iter().enumerate() {
+            if is_ready(at) {
+                self.processes.ready(now_ms, *polled);
+            }
+        }
+        self.processes.settle(now_ms);
+    }
+
+    /// Hands frames to the port until it takes no more.
+    fn send_frames(&mut self) {
+        while !self.gone {
+            let sent = match self.port.has_unsent() {
+                true => self.port.flush().map(drop),
+                false => match self.processes.to_send() {
+                    frames if frames.is_empty() => return,
+                    frames => self.port.begin(frames),
+                },
+            };
+            if let Err(error) = sent {
+                eprintln!("floe-guest: the port takes nothing: {error}");
+                return;
+            }
+            if self.port.has_unsent() {
+                return;
+            }
+        }
     }
 
     fn read_port(&mut self) -> io::Result<()> {
-        let mut buffer = [0; 4096];
-        match self.port.read(&mut buffer)? {
-            Some(0) => {
-                if !self.gone {
-                    self.gone = true;
-                    self.host.clear();
-                    self.tell(Event::HostGone)?;
+        let mut buffer = [0; PORT_READ_BYTES];
+        // the kernel hands out a page at a time
+        for _ in 0..PORT_READS_MAX {
+            match self.port.read(&mut buffer)? {
+                Some(0) => {
+                    if !self.gone {
+                        self.gone = true;
+                        self.host.clear();
+                        self.tell(Event::HostGone)?;
+                    }
+                    return Ok(());
+                }
+                Some(count) => {
+                    self.gone = false;
+                    for message in self.host.feed(&buffer[..count]) {
+                        match message {
+                            Message::Line(Ok(line)) => self.tell(Event::HostLine(&line))?,
+                            Message::Frame(Ok(frame)) => self.take_frame(frame),
+                            // the rest of a message that a fork has cut in two
+                            Message::Line(Err(_)) | Message::Frame(Err(_)) => {}
+                        }
+                    }
+                }
+                None => {
+                    self.gone = false;
+                    return Ok(());
                 }
             }
-            Some(count) => {
-                self.gone = false;
-                for line in self.host.feed(&buffer[..count]).into_iter().flatten() {
-                    self.tell(Event::HostLine(&line))?;
-                }
-            }
-            None => self.gone = false,
         }
         Ok(())
+    }
+
+    fn take_frame(&mut self, frame: Frame) {
+        if let Err(violation) = self.processes.heard(sys::now_ms(), frame) {
+            eprintln!("floe-guest: {violation}");
+            // the node greets anew, and both begin afresh
+            self.processes.begin(false);
+            self.wake();
+        }
     }
 
     fn accept(&mut self, listener: &UnixListener) {
@@ -250,6 +327,7 @@ impl Agent {
         let actions = self.core.handle(sys::now_ms(), event);
         for action in actions {
             match action {
+                Action::Begin { frames } => self.processes.begin(frames),
                 Action::Host(line) => {
                     if let Err(error) = self.port.write(&line) {
                         eprintln!("floe-guest: the port takes nothing: {error}");

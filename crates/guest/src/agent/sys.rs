@@ -6,10 +6,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// Most descriptors in one [`poll`].
-const POLL_MAX: usize = 256;
+const POLL_MAX: usize = 1024;
 
 /// Waits until one of the descriptors is ready. Returns for what each is ready.
-pub(super) fn poll(fds: &[(BorrowedFd<'_>, i16)], limit: Option<Duration>) -> io::Result<Vec<i16>> {
+pub(in crate::agent) fn poll(
+    fds: &[(BorrowedFd<'_>, i16)],
+    limit: Option<Duration>,
+) -> io::Result<Vec<i16>> {
     let mut polled: Vec<libc::pollfd> = fds
         .iter()
         .take(POLL_MAX)
@@ -32,7 +35,11 @@ pub(super) fn poll(fds: &[(BorrowedFd<'_>, i16)], limit: Option<Duration>) -> io
 }
 
 /// The same for one descriptor.
-pub(super) fn poll_one(fd: BorrowedFd<'_>, events: i16, limit: Duration) -> io::Result<i16> {
+pub(in crate::agent) fn poll_one(
+    fd: BorrowedFd<'_>,
+    events: i16,
+    limit: Duration,
+) -> io::Result<i16> {
     let ready = poll(&[(fd, events)], Some(limit))?;
     Ok(ready.first().copied().unwrap_or(0))
 }
@@ -58,7 +65,10 @@ const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
 const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
 
 /// Mixes random bytes into the kernel's generator, and reseeds it so that all further output depends on them.
-pub(super) fn add_entropy<const N: usize>(random: &std::fs::File, data: [u8; N]) -> io::Result<()> {
+pub(in crate::agent) fn add_entropy<const N: usize>(
+    random: &std::fs::File,
+    data: [u8; N],
+) -> io::Result<()> {
     let pool = RandPool {
         entropy_bits: 8 * N as libc::c_int,
         bytes: N as libc::c_int,
@@ -71,7 +81,7 @@ pub(super) fn add_entropy<const N: usize>(random: &std::fs::File, data: [u8; N])
 }
 
 /// Sets the wall clock, nanoseconds since 1970.
-pub(super) fn set_clock(time_ns: u64) -> io::Result<()> {
+pub(in crate::agent) fn set_clock(time_ns: u64) -> io::Result<()> {
     let time = libc::timespec {
         tv_sec: (time_ns / 1_000_000_000) as libc::time_t,
         tv_nsec: (time_ns % 1_000_000_000) as libc::c_long,
@@ -81,7 +91,7 @@ pub(super) fn set_clock(time_ns: u64) -> io::Result<()> {
 }
 
 /// Returns milliseconds that never decrease, even in a clone.
-pub(super) fn now_ms() -> u64 {
+pub(in crate::agent) fn now_ms() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -92,13 +102,13 @@ pub(super) fn now_ms() -> u64 {
 }
 
 /// Sets the host name.
-pub(super) fn set_hostname(name: &str) -> io::Result<()> {
+pub(in crate::agent) fn set_hostname(name: &str) -> io::Result<()> {
     // SAFETY: pointer and length are those of `name`.
     checked(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
 }
 
 /// Opens a socket for ioctls about network cards.
-pub(super) fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
+pub(in crate::agent) fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
     let any = std::net::Ipv4Addr::UNSPECIFIED;
     Ok(std::net::UdpSocket::bind((any, 0))?.into())
 }
@@ -118,7 +128,11 @@ fn request(interface: &str) -> io::Result<libc::ifreq> {
 }
 
 /// Sets a card's MAC address.
-pub(super) fn set_mac(socket: BorrowedFd<'_>, interface: &str, mac: [u8; 6]) -> io::Result<()> {
+pub(in crate::agent) fn set_mac(
+    socket: BorrowedFd<'_>,
+    interface: &str,
+    mac: [u8; 6],
+) -> io::Result<()> {
     let mut request = request(interface)?;
     // SAFETY: zeros are a value of sockaddr.
     let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
@@ -145,7 +159,7 @@ fn inet(address: std::net::Ipv4Addr) -> libc::sockaddr {
 }
 
 /// Sets a card's IPv4 address and prefix length, replacing the one that it has.
-pub(super) fn set_address(
+pub(in crate::agent) fn set_address(
     socket: BorrowedFd<'_>,
     interface: &str,
     address: std::net::Ipv4Addr,
@@ -165,7 +179,7 @@ pub(super) fn set_address(
 }
 
 /// Enables a card.
-pub(super) fn set_up(socket: BorrowedFd<'_>, interface: &str) -> io::Result<()> {
+pub(in crate::agent) fn set_up(socket: BorrowedFd<'_>, interface: &str) -> io::Result<()> {
     let mut request = request(interface)?;
     // SAFETY: SIOCGIFFLAGS reads the name and writes the flags into the same ifreq.
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) })?;
@@ -177,7 +191,7 @@ pub(super) fn set_up(socket: BorrowedFd<'_>, interface: &str) -> io::Result<()> 
 }
 
 /// Sets the default gateway, replacing all default routes.
-pub(super) fn set_gateway(
+pub(in crate::agent) fn set_gateway(
     socket: BorrowedFd<'_>,
     interface: &str,
     gateway: std::net::Ipv4Addr,
@@ -200,4 +214,120 @@ pub(super) fn set_gateway(
     route.rt_dev = name.as_ptr().cast_mut();
     // SAFETY: SIOCADDRT reads the entry and the device's name, both of which live until it returns.
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT, &raw const route) })
+}
+
+/// Makes reading and writing of a descriptor return at once.
+pub(in crate::agent) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(
+        fd,
+        flags | rustix::fs::OFlags::NONBLOCK,
+    )?)
+}
+
+/// Returns how many bytes can be read from a pipe.
+pub(in crate::agent) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    Ok(rustix::io::ioctl_fionread(fd)? as usize)
+}
+
+/// Makes the process that a command starts the leader of a session of its own, with these rights. With `terminal`, its standard
+/// input is the session's terminal.
+pub(in crate::agent) fn begin_session(
+    command: &mut std::process::Command,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    terminal: bool,
+) {
+    use std::os::unix::process::CommandExt;
+    // nothing is to be changed, and nobody but root could
+    let is_own = rustix::process::geteuid().as_raw() == uid && uid != 0;
+    let begin = move || {
+        // SAFETY: takes nothing and touches no memory.
+        checked(unsafe { libc::setsid() })?;
+        if terminal {
+            // SAFETY: TIOCSCTTY takes an int by value; descriptor 0 is open.
+            checked(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) })?;
+        }
+        if !is_own {
+            // SAFETY: pointer and count are those of a vector that lives as long as this closure.
+            checked(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
+            // SAFETY: takes a number; the process has one thread, so that no other keeps the old rights.
+            checked(unsafe { libc::setgid(gid) })?;
+            // SAFETY: as above.
+            checked(unsafe { libc::setuid(uid) })?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls only; it allocates nothing and takes no lock.
+    unsafe { command.pre_exec(begin) };
+}
+
+/// Returns a new terminal: the end that the agent has, and the one that a process gets.
+pub(in crate::agent) fn terminal() -> io::Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)> {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    let owned = |fd: libc::c_int| {
+        checked(fd)?;
+        // SAFETY: the system call that returned this descriptor made it for us alone.
+        Ok::<_, io::Error>(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: takes flags and returns a descriptor.
+    let master = owned(unsafe { libc::posix_openpt(flags) })?;
+    let mut locked: libc::c_int = 0;
+    // SAFETY: TIOCSPTLCK reads an int, which lives until the call returns.
+    checked(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw mut locked) })?;
+    // the other end without its name: /dev/pts may be missing
+    // SAFETY: TIOCGPTPEER takes flags by value and returns a descriptor.
+    let slave = owned(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })?;
+    Ok((master, slave))
+}
+
+/// Sets a terminal's size.
+pub(in crate::agent) fn set_size(
+    terminal: BorrowedFd<'_>,
+    columns: u16,
+    rows: u16,
+) -> io::Result<()> {
+    let size = libc::winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: TIOCSWINSZ reads a winsize, which lives until the call returns.
+    checked(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) })
+}
+
+/// Returns a descriptor that can be read when a child process has ended. From then on no handler is called for that.
+pub(in crate::agent) fn child_ends() -> io::Result<std::fs::File> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: zeros are a value of sigset_t, and both calls write to one that lives until they return.
+    let set = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        checked(libc::sigemptyset(&raw mut set))?;
+        checked(libc::sigaddset(&raw mut set, libc::SIGCHLD))?;
+        set
+    };
+    // SAFETY: reads the set, and the old mask is not wanted.
+    let blocked =
+        unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+    checked(blocked)?;
+    // SAFETY: reads the set and returns a descriptor, made for us alone if it is none of the errors.
+    unsafe {
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC);
+        checked(fd)?;
+        Ok(std::fs::File::from_raw_fd(fd))
+    }
+}
+
+/// Sends a process group a signal.
+pub(in crate::agent) fn signal_group(leader: u32, number: u8) {
+    let Ok(leader) = libc::pid_t::try_from(leader) else {
+        return;
+    };
+    if leader > 1 {
+        // SAFETY: takes two numbers. A group that has ended is an error, which is of no interest here.
+        unsafe { libc::kill(-leader, libc::c_int::from(number)) };
+    }
 }

@@ -10,6 +10,7 @@ pub mod churn;
 pub mod density;
 pub mod disk;
 pub mod emulator;
+pub mod exec;
 pub mod fault;
 pub mod fork;
 pub mod fuzz;
@@ -112,6 +113,11 @@ pub const ALL: &[Experiment] = &[
         name: "restore",
         about: "a running guest from the local store, against QEMU's migration file",
         run: restore::run,
+    },
+    Experiment {
+        name: "exec",
+        about: "commands, copies and keystrokes in a guest, over the port of its agent",
+        run: exec::run,
     },
     Experiment {
         name: "hardware",

@@ -22,6 +22,7 @@ pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream
     let hello = ToGuest::Hello {
         session,
         version: VERSION,
+        frames: false,
     };
     // ends the half line that the capture may have cut off
     stream.write_all(b"\n")?;

@@ -58,6 +58,7 @@ pub(crate) struct Captures {
 
 impl Captures {
     /// Captures a machine as an image, and rehearses it if requested.
+    // Long: the way of a capture from its name to its report, stage by stage.
     pub fn capture(
         self: &Arc<Self>,
         name: &str,

@@ -74,6 +74,7 @@ impl Forks {
     }
 
     /// Stops a machine, copies what it has written, and lets it go on.
+    // Long: the steps of the pause in their order, each beside what undoes it if a later one fails.
     fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Fork)?;
@@ -149,8 +150,8 @@ impl Forks {
             },
             dir: &self.layers.dir(),
         };
-        let (layer, loads, frozen) = std::thread::scope(|scope| {
-            scope.spawn(|| drop(paused)); // writes the record to the disk, which takes longer than the hashing
+        let (layer, loads, frozen) = floe_threads::scope(|scope| {
+            scope.spawn("fork-record", || drop(paused)); // writes the record to the disk, which takes longer than the hashing
             Layer::build(captured, making)
         })?;
         report.stage("hash")?;

@@ -93,9 +93,9 @@ impl Forks {
     pub(crate) fn start_watching_parents(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut silences: HashMap<Hash, Silence> = HashMap::new();
         let threads = &self.core.threads;
-        threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
+        Ok(threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
             forks.look_after_clones(&mut silences);
-        })
+        })?)
     }
 
     /// Asks the parents' nodes of clones here, pauses clones whose parent is lost, and lets those go on whose parent is back.
@@ -132,8 +132,8 @@ impl Forks {
     /// Pulls the rest of a clone's image on a thread of its own, until it is complete or the clone is gone.
     pub(super) fn settle_later(self: &Arc<Self>, entry: &Arc<Entry>) {
         let (forks, entry) = (Arc::downgrade(self), entry.clone());
-        let thread = std::thread::Builder::new().name("fork-settle".into());
-        let spawned = thread.spawn(move || {
+        let over = self.core.threads.over().clone();
+        let spawned = self.core.threads.start("fork-settle", move || {
             loop {
                 let Some(forks) = forks.upgrade() else { return };
                 let known = forks.inventory.get(entry.name.as_str());
@@ -152,7 +152,9 @@ impl Forks {
                     }
                 }
                 drop(forks);
-                std::thread::sleep(SETTLE_AGAIN);
+                if !over.sleep(SETTLE_AGAIN) {
+                    return;
+                }
             }
         });
         if let Err(error) = spawned {

@@ -5,11 +5,14 @@
 //!              '-> calls: ticket, clone, join, kill, exit on a thread each, counted
 //!                    '-> ledger: what each ticket allows
 //! ```
+//! Users' processes go the other way (`exec`): the node starts them in the guest, and their streams share the port.
+//!
 //! A clone whose parent had an agent begins without a network: its cable is unplugged before its first instruction, and
 //! plugged in once its guest reports that clock, random numbers, names and addresses are its own. A clone whose agent stays
 //! silent never gets a network: two machines with one identity on a network are worse than one machine that is missing.
 
 mod calls;
+mod exec;
 mod ledger;
 mod meter;
 mod session;
@@ -42,7 +45,7 @@ const CLOCK_LIMIT: Duration = Duration::from_secs(20);
 /// How often room that was reserved for tickets is checked for whether it can be given back.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The service that talks to guests. Locks: `reserved` before `ledger`.
+/// The service that talks to guests. Locks: `reserved` before `ledger`; `streams` alone.
 pub(crate) struct Guests {
     core: Arc<Core>,
     images: Arc<Images>,
@@ -53,6 +56,8 @@ pub(crate) struct Guests {
     ledger: Mutex<ledger::Ledger>,
     /// What plug-ins have reserved for tickets that are not used yet, by ticket.
     reserved: Mutex<BTreeMap<String, Reserved>>,
+    /// Processes that users have started, by machine.
+    streams: Mutex<BTreeMap<String, Arc<exec::Streams>>>,
 }
 
 impl Guests {
@@ -74,6 +79,7 @@ impl Guests {
             forks,
             ledger: Mutex::default(),
             reserved: Mutex::default(),
+            streams: Mutex::default(),
         })
     }
 
@@ -83,7 +89,7 @@ impl Guests {
         arrived: mpsc::Receiver<MachineName>,
     ) -> Result<(), NodeError> {
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "guests",
             self,
             arrived,
@@ -92,7 +98,7 @@ impl Guests {
                 Some(name) => guests.listen_to(&name),
                 None => guests.drop_unclaimed(),
             },
-        )
+        )?)
     }
 
     fn listen_to(self: &Arc<Self>, name: &MachineName) {
@@ -103,9 +109,13 @@ impl Guests {
             return;
         };
         let guests: Weak<Guests> = Arc::downgrade(self);
-        let spawned = std::thread::Builder::new()
-            .name("guest".into())
-            .spawn(move || session::run(&guests, &entry, &vm));
+        let talk = move || {
+            session::run(&guests, &entry, &vm);
+            if let Some(guests) = guests.upgrade() {
+                guests.forget_streams(entry.name.as_str());
+            }
+        };
+        let spawned = self.core.threads.keep_running("guest", talk);
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
         }

@@ -3,11 +3,12 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{calls, meter::Meter};
+use super::{calls, exec::Streams, meter::Meter};
 use crate::{guest::Guests, inventory::Entry};
 use floe_api::Happened;
 use floe_guest::{
-    line::Lines,
+    exec::frame::{Message, Messages},
+    line::LineError,
     message::{Answer, Call, Place, Refusal, ToGuest, ToHost, VERSION, codes},
 };
 use floe_machine::Machine;
@@ -33,6 +34,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 const HUNG_UP: Duration = Duration::from_secs(2);
 /// How long until a clone that has not taken its identity is sent it again: a message may be lost.
 const AGAIN_HELLO: Duration = Duration::from_secs(10);
+/// How many bytes of the port are read at a time.
+const READ_BYTES: usize = 64 << 10;
 /// How many calls of one machine may be under way at a time.
 const CALLS_MAX: usize = 16;
 
@@ -45,6 +48,8 @@ pub(super) struct Link {
     under_way: AtomicUsize,
     /// Calls that programs have cancelled.
     cancelled: Mutex<BTreeSet<u64>>,
+    /// What users have started in the guest.
+    streams: Arc<Streams>,
 }
 
 impl Link {
@@ -77,6 +82,7 @@ impl Link {
     }
 
     fn hello(&self) -> std::io::Result<()> {
+        self.streams.lose("the agent has begun anew");
         // ends the half line that a fork or a restart may have cut off
         self.stream.lock().write_all(b"\n")?;
         let session = rand::random();
@@ -86,7 +92,20 @@ impl Link {
         self.send(&ToGuest::Hello {
             session,
             version: VERSION,
+            frames: true,
         })
+    }
+
+    /// Sends what is to be sent of processes' streams until this conversation with the agent is over.
+    fn send_frames(&self, conversation: u64) {
+        while let Some(bytes) = self.streams.to_send(conversation) {
+            let mut stream = self.stream.lock();
+            if stream.write_all(&bytes).is_err() {
+                // as above
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+                return;
+            }
+        }
     }
 }
 
@@ -102,13 +121,19 @@ enum Ended {
 
 /// Talks to a machine's guest for as long as its QEMU and the node live.
 pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
-    while guests.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
+    let Some(over) = guests
+        .upgrade()
+        .map(|guests| guests.core.threads.over().clone())
+    else {
+        return;
+    };
+    while guests.strong_count() > 0 && !over.is_cancelled() && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
                 tracing::debug!(machine = %entry.name, %error, "the guest's port can't be reached");
-                std::thread::sleep(AGAIN);
+                over.sleep(AGAIN);
                 continue;
             }
         };
@@ -122,9 +147,11 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
                         .core
                         .tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
-                std::thread::sleep(HUNG_UP);
+                over.sleep(HUNG_UP);
             }
-            Ok(Ended::Closed) | Err(_) => std::thread::sleep(AGAIN),
+            Ok(Ended::Closed) | Err(_) => {
+                over.sleep(AGAIN);
+            }
         }
     }
 }
@@ -143,21 +170,41 @@ fn converse(
         said: Mutex::new(Instant::now()),
         under_way: AtomicUsize::new(0),
         cancelled: Mutex::default(),
+        streams: match guests.upgrade() {
+            Some(guests) => guests.streams_of(entry.name.as_str()),
+            None => return Ok(Ended::NodeGone),
+        },
     });
+    let ended = listen(guests, entry, vm, &link, &mut stream);
+    // with session 0, answers of calls under way are dropped
+    *link.session.lock() = 0;
+    link.streams.lose("the connection to its agent ended");
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+    ended
+}
+
+/// Greets the agent and takes what it says, until the conversation ends.
+fn listen(
+    guests: &Weak<Guests>,
+    entry: &Arc<Entry>,
+    vm: &Arc<Machine>,
+    link: &Arc<Link>,
+    stream: &mut UnixStream,
+) -> std::io::Result<Ended> {
     link.hello()?;
     let began = Instant::now();
     let mut meter = Meter::new();
-    let mut lines = Lines::default();
-    let mut buffer = [0; 4096];
-    let ended = loop {
+    let mut messages = Messages::default();
+    let mut buffer = [0; READ_BYTES];
+    loop {
         let count = match stream.read(&mut buffer) {
-            Ok(0) => break Ended::Closed,
+            Ok(0) => return Ok(Ended::Closed),
             Ok(count) => count,
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
             Err(e) => return Err(e),
         };
         let Some(guests) = guests.upgrade() else {
-            break Ended::NodeGone;
+            return Ok(Ended::NodeGone);
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
@@ -165,31 +212,30 @@ fn converse(
             link.hello()?;
         }
         let now_ms = began.elapsed().as_millis() as u64;
-        let mut flooded = false;
-        for line in lines.feed(&buffer[..count]) {
-            if line.as_ref().is_ok_and(Vec::is_empty) {
-                continue;
+        for message in messages.feed(&buffer[..count]) {
+            let understood = match message {
+                Message::Line(Ok(line)) if line.is_empty() => continue,
+                Message::Line(line) => line.and_then(|line| ToHost::decode(&line)),
+                Message::Frame(Ok(frame)) => match link.streams.heard(frame) {
+                    Ok(()) => continue,
+                    Err(violation) => {
+                        tracing::warn!(machine = %entry.name, %violation, "its guest is hung up on");
+                        return Ok(Ended::Flooded);
+                    }
+                },
+                Message::Frame(Err(_)) => Err(LineError::Malformed("a frame was cut, or is none")),
+            };
+            if !meter.take(now_ms, understood.is_ok()) {
+                return Ok(Ended::Flooded);
             }
-            let message = line.and_then(|line| ToHost::decode(&line));
-            if !meter.take(now_ms, message.is_ok()) {
-                flooded = true;
-                break;
-            }
-            match message {
-                Ok(message) => heard(&guests, entry, vm, &link, message)?,
+            match understood {
+                Ok(message) => heard(&guests, entry, vm, link, message)?,
                 Err(error) => {
                     tracing::debug!(machine = %entry.name, %error, "the guest said something strange");
                 }
             }
         }
-        if flooded {
-            break Ended::Flooded;
-        }
-    };
-    // with session 0, answers of calls under way are dropped
-    *link.session.lock() = 0;
-    let _ = stream.shutdown(std::net::Shutdown::Both);
-    Ok(ended)
+    }
 }
 
 fn heard(
@@ -202,9 +248,19 @@ fn heard(
     let current = *link.session.lock();
     match message {
         ToHost::Wake => link.hello()?,
-        ToHost::Ready { session, version } if session == current => {
+        ToHost::Ready {
+            session,
+            version,
+            frames,
+        } if session == current => {
             if version == 0 {
                 return Ok(());
+            }
+            let conversation = link.streams.begin(frames);
+            if frames {
+                let link = link.clone();
+                let threads = &guests.core.threads;
+                threads.start("guest-frames", move || link.send_frames(conversation))?;
             }
             entry.agent_answers();
             let place: Place = guests.place_of(entry);
@@ -260,8 +316,7 @@ fn begin(
         given.under_way.fetch_sub(1, Ordering::SeqCst);
         given.answer(session, number, answer);
     };
-    let thread = std::thread::Builder::new().name("guest-call".into());
-    if let Err(error) = thread.spawn(work) {
+    if let Err(error) = floe_threads::spawn("guest-call", work) {
         link.under_way.fetch_sub(1, Ordering::SeqCst);
         link.answer(session, number, busy(error.to_string()));
     }

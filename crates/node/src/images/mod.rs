@@ -18,7 +18,7 @@ mod transfers;
 mod unpack;
 mod uploads;
 
-pub(crate) use mounted::{ImageUser, Wish};
+pub(crate) use mounted::{ImageUser, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
 
 use crate::{
@@ -67,24 +67,25 @@ pub(crate) struct Images {
     pub sources: Sources,
     /// How long recent runs took, by image.
     pub starts: Starts,
-    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to.
+    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to. It is held
+    /// while files are synced: it orders what stores and what removes, and no fault or reader of an image takes it.
     pub storing: RwLock<()>,
     /// `None` once the node is ending.
     mount: RwLock<Option<Mount>>,
     /// Sends the planner's wishes that machines pause or go on.
-    wishes: mpsc::Sender<Wish>,
+    wishes: mpsc::SyncSender<Wish>,
     users: RwLock<Vec<Weak<dyn ImageUser>>>,
 }
 
 impl Images {
-    /// Creates the service. `wishes` receives when machines are to pause for an image, and when they may go on.
+    /// Creates the service. `wishes` receives when machines are to pause for their images, and when they may go on.
     pub fn new(
         core: Arc<Core>,
         repo: Repository,
         cache: Arc<Cache>,
         sources: Sources,
         mount: Mount,
-        wishes: mpsc::Sender<Wish>,
+        wishes: mpsc::SyncSender<Wish>,
     ) -> Arc<Images> {
         Arc::new(Images {
             starts: Starts::open(&core.home),

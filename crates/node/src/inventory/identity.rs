@@ -43,6 +43,7 @@ impl Entry {
                     format!("floe kill {}, and clone its parent again", self.name),
                 ));
             }
+            // the guest's answer is written into the record, which wakes nobody
             std::thread::sleep(LOOK_EVERY);
         }
         Ok(())

@@ -1,13 +1,12 @@
 //! Pauses a machine whose guest would crawl while its image streams (vTube 4.2.3), and lets it go on.
 //!
-//! The planner says through the mount when an image's machines should stand still and for how long; a thread of the node
-//! pauses them in QEMU. Such a machine has the status `buffering`. The user's wish takes precedence: a start lets the machine
+//! The planner says through the mount when a machine should stand still and for how long; a thread of the node pauses it in
+//! QEMU. Such a machine has the status `buffering`. The user's wish takes precedence: a start lets the machine
 //! go on for the rest of the episode, and a stop or a capture ends the pause first. The reason is kept on the disk
 //! (`lifecycle`), so that a node that starts after a crash lets the machine go on.
 
 use crate::{error::NodeError, images::Wish, inventory::Entry, machines::Machines};
 use floe_api::{MachineStatus, StreamInfo};
-use floe_image::Hash;
 use std::{
     collections::HashMap,
     sync::{Arc, mpsc},
@@ -28,7 +27,7 @@ impl Machines {
     ) -> Result<(), NodeError> {
         let mut followed = Followed::default();
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "buffering",
             self,
             wishes,
@@ -36,7 +35,7 @@ impl Machines {
             move |machines, wish| {
                 followed.follow(machines, wish);
             },
-        )
+        )?)
     }
 
     /// Returns how a machine's image streams: what has arrived, what is awaited, and how often the machine was paused.
@@ -57,7 +56,8 @@ impl Machines {
             .as_ref()
             .map(|image| image.stats())
             .unwrap_or_default();
-        let progress = image.map(|image| image.progress()).unwrap_or_default();
+        let progress = disks.as_ref().map(|disks| disks.progress());
+        let progress = progress.unwrap_or_default();
         let link = fetcher.map(|fetcher| fetcher.link()).unwrap_or_default();
         let fetched_bytes = link.wire_bytes.saturating_sub(before);
         let waited = disks.map(|disks| disks.stats()).unwrap_or_default();
@@ -93,25 +93,23 @@ impl Machines {
 /// The planner's wishes that are being carried out.
 #[derive(Default)]
 struct Followed {
-    /// The last wish for each image that is not met yet, or that also holds for machines that start later.
-    unmet: HashMap<Hash, Wish>,
-    /// For each image, at how many consecutive looks its planner has not waited for anything.
-    forgotten: HashMap<Hash, u32>,
+    /// The last wish for each machine that is not met yet, or that holds until the planner withdraws it. By names on the mount.
+    unmet: HashMap<String, Wish>,
+    /// For each of these, at how many consecutive looks the planner has not waited for anything.
+    forgotten: HashMap<String, u32>,
 }
 
 impl Followed {
     /// Takes a wish in, if there is one, and tries to meet all that are unmet.
     fn follow(&mut self, machines: &Machines, wish: Option<Wish>) {
         let Followed { unmet, forgotten } = self;
-        // only the planner's last wish for an image counts
-        unmet.extend(wish.map(|wish| (wish.image, wish)));
+        // only the planner's last wish for a machine counts
+        unmet.extend(wish.map(|wish| (wish.machine.clone(), wish)));
         unmet.retain(|_, wish| {
-            let entries = machines.inventory.all().into_iter();
-            let entries: Vec<_> = entries
-                .filter(|entry| entry.record().image == wish.image)
-                .collect();
-            let count = forgotten.entry(wish.image).or_default();
-            *count = if entries.iter().any(|entry| planner_buffers(entry)) {
+            let mut entries = machines.inventory.all().into_iter();
+            let entry = entries.find(|entry| entry.record().mount_name == wish.machine);
+            let count = forgotten.entry(wish.machine.clone()).or_default();
+            *count = if entry.as_deref().is_some_and(planner_buffers) {
                 0
             } else {
                 *count + 1
@@ -119,25 +117,22 @@ impl Followed {
             if *count > FORGOTTEN_AFTER {
                 wish.pause = false;
             }
-            let mut met = true;
-            for entry in entries {
-                match entry.follow_planner(wish.pause, wish.buffering) {
-                    Ok(done) => met &= done,
-                    Err(error) => {
-                        met = false;
-                        tracing::debug!(machine = %entry.name, %error, "buffering: QEMU was not told");
-                    }
-                }
-            }
-            // a wish to pause also holds for machines that start later, until the planner withdraws it
+            let met = entry.is_none_or(|entry| {
+                let done = entry.follow_planner(wish.pause, wish.buffering);
+                done.unwrap_or_else(|error| {
+                    tracing::debug!(machine = %entry.name, %error, "buffering: QEMU was not told");
+                    false
+                })
+            });
+            // a machine that does not run yet pauses as soon as it does, unless the planner withdraws its wish
             !met || wish.pause
         });
-        forgotten.retain(|image, _| unmet.contains_key(image));
+        forgotten.retain(|machine, _| unmet.contains_key(machine));
     }
 }
 
-/// Whether the planner of a machine's image waits for chunks.
+/// Whether the planner waits for chunks for a machine.
 fn planner_buffers(entry: &Entry) -> bool {
-    let image = entry.state().images.first().cloned();
-    image.is_some_and(|image| image.progress().buffering.is_some())
+    let disks = entry.state().disks.clone();
+    disks.is_some_and(|disks| disks.progress().buffering.is_some())
 }

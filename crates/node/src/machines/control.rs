@@ -49,6 +49,7 @@ impl Machines {
     }
 
     /// Returns what is shown of a machine.
+    // Long: one structure, field by field.
     pub(crate) fn info_of(&self, entry: &Entry) -> MachineInfo {
         let (record, vm, disks, fetcher) = {
             let state = entry.state();
@@ -284,9 +285,9 @@ impl Machines {
 
     /// Stops all machines at the same time.
     pub(crate) fn stop_all_machines(&self) {
-        std::thread::scope(|scope| {
+        floe_threads::scope(|scope| {
             for entry in self.inventory.all() {
-                scope.spawn(move || {
+                scope.spawn("stop", move || {
                     if let Err(error) =
                         self.stop_machine(entry.name.as_str(), &StopRequest::default())
                     {
@@ -393,9 +394,11 @@ impl Machines {
         threads.keep("disk-room", self, ROOM_EVERY, move |machines| {
             machines.look_after_room(&mut room);
         })?;
-        threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
-            machines.core.reserve.refill();
-        })
+        Ok(
+            threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
+                machines.core.reserve.refill();
+            })?,
+        )
     }
 
     /// Handles a QEMU that ended by itself: restarts the guest if it was reset, otherwise takes its disks off the mount.
@@ -430,7 +433,10 @@ impl Machines {
             ),
             End::Lost => (
                 true,
-                format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+                match self.resources.out_of_memory(&record) {
+                    Some(why) => why,
+                    None => format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+                },
             ),
         };
         self.traces.take_trace(operation);

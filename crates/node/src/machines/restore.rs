@@ -110,20 +110,22 @@ impl Machines {
         })
     }
 
-    /// Starts the streaming of an image whose machine is on the mount now.
+    /// Starts the streaming of an image to a machine that is on the mount now.
     pub(crate) fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
-        let (image, wire) = {
+        let (image, disks, wire) = {
             let state = entry.state();
             let wire = state
                 .fetcher
                 .as_ref()
                 .map(|fetcher| fetcher.link().wire_bytes);
-            (state.images.first().cloned(), wire.unwrap_or_default())
+            let image = state.images.first().cloned();
+            (image, state.disks.clone(), wire.unwrap_or_default())
         };
         entry.starts_at_wire(wire);
-        let Some(image) = image else {
+        let (Some(image), Some(disks)) = (image, disks) else {
             return Ok(());
         };
+        disks.stream(false);
         model.image(&image);
         // chunks that another machine touched are in the page cache, so this machine's use of them would not be seen
         if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
@@ -171,21 +173,19 @@ impl Machines {
         };
         let clock = vm.set_clock();
         let (machines, entry) = (self.clone(), entry.clone());
-        let watcher = std::thread::Builder::new()
-            .name("guest-clock-watch".into())
-            .spawn(move || {
-                let stale = clock.wait(CLOCK_WAIT);
-                let set = entry.state().guest.agent;
-                if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
-                    machines.core.tell(
-                        Happened::MachineClock,
-                        entry.name.as_str(),
-                        format!("the guest's clock was not set: {reason}"),
-                    );
-                    let detail = format!("its clock shows the time of the capture: {reason}");
-                    let _ = entry.update(|record| record.detail = detail);
-                }
-            });
+        let watcher = floe_threads::spawn("guest-clock-watch", move || {
+            let stale = clock.wait(CLOCK_WAIT);
+            let set = entry.state().guest.agent;
+            if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
+                machines.core.tell(
+                    Happened::MachineClock,
+                    entry.name.as_str(),
+                    format!("the guest's clock was not set: {reason}"),
+                );
+                let detail = format!("its clock shows the time of the capture: {reason}");
+                let _ = entry.update(|record| record.detail = detail);
+            }
+        });
         drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 
@@ -210,7 +210,7 @@ impl Machines {
         let regions = self.images.sources.read_small(found, &names)?;
         let mut regions: HashMap<&str, Vec<u8>> = names.into_iter().zip(regions).collect();
         if let (Some(trace), Some(image)) = (regions.get(TRACE_REGION), images.first()) {
-            rehearsed::follow(image, &found.manifest, trace);
+            rehearsed::follow(image, disks, &found.manifest, trace);
         }
         let device = regions.remove("device").unwrap_or_default();
         let vram = regions.remove("vram").unwrap_or_default();

@@ -3,6 +3,7 @@
 
 mod answer;
 mod cluster;
+mod exec;
 mod forks;
 mod images;
 mod machines;
@@ -79,6 +80,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/capture", post(machines::capture))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
+        .route("/v1/machines/{name}/exec", post(exec::exec))
         .route("/v1/machines/{name}/console", get(machines::console))
         .route("/v1/machines/{name}/logs", get(machines::logs))
         .route("/v1/machines/{name}/forwards", post(machines::forward))
@@ -153,6 +155,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::screenshot,
         screen::picture,
         screen::vnc,
+        exec::exec,
         machines::console,
         machines::logs,
         machines::forward,

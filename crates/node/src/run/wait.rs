@@ -5,12 +5,17 @@
 //! connection counts when the *guest* has sent something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. If the
 //! guest does not listen, QEMU closes the connection, and another is tried.
 
-use crate::{error::NodeError, report::CANCEL_POLL, transfer::Cancel};
+use crate::{
+    error::{NodeError, at},
+    transfer::Cancel,
+};
 use floe_api::PortForward;
-use floe_machine::console::ConsoleLog;
+use floe_machine::console::{ConsoleLog, ConsoleWatch};
+use floe_threads::ready;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    os::fd::AsFd,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -19,8 +24,10 @@ use std::{
 const BANNER_WAIT: Duration = Duration::from_millis(150);
 /// How long one attempt may last: on a slow link the guest's pages for the answer must arrive first.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// The time between two attempts.
-const PORT_POLL: Duration = Duration::from_millis(20);
+/// The time between two looks for a sign that nothing announces.
+const SIGN_POLL: Duration = Duration::from_millis(20);
+/// How often it is checked whether the machine is alive while its console is waited for.
+const ALIVE_EVERY: Duration = Duration::from_millis(200);
 /// What is sent to a server that waits for its client.
 const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 
@@ -48,6 +55,10 @@ pub fn wait(
     mut alive: impl FnMut() -> Result<(), NodeError>,
 ) -> Result<Option<Instant>, NodeError> {
     let until = Instant::now() + timeout;
+    let watch = match sign {
+        Sign::Console { dir, .. } => ConsoleWatch::new(dir).ok(),
+        _ => None,
+    };
     while Instant::now() < until {
         if cancel.is_cancelled() {
             return Err(NodeError::Cancelled);
@@ -63,10 +74,19 @@ pub fn wait(
         if answered.is_some() {
             return Ok(answered);
         }
-        std::thread::sleep(match sign {
-            Sign::Port(_) => PORT_POLL,
-            _ => CANCEL_POLL,
-        });
+        match sign {
+            Sign::Console { .. } => {
+                // who cannot watch the log looks at it as often as at the machine
+                let watched = watch.iter().map(AsFd::as_fd).collect::<Vec<_>>();
+                let until = until.min(Instant::now() + ALIVE_EVERY);
+                ready(&watched, Some(until), Some(cancel)).map_err(at("cannot wait"))?;
+                watch.iter().for_each(ConsoleWatch::clear);
+            }
+            // nothing tells when a program in the guest begins to listen, or that its agent has answered
+            Sign::Agent(_) | Sign::Port(_) => {
+                cancel.sleep(SIGN_POLL);
+            }
+        }
     }
     Ok(None)
 }

@@ -135,10 +135,8 @@ impl Traces {
                 }
             })?;
         let sending = self.kept.clone();
-        std::thread::Builder::new()
-            .name("trace-send".into())
-            .spawn(move || sending.outbox.run())
-            .map_err(at("cannot start the thread that sends traces"))?;
+        let send = move || sending.outbox.run();
+        self.core.threads.keep_running("trace-send", send)?;
         if let Err(error) = self.kept.trainer.schedule_outdated() {
             tracing::warn!(%error, "the kept traces can't be listed");
         }

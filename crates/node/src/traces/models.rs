@@ -104,8 +104,7 @@ impl Traces {
                 traces.learn_size(image, &fetcher);
             }
         };
-        let thread = std::thread::Builder::new().name("model-fetch".into());
-        if let Err(error) = thread.spawn(fetch) {
+        if let Err(error) = self.core.threads.start("model-fetch", fetch) {
             tracing::warn!(%error, "no thread to fetch a model");
         }
         coming
@@ -116,6 +115,9 @@ impl Traces {
         for entry in self.inventory.all() {
             let (record, image, fetcher) = {
                 let state = entry.state();
+                if let Some(disks) = &state.disks {
+                    disks.stream(true);
+                }
                 let image = state.images.first().cloned();
                 (state.record.clone(), image, state.fetcher.clone())
             };

@@ -223,6 +223,7 @@ impl Life {
 
     /// Takes an event in; [`Life::next`] then returns what is to be done. Returns false, and changes nothing, if the event does
     /// not fit.
+    // Long: one table of events, each with what it changes.
     pub fn handle(&mut self, event: Event) -> bool {
         match event {
             Event::Starts

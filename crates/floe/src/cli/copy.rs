@@ -1,0 +1,188 @@
+//! `floe cp`: files and directories between this host and a guest.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::Context;
+use super::error::CliError;
+use super::session::{Input, Output, Session, is_over};
+use floe_api::{ExecRequest, Program};
+use floe_guest::copy::{self, Form, Place, pieces};
+
+/// Copy files between this host and a machine's guest
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: out of the guest, and into it
+  floe cp web:/etc/nginx/nginx.conf .
+  floe cp site/ web:/srv/
+Example: without a file here
+  floe cp web:/var/log/syslog - | grep nginx
+  generate | floe cp - web:/tmp/data
+
+Directories are copied whole; modes, times and symbolic links are kept, owners are not: in the guest everything belongs to
+root, or to --user. What has the target's name is replaced if it is a file; a directory never is. A file has its name only once
+it is complete. The guest needs floe's agent: floe agent install.")]
+pub struct Cp {
+    /// A path, MACHINE:PATH in a guest, or - for standard input
+    from: String,
+    /// A path, MACHINE:PATH in a guest, or - for standard output
+    to: String,
+    /// Read and write in the guest as this user; by default root
+    #[arg(long, short, default_value = "", hide_default_value = true)]
+    user: String,
+}
+
+/// One side of a copy.
+#[derive(Debug, PartialEq, Eq)]
+enum End<'a> {
+    Guest { machine: &'a str, path: &'a str },
+    Here(&'a str),
+}
+
+/// A colon before the first slash divides a machine from a path in its guest.
+fn end(text: &str) -> End<'_> {
+    match text.split_once(':') {
+        Some((machine, path)) if !machine.is_empty() && !machine.contains('/') => {
+            End::Guest { machine, path }
+        }
+        _ => End::Here(text),
+    }
+}
+
+impl Cp {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        match (end(&self.from), end(&self.to)) {
+            (End::Guest { machine, path }, End::Here(to)) => {
+                out_of(cx, machine, path, to, &self.user)
+            }
+            (End::Here(from), End::Guest { machine, path }) => {
+                into(cx, from, machine, path, &self.user)
+            }
+            (End::Here(_), End::Here(_)) => Err(CliError::usage(
+                "neither is in a guest",
+                "write MACHINE:PATH for the one that is: floe cp file web:/tmp/",
+            )),
+            (End::Guest { .. }, End::Guest { .. }) => Err(CliError::usage(
+                "both are in guests",
+                "copy through here: floe cp one:/file - | floe cp - two:/file",
+            )),
+        }
+    }
+}
+
+fn request(program: Program, user: &str) -> ExecRequest {
+    ExecRequest {
+        user: user.into(),
+        ..ExecRequest::new(program)
+    }
+}
+
+/// Returns a path in a guest; relative ones begin in the user's own directory there.
+fn there(path: &str) -> String {
+    if path.is_empty() {
+        ".".into()
+    } else {
+        path.into()
+    }
+}
+
+/// The last part of a path, for a target that is a directory.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy());
+    name.unwrap_or_default().into_owned()
+}
+
+fn out_of(cx: &Context, machine: &str, path: &str, to: &str, user: &str) -> Result<(), CliError> {
+    let bytes = to == "-";
+    let path = there(path);
+    let program = Program::Send {
+        path: path.clone(),
+        bytes,
+    };
+    let client = cx.client()?;
+    let mut session = Session::start(&client, machine, &request(program, user))?;
+    let mut output = Output::new(&mut session);
+    let read = match bytes {
+        true => {
+            let mut out = io::stdout().lock();
+            let mut read = pieces::Reader::new(&mut output);
+            io::copy(&mut read, &mut out).and_then(|_| out.flush())
+        }
+        false => {
+            let place = Place {
+                target: Path::new(to),
+                name: &name_of(Path::new(&path)),
+                special_bits: false,
+            };
+            copy::receive(&mut output, Form::Archive, &place).map(drop)
+        }
+    };
+    // a write that failed here is no reason to wait for the guest
+    let cut = |e: &io::Error| e.kind() == io::ErrorKind::UnexpectedEof;
+    let read = match read {
+        Ok(()) => output.finish(),
+        Err(e) if cut(&e) => output.finish().and(Err(e)),
+        Err(e) => Err(e),
+    };
+    output.conclude(read, &format!("cannot copy to {to}"))
+}
+
+fn into(cx: &Context, from: &str, machine: &str, path: &str, user: &str) -> Result<(), CliError> {
+    let bytes = from == "-";
+    let source = PathBuf::from(from);
+    let named = match bytes {
+        true => String::new(),
+        false => name_of(&std::path::absolute(&source).unwrap_or_else(|_| source.clone())),
+    };
+    if !bytes {
+        // before anything happens in the guest
+        std::fs::metadata(&source).map_err(|e| CliError::file("read", &source, e))?;
+    }
+    let program = Program::Receive {
+        path: there(path),
+        name: named,
+        bytes,
+    };
+    let client = cx.client()?;
+    let mut session = Session::start(&client, machine, &request(program, user))?;
+    let sent = {
+        let mut input = Input {
+            session: &mut session,
+        };
+        let sent = match bytes {
+            true => {
+                let mut out = pieces::Writer::new(&mut input);
+                io::copy(&mut io::stdin().lock(), &mut out).and_then(|_| out.finish())
+            }
+            false => copy::send(&source, Form::Archive, &mut input, &mut |path| {
+                let path = super::visible::line(&path.display().to_string()).to_string();
+                eprintln!("{path} is no file, directory or symbolic link, and is left out");
+            }),
+        };
+        sent.and_then(|()| input.finish())
+    };
+    match sent {
+        // the guest took no more, and says why
+        Err(error) if !is_over(&error) => {
+            Err(CliError::failed(&format!("cannot copy {from}"), error))
+        }
+        _ => session.conclude(Vec::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_told_from_a_path() {
+        let guest = |machine, path| End::Guest { machine, path };
+        assert_eq!(end("web:/etc/passwd"), guest("web", "/etc/passwd"));
+        assert_eq!(end("web.3:"), guest("web.3", ""));
+        for here in ["file", "-", "./a:b", "/a:b", "dir/a:b", ":x"] {
+            assert_eq!(end(here), End::Here(here));
+        }
+    }
+}

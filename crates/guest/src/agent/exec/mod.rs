@@ -1,0 +1,421 @@
+//! The processes that users of the node have started here, and their streams.
+//!
+//! A process belongs to nobody but the guest: when its command goes away, it goes on. Then its input ends, and what it writes
+//! is read and dropped, so that it does not stop at a full pipe. If its command was ended, its terminal hangs up, as that of
+//! any session does; if the node was restarted, or this is a clone of the machine in which it was started, the terminal stays.
+
+mod start;
+mod user;
+
+use super::sys;
+use crate::exec::frame::{Channel, DATA_BYTES_MAX, Frame, Outcome};
+use crate::exec::mux::{Mux, Side, Violation};
+use crate::exec::request::{Request, What};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+
+/// How long a process has between the request to end and its end, in ms.
+const GRACE_MS: u64 = 5_000;
+/// How long the rest of a terminal's output may take after its process has ended, in ms.
+const LAST_WORDS_MS: u64 = 1_000;
+/// Most processes and pipes that nobody listens to; beyond that the oldest lose what they write to.
+const LEFT_MAX: usize = 128;
+/// How many times a stream is read in one round, so that others get their turn.
+const READS_MAX: usize = 4;
+/// How many bytes are handed to the port at a time: what the kernel's driver takes at once.
+const BATCH_BYTES: usize = 32 << 10;
+/// The key that ends a terminal's input.
+const END_KEY: u8 = 4;
+
+/// The output channels, in the order of [`Process::outputs`].
+const OUTPUTS: [Channel; 2] = [Channel::Output, Channel::Errors];
+
+struct Process {
+    /// Its stream; `None` once nobody listens.
+    stream: Option<u32>,
+    child: Child,
+    status: Option<ExitStatus>,
+    is_tool: bool,
+    terminal: bool,
+    input: Option<File>,
+    /// Bytes for its input that it has not taken yet.
+    unread: VecDeque<Vec<u8>>,
+    input_ends: bool,
+    outputs: [Option<File>; 2],
+    /// After its end: how many more bytes of each output it had written itself.
+    left: [usize; 2],
+    /// When the rest of its output is no longer waited for.
+    last_words_ms: u64,
+    /// When its time is over, and when its grace.
+    ends_ms: Option<u64>,
+    killed_ms: Option<u64>,
+    timed_out: bool,
+}
+
+/// What a descriptor that is polled belongs to.
+#[derive(Clone, Copy)]
+pub(super) enum Polled {
+    ChildEnds,
+    Input(usize),
+    Output(usize, usize),
+}
+
+/// All processes.
+pub(super) struct Processes {
+    mux: Mux,
+    /// Whether the node knows frames.
+    open: bool,
+    all: Vec<Process>,
+    child_ends: File,
+}
+
+impl Processes {
+    pub fn new() -> io::Result<Processes> {
+        Ok(Processes {
+            mux: Mux::new(Side::Guest),
+            open: false,
+            all: Vec::new(),
+            child_ends: sys::child_ends()?,
+        })
+    }
+
+    /// A node has said hello: whatever an earlier one asked for, this one knows nothing of it.
+    pub fn begin(&mut self, frames: bool) {
+        self.mux = Mux::new(Side::Guest);
+        self.open = frames;
+        for process in &mut self.all {
+            process.leave(false);
+        }
+        self.forget_oldest();
+    }
+
+    /// Lists what is to be waited for.
+    pub fn poll<'a>(&'a self, fds: &mut Vec<(BorrowedFd<'a>, i16)>, polled: &mut Vec<Polled>) {
+        fds.push((self.child_ends.as_fd(), libc::POLLIN));
+        polled.push(Polled::ChildEnds);
+        for (at, process) in self.all.iter().enumerate() {
+            if let Some(input) = process
+                .input
+                .as_ref()
+                .filter(|_| !process.unread.is_empty())
+            {
+                fds.push((input.as_fd(), libc::POLLOUT));
+                polled.push(Polled::Input(at));
+            }
+            for (which, output) in process.outputs.iter().enumerate() {
+                if let Some(output) = output.as_ref().filter(|_| self.room(process, which) > 0) {
+                    fds.push((output.as_fd(), libc::POLLIN));
+                    polled.push(Polled::Output(at, which));
+                }
+            }
+        }
+    }
+
+    /// Returns the time of the next thing to do without an event, in ms.
+    pub fn next_ms(&self) -> Option<u64> {
+        let times = self.all.iter().flat_map(|process| {
+            // a pipe's end is an event; that of a terminal which others hold is not
+            let over = process.status.is_some() && process.stream.is_some() && process.terminal;
+            let words = over.then_some(process.last_words_ms);
+            let runs = process.status.is_none();
+            let end = process.ends_ms.filter(|_| runs);
+            [words, end, process.killed_ms.filter(|_| runs)]
+        });
+        times.flatten().min()
+    }
+
+    fn room(&self, process: &Process, which: usize) -> usize {
+        match process.stream {
+            None => DATA_BYTES_MAX,
+            Some(stream) => {
+                let room = self.mux.room(stream, OUTPUTS[which]).min(DATA_BYTES_MAX);
+                match process.status {
+                    Some(_) => room.min(process.left[which]),
+                    None => room,
+                }
+            }
+        }
+    }
+
+    /// Does what a descriptor is ready for.
+    pub fn ready(&mut self, now_ms: u64, polled: Polled) {
+        match polled {
+            Polled::ChildEnds => self.children_ended(now_ms),
+            Polled::Input(at) => self.feed(at),
+            Polled::Output(at, which) => self.listen(at, which),
+        }
+    }
+
+    fn children_ended(&mut self, now_ms: u64) {
+        let mut signals = [0; 1024];
+        while self
+            .child_ends
+            .read(&mut signals)
+            .is_ok_and(|count| count > 0)
+        {}
+        for process in self.all.iter_mut().filter(|p| p.status.is_none()) {
+            let Ok(Some(status)) = process.child.try_wait() else {
+                continue;
+            };
+            process.status = Some(status);
+            process.last_words_ms = now_ms + LAST_WORDS_MS;
+            for (left, output) in process.left.iter_mut().zip(&process.outputs) {
+                *left = match (output, process.terminal) {
+                    (None, _) => 0,
+                    // the kernel hangs the terminal up, and says when all of it was read
+                    (Some(_), true) => usize::MAX,
+                    // what others that hold the pipe still write is not the process's
+                    (Some(output), false) => sys::readable(output.as_fd()).unwrap_or(0),
+                };
+            }
+        }
+    }
+
+    fn feed(&mut self, at: usize) {
+        let process = &mut self.all[at];
+        while let (Some(input), Some(bytes)) = (&mut process.input, process.unread.front_mut()) {
+            let count = match input.write(bytes) {
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // it reads no more
+                    process.input = None;
+                    break;
+                }
+            };
+            bytes.drain(..count);
+            if bytes.is_empty() {
+                process.unread.pop_front();
+            }
+            if let Some(stream) = process.stream {
+                self.mux.consumed(stream, Channel::Input, count);
+            }
+        }
+        if process.input.is_none() {
+            let dropped = process.unread.drain(..).map(|bytes| bytes.len()).sum();
+            if let Some(stream) = process.stream {
+                self.mux.consumed(stream, Channel::Input, dropped);
+            }
+        }
+        if process.input_ends && process.unread.is_empty() {
+            process.input_ends = false;
+            match (process.terminal, &mut process.input) {
+                // a terminal that takes nothing more has a line that its reader must take first
+                (true, Some(input)) => drop(input.write(&[END_KEY])),
+                _ => process.input = None,
+            }
+        }
+    }
+
+    fn listen(&mut self, at: usize, which: usize) {
+        for _ in 0..READS_MAX {
+            let room = self.room(&self.all[at], which);
+            let process = &mut self.all[at];
+            let Some(output) = process.outputs[which].as_mut().filter(|_| room > 0) else {
+                return;
+            };
+            let mut buffer = [0; DATA_BYTES_MAX];
+            let count = match output.read(&mut buffer[..room]) {
+                Ok(0) => 0,
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // a terminal that nobody has open any more
+                Err(_) => 0,
+            };
+            if process.status.is_some() {
+                process.left[which] = process.left[which].saturating_sub(count);
+            }
+            if count == 0 {
+                process.outputs[which] = None;
+                process.left[which] = 0;
+            }
+            match process.stream {
+                Some(stream) if count == 0 => self.mux.finish(stream, OUTPUTS[which]),
+                Some(stream) => self.mux.send(stream, OUTPUTS[which], &buffer[..count]),
+                None => {}
+            }
+            if count < room {
+                return;
+            }
+        }
+    }
+
+    /// Takes a frame of the node.
+    pub fn heard(&mut self, now_ms: u64, frame: Frame) -> Result<(), Violation> {
+        if !self.open {
+            return Ok(()); // of an earlier life of this machine
+        }
+        let Some(frame) = self.mux.received(frame)? else {
+            return Ok(());
+        };
+        let of = |frame: &Frame| {
+            let stream = frame.stream();
+            let mut all = self.all.iter();
+            all.position(|process| stream.is_some() && process.stream == stream)
+        };
+        match (of(&frame), frame) {
+            (
+                _,
+                Frame::Open {
+                    stream, request, ..
+                },
+            ) => self.start(now_ms, stream, &request),
+            (Some(at), Frame::Data { bytes, .. }) => {
+                self.all[at].unread.push_back(bytes);
+                self.feed(at);
+            }
+            (Some(at), Frame::End { .. }) => {
+                self.all[at].input_ends = true;
+                self.feed(at);
+            }
+            (Some(at), Frame::Signal { number, .. }) => self.all[at].signal(number),
+            (Some(at), Frame::Size { columns, rows, .. }) => {
+                if let Some(input) = self.all[at]
+                    .input
+                    .as_ref()
+                    .filter(|_| self.all[at].terminal)
+                {
+                    let _ = sys::set_size(input.as_fd(), columns, rows);
+                }
+            }
+            (Some(at), Frame::Close { stream }) => {
+                self.all[at].leave(true);
+                self.mux.end(stream, Outcome::Exited(0));
+                self.feed(at);
+                self.forget_oldest();
+            }
+            // a detached process's stream has ended already; so has one that did not start
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, now_ms: u64, stream: u32, request: &[u8]) {
+        let Some(request) = Request::decode(request) else {
+            let why = "the agent does not understand the request; is the node newer?".into();
+            return self.mux.end(stream, Outcome::NotStarted { code: 126, why });
+        };
+        let started = match start::start(&request) {
+            Ok(started) => started,
+            Err((code, why)) => {
+                return self.mux.end(stream, Outcome::NotStarted { code, why });
+            }
+        };
+        let pid = started.child.id();
+        self.mux.tell(Frame::Started { stream, pid });
+        if request.detached {
+            self.mux.end(stream, Outcome::Exited(0));
+        }
+        self.all.push(Process {
+            stream: (!request.detached).then_some(stream),
+            child: started.child,
+            status: None,
+            is_tool: request.what == What::Tool,
+            terminal: request.terminal.is_some(),
+            input: started.input,
+            unread: VecDeque::new(),
+            input_ends: false,
+            outputs: started.outputs,
+            left: [0; 2],
+            last_words_ms: 0,
+            ends_ms: request.timeout_ms.map(|ms| now_ms.saturating_add(ms)),
+            killed_ms: None,
+            timed_out: false,
+        });
+        self.forget_oldest();
+    }
+
+    /// Ends what is over, by time or by itself.
+    pub fn settle(&mut self, now_ms: u64) {
+        for process in self.all.iter_mut().filter(|p| p.status.is_none()) {
+            if process.ends_ms.is_some_and(|end| now_ms >= end) {
+                process.ends_ms = None;
+                process.timed_out = true;
+                process.killed_ms = Some(now_ms + GRACE_MS);
+                process.signal(libc::SIGTERM as u8);
+            }
+            if process.killed_ms.is_some_and(|end| now_ms >= end) {
+                process.killed_ms = None;
+                process.signal(libc::SIGKILL as u8);
+            }
+        }
+        for process in self.all.iter_mut().filter(|p| p.status.is_some()) {
+            let said =
+                process.left == [0; 2] || now_ms >= process.last_words_ms && process.terminal;
+            if let Some(stream) = process.stream.filter(|_| said) {
+                self.mux.end(stream, process.outcome());
+                process.stream = None;
+                process.input = None;
+                process.unread.clear();
+            }
+        }
+        // pipes that others still hold are read on
+        self.all.retain(|process| {
+            let open = process.outputs.iter().any(Option::is_some);
+            process.status.is_none() || process.stream.is_some() || open && !process.terminal
+        });
+    }
+
+    fn forget_oldest(&mut self) {
+        let mut left = self.all.iter().filter(|p| p.stream.is_none()).count();
+        for process in &mut self.all {
+            if left <= LEFT_MAX {
+                break;
+            }
+            if process.stream.is_none() {
+                left -= 1;
+                process.outputs = [None, None];
+            }
+        }
+    }
+
+    /// Returns the next bytes for the port; empty if there are none for now.
+    pub fn to_send(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while self.open && bytes.len() < BATCH_BYTES - DATA_BYTES_MAX && self.mux.next(&mut bytes) {
+        }
+        bytes
+    }
+}
+
+impl Process {
+    fn signal(&self, number: u8) {
+        // once it was waited for, its number may be another's
+        if self.status.is_none() {
+            sys::signal_group(self.child.id(), number);
+        }
+    }
+
+    /// Nobody listens any more; `on_purpose` if whoever started it has ended that.
+    fn leave(&mut self, on_purpose: bool) {
+        self.stream = None;
+        if !self.terminal {
+            self.input_ends = true;
+        }
+        if self.is_tool || (self.terminal && on_purpose) {
+            // a tool sees that what it wrote or read is over; a terminal's session is hung up by the kernel
+            self.outputs = [None, None];
+            self.unread.clear();
+            self.input = None;
+        }
+        if self.unread.is_empty() && self.input_ends {
+            self.input = None;
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let Some(status) = self.status.filter(|_| !self.timed_out) else {
+            return Outcome::TimedOut;
+        };
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Outcome::Exited(code as u8), // eight bits, by the kernel
+            (None, signal) => Outcome::Signalled(signal.unwrap_or(0) as u8),
+        }
+    }
+}

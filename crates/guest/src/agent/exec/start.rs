@@ -1,0 +1,151 @@
+//! Starts a process as a request wants it: its user, directory, environment, streams, and its terminal if it has one.
+
+use super::user::{self, User};
+use crate::agent::sys;
+use crate::exec::request::{Request, What};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Where commands are looked for, unless the request says otherwise.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What shells return for a command that does not exist.
+const NOT_FOUND: u8 = 127;
+/// The same for one that can't be executed.
+const NOT_EXECUTABLE: u8 = 126;
+
+/// A process with the other ends of its streams, none of which blocks.
+pub(super) struct Started {
+    pub child: Child,
+    pub input: Option<File>,
+    /// Its output, and what it writes about errors; with a terminal, the former is all.
+    pub outputs: [Option<File>; 2],
+}
+
+/// Why a process did not start: a shell's code, and the reason.
+pub(super) type Refused = (u8, String);
+
+fn refused(what: &str, error: &io::Error) -> Refused {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => NOT_FOUND,
+        _ => NOT_EXECUTABLE,
+    };
+    (code, format!("{what}: {error}"))
+}
+
+/// Starts the process.
+pub(super) fn start(request: &Request) -> Result<Started, Refused> {
+    let user = user::find(&request.user).map_err(|why| (NOT_EXECUTABLE, why))?;
+    let (name, rest) = match (request.what, request.arguments.split_first()) {
+        // the program that runs, whatever stands in its place by now
+        (What::Tool, _) => ("/proc/self/exe", &request.arguments[..]),
+        (What::Command, Some((name, rest))) => (name.as_str(), rest),
+        (What::Command, None) => return Err((NOT_FOUND, "no command was given".into())),
+    };
+    let mut command = Command::new(name);
+    command
+        .args(rest)
+        .env_clear()
+        .envs(environment(request, &user));
+    command.current_dir(directory(request, &user)?);
+    let started = match request.terminal {
+        Some(size) => with_terminal(command, &user, size),
+        None if request.detached => with_nothing(command, &user),
+        None => with_pipes(command, &user),
+    };
+    started.map_err(|error| refused(name, &error))
+}
+
+fn environment(request: &Request, user: &User) -> Vec<(OsString, OsString)> {
+    let known = [
+        ("PATH", PATH.into()),
+        ("HOME", user.home.clone().into_os_string()),
+        ("USER", user.name.clone().into()),
+        ("LOGNAME", user.name.clone().into()),
+        ("SHELL", user.shell.clone().into_os_string()),
+    ];
+    let mut all: Vec<(OsString, OsString)> = known
+        .into_iter()
+        .map(|(name, value)| (name.into(), value))
+        .collect();
+    for variable in &request.environment {
+        let (name, value) = variable.split_once('=').unwrap_or((variable, ""));
+        if !name.is_empty() {
+            all.push((name.into(), value.into()));
+        }
+    }
+    all
+}
+
+fn directory<'a>(request: &'a Request, user: &'a User) -> Result<&'a Path, Refused> {
+    if !request.directory.is_empty() {
+        let wanted = Path::new(&request.directory);
+        return match std::fs::metadata(wanted) {
+            Ok(found) if found.is_dir() => Ok(wanted),
+            Ok(_) => Err((
+                NOT_EXECUTABLE,
+                format!("{} is no directory", wanted.display()),
+            )),
+            Err(error) => Err(refused(&request.directory, &error)),
+        };
+    }
+    Ok(match user.home.is_dir() {
+        true => &user.home,
+        false => Path::new("/"),
+    })
+}
+
+fn with_nothing(mut command: Command, user: &User) -> io::Result<Started> {
+    for stream in [Command::stdin, Command::stdout, Command::stderr] {
+        stream(&mut command, Stdio::null());
+    }
+    sys::begin_session(&mut command, user.uid, user.gid, user.groups.clone(), false);
+    Ok(Started {
+        child: command.spawn()?,
+        input: None,
+        outputs: [None, None],
+    })
+}
+
+fn with_pipes(mut command: Command, user: &User) -> io::Result<Started> {
+    for stream in [Command::stdin, Command::stdout, Command::stderr] {
+        stream(&mut command, Stdio::piped());
+    }
+    sys::begin_session(&mut command, user.uid, user.gid, user.groups.clone(), false);
+    let mut child = command.spawn()?;
+    let file = |fd: Option<OwnedFd>| {
+        if let Some(fd) = &fd {
+            sys::set_nonblocking(fd.as_fd())?;
+        }
+        Ok::<_, io::Error>(fd.map(File::from))
+    };
+    Ok(Started {
+        input: file(child.stdin.take().map(OwnedFd::from))?,
+        outputs: [
+            file(child.stdout.take().map(OwnedFd::from))?,
+            file(child.stderr.take().map(OwnedFd::from))?,
+        ],
+        child,
+    })
+}
+
+fn with_terminal(mut command: Command, user: &User, size: (u16, u16)) -> io::Result<Started> {
+    let (master, slave) = sys::terminal()?;
+    sys::set_size(master.as_fd(), size.0, size.1)?;
+    // its user may open it again by its name, as programs that ask for passwords do
+    let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(user.uid)), None);
+    command.stdin(slave.try_clone()?);
+    command.stdout(slave.try_clone()?);
+    command.stderr(slave);
+    sys::begin_session(&mut command, user.uid, user.gid, user.groups.clone(), true);
+    let child = command.spawn()?;
+    sys::set_nonblocking(master.as_fd())?;
+    Ok(Started {
+        child,
+        input: Some(File::from(master.try_clone()?)),
+        outputs: [Some(File::from(master)), None],
+    })
+}

@@ -1,0 +1,374 @@
+//! Takes a stream apart into a file or directory.
+//!
+//! Everything is written under a temporary name beside its final one, made durable, and renamed, so that nothing that is
+//! incomplete ever has the final name. An archive may be hostile: each name in it is followed from the new directory's
+//! descriptor, one part at a time and through no symbolic link, nothing is written that exists already, and only files,
+//! directories and symbolic links are made.
+
+use super::pieces::Reader;
+use super::send::DEPTH_MAX;
+use super::{BUFFER_BYTES, Form};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps};
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+
+/// Longest name, or target of a link, in an archive, in bytes: what the kernel takes.
+const NAME_BYTES_MAX: u64 = 4096;
+/// Most entries of an archive.
+const ENTRIES_MAX: u64 = 10_000_000;
+/// What a file gets whose mode nobody said.
+const MODE_DEFAULT: u32 = 0o644;
+
+/// Where a stream goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The path that the user named: a directory that exists, or a name in one.
+    pub target: &'a Path,
+    /// The name in a directory that exists.
+    pub name: &'a str,
+    /// Whether files keep bits with which they give their owner's rights to whoever runs them. For the host: not what a guest
+    /// sends.
+    pub special_bits: bool,
+}
+
+/// Writes a stream to its place. Returns the path that it has there.
+pub fn receive(input: impl Read, form: Form, place: &Place<'_>) -> io::Result<PathBuf> {
+    let mut input = Reader::new(input);
+    let path = resolve(place)?;
+    let partial = partial_of(&path)?;
+    let mask = if place.special_bits { 0o7777 } else { 0o777 };
+    let done = write(&mut input, form, &partial, mask).and_then(|is_directory| {
+        // the sender's own end, and nothing that a hostile one has left out
+        input.finish()?;
+        rename(&partial, &path, is_directory)
+    });
+    if let Err(error) = done {
+        let _ = remove(&partial); // what went wrong is more important
+        return Err(error);
+    }
+    Ok(path)
+}
+
+/// Removes what was written, through no symbolic link, also from directories that have got their modes.
+fn remove(path: &Path) -> io::Result<()> {
+    if !fs::symlink_metadata(path)?.is_dir() {
+        return fs::remove_file(path);
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(path)? {
+        remove(&entry?.path())?;
+    }
+    fs::remove_dir(path)
+}
+
+fn resolve(place: &Place<'_>) -> io::Result<PathBuf> {
+    let target = place.target;
+    if !target.is_dir() {
+        if target.as_os_str().as_bytes().ends_with(b"/") {
+            let why = format!("{} is no directory", target.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
+        return Ok(target.to_owned());
+    }
+    let mut parts = Path::new(place.name).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(name)), None) => Ok(target.join(name)),
+        _ => Err(io::Error::other(format!(
+            "{} is a directory, and what is copied has no name; name the file",
+            target.display()
+        ))),
+    }
+}
+
+/// Returns a name in the same directory that nobody else uses.
+fn partial_of(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name();
+    let name = name.ok_or_else(|| io::Error::other(format!("{} is no name", path.display())))?;
+    let mut random = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut random)?;
+    // a name has at most 255 bytes
+    let name = &name.as_bytes()[..name.len().min(200)];
+    let name = String::from_utf8_lossy(name);
+    let random = u64::from_le_bytes(random);
+    let short: String = name.chars().take(60).collect();
+    Ok(path.with_file_name(format!(".{short}.floe-{random:016x}")))
+}
+
+fn rename(partial: &Path, path: &Path, is_directory: bool) -> io::Result<()> {
+    if is_directory {
+        rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE).map_err(
+            |error| match error {
+                rustix::io::Errno::EXIST => io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    format!(
+                        "{} exists already; remove it, or name another",
+                        path.display()
+                    ),
+                ),
+                error => error.into(),
+            },
+        )?;
+    } else {
+        fs::rename(partial, path)?;
+    }
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)?.sync_all()
+}
+
+/// Writes everything under the temporary name. Returns whether it is a directory.
+fn write(input: &mut impl Read, form: Form, partial: &Path, mask: u32) -> io::Result<bool> {
+    if form == Form::Bytes {
+        let file = create(CWD.as_fd(), partial)?;
+        fill(file, input, None, MODE_DEFAULT, None)?;
+        return Ok(false);
+    }
+    let mut archive = tar::Archive::new(input);
+    let mut entries = archive.entries()?.raw(true);
+    let mut names = Names::default();
+    let Some(mut first) = names.next(&mut entries)? else {
+        return Err(hostile("it is empty"));
+    };
+    let mode = first.mode & mask;
+    match first.kind {
+        tar::EntryType::Regular => {
+            let file = create(CWD.as_fd(), partial)?;
+            let (size, time_s) = (first.size, first.time_s);
+            fill(file, &mut first.content, Some(size), mode, Some(time_s))?;
+            drop(first);
+            match names.next(&mut entries)? {
+                None => Ok(false),
+                Some(_) => Err(hostile("more than one file")),
+            }
+        }
+        tar::EntryType::Directory => {
+            fs::create_dir(partial)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let root = rustix::fs::open(partial, flags, Mode::empty())?;
+            let mut tree = Tree {
+                root,
+                mask,
+                directories: vec![(Vec::new(), mode, first.time_s)],
+            };
+            drop(first);
+            while let Some(entry) = names.next(&mut entries)? {
+                tree.add(entry)?;
+            }
+            tree.finish()?;
+            Ok(true)
+        }
+        _ => Err(hostile("it begins with neither file nor directory")),
+    }
+}
+
+fn hostile(why: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the archive is not one that floe makes: {why}"),
+    )
+}
+
+/// An entry with its whole name.
+struct Entry<'a, R: Read> {
+    name: PathBuf,
+    link: Option<PathBuf>,
+    kind: tar::EntryType,
+    mode: u32,
+    size: u64,
+    time_s: u64,
+    content: tar::Entry<'a, R>,
+}
+
+/// Puts long names together, which stand in entries of their own.
+#[derive(Default)]
+struct Names {
+    count: u64,
+}
+
+impl Names {
+    fn next<'a, R: Read>(
+        &mut self,
+        entries: &mut tar::Entries<'a, R>,
+    ) -> io::Result<Option<Entry<'a, R>>> {
+        let (mut name, mut link) = (None, None);
+        loop {
+            let Some(mut content) = entries.next().transpose()? else {
+                return Ok(None);
+            };
+            self.count += 1;
+            if self.count > ENTRIES_MAX {
+                return Err(hostile("too many entries"));
+            }
+            let header = content.header();
+            let (kind, size) = (header.entry_type(), header.entry_size()?);
+            match kind {
+                tar::EntryType::GNULongName => name = Some(long(&mut content, size)?),
+                tar::EntryType::GNULongLink => link = Some(long(&mut content, size)?),
+                _ => {
+                    let header = content.header();
+                    let (mode, time_s) = (header.mode()?, header.mtime()?);
+                    let own = header.path()?.into_owned();
+                    let own_link = header.link_name()?.map(Cow::into_owned);
+                    return Ok(Some(Entry {
+                        name: name.unwrap_or(own),
+                        link: link.or(own_link),
+                        kind,
+                        mode,
+                        size,
+                        time_s,
+                        content,
+                    }));
+                }
+            }
+        }
+    }
+}
+
+fn long(content: &mut impl Read, size: u64) -> io::Result<PathBuf> {
+    if size > NAME_BYTES_MAX {
+        return Err(hostile("a name is too long"));
+    }
+    let mut bytes = Vec::new();
+    content.take(NAME_BYTES_MAX).read_to_end(&mut bytes)?;
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    Ok(PathBuf::from(std::ffi::OsStr::from_bytes(&bytes)))
+}
+
+/// A directory that is being filled.
+struct Tree {
+    root: OwnedFd,
+    mask: u32,
+    /// Directories with their mode and time, which they get once nothing more comes into them.
+    directories: Vec<(Vec<Vec<u8>>, u32, u64)>,
+}
+
+impl Tree {
+    /// Returns the parts of a name; an error for one that leads anywhere but down.
+    fn parts(name: &Path) -> io::Result<Vec<Vec<u8>>> {
+        let mut parts = Vec::new();
+        for part in name.components() {
+            match part {
+                Component::Normal(part) => parts.push(part.as_bytes().to_vec()),
+                _ => return Err(hostile(&format!("{} leads out of it", name.display()))),
+            }
+        }
+        match parts.len() {
+            0 => Err(hostile("an entry without a name")),
+            length if length > DEPTH_MAX => Err(hostile("it is too deep")),
+            _ => Ok(parts),
+        }
+    }
+
+    /// Opens a directory of the tree, through no symbolic link.
+    fn open(&self, parts: &[Vec<u8>]) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut at = self.root.try_clone()?;
+        for part in parts {
+            at = rustix::fs::openat(&at, part.as_slice(), flags, Mode::empty())
+                .map_err(|_| hostile("an entry whose directory is none"))?;
+        }
+        Ok(at)
+    }
+
+    fn add<R: Read>(&mut self, mut entry: Entry<'_, R>) -> io::Result<()> {
+        let parts = Tree::parts(&entry.name)?;
+        let (name, above) = parts.split_last().ok_or_else(|| hostile("no name"))?;
+        let above = self.open(above)?;
+        let mode = entry.mode & self.mask;
+        match entry.kind {
+            tar::EntryType::Regular => {
+                let file = create(above.as_fd(), Path::new(std::ffi::OsStr::from_bytes(name)))?;
+                let (size, time_s) = (entry.size, entry.time_s);
+                fill(file, &mut entry.content, Some(size), mode, Some(time_s))
+            }
+            tar::EntryType::Directory => {
+                rustix::fs::mkdirat(&above, name.as_slice(), Mode::RWXU)?;
+                self.directories.push((parts, mode, entry.time_s));
+                Ok(())
+            }
+            tar::EntryType::Symlink => {
+                let link = entry.link.ok_or_else(|| hostile("a link to nothing"))?;
+                rustix::fs::symlinkat(&link, &above, name.as_slice())?;
+                let _ = rustix::fs::utimensat(
+                    &above,
+                    name.as_slice(),
+                    &times(entry.time_s),
+                    AtFlags::SYMLINK_NOFOLLOW,
+                );
+                Ok(())
+            }
+            _ => Err(hostile(
+                "an entry that is no file, directory or symbolic link",
+            )),
+        }
+    }
+
+    fn finish(self) -> io::Result<()> {
+        for (parts, mode, time_s) in self.directories.iter().rev() {
+            let directory = File::from(self.open(parts)?);
+            rustix::fs::fchmod(&directory, Mode::from_raw_mode(*mode))?;
+            rustix::fs::futimens(&directory, &times(*time_s))?;
+            directory.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+fn times(time_s: u64) -> Timestamps {
+    let time = Timespec {
+        tv_sec: i64::try_from(time_s).unwrap_or(0),
+        tv_nsec: 0,
+    };
+    Timestamps {
+        last_access: time,
+        last_modification: time,
+    }
+}
+
+fn create(directory: std::os::fd::BorrowedFd<'_>, name: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR);
+    file.map(File::from).map_err(|error| {
+        let error = io::Error::from(error);
+        io::Error::new(error.kind(), format!("{}: {error}", name.display()))
+    })
+}
+
+/// Writes a file's bytes, of which there must be `size` if that is known, and makes them durable.
+fn fill(
+    mut file: File,
+    content: &mut impl Read,
+    size: Option<u64>,
+    mode: u32,
+    time_s: Option<u64>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut written = 0;
+    loop {
+        let count = match content.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        file.write_all(&buffer[..count])?;
+        written += count as u64;
+    }
+    if size.is_some_and(|size| size != written) {
+        return Err(hostile("a file is shorter than it says"));
+    }
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+    if let Some(time_s) = time_s {
+        rustix::fs::futimens(&file, &times(time_s))?;
+    }
+    file.sync_all()
+}

@@ -1,0 +1,220 @@
+use super::*;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+fn sent(path: &Path, form: Form) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    send(path, form, &mut bytes, &mut |_| ()).unwrap();
+    bytes
+}
+
+fn received(bytes: &[u8], form: Form, target: &Path) -> io::Result<PathBuf> {
+    let place = Place {
+        target,
+        name: "name",
+        special_bits: false,
+    };
+    receive(bytes, form, &place)
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// What is in a directory, sorted.
+fn list(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_tree_arrives_with_its_modes_links_and_long_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = dir.path().join("from");
+    let long = "l".repeat(200);
+    fs::create_dir_all(from.join(&long).join(&long)).unwrap();
+    fs::write(from.join(&long).join(&long).join("deep"), vec![7; 200_000]).unwrap();
+    fs::write(from.join("tool"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(from.join("tool"), fs::Permissions::from_mode(0o4751)).unwrap();
+    fs::create_dir(from.join("closed")).unwrap();
+    fs::write(from.join("closed/in"), "").unwrap();
+    fs::set_permissions(from.join("closed"), fs::Permissions::from_mode(0o500)).unwrap();
+    symlink("/etc/passwd", from.join("link")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        from.join("pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    let mut skipped = Vec::new();
+    let mut bytes = Vec::new();
+    let mut skip = |path: &Path| skipped.push(path.to_owned());
+    send(&from, Form::Archive, &mut bytes, &mut skip).unwrap();
+    assert_eq!(skipped, [from.join("pipe")]);
+
+    let to = dir.path().join("to");
+    assert_eq!(received(&bytes, Form::Archive, &to).unwrap(), to);
+    assert_eq!(list(&to), ["closed", "link", &long, "tool"]);
+    assert_eq!(
+        fs::read(to.join(&long).join(&long).join("deep")).unwrap(),
+        vec![7; 200_000]
+    );
+    assert_eq!(
+        fs::read_link(to.join("link")).unwrap(),
+        Path::new("/etc/passwd")
+    );
+    assert_eq!(
+        mode(&to.join("tool")),
+        0o751,
+        "a guest makes no setuid program"
+    );
+    assert_eq!(
+        (mode(&to.join("closed")), list(&to.join("closed")).len()),
+        (0o500, 1)
+    );
+    // into what exists it goes with its own name, and what has that name is not touched
+    assert_eq!(
+        received(&bytes, Form::Archive, dir.path()).unwrap(),
+        dir.path().join("name")
+    );
+    let error = received(&bytes, Form::Archive, dir.path()).unwrap_err();
+    assert!(error.to_string().contains("exists already"), "{error}");
+    assert_eq!(list(dir.path()), ["from", "name", "to"]);
+}
+
+#[test]
+fn a_file_replaces_another_only_once_it_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    fs::write(&from, vec![5; 300_000]).unwrap();
+    fs::write(&to, "old").unwrap();
+    for form in [Form::Archive, Form::Bytes] {
+        let bytes = sent(&from, form);
+        for cut in [0, 3, 600, 100_000, bytes.len() - 1] {
+            let error = received(&bytes[..cut], form, &to).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{cut} {error}");
+            assert_eq!(fs::read(&to).unwrap(), b"old");
+        }
+        received(&bytes, form, &to).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), vec![5; 300_000]);
+        fs::write(&to, "old").unwrap();
+    }
+    assert_eq!(list(dir.path()), ["from", "to"]);
+    let error = received(
+        &sent(&from, Form::Bytes),
+        Form::Bytes,
+        &dir.path().join("no/"),
+    );
+    assert_eq!(error.unwrap_err().kind(), io::ErrorKind::NotFound);
+}
+
+/// An archive of a directory with these entries: kind, name, target or content.
+fn archive_of(entries: &[(tar::EntryType, &str, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut out = pieces::Writer::new(&mut bytes);
+    let all = [(tar::EntryType::Directory, ".", "")];
+    for (kind, name, content) in all.iter().chain(entries) {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(*kind);
+        header.set_mode(0o755);
+        header.set_mtime(0);
+        let data = if kind.is_file() || kind.is_gnu_longname() {
+            *content
+        } else {
+            ""
+        };
+        header.set_size(data.len() as u64);
+        // not by set_path, which refuses what is hostile
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        if data.is_empty() {
+            header.as_old_mut().linkname[..content.len()].copy_from_slice(content.as_bytes());
+        }
+        header.set_cksum();
+        out.write_all(header.as_bytes()).unwrap();
+        out.write_all(data.as_bytes()).unwrap();
+        out.write_all(&vec![0; data.len().next_multiple_of(512) - data.len()])
+            .unwrap();
+    }
+    out.write_all(&[0; 1024]).unwrap();
+    out.finish().unwrap();
+    bytes
+}
+
+#[test]
+fn no_entry_of_a_hostile_archive_leaves_its_directory() {
+    use tar::EntryType as Kind;
+    let dir = tempfile::tempdir().unwrap();
+    let outside = dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let target = dir.path().join("target");
+    let out = outside.to_str().unwrap();
+    let absolute = format!("{out}/x");
+    let long = "x".repeat(5000);
+    for (what, entries) in [
+        ("parent", vec![(Kind::Regular, "../outside/x", "!")]),
+        ("absolute", vec![(Kind::Regular, &absolute[..], "!")]),
+        (
+            "parent below",
+            vec![
+                (Kind::Directory, "a", ""),
+                (Kind::Regular, "a/../../outside/x", "!"),
+            ],
+        ),
+        (
+            "through a link",
+            vec![(Kind::Symlink, "l", out), (Kind::Regular, "l/x", "!")],
+        ),
+        (
+            "onto a link",
+            vec![(Kind::Symlink, "l", &absolute), (Kind::Regular, "l", "!")],
+        ),
+        (
+            "a link to a link",
+            vec![
+                (Kind::Symlink, "l", ".."),
+                (Kind::Symlink, "m", "l/outside"),
+                (Kind::Regular, "m/x", "!"),
+            ],
+        ),
+        (
+            "directory onto a link",
+            vec![(Kind::Symlink, "l", out), (Kind::Directory, "l", "")],
+        ),
+        ("hard link", vec![(Kind::Link, "h", "/etc/passwd")]),
+        ("device", vec![(Kind::Char, "d", "")]),
+        ("pipe", vec![(Kind::Fifo, "p", "")]),
+        (
+            "twice",
+            vec![(Kind::Regular, "x", "1"), (Kind::Regular, "x", "2")],
+        ),
+        ("no directory", vec![(Kind::Regular, "a/x", "!")]),
+        (
+            "long name",
+            vec![(Kind::GNULongName, "n", &long), (Kind::Regular, "x", "!")],
+        ),
+        (
+            "long name out",
+            vec![
+                (Kind::GNULongName, "n", "../outside/x"),
+                (Kind::Regular, "x", "!"),
+            ],
+        ),
+        ("the directory again", vec![(Kind::Directory, ".", "")]),
+    ] {
+        let done = received(&archive_of(&entries), Form::Archive, &target);
+        assert!(done.is_err(), "{what}");
+        assert_eq!(list(&outside), Vec::<String>::new(), "{what}");
+        assert_eq!(list(dir.path()), ["outside"], "{what}: nothing is left");
+    }
+    let link = vec![(Kind::Symlink, "l", out)];
+    received(&archive_of(&link), Form::Archive, &target).unwrap();
+    assert_eq!(fs::read_link(target.join("l")).unwrap(), outside);
+}

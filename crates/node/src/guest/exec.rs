@@ -1,0 +1,565 @@
+//! Processes that users start in a guest: their streams share the guest's port, and each is a connection to the node.
+//!
+//! ```text
+//! port's reader -> Streams::heard -> queue of a process -> relay -> its user
+//! port's writer <- Streams::to_send <------ Mux <--------- relay <-'
+//! ```
+//! Nothing piles up: a guest may send as much as [`floe_guest::exec::mux`] gave it credit for, which it gets when its user has
+//! taken the bytes; a user's bytes are read when there is room for them.
+
+use crate::{
+    error::{NodeError, busy, refused, usage},
+    guest::Guests,
+};
+use floe_api::{ExecRequest, Program};
+use floe_guest::exec::{
+    frame::{Channel, DATA_BYTES_MAX, Frame, Message, Messages, Outcome},
+    mux::{Mux, STREAMS_MAX, Side, Violation},
+    request::{REQUEST_BYTES_MAX, Request, What},
+};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    sync::{Notify, mpsc},
+};
+
+/// How long a call waits for an agent that has not answered yet: the node, or the machine, may have just started.
+const AGENT_WAIT: Duration = Duration::from_secs(5);
+/// How long an agent has to answer a request: it may have died without a word, and a busy guest starts processes slowly.
+const ANSWER_WAIT: Duration = Duration::from_secs(20);
+/// How many bytes are handed to the port at a time.
+const BATCH_BYTES: usize = 32 << 10;
+/// How many bytes of a user are read at a time.
+const READ_BYTES: usize = 64 << 10;
+/// How long a user who sends more signals than the port takes has to wait.
+const CROWDED: Duration = Duration::from_millis(5);
+/// The number of the one stream of a user's connection.
+const ONLY: u32 = 1;
+
+/// What is known of a guest's agent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Agent {
+    /// It has not answered.
+    Silent,
+    /// It knows no frames.
+    Old,
+    Ready,
+}
+
+struct Inner {
+    agent: Agent,
+    mux: Mux,
+    /// Each conversation with an agent has its own number.
+    conversation: u64,
+    open: BTreeMap<u32, Ear>,
+    next: u32,
+}
+
+/// Where a process's frames go.
+struct Ear {
+    frames: mpsc::UnboundedSender<Frame>,
+    room: Arc<Notify>,
+    /// Whether the agent has said anything about it.
+    answered: bool,
+}
+
+/// The processes of one machine.
+pub(crate) struct Streams {
+    inner: Mutex<Inner>,
+    /// Wakes the port's writer, and those who wait for the agent.
+    changed: Condvar,
+}
+
+impl Streams {
+    /// Makes the streams of a guest whose agent has not answered.
+    pub fn new() -> Streams {
+        let inner = Inner {
+            agent: Agent::Silent,
+            mux: Mux::new(Side::Node),
+            conversation: 0,
+            open: BTreeMap::new(),
+            next: 0,
+        };
+        Streams {
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The agent has answered; returns the number of the conversation that begins.
+    pub fn begin(&self, frames: bool) -> u64 {
+        self.lose("the agent was greeted anew");
+        let mut inner = self.inner.lock();
+        inner.agent = if frames { Agent::Ready } else { Agent::Old };
+        self.changed.notify_all();
+        inner.conversation
+    }
+
+    /// The conversation is over: what runs in the guest goes on, and nobody here knows of it.
+    pub fn lose(&self, why: &str) {
+        let mut inner = self.inner.lock();
+        inner.agent = Agent::Silent;
+        inner.conversation += 1;
+        inner.mux = Mux::new(Side::Node);
+        for (stream, ear) in std::mem::take(&mut inner.open) {
+            let outcome = Outcome::Lost { why: why.into() };
+            let _ = ear.frames.send(Frame::Over { stream, outcome }); // its user may have gone
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for bytes for the port; `None` once the conversation is over.
+    pub fn to_send(&self, conversation: u64) -> Option<Vec<u8>> {
+        let mut inner = self.inner.lock();
+        loop {
+            if inner.conversation != conversation {
+                return None;
+            }
+            let mut bytes = Vec::new();
+            while bytes.len() < BATCH_BYTES - DATA_BYTES_MAX && inner.mux.next(&mut bytes) {}
+            if !bytes.is_empty() {
+                return Some(bytes);
+            }
+            self.changed.wait(&mut inner);
+        }
+    }
+
+    /// Takes a frame of the guest.
+    pub fn heard(&self, frame: Frame) -> Result<(), Violation> {
+        let mut inner = self.inner.lock();
+        if inner.agent != Agent::Ready {
+            return Ok(()); // of an earlier conversation, perhaps of the machine that this one was cloned from
+        }
+        let frame = inner.mux.received(frame)?;
+        let over = matches!(frame, Some(Frame::Over { .. }));
+        if let Some((stream, frame)) = frame.and_then(|frame| Some((frame.stream()?, frame)))
+            && let Some(ear) = inner.open.get_mut(&stream)
+        {
+            ear.answered = true;
+            match frame {
+                Frame::Credit { .. } => ear.room.notify_one(),
+                frame => drop(ear.frames.send(frame)), // as above
+            }
+            if over {
+                inner.open.remove(&stream);
+            }
+        }
+        drop(inner);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn start(self: &Arc<Self>, name: &str, request: &Request) -> Result<Process, NodeError> {
+        let Some(bytes) = request.encode() else {
+            return Err(usage(
+                format!(
+                    "the command and its environment are longer than {REQUEST_BYTES_MAX} bytes"
+                ),
+                format!("write it to a file: floe cp FILE {name}:/tmp/, and run that"),
+            ));
+        };
+        let until = Instant::now() + AGENT_WAIT;
+        let mut inner = self.inner.lock();
+        while inner.agent == Agent::Silent {
+            if self.changed.wait_until(&mut inner, until).timed_out() {
+                return Err(refused(
+                    format!("no agent answers in {name}"),
+                    format!("if it still boots, wait; if it has none: floe agent install {name}"),
+                ));
+            }
+        }
+        if inner.agent == Agent::Old {
+            return Err(refused(
+                format!("the agent in {name} is older than this command"),
+                format!("replace it: floe agent install {name}"),
+            ));
+        }
+        inner.next += 1;
+        let stream = inner.next;
+        if !inner.mux.open(stream, request.terminal.is_some(), bytes) {
+            return Err(busy(
+                format!("{STREAMS_MAX} commands and copies of {name} are under way"),
+                "wait for some to end",
+            ));
+        }
+        let (frames, ear) = mpsc::unbounded_channel(); // bounded by the guest's credit
+        let room = Arc::new(Notify::new());
+        let kept = Ear {
+            frames,
+            room: room.clone(),
+            answered: false,
+        };
+        inner.open.insert(stream, kept);
+        let conversation = inner.conversation;
+        self.changed.notify_all();
+        Ok(Process {
+            streams: self.clone(),
+            conversation,
+            stream,
+            frames: ear,
+            room,
+        })
+    }
+
+    /// Waits until the agent has said something about a process that was to start.
+    fn await_answer(&self, name: &str, process: &Process) -> Result<(), NodeError> {
+        let until = Instant::now() + ANSWER_WAIT;
+        let mut inner = self.inner.lock();
+        // one that is over, or lost, has its answer in its queue
+        while inner
+            .open
+            .get(&process.stream)
+            .is_some_and(|ear| !ear.answered)
+        {
+            if self.changed.wait_until(&mut inner, until).timed_out() {
+                return Err(refused(
+                    format!("the agent in {name} does not answer any more"),
+                    format!("if the machine runs (floe ps {name}): floe agent install {name}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something about a stream of a conversation, unless that is over.
+    fn with<T>(&self, conversation: u64, act: impl FnOnce(&mut Mux) -> T) -> Option<T> {
+        let mut inner = self.inner.lock();
+        if inner.conversation != conversation {
+            return None;
+        }
+        let done = act(&mut inner.mux);
+        drop(inner);
+        self.changed.notify_all();
+        Some(done)
+    }
+}
+
+/// A process in a guest, for whoever has started it. Dropping it leaves the process to itself.
+pub(crate) struct Process {
+    streams: Arc<Streams>,
+    conversation: u64,
+    stream: u32,
+    frames: mpsc::UnboundedReceiver<Frame>,
+    room: Arc<Notify>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let stream = self.stream;
+        self.streams
+            .with(self.conversation, |mux| mux.close(stream));
+        self.streams.inner.lock().open.remove(&stream);
+    }
+}
+
+impl Process {
+    /// Carries its streams to and from its user's connection until either ends.
+    pub(crate) async fn relay(mut self, user: impl AsyncRead + AsyncWrite) {
+        let (from_user, to_user) = tokio::io::split(user);
+        let streams = self.streams.clone();
+        let line = Line {
+            streams: &streams,
+            conversation: self.conversation,
+            stream: self.stream,
+        };
+        let down = line.down(&mut self.frames, to_user);
+        let up = line.up(&self.room, from_user);
+        tokio::select! { () = down => (), () = up => () }
+    }
+}
+
+struct Line<'a> {
+    streams: &'a Streams,
+    conversation: u64,
+    stream: u32,
+}
+
+impl Line<'_> {
+    /// From the guest to the user. A user who reads nothing stops the process, and nobody else.
+    async fn down(
+        &self,
+        frames: &mut mpsc::UnboundedReceiver<Frame>,
+        mut to_user: impl AsyncWrite + Unpin,
+    ) {
+        while let Some(first) = frames.recv().await {
+            let mut bytes = Vec::new();
+            let mut taken = [0; Channel::ALL.len()];
+            let mut over = false;
+            let mut next = Some(first);
+            while let Some(frame) = next {
+                over |= matches!(frame, Frame::Over { .. });
+                if let Frame::Data { channel, bytes, .. } = &frame {
+                    taken[*channel as usize] += bytes.len();
+                }
+                renumbered(frame).encode(&mut bytes);
+                next = match bytes.len() < BATCH_BYTES {
+                    true => frames.try_recv().ok(),
+                    false => None,
+                };
+            }
+            if to_user.write_all(&bytes).await.is_err() || to_user.flush().await.is_err() {
+                return;
+            }
+            if over {
+                let _ = to_user.shutdown().await; // it has all that there is
+                return;
+            }
+            let stream = self.stream;
+            self.streams.with(self.conversation, |mux| {
+                for channel in Channel::ALL {
+                    mux.consumed(stream, channel, taken[channel as usize]);
+                }
+            });
+        }
+    }
+
+    /// From the user to the guest.
+    async fn up(&self, room: &Notify, mut from_user: impl AsyncRead + Unpin) {
+        let mut messages = Messages::default();
+        let mut buffer = vec![0; READ_BYTES];
+        let (stream, channel) = (self.stream, Channel::Input);
+        loop {
+            let count = match from_user.read(&mut buffer).await {
+                Ok(0) | Err(_) => return,
+                Ok(count) => count,
+            };
+            for message in messages.feed(&buffer[..count]) {
+                match message {
+                    Message::Frame(Ok(Frame::Data {
+                        channel: Channel::Input,
+                        bytes,
+                        ..
+                    })) => self.send(room, &bytes).await,
+                    Message::Frame(Ok(Frame::End { .. })) => {
+                        let end = |mux: &mut Mux| mux.finish(stream, channel);
+                        self.streams.with(self.conversation, end);
+                    }
+                    Message::Frame(Ok(Frame::Signal { number, .. })) => {
+                        self.tell(Frame::Signal { stream, number }).await;
+                    }
+                    Message::Frame(Ok(Frame::Size { columns, rows, .. })) => {
+                        let size = Frame::Size {
+                            stream,
+                            columns,
+                            rows,
+                        };
+                        self.tell(size).await;
+                    }
+                    // it does not speak the protocol
+                    _ => return,
+                }
+            }
+        }
+    }
+
+    async fn send(&self, room: &Notify, mut bytes: &[u8]) {
+        let (stream, channel) = (self.stream, Channel::Input);
+        while !bytes.is_empty() {
+            let sent = self.streams.with(self.conversation, |mux| {
+                let count = mux.room(stream, channel).min(bytes.len());
+                mux.send(stream, channel, &bytes[..count]);
+                count
+            });
+            match sent {
+                // the process is over, which the other direction reports
+                None => return,
+                Some(0) => room.notified().await,
+                Some(count) => bytes = &bytes[count..],
+            }
+        }
+    }
+
+    async fn tell(&self, frame: Frame) {
+        let tell = |mux: &mut Mux| mux.tell(frame.clone());
+        while self.streams.with(self.conversation, tell) == Some(false) {
+            tokio::time::sleep(CROWDED).await;
+        }
+    }
+}
+
+/// Returns a frame with the number that a user's connection knows.
+fn renumbered(mut frame: Frame) -> Frame {
+    match &mut frame {
+        Frame::Data { stream, .. }
+        | Frame::End { stream, .. }
+        | Frame::Started { stream, .. }
+        | Frame::Over { stream, .. } => *stream = ONLY,
+        // a guest sends no others to a user
+        _ => {}
+    }
+    frame
+}
+
+fn request_of(request: &ExecRequest) -> Request {
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    let form = |bytes: bool| if bytes { "bytes" } else { "archive" };
+    let (what, arguments): (What, Vec<String>) = match &request.program {
+        Program::Command(words) => (What::Command, words.clone()),
+        Program::Send { path, bytes } => (What::Tool, words(&["send", form(*bytes), path])),
+        Program::Receive { path, name, bytes } => {
+            (What::Tool, words(&["receive", form(*bytes), path, name]))
+        }
+        Program::Dial { port } => (What::Tool, words(&["dial", &port.to_string()])),
+        Program::Authorize { key } => (What::Tool, words(&["authorize", key])),
+    };
+    Request {
+        what,
+        arguments,
+        environment: request.environment.clone(),
+        user: request.user.clone(),
+        directory: request.directory.clone(),
+        terminal: request.terminal.map(|size| (size.columns, size.rows)),
+        timeout_ms: request.timeout_ms,
+        detached: request.detach,
+    }
+}
+
+impl Guests {
+    /// Starts a process in a machine's guest.
+    pub(crate) fn exec(&self, name: &str, request: &ExecRequest) -> Result<Process, NodeError> {
+        if matches!(&request.program, Program::Command(words) if words.is_empty()) {
+            return Err(usage(
+                "there is no command",
+                "name one: floe exec NAME -- ls",
+            ));
+        }
+        let request = request_of(request);
+        let texts = [&request.arguments, &request.environment]
+            .into_iter()
+            .flatten();
+        if texts
+            .chain([&request.user, &request.directory])
+            .any(|text| text.contains('\0'))
+        {
+            return Err(usage(
+                "a zero byte can't be passed to a process",
+                "leave it out",
+            ));
+        }
+        let entry = self.inventory.get(name)?;
+        if !entry.vm()?.has_floe_port() {
+            return Err(refused(
+                format!("{name} has no port for floe's agent"),
+                format!(
+                    "it gets one at its next cold start: floe stop {name} && floe start {name}"
+                ),
+            ));
+        }
+        let streams = self.streams_of(name);
+        let process = streams.start(name, &request)?;
+        streams.await_answer(name, &process)?;
+        Ok(process)
+    }
+
+    /// Returns the streams of a machine that runs.
+    pub(super) fn streams_of(&self, name: &str) -> Arc<Streams> {
+        let mut streams = self.streams.lock();
+        let known = streams.entry(name.to_owned());
+        known.or_insert_with(|| Arc::new(Streams::new())).clone()
+    }
+
+    /// Forgets the streams of a machine that runs no more.
+    pub(super) fn forget_streams(&self, name: &str) {
+        let streams = self.streams.lock().remove(name);
+        if let Some(streams) = streams {
+            streams.lose("the machine has ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> Request {
+        request_of(&ExecRequest::new(Program::Command(vec!["cat".into()])))
+    }
+
+    /// What the port's writer would send next, as frames.
+    fn sent(streams: &Streams, conversation: u64) -> Vec<Frame> {
+        let bytes = streams.to_send(conversation).unwrap();
+        let messages = Messages::default().feed(&bytes).into_iter();
+        let frame = |message| match message {
+            Message::Frame(Ok(frame)) => frame,
+            other => panic!("{other:?}"),
+        };
+        messages.map(frame).collect()
+    }
+
+    #[tokio::test]
+    async fn a_process_and_its_user_hear_each_other_until_it_ends() {
+        let streams = Arc::new(Streams::new());
+        let conversation = streams.begin(true);
+        let process = streams.start("web", &request()).unwrap();
+        assert!(matches!(
+            sent(&streams, conversation)[0],
+            Frame::Open { stream: 1, .. }
+        ));
+        let (user, node) = tokio::io::duplex(1 << 20);
+        let relay = tokio::spawn(process.relay(node));
+        let (mut from_node, mut to_node) = tokio::io::split(user);
+        let mut bytes = Vec::new();
+        let input = Frame::Data {
+            stream: ONLY,
+            channel: Channel::Input,
+            bytes: b"in".to_vec(),
+        };
+        input.encode(&mut bytes);
+        to_node.write_all(&bytes).await.unwrap();
+        let other = streams.clone();
+        let got = tokio::task::spawn_blocking(move || sent(&other, conversation)).await;
+        assert_eq!(got.unwrap(), [input]);
+        let output = Frame::Data {
+            stream: 1,
+            channel: Channel::Output,
+            bytes: b"out".to_vec(),
+        };
+        let over = Frame::Over {
+            stream: 1,
+            outcome: Outcome::Exited(0),
+        };
+        let mut wanted = Vec::new();
+        for frame in [output, over] {
+            frame.encode(&mut wanted);
+            streams.heard(frame).unwrap();
+        }
+        let mut got = Vec::new();
+        from_node.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, wanted);
+        relay.await.unwrap();
+        assert!(streams.inner.lock().mux.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_user_who_goes_leaves_nothing_behind_and_one_whose_guest_goes_is_told() {
+        let streams = Arc::new(Streams::new());
+        let conversation = streams.begin(true);
+        let process = streams.start("web", &request()).unwrap();
+        let (user, node) = tokio::io::duplex(1 << 10);
+        drop(user);
+        process.relay(node).await;
+        let frames = sent(&streams, conversation);
+        assert_eq!(frames.last(), Some(&Frame::Close { stream: 1 }));
+        let mut process = streams.start("web", &request()).unwrap();
+        streams.lose("gone");
+        assert!(matches!(
+            process.frames.recv().await,
+            Some(Frame::Over { .. })
+        ));
+        assert_eq!(streams.to_send(conversation), None);
+        drop(process);
+    }
+
+    #[test]
+    fn an_agent_that_knows_no_frames_is_to_be_replaced() {
+        let streams = Arc::new(Streams::new());
+        streams.begin(false);
+        let error = streams.start("web", &request()).err().unwrap().to_api();
+        assert!(error.fix.contains("floe agent install web"), "{error}");
+    }
+}
