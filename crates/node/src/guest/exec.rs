@@ -211,7 +211,11 @@ impl Streams {
         let until = Instant::now() + ANSWER_WAIT;
         let mut inner = self.inner.lock();
         // one that is over, or lost, has its answer in its queue
-        while inner.open.get(&process.stream).is_some_and(|ear| !ear.answered) {
+        while inner
+            .open
+            .get(&process.stream)
+            .is_some_and(|ear| !ear.answered)
+        {
             if self.changed.wait_until(&mut inner, until).timed_out() {
                 return Err(refused(
                     format!("the agent in {name} does not answer any more"),

@@ -2,7 +2,7 @@
 //! acknowledges. No I/O, no clock.
 //!
 //! ```text
-//! P 17 2915064193-2250 aGVsbG8...     ->    <- floe-ok 17, or floe-no 17: that one again
+//! P 17 ba7816bf... aGVsbG8...     ->    <- floe-ok 17, or floe-no 17: that one again
 //! ```
 
 /// Bytes of a file in one line: with base64 and its head it is below the 4095 that a terminal's line holds.
@@ -102,26 +102,10 @@ impl Sending {
     }
 }
 
-/// Returns checksum and length as `cksum` prints them, with a dash between.
+/// Returns the checksum as `sha256sum` prints it.
 pub fn checksum(bytes: &[u8]) -> String {
-    let mut crc = 0u32;
-    let mut feed = |byte: u8| {
-        crc ^= u32::from(byte) << 24;
-        for _ in 0..8 {
-            let carry = crc >> 31 == 1;
-            crc <<= 1;
-            if carry {
-                crc ^= 0x04c1_1db7;
-            }
-        }
-    };
-    bytes.iter().for_each(|byte| feed(*byte));
-    let mut length = bytes.len();
-    while length > 0 {
-        feed((length & 0xff) as u8);
-        length >>= 8;
-    }
-    format!("{}-{}", !crc, bytes.len())
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Returns base64 without line breaks.
@@ -147,9 +131,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn checksums_are_those_of_cksum_and_base64_is_base64() {
-        assert_eq!(checksum(b"123456789"), "930766865-9");
-        assert_eq!(checksum(b""), "4294967295-0");
+    fn checksums_are_those_of_sha256sum_and_base64_is_base64() {
+        let of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(checksum(b"abc"), of_abc);
         for (plain, text) in [
             ("", ""),
             ("f", "Zg=="),
