@@ -2,28 +2,38 @@
 //! that the documents tell what is there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use floe_tests::root;
+use floe_tests::{read, root, tracked};
 
 /// Who may depend on whom (ARCHITECTURE.md). Development dependencies count as well: a test that needs a crate
 /// above its own belongs to that crate.
 const EDGES: &[(&str, &[&str])] = &[
+    ("floe-threads", &[]),
     ("floe-image", &[]),
-    ("floe-store", &["floe-image"]),
+    ("floe-store", &["floe-threads", "floe-image"]),
     ("floe-sched", &[]),
     ("floe-http", &[]),
     (
         "floe-source",
-        &["floe-image", "floe-store", "floe-sched", "floe-http"],
+        &[
+            "floe-threads",
+            "floe-image",
+            "floe-store",
+            "floe-sched",
+            "floe-http",
+        ],
     ),
-    ("floe-planner", &["floe-image"]),
-    ("floe-traces", &["floe-image", "floe-store", "floe-planner"]),
+    ("floe-planner", &["floe-image", "floe-sched"]),
+    (
+        "floe-traces",
+        &["floe-threads", "floe-image", "floe-store", "floe-planner"],
+    ),
     (
         "floe-mount",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-source",
@@ -31,7 +41,10 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-sched",
         ],
     ),
-    ("floe-machine", &["floe-image", "floe-mount"]),
+    (
+        "floe-machine",
+        &["floe-threads", "floe-image", "floe-mount"],
+    ),
     ("floe-guest", &[]),
     (
         "floe-api",
@@ -42,6 +55,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "floe-hub",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-traces",
@@ -52,6 +66,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "floe-node",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-http",
@@ -69,6 +84,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "floe",
         &[
+            "floe-threads",
             "floe-image",
             "floe-store",
             "floe-http",
@@ -88,6 +104,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "floe-image",
             "floe-store",
+            "floe-sched",
             "floe-source",
             "floe-planner",
             "floe-mount",
@@ -103,38 +120,6 @@ const EDGES: &[(&str, &[&str])] = &[
 
 /// A file that outgrows this holds a second idea that wants a room of its own.
 const FILE_LINES_MAX: usize = 700;
-
-/// Files that git tracks, relative to the root; of the kinds given by their extensions (none = all).
-fn tracked(extensions: &[&str]) -> Vec<PathBuf> {
-    let out = Command::new("git")
-        .args(["ls-files", "-z"])
-        .current_dir(root())
-        .output()
-        .expect("git is installed");
-    assert!(
-        out.status.success(),
-        "git ls-files failed: not a git checkout?"
-    );
-    let files: Vec<PathBuf> = String::from_utf8(out.stdout)
-        .expect("paths are UTF-8")
-        .split('\0')
-        .filter(|p| !p.is_empty())
-        .map(PathBuf::from)
-        .filter(|p| {
-            extensions.is_empty()
-                || p.extension()
-                    .is_some_and(|e| extensions.iter().any(|x| e == *x))
-        })
-        .filter(|p| root().join(p).is_file())
-        .collect();
-    assert!(!files.is_empty());
-    files
-}
-
-fn read(path: impl AsRef<Path>) -> String {
-    let path = root().join(path);
-    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
 
 fn metadata() -> serde_json::Value {
     let out = Command::new(env!("CARGO"))
@@ -239,6 +224,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
+            "crates/node/src/inventory/lifecycle/news.rs",
             "crates/node/src/inventory/lifecycle/state.rs",
             "crates/node/src/plan.rs",
             "crates/node/src/fork/decide.rs",
@@ -288,6 +274,36 @@ fn what_is_deliberately_absent_is_absent() {
             .iter()
             .any(|name| manifest.contains(&format!("\n{name} =")))
     );
+}
+
+/// ARCHITECTURE.md, "Every queue on this way has a bound".
+#[test]
+fn every_bound_that_is_named_is_in_the_code() {
+    let text = read("ARCHITECTURE.md");
+    let table = text
+        .split_once("| queue | bound | at the bound |")
+        .expect("the table of bounds")
+        .1;
+    let rows: Vec<&str> = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    assert!(rows.len() > 8, "{} rows", rows.len());
+    let rooms = ["mount", "planner", "source", "node"].map(|room| format!("crates/{room}/src"));
+    let files = tracked(&["rs"]).into_iter();
+    let files = files.filter(|file| rooms.iter().any(|room| file.starts_with(room)));
+    let code: Vec<String> = files.map(|file| code(&read(&file))).collect();
+    for row in rows {
+        let bound = row.split('|').nth(2).unwrap_or_default();
+        let names: Vec<&str> = bound.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no bound has a name: {row}");
+        for name in names {
+            let (constant, field) = (format!("const {name}:"), format!("pub {name}:"));
+            let known = |code: &String| code.contains(&constant) || code.contains(&field);
+            assert!(code.iter().any(known), "{name} is nowhere: {row}");
+        }
+    }
 }
 
 /// What a file says outside of its tests and comments.

@@ -1,7 +1,8 @@
-//! Tests of the whole tree live beside this file: [`house_rules`](../house_rules.rs) holds the source to its own rules,
-//! [`end_to_end`](../end_to_end.rs) drives the `floe` command on real guests.
+//! Tests of the whole tree live beside this file: [`house_rules`](../house_rules.rs) and the folder beside it hold the source to
+//! its own rules. Here is what they share.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The root of the checkout.
 pub fn root() -> PathBuf {
@@ -9,4 +10,37 @@ pub fn root() -> PathBuf {
         .parent()
         .expect("tests/ stands in the root of the checkout")
         .to_path_buf()
+}
+
+/// Files that git tracks, relative to the root; of the kinds given by their extensions (none = all).
+pub fn tracked(extensions: &[&str]) -> Vec<PathBuf> {
+    let out = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root())
+        .output()
+        .expect("git is installed");
+    assert!(
+        out.status.success(),
+        "git ls-files failed: not a git checkout?"
+    );
+    let files: Vec<PathBuf> = String::from_utf8(out.stdout)
+        .expect("paths are UTF-8")
+        .split('\0')
+        .filter(|p| !p.is_empty())
+        .map(PathBuf::from)
+        .filter(|p| {
+            extensions.is_empty()
+                || p.extension()
+                    .is_some_and(|e| extensions.iter().any(|x| e == *x))
+        })
+        .filter(|p| root().join(p).is_file())
+        .collect();
+    assert!(!files.is_empty());
+    files
+}
+
+/// The text of a file, given by its path relative to the root.
+pub fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }

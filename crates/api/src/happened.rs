@@ -38,7 +38,10 @@ pub enum Happened {
     /// A clone is paused, because what it needs is on a node that does not answer or has lost it.
     #[serde(rename = "machine.orphaned")]
     MachineOrphaned,
-    /// A machine that floe had paused runs again.
+    /// A machine was paused by its user.
+    #[serde(rename = "machine.paused")]
+    MachinePaused,
+    /// A machine that was paused runs again.
     #[serde(rename = "machine.continued")]
     MachineContinued,
     /// A machine is paused because one of its disks cannot be written.

@@ -2,14 +2,16 @@
 
 use super::*;
 
-/// What `run` waits for before it reports the machine as running.
+/// For which sign of life `run` and `start` wait after the machine's CPUs run. The machine is there by then: it stays if the wait
+/// ends without a sign or its client hangs up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
-    /// The first new byte on the console. If a restored guest prints nothing, `run` waits no longer than
-    /// `wait_timeout_s`.
+    /// The first new byte on the console.
     Console,
-    /// The first forwarded port answers.
+    /// floe's agent in the guest answers.
+    Agent,
+    /// A forwarded port answers: that of `wait_port`, or else the first one.
     Port,
     /// Nothing else: it is enough that the machine's CPUs run.
     #[default]
@@ -41,6 +43,9 @@ pub struct RunRequest {
     /// What to wait for.
     #[serde(default)]
     pub wait: Wait,
+    /// With [`Wait::Port`]: the guest's port that is to answer, one of those that are forwarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_port: Option<u16>,
     /// Longest wait in seconds; by default [`WAIT_TIMEOUT_S_DEFAULT`].
     #[serde(default)]
     pub wait_timeout_s: Option<u64>,
@@ -141,7 +146,7 @@ impl HostAccess {
     }
 }
 
-/// Default time in seconds that `run` waits for the guest to answer: a cold boot without KVM takes half a minute.
+/// Default time in seconds that `run` and `start` wait for a sign of life, if they are to: a cold boot without KVM takes half a minute.
 pub const WAIT_TIMEOUT_S_DEFAULT: u64 = 120;
 
 /// Answer of `GET /v1/machines`.
@@ -196,6 +201,41 @@ pub struct MachineInfo {
     /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// Why its CPUs stand still; it goes on once none of these is left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paused_for: Vec<PauseReason>,
+    /// Whether it was switched off at its last stop, because its guest did not power down in time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub switched_off: bool,
+}
+
+/// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseReason {
+    /// Its user paused it.
+    User,
+    /// What it needs next has not arrived yet.
+    Buffering,
+    /// It is a clone and its parent's node does not answer.
+    Orphaned,
+    /// Its state is being taken, for a capture or a fork.
+    Capture,
+    /// A disk could not take what it wrote, most often because the host's disk is full.
+    Disk,
+}
+
+impl std::fmt::Display for PauseReason {
+    /// Writes the reason in words.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            PauseReason::User => "its user",
+            PauseReason::Buffering => "buffering",
+            PauseReason::Orphaned => "want of its parent's node",
+            PauseReason::Capture => "a capture or a fork",
+            PauseReason::Disk => "a disk that can't be written",
+        })
+    }
 }
 
 /// States of a machine.
@@ -208,7 +248,7 @@ pub enum MachineStatus {
     Running,
     /// Its CPUs are paused until what they need next has arrived.
     Buffering,
-    /// Its CPUs are paused (because of an I/O error, or for a capture).
+    /// Its CPUs are paused: by its user, because of an I/O error, for a capture, or because it needs another node.
     Paused,
     /// It has no QEMU; its disks are kept.
     Stopped,
@@ -308,6 +348,9 @@ pub struct StartRequest {
     /// What to wait for.
     #[serde(default)]
     pub wait: Wait,
+    /// With [`Wait::Port`]: the guest's port that is to answer, one of those that are forwarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_port: Option<u16>,
     /// Longest wait in seconds; by default [`WAIT_TIMEOUT_S_DEFAULT`].
     #[serde(default)]
     pub wait_timeout_s: Option<u64>,

@@ -274,18 +274,22 @@ fn a_client_that_hangs_up_leaves_no_half_made_machine() {
     let request = RunRequest {
         image: "tiny".into(),
         name: Some("one".into()),
-        forwards: vec!["0:9".parse().unwrap()], // nobody listens there, so the wait would be long
-        wait: Wait::Port,
         ..Default::default()
     };
     let mut events = node.client().run(&request).unwrap();
-    let started =
-        events.any(|event| matches!(event, Ok(Event::Stage { name, .. }) if name == "qemu start"));
-    assert!(started);
+    let begun =
+        events.any(|event| matches!(event, Ok(Event::Stage { name, .. }) if name == "mount"));
+    assert!(begun);
     drop(events);
-    eventually("the machine's removal", || {
-        node.client().machines().unwrap().machines.is_empty()
-            && !node.home().join("machines/one").exists()
+    // its QEMU may have been faster than that was noticed: then the machine is there and stays
+    eventually("the machine's removal or start", || {
+        let machines = node.client().machines().unwrap().machines;
+        match &machines[..] {
+            [] => !node.home().join("machines/one").exists(),
+            machines => machines
+                .iter()
+                .all(|machine| machine.status == MachineStatus::Running),
+        }
     });
 }
 

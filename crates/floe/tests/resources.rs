@@ -293,6 +293,8 @@ fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
         let machine = node.client().machine("greedy").unwrap();
         machine.status == floe_api::MachineStatus::Failed
     });
+    let why = node.client().machine("greedy").unwrap().detail;
+    assert!(why.contains("memory limit of"), "{why}");
     node.type_and_wait("modest", "echo fi''ne", "fine");
 }
 

@@ -11,6 +11,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// What the guest does so that there is something to learn.
@@ -19,6 +21,9 @@ const WORK: &str =
 /// A link on which a guest would crawl: 2 Mbit/s and 80 ms there and back.
 const SLOW_BYTES_S: u64 = 250_000;
 const SLOW_DELAY: Duration = Duration::from_millis(40);
+/// A link over which almost nothing comes, and one that is no hindrance.
+const CRAWL_BYTES_S: u64 = 60_000;
+const FAST_BYTES_S: u64 = 4_000_000;
 
 /// A hub with a captured tiny guest on it, which everybody may read.
 struct World {
@@ -111,12 +116,25 @@ fn model_of(image: &Hash) -> Vec<u8> {
     learn(Method::Floe, image, &[writer.into_inner()]).unwrap()
 }
 
+/// A link whose speed is set, and that counts what it has carried.
+struct SlowLink {
+    url: String,
+    bytes_s: Arc<AtomicU64>,
+    /// Bytes that came from the hub.
+    carried: Arc<AtomicU64>,
+}
+
 /// Copies what comes from the hub at a slow link's pace; what goes there costs only the delay.
-fn slow_link(to: SocketAddr) -> String {
+fn slow_link(to: SocketAddr) -> SlowLink {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+    let link = SlowLink {
+        url: format!("http://{}", listener.local_addr().unwrap()),
+        bytes_s: Arc::new(AtomicU64::new(SLOW_BYTES_S)),
+        carried: Arc::default(),
+    };
+    let (bytes_s, carried) = (link.bytes_s.clone(), link.carried.clone());
     // one pace for all connections: when the link is free again
-    let free = std::sync::Arc::new(std::sync::Mutex::new(Instant::now()));
+    let free = Arc::new(std::sync::Mutex::new(Instant::now()));
     std::thread::spawn(move || {
         for near in listener.incoming().flatten() {
             let Ok(far) = TcpStream::connect(to) else {
@@ -125,18 +143,21 @@ fn slow_link(to: SocketAddr) -> String {
             let _ = (near.set_nodelay(true), far.set_nodelay(true));
             let (near2, far2) = (near.try_clone().unwrap(), far.try_clone().unwrap());
             let free = free.clone();
+            let (bytes_s, carried) = (bytes_s.clone(), carried.clone());
             std::thread::spawn(move || copy(near2, far2, |_| SLOW_DELAY));
             std::thread::spawn(move || {
                 copy(far, near, |bytes| {
                     let mut free = free.lock().unwrap();
-                    let time = Duration::from_secs_f64(bytes as f64 / SLOW_BYTES_S as f64);
+                    carried.fetch_add(bytes as u64, Relaxed);
+                    let time = bytes as f64 / bytes_s.load(Relaxed) as f64;
+                    let time = Duration::from_secs_f64(time);
                     *free = (*free).max(Instant::now()) + time;
                     (*free + SLOW_DELAY).saturating_duration_since(Instant::now())
                 })
             });
         }
     });
-    url
+    link
 }
 
 fn copy(mut from: TcpStream, mut to: TcpStream, pause: impl Fn(usize) -> Duration) {
@@ -208,7 +229,7 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
 
     // a link too slow for the guest: it stands still until what comes next is here
     let mut slow = TestNode::start();
-    let url = slow_link(world.hub.addr());
+    let url = slow_link(world.hub.addr()).url;
     let untraced = RunRequest {
         no_trace: true,
         ..request(&url, "two")
@@ -267,6 +288,68 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
         there.type_and_wait("one", "echo alive-$((3+3))", "alive-6");
         assert!(!there.client().stream_info("one").unwrap().model);
     }
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn two_machines_of_one_image_are_each_buffered_and_their_bytes_come_once() {
+    let world = world();
+    // somebody teaches the hub what this guest touches
+    let teacher = TestNode::start();
+    teacher.run(&request(&world.hub.url(), "one"));
+    teacher.type_and_wait("one", WORK, "worked-2");
+    stop(&teacher, "one");
+    eventually("a model", || world.model_file().is_some());
+    drop(teacher);
+
+    // what one machine alone needs, over a link that is fast enough
+    let untraced = |link: &SlowLink, name: &str| RunRequest {
+        no_trace: true,
+        ..request(&link.url, name)
+    };
+    let (alone, link) = (TestNode::start(), slow_link(world.hub.addr()));
+    link.bytes_s.store(FAST_BYTES_S, Relaxed);
+    alone.run(&untraced(&link, "one"));
+    alone.type_and_wait("one", WORK, "worked-2");
+    let once = link.carried.load(Relaxed);
+    drop(alone);
+
+    let (node, link) = (TestNode::start(), slow_link(world.hub.addr()));
+    let client = node.client();
+    let is_buffering =
+        |name: &str| client.machine(name).unwrap().status == MachineStatus::Buffering;
+    let buffered = |name: &str| {
+        let what = format!("{name} is paused at its start");
+        eventually(&what, || {
+            is_buffering(name) || client.stream_info(name).unwrap().pauses > 0
+        });
+    };
+    node.run(&untraced(&link, "one"));
+    buffered("one");
+    // so slow that the second machine starts long before all is there
+    link.bytes_s.store(CRAWL_BYTES_S, Relaxed);
+    node.run(&untraced(&link, "two"));
+    buffered("two");
+    let (one, two) = (
+        client.stream_info("one").unwrap(),
+        client.stream_info("two").unwrap(),
+    );
+    assert!(one.model && two.model, "{one:?} {two:?}");
+    link.bytes_s.store(FAST_BYTES_S, Relaxed);
+    for name in ["one", "two"] {
+        eventually("both go on", || !is_buffering(name));
+        node.type_and_wait(name, WORK, "worked-2");
+        assert!(client.stream_info(name).unwrap().pauses > 0, "{name}");
+    }
+    // the two touch much the same, and some pages that no other run has; without sharing it would be twice as much
+    let both = link.carried.load(Relaxed);
+    eprintln!("{both} bytes for both, {once} for one alone");
+    assert!(
+        both < once + once / 2,
+        "{both} bytes for both machines, {once} for one alone"
+    );
+    stop(&node, "one");
+    node.type_and_wait("two", "echo alive-$((2+2))", "alive-4");
 }
 
 #[test]

@@ -119,6 +119,8 @@ pub(crate) type TokenUsers = HashMap<Hash, Arc<str>>;
 /// The hub's database: see the module's documentation.
 pub(crate) struct Catalogue {
     pub(super) db: Mutex<Connection>,
+    /// For reading alone: who reads does not wait while a change is synced to the disk.
+    pub(super) reads: Mutex<Connection>,
     holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
     /// Bytes of each owner's images, as counted since the last change.
     pub(super) stored: Mutex<HashMap<String, u64>>,
@@ -134,18 +136,16 @@ impl Catalogue {
             .write(true)
             .open(path)
             .map_err(HubError::file("cannot open", path))?;
-        let db = Connection::open(path)?;
+        let mut db = Connection::open(path)?;
         db.busy_timeout(BUSY_TIMEOUT)?;
         db.pragma_update(None, "journal_mode", "WAL")?;
         db.pragma_update(None, "synchronous", "FULL")?;
         db.pragma_update(None, "foreign_keys", true)?;
-        let mut db = db;
         let version =
             |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
         if version(&db)? < VERSION {
             let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            // Another process may have created the schema first.
-            let before = version(&change)?;
+            let before = version(&change)?; // another process may have created the schema first
             if before == 0 {
                 change.execute_batch(SCHEMA)?;
             }
@@ -163,8 +163,11 @@ impl Catalogue {
                 known: VERSION,
             });
         }
+        let reads = Connection::open(path)?;
+        reads.busy_timeout(BUSY_TIMEOUT)?;
         let catalogue = Catalogue {
             db: Mutex::new(db),
+            reads: Mutex::new(reads),
             holdings: RwLock::default(),
             stored: Mutex::default(),
         };
@@ -175,7 +178,7 @@ impl Catalogue {
     fn reload_holdings(&self) -> Rows<()> {
         let mut held: HashMap<Hash, Vec<Holding>> = HashMap::new();
         {
-            let db = self.db.lock();
+            let db = self.reads.lock();
             let mut rows =
                 db.prepare("SELECT id, owner, public FROM images ORDER BY pushed, owner")?;
             let rows = rows.query_map([], |row| {
@@ -249,7 +252,7 @@ impl Catalogue {
 
     /// Returns the users, each with the number of its tokens.
     pub fn users(&self) -> Result<Vec<(String, u64)>, HubError> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare(
             "SELECT name, (SELECT count(*) FROM tokens WHERE user = name) FROM users ORDER BY name",
         )?;
@@ -259,7 +262,7 @@ impl Catalogue {
 
     /// Returns the user of a token, given by its hash.
     pub fn token_user(&self, hashed: &Hash) -> Rows<Option<String>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare("SELECT user FROM tokens WHERE hash = ?1")?;
         rows.query_row([hashed.as_bytes()], |row| row.get(0))
             .optional()
@@ -268,7 +271,7 @@ impl Catalogue {
     /// Returns the current version and, if another connection has changed anything since `version`, all tokens by
     /// hash.
     pub fn tokens_since(&self, version: Option<i64>) -> Rows<(i64, Option<TokenUsers>)> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let now = db.query_row("PRAGMA data_version", [], |row| row.get(0))?;
         if version == Some(now) {
             return Ok((now, None));
@@ -304,7 +307,7 @@ impl Catalogue {
 
     /// Returns the images that `viewer` may see, newest first.
     pub fn images(&self, viewer: Option<&str>) -> Rows<Vec<ImageRow>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare(
             "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes FROM images
              WHERE public OR owner = ?1 ORDER BY pushed DESC, id",
@@ -344,7 +347,7 @@ impl Catalogue {
         tag: &str,
         viewer: Option<&str>,
     ) -> Rows<Option<Hash>> {
-        self.db
+        self.reads
             .lock()
             .query_row(
                 "SELECT t.image FROM tags t JOIN images i ON i.id = t.image AND i.owner = t.owner
@@ -358,7 +361,7 @@ impl Catalogue {
 
     /// Returns the packs of a holding, in layout order.
     pub fn packs(&self, id: &Hash, owner: &str) -> Rows<Vec<PackRef>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare_cached(
             "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM image_packs i JOIN packs p ON p.id = i.pack
              WHERE i.image = ?1 AND i.owner = ?2 ORDER BY i.seq",
@@ -369,7 +372,7 @@ impl Catalogue {
 
     /// Returns the pack if `viewer` may read all of it: it belongs to a public image or to one of the viewer's own.
     pub fn pack_readable(&self, pack: &Hash, viewer: Option<&str>) -> Rows<Option<PackRef>> {
-        self.db
+        self.reads
             .lock()
             .prepare_cached(
                 "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM packs p WHERE p.id = ?1 AND EXISTS
@@ -383,7 +386,7 @@ impl Catalogue {
     /// Returns the packs of images that `owner` may read: those of image `first`, then the owner's, then others,
     /// newest images first.
     pub fn visible_packs(&self, owner: &str, first: Option<&Hash>) -> Rows<Vec<PackRef>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare(
             "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM images i
              JOIN image_packs ip ON ip.image = i.id AND ip.owner = i.owner JOIN packs p ON p.id = ip.pack
@@ -497,7 +500,7 @@ impl Catalogue {
 
     /// Returns whether the catalogue knows the pack.
     pub fn knows_pack(&self, pack: &Hash) -> Rows<bool> {
-        self.db.lock().query_row(
+        self.reads.lock().query_row(
             "SELECT EXISTS (SELECT 1 FROM packs WHERE id = ?1)",
             [pack.as_bytes()],
             |r| r.get(0),
@@ -583,7 +586,7 @@ impl Catalogue {
 
     /// Returns the packs of an upload, in the order in which they were recorded.
     pub fn upload_packs(&self, key: &str) -> Rows<Vec<UploadPack>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare(
             "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, u.staged FROM upload_packs u
              JOIN packs p ON p.id = u.pack WHERE u.upload = ?1 ORDER BY u.rowid",
@@ -599,7 +602,7 @@ impl Catalogue {
 
     /// Returns the bytes that `owner` has sent and not yet published.
     pub fn staged_bytes(&self, owner: &str) -> Rows<u64> {
-        let bytes: i64 = self.db.lock().query_row(
+        let bytes: i64 = self.reads.lock().query_row(
             "SELECT coalesce(sum(p.file_bytes), 0) FROM uploads u JOIN upload_packs up ON up.upload = u.key
              JOIN packs p ON p.id = up.pack WHERE u.owner = ?1 AND up.staged",
             [owner],
@@ -610,7 +613,7 @@ impl Catalogue {
 
     /// Returns the uploads that were last used before `before_unix_s`.
     pub fn stale_uploads(&self, before_unix_s: u64) -> Rows<Vec<Upload>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows =
             db.prepare("SELECT key, owner, image, touched FROM uploads WHERE touched < ?1")?;
         let rows = rows.query_map([before_unix_s as i64], upload)?;
@@ -619,7 +622,7 @@ impl Catalogue {
 
     /// Returns the keys of all uploads.
     pub fn upload_keys(&self) -> Rows<Vec<String>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare("SELECT key FROM uploads")?;
         let rows = rows.query_map([], |row| row.get(0))?;
         rows.collect()

@@ -104,6 +104,7 @@ impl Part {
 }
 
 /// Answers with a file that an id names, or with a part of it.
+// Long: one answer, header by header, in the order in which RFC 9110 wants them decided.
 async fn immutable_file(
     hub: &Arc<Hub>,
     viewer: &Viewer,

@@ -38,11 +38,11 @@ pub use uploads::{ApiErrorText, decode_questions};
 use catalogue::Catalogue;
 use floe_api::hub::ErrorBody;
 use floe_image::Hash;
+use floe_threads::Task;
 use state::Hub;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use tokio::sync::watch;
 
 /// How long a shutdown waits for blocking work (such as the walk of a commit) after the connections are closed.
@@ -54,7 +54,7 @@ pub struct HubHandle {
     ca_file: Option<PathBuf>,
     fingerprint: Option<String>,
     stop: watch::Sender<bool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Task<()>>,
 }
 
 impl HubHandle {
@@ -108,7 +108,7 @@ impl HubHandle {
     /// Blocks until the hub has stopped, because another thread called [`stop`](Self::stop).
     pub fn wait(mut self) {
         if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
+            && thread.wait().is_err()
         {
             tracing::error!("the hub's thread panicked");
         }
@@ -157,27 +157,26 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
         None => (None, None, None),
     };
     let bounds = bounds(&options.limits);
-    let thread = std::thread::Builder::new()
-        .name("floe-hub-main".into())
-        .spawn(move || {
-            runtime.spawn(state::housekeeping(hub.clone()));
-            runtime.block_on(async {
-                // On a worker thread, not on this one: `block_on` takes longer to wake up.
-                let served = tokio::spawn(floe_front::run(
-                    listener,
-                    config,
-                    routes::router(hub),
-                    bounds,
-                    stopped,
-                ));
-                if let Err(error) = served.await {
-                    tracing::error!(%error, "the hub ended with a panic");
-                }
-            });
-            runtime.shutdown_timeout(BLOCKING_DRAIN);
-            drop(lock);
-        })
-        .map_err(|e| HubError::Options(format!("cannot start the hub's thread: {e}")))?;
+    let serve = move || {
+        runtime.spawn(state::housekeeping(hub.clone()));
+        runtime.block_on(async {
+            // On a worker thread, not on this one: `block_on` takes longer to wake up.
+            let served = tokio::spawn(floe_front::run(
+                listener,
+                config,
+                routes::router(hub),
+                bounds,
+                stopped,
+            ));
+            if let Err(error) = served.await {
+                tracing::error!(%error, "the hub ended with a panic");
+            }
+        });
+        runtime.shutdown_timeout(BLOCKING_DRAIN);
+        drop(lock);
+    };
+    let thread = floe_threads::spawn("floe-hub-main", serve)
+        .map_err(|error| HubError::Options(error.to_string()))?;
     tracing::info!(%addr, dir = %options.dir.display(), "hub started");
     Ok(HubHandle {
         addr,

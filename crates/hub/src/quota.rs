@@ -73,7 +73,7 @@ pub(super) fn used(db: &Connection, owner: &str) -> Rows<Used> {
 impl Catalogue {
     /// Returns what a user stores.
     pub fn used(&self, owner: &str) -> Rows<Used> {
-        used(&self.db.lock(), owner)
+        used(&self.reads.lock(), owner)
     }
 
     /// Returns the bytes of the packs of a user's images. They are counted once after each change of any image, because a
@@ -82,7 +82,7 @@ impl Catalogue {
         if let Some(bytes) = self.stored.lock().get(owner) {
             return Ok(*bytes);
         }
-        let bytes: i64 = self.db.lock().query_row(
+        let bytes: i64 = self.reads.lock().query_row(
             "SELECT coalesce(sum(file_bytes), 0) FROM packs WHERE id IN
              (SELECT pack FROM image_packs WHERE owner = ?1)",
             [owner],
@@ -95,7 +95,7 @@ impl Catalogue {
     /// Returns the parts of a user's quota that were set.
     pub fn quota(&self, user: &str) -> Rows<QuotaWish> {
         let found = self
-            .db
+            .reads
             .lock()
             .query_row(
                 "SELECT bytes, images, traces FROM quotas WHERE user = ?1",

@@ -52,9 +52,9 @@ pub(crate) struct Hub {
     pub traces: Arc<TraceStore>,
     pub trainer: Trainer,
     /// Held while files are moved into or out of the published folders, so that removing unused packs never runs
-    /// beside a commit.
+    /// beside a commit. It is held while they are synced: it only orders changes, no reader takes it.
     pub publishing: Mutex<()>,
-    /// Held while a trace is added, and while traces are removed with their image.
+    /// Held while a trace is added and synced, and while traces are removed with their image. It only orders these changes.
     pub tracing: Mutex<()>,
     /// Where requests wait for their turn.
     pub gate: Gate,

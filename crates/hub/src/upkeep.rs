@@ -34,7 +34,7 @@ impl Catalogue {
 
     /// Returns the packs that were found damaged and not yet replaced.
     pub fn damaged_packs(&self) -> Rows<Vec<Hash>> {
-        let db = self.db.lock();
+        let db = self.reads.lock();
         let mut rows = db.prepare("SELECT pack FROM damaged")?;
         let rows = rows.query_map([], |row| hash(row, 0))?;
         rows.collect()

@@ -254,6 +254,7 @@ impl ResponseDecoder {
     }
 
     /// Returns the next whole record; `None` if more bytes are needed or the end was read.
+    // Long: one record of the format, field by field, as docs/format.md draws it.
     pub fn next_record(&mut self) -> Result<Option<Record>, FormatError> {
         let bytes = &self.pending[self.used..];
         if self.ended {

@@ -114,6 +114,7 @@ impl Machine {
         })
     }
 
+    // Long: the steps of the pause in their order, each beside what undoes it if a later one fails.
     fn capture_alone<F, E: std::fmt::Display>(
         &self,
         options: CaptureOptions,

@@ -83,13 +83,15 @@ impl Hierarchy {
     }
 
     /// Finds the hierarchy in the text of `/proc/self/mountinfo`. `controllers` returns the text of `cgroup.controllers`
-    /// at a root of version 2, which may be mounted beside version 1 and then lacks the controllers that version 1 has.
+    /// at a root of version 2, which may be mounted beside version 1 and then lacks the controllers that version 1 has. It is
+    /// asked of no other mount: on one whose file server hangs, that would never return.
     fn find(mountinfo: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierarchy> {
         let mounts: Vec<(PathBuf, &str, &str)> = mountinfo.lines().filter_map(mount_of).collect();
-        let two = mounts.iter().find(|(root, kind, _)| {
+        let mut all_of_two = mounts.iter().filter(|(_, kind, _)| *kind == "cgroup2");
+        let two = all_of_two.find(|(root, ..)| {
             let controllers = controllers(root);
             let has = |name| controllers.split_whitespace().any(|one| one == name);
-            *kind == "cgroup2" && has("cpu") && has("memory")
+            has("cpu") && has("memory")
         });
         if let Some((root, ..)) = two {
             return Some(Hierarchy::Two(root.clone()));
@@ -129,6 +131,15 @@ fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
     let mut right = right.split(' ');
     let mount = left.split(' ').nth(4)?;
     Some((mount.into(), right.next()?, right.nth(1)?))
+}
+
+/// Who the kernel ended processes of a group for (see [`Group::out_of_memory`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutOfMemory {
+    /// The group had reached its own limit.
+    Limit,
+    /// The host, or a group above, had no memory left.
+    Host,
 }
 
 impl Groups {
@@ -262,7 +273,7 @@ impl Group {
         match Hierarchy::of_this_host() {
             None => Usage::default(),
             Some(Hierarchy::Two(root)) => Usage {
-                cpu_us: usage_us(&read(root, "cpu.stat")).unwrap_or(0),
+                cpu_us: counted(&read(root, "cpu.stat"), "usage_usec"),
                 memory_bytes: number(read(root, "memory.current")),
             },
             Some(Hierarchy::One {
@@ -271,6 +282,30 @@ impl Group {
                 cpu_us: number(read(cpuacct, "cpuacct.usage")) / 1000,
                 memory_bytes: number(read(memory, "memory.usage_in_bytes")),
             },
+        }
+    }
+
+    /// Returns why the kernel has ended a process of the group to get memory; `None` if it has ended none since the group was
+    /// made.
+    pub fn out_of_memory(&self) -> Option<OutOfMemory> {
+        let read = |root: &Path, file: &str| {
+            fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
+        };
+        let (ended, reached) = match Hierarchy::of_this_host()? {
+            Hierarchy::Two(root) => {
+                let events = read(root, "memory.events");
+                (counted(&events, "oom_kill"), counted(&events, "oom"))
+            }
+            Hierarchy::One { memory, .. } => {
+                let reached = read(memory, "memory.failcnt").trim().parse().unwrap_or(0);
+                let control = read(memory, "memory.oom_control");
+                (counted(&control, "oom_kill"), reached)
+            }
+        };
+        match (ended, reached) {
+            (0, _) => None,
+            (_, 0) => Some(OutOfMemory::Host),
+            _ => Some(OutOfMemory::Limit),
         }
     }
 
@@ -332,12 +367,12 @@ fn dirs(path: &str) -> Vec<PathBuf> {
     roots.map(|root| root.join(path)).collect()
 }
 
-/// Returns `usage_usec` from the text of version 2's cpu.stat.
-fn usage_us(stat: &str) -> Option<u64> {
-    let line = stat
-        .lines()
-        .find_map(|line| line.strip_prefix("usage_usec "))?;
-    line.trim().parse().ok()
+/// Returns a number of a file with a name and a number in each line; 0 if it is not there.
+fn counted(text: &str, name: &str) -> u64 {
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    let line = lines.find(|(first, _)| *first == name);
+    line.and_then(|(_, number)| number.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -369,9 +404,26 @@ mod tests {
     }
 
     #[test]
-    fn time_that_was_taken_is_read_of_version_2() {
+    fn numbers_are_found_by_their_whole_names() {
         let stat = "usage_usec 1234\nuser_usec 1000\nsystem_usec 234\n";
-        assert_eq!(usage_us(stat), Some(1234));
-        assert_eq!(usage_us("nr_periods 3\n"), None);
+        assert_eq!(counted(stat, "usage_usec"), 1234);
+        assert_eq!(counted("nr_periods 3\n", "usage_usec"), 0);
+        let events = "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n";
+        let numbers = ["oom", "oom_kill"].map(|name| counted(events, name));
+        assert_eq!(numbers, [2, 1]);
+    }
+
+    #[test]
+    fn only_control_groups_are_asked_for_their_controllers() {
+        let mounts = "20 1 0:20 / /proc rw - proc proc rw\n\
+            50 1 0:40 / /srv/dead rw - fuse.sshfs host:/ rw\n\
+            41 1 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let asked = std::cell::RefCell::new(Vec::new());
+        let found = Hierarchy::find(mounts, |root| {
+            asked.borrow_mut().push(root.to_owned());
+            "cpu memory".into()
+        });
+        assert_eq!(found, Some(Hierarchy::Two("/sys/fs/cgroup".into())));
+        assert_eq!(asked.into_inner(), [Path::new("/sys/fs/cgroup")]);
     }
 }

@@ -11,7 +11,8 @@
 //!   reads the RTC, or kvm-clock's wall clock, only at boot and after its own suspend. A program in the guest has to set
 //!   it.
 //!
-//! That program is the guest agent: `guest-set-time` over the virtio serial port. If no agent answers, the wall clock is
+//! That program is the guest agent: `guest-set-time` over the virtio serial port, or `date`, run by the agent, in a guest without
+//! the program `hwclock` that this command needs. If no agent answers, the wall clock is
 //! wrong until the guest's own NTP client notices, or a program in it runs `hwclock --hctosys`, which sets the right time
 //! at once. The caller gets [`ClockSync::Stale`] and informs the user.
 
@@ -26,6 +27,10 @@ use crate::qga::{Agent, QgaError};
 /// Longest wait for the agent after a restore. It either was running at the capture or will not answer, but its pages may
 /// first have to cross a slow link.
 pub const AGENT_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// What sets a clock that nobody has set. Not every guest has `hwclock`, every one has `date`.
+const BY_HAND: &str =
+    "set the guest's clock with hwclock --hctosys, or with date -s TIME where that is missing";
 
 /// Whether the guest's clock was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,25 +67,21 @@ impl PendingClock {
         };
         if !has_agent_port {
             finish(ClockSync::Stale {
-                reason:
-                    "the machine has no port for a guest agent; run hwclock --hctosys in the guest"
-                        .into(),
+                reason: format!("the machine has no port for a guest agent; {BY_HAND}"),
             });
             return pending;
         }
         let fallback = finish.clone();
-        let thread = std::thread::Builder::new()
-            .name("guest-clock".into())
-            .spawn(move || {
-                finish(match set(&socket) {
-                    Ok(()) => ClockSync::Set {
-                        took: started.elapsed(),
-                    },
-                    Err(e) => ClockSync::Stale {
-                        reason: format!("{e}, or run hwclock --hctosys in the guest"),
-                    },
-                });
+        let thread = floe_threads::spawn("guest-clock", move || {
+            finish(match set(&socket) {
+                Ok(()) => ClockSync::Set {
+                    took: started.elapsed(),
+                },
+                Err(e) => ClockSync::Stale {
+                    reason: format!("{e}, or {BY_HAND}"),
+                },
             });
+        });
         if let Err(e) = thread {
             fallback(ClockSync::Stale {
                 reason: e.to_string(),

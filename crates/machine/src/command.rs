@@ -250,6 +250,7 @@ fn memory_backend(number: usize, bytes: u64, backing: &RamBacking) -> OsString {
 
 /// Returns the arguments for a complete configuration. `blocks` says what holds the memory that was added to the captured
 /// machine. With `incoming`, QEMU starts paused and waits for a state.
+// Long: one list, in the order of QEMU's command line.
 pub fn arguments(
     spec: &Spec,
     config: &MachineConfig,
@@ -377,7 +378,7 @@ pub fn arguments(
         if let Some(initrd) = &boot.initrd {
             arg("-initrd", initrd.clone().into());
         }
-        if let Some(cmdline) = hardware::cmdline(config) {
+        if let Some(cmdline) = hardware::cmdline(config, &spec.accel) {
             arg("-append", cmdline.into());
         }
     }

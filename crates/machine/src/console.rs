@@ -3,8 +3,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify;
 
 use crate::command::files::{CONSOLE_LOG, CONSOLE_LOG_BEFORE};
 
@@ -39,6 +42,11 @@ impl ConsoleLog {
         at.filter(|(_, len)| *len > 0).unwrap_or_default()
     }
 
+    /// Returns a watch of what the guest writes from now on.
+    pub fn watch(&self) -> io::Result<ConsoleWatch> {
+        ConsoleWatch::new(&self.dir)
+    }
+
     /// Returns the file that follows the current one, if there is one.
     fn next(&self) -> Option<File> {
         let inode = |file: &File| file.metadata().map(|m| (m.dev(), m.ino())).ok();
@@ -54,6 +62,41 @@ impl ConsoleLog {
             Some(before) if inode(&before) != Some(this) => Some(before),
             _ => Some(now),
         }
+    }
+}
+
+/// Tells when a console's log may have more to read, through inotify(7): it can be waited for as a descriptor.
+#[derive(Debug)]
+pub struct ConsoleWatch(OwnedFd);
+
+impl ConsoleWatch {
+    /// Watches the log in a machine's `run` directory. What is written from now on is noticed. Fails if the kernel has no watch
+    /// left for this user (`fs.inotify.max_user_instances`).
+    pub fn new(dir: &Path) -> io::Result<ConsoleWatch> {
+        let fd = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+        let changes = inotify::WatchFlags::MODIFY
+            | inotify::WatchFlags::CREATE
+            | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&fd, dir, changes)?;
+        Ok(ConsoleWatch(fd))
+    }
+
+    /// Forgets what was noticed. Call it before reading, so that what comes later is noticed again.
+    pub fn clear(&self) {
+        let mut events = [0; 4096];
+        while rustix::io::read(&self.0, &mut events).is_ok_and(|read| read > 0) {}
+    }
+}
+
+impl AsFd for ConsoleWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for ConsoleWatch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 }
 

@@ -66,6 +66,8 @@ pub struct ExecPlan {
     pub dir: PathBuf,
     /// How others find the process. Tools need none, because they end by themselves.
     pub announcement: Option<Announcement>,
+    /// The process with whose end the program is killed, if any: the one that starts it, on a thread that lives as long.
+    pub ends_with: Option<u32>,
     /// Files of control groups into which the process writes its id, to enter those groups (see [`crate::cgroup`]).
     pub cgroup: Vec<PathBuf>,
     /// The user to become; needs root.
@@ -94,6 +96,9 @@ impl ExecPlan {
         if let Some(Announcement { file, starter }) = &self.announcement {
             args.extend(["--process-file".into(), file.clone().into()]);
             args.extend(["--starter".into(), starter.to_string().into()]);
+        }
+        if let Some(starter) = self.ends_with {
+            args.extend(["--ends-with".into(), starter.to_string().into()]);
         }
         for file in &self.cgroup {
             args.extend(["--cgroup".into(), file.clone().into()]);
@@ -129,6 +134,7 @@ impl ExecPlan {
         let mut plan = ExecPlan {
             dir: PathBuf::new(),
             announcement: None,
+            ends_with: None,
             cgroup: Vec::new(),
             user: None,
             device_group: None,
@@ -179,6 +185,9 @@ impl ExecPlan {
                 b"--log-bytes" => log_bytes = number("--log-bytes", rest.next())?,
                 b"--process-file" => process_file = Some(value("--process-file", rest.next())?),
                 b"--starter" => starter = Some(number("--starter", rest.next())? as u32),
+                b"--ends-with" => {
+                    plan.ends_with = Some(number("--ends-with", rest.next())? as u32);
+                }
                 b"--" => break,
                 _ => return Err(format!("unknown option {arg:?}")),
             }
@@ -258,6 +267,10 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(failed("forbid new privileges")(io::Error::last_os_error()));
     }
+    if let Some(starter) = plan.ends_with {
+        // after the change of users, which would undo it
+        end_with(starter).map_err(failed("end with the process that started it"))?;
+    }
     if is_tool {
         tool::filter().map_err(failed("install the seccomp filter"))?;
     }
@@ -285,6 +298,17 @@ fn announce(announcement: &Announcement) -> io::Result<()> {
     match starter == Some(announcement.starter) {
         true => Ok(()),
         false => Err(io::Error::other("the process that started it has ended")),
+    }
+}
+
+/// Has the kernel kill this process, and the program that it becomes, when the thread that started it ends.
+fn end_with(starter: u32) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    // it may have ended before that
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
+    match parent == Some(starter) {
+        true => Ok(()),
+        false => Err(io::Error::other("it has ended")),
     }
 }
 
@@ -363,6 +387,7 @@ mod tests {
                 file: "/var/lib/floe/machines/web/qemu.json".into(),
                 starter: 17,
             }),
+            ends_with: Some(17),
             cgroup: vec![
                 "/sys/fs/cgroup/cpu/floe/n/web/cgroup.procs".into(),
                 "/sys/fs/cgroup/memory/floe/n/web/cgroup.procs".into(),

@@ -17,6 +17,7 @@
 
 use floe_image::MachineConfig;
 
+use crate::accel::Accel;
 use crate::devices;
 use crate::host::Incompatible;
 use crate::spec::CPUS_MAX;
@@ -37,6 +38,9 @@ const MEMORY_MAX_MOST_BYTES: u64 = 512 << 30;
 const SLOTS_FROM_BYTES: u64 = 1 << 30;
 /// Kernel option that keeps Linux from setting memory aside for devices that address only 4 GiB.
 const NO_BOUNCE_BUFFER: &str = "swiotlb=noforce";
+/// Lets the kernel believe that its timer's interrupts arrive. Otherwise it counts them for some milliseconds at boot and gives up
+/// ("IO-APIC + timer doesn't work!") if too few come, as on a host whose processors are busy with others while QEMU emulates one.
+const NO_TIMER_CHECK: &str = "no_timer_check";
 
 /// The hardware profile of a machine: what can be added while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,18 +132,26 @@ pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: b
     config.memory_bytes_max = Some(most).filter(|most| affordable && *most > memory);
 }
 
-/// Returns the kernel's command line: the configured one, and an option if the machine's hardware needs it.
-pub(crate) fn cmdline(config: &MachineConfig) -> Option<String> {
+/// Returns the kernel's command line: the configured one, and the options that the machine's hardware and an emulated processor
+/// need.
+pub(crate) fn cmdline(config: &MachineConfig, accel: &Accel) -> Option<String> {
     let own = config.cmdline.as_deref();
-    // a user who mentions it knows why
-    let told = own.is_some_and(|line| line.split(' ').any(|word| word.starts_with("swiotlb")));
-    if config.memory_bytes_max.is_none() || told {
-        return own.map(str::to_owned);
+    // a user who mentions an option knows why
+    let told = |option: &str| {
+        let mut words = own.unwrap_or_default().split(' ');
+        words.any(|word| word.starts_with(option))
+    };
+    let mut words: Vec<&str> = own.into_iter().filter(|line| !line.is_empty()).collect();
+    if config.memory_bytes_max.is_some() && !told("swiotlb") {
+        words.push(NO_BOUNCE_BUFFER);
     }
-    Some(match own {
-        Some(line) if !line.is_empty() => format!("{line} {NO_BOUNCE_BUFFER}"),
-        _ => NO_BOUNCE_BUFFER.to_owned(),
-    })
+    if matches!(accel, Accel::Tcg { .. }) && !told(NO_TIMER_CHECK) {
+        words.push(NO_TIMER_CHECK);
+    }
+    match words.is_empty() {
+        true => own.map(str::to_owned),
+        false => Some(words.join(" ")),
+    }
 }
 
 /// Checks the hardware of a configuration from an image; otherwise returns what is wrong.
@@ -251,6 +263,7 @@ mod tests {
 
     #[test]
     fn the_kernel_keeps_no_buffer_that_no_device_needs() {
+        let cmdline = |config: &MachineConfig| cmdline(config, &Accel::Kvm);
         let mut config = settled(1, 256, true);
         assert_eq!(cmdline(&config).unwrap(), "swiotlb=noforce");
         config.cmdline = Some("quiet".into());
@@ -260,6 +273,20 @@ mod tests {
         settle(&mut config, Profile::Fixed, true);
         config.cmdline = None;
         assert_eq!(cmdline(&config), None);
+    }
+
+    #[test]
+    fn an_emulated_kernel_does_not_give_up_on_its_timer() {
+        let emulated = Accel::Tcg {
+            reason: "no /dev/kvm".into(),
+        };
+        let mut config = MachineConfig::default();
+        assert_eq!(cmdline(&config, &emulated).unwrap(), "no_timer_check");
+        config.cmdline = Some("quiet".into());
+        assert_eq!(cmdline(&config, &emulated).unwrap(), "quiet no_timer_check");
+        assert_eq!(cmdline(&config, &Accel::Kvm).unwrap(), "quiet");
+        config.cmdline = Some("no_timer_check quiet".into());
+        assert_eq!(cmdline(&config, &emulated).unwrap(), "no_timer_check quiet");
     }
 
     #[test]

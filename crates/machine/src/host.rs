@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -17,7 +17,11 @@ use serde_json::{Value, json};
 
 use crate::accel::Accel;
 use crate::error::MachineError;
+use crate::exec::ExecPlan;
+use crate::guard::{CONSOLE_LOG_BYTES, HostAccess, Role};
+use crate::launch::ENVIRONMENT;
 use crate::qmp::wire;
+use crate::spec::Programs;
 
 /// The default CPU model: old enough for every host that runs KVM today, and fully supported by TCG. It is never `host`:
 /// such an image could run nowhere else.
@@ -119,26 +123,26 @@ pub enum Incompatible {
 impl Host {
     /// Asks QEMU once for each program, accelerator and model. Later calls are answered from memory as long as the
     /// program's file does not change. The first call takes about 100 ms.
-    pub fn probe(qemu: &Path, accel: &Accel, model: &str) -> Result<Arc<Host>, MachineError> {
+    pub fn probe(
+        programs: &Programs,
+        accel: &Accel,
+        model: &str,
+    ) -> Result<Arc<Host>, MachineError> {
+        let qemu = &programs.qemu;
         type Key = (PathBuf, Option<SystemTime>, &'static str, String);
         static PROBED: Mutex<BTreeMap<Key, Arc<Host>>> = Mutex::new(BTreeMap::new());
         let modified = std::fs::metadata(qemu)
             .map_err(|source| MachineError::QemuMissing {
-                program: qemu.into(),
+                program: qemu.clone(),
                 source,
             })?
             .modified()
             .ok();
-        let key = (
-            qemu.to_path_buf(),
-            modified,
-            accel.name(),
-            model.to_string(),
-        );
+        let key = (qemu.clone(), modified, accel.name(), model.to_string());
         if let Some(host) = PROBED.lock().get(&key) {
             return Ok(host.clone());
         }
-        let host = Arc::new(ask(qemu, accel, model)?);
+        let host = Arc::new(ask(programs, accel, model)?);
         PROBED.lock().insert(key, host.clone());
         Ok(host)
     }
@@ -250,38 +254,16 @@ fn flag_name(property: &str) -> Option<String> {
     (!setting).then(|| property.replace(['.', '_'], "-"))
 }
 
-/// Runs an empty QEMU and asks it over its standard input. No guest, no devices, no machine.
-fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
+/// Runs an empty QEMU and asks it over its standard input. No guest, no devices, no machine. It ends with this process, however
+/// that ends.
+fn ask(programs: &Programs, accel: &Accel, model: &str) -> Result<Host, MachineError> {
+    let qemu = &programs.qemu;
     let trouble = |reason: String| MachineError::Start {
         name: "(probe)".into(),
         reason,
         log: String::new(),
     };
-    let mut child = Command::new(qemu)
-        .args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-machine",
-            "none",
-            "-qmp",
-            "stdio",
-            "-accel",
-            accel.name(),
-        ])
-        .args([
-            "-sandbox",
-            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|source| MachineError::QemuMissing {
-            program: qemu.into(),
-            source,
-        })?;
+    let mut child = start_empty(programs, accel)?;
     let expand = json!({"execute": "query-cpu-model-expansion", "arguments": {"type": "full", "model": {"name": model}}});
     let commands = [
         json!({"execute": "qmp_capabilities"}),
@@ -294,29 +276,12 @@ fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     let text: String = commands.iter().map(|c| format!("{c}\n")).collect();
     let written = stdin.write_all(text.as_bytes());
-    let mut replies = Vec::new();
-    let mut out = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
-    let mut line = Vec::new();
-    while replies.len() < commands.len() {
-        line.clear();
-        if out.read_until(b'\n', &mut line).unwrap_or(0) == 0 {
-            break;
-        }
-        match wire::parse(&line) {
-            Ok(wire::Message::Return { value, .. }) => replies.push(value),
-            // An unknown model can't be expanded; it is refused by name later.
-            Ok(wire::Message::Error { .. }) => replies.push(Value::Null),
-            Ok(_) => {}
-            Err(e) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(trouble(format!(
-                    "{} does not speak QMP: {e}",
-                    qemu.display()
-                )));
-            }
-        }
-    }
+    let out = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+    let replies = replies(out, commands.len()).map_err(|e| {
+        let _ = child.kill();
+        let _ = child.wait();
+        trouble(format!("{} does not speak QMP: {e}", qemu.display()))
+    })?;
     drop(stdin);
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
@@ -331,6 +296,81 @@ fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
             said.trim()
         )));
     }
+    Ok(host_of(&replies, accel, model))
+}
+
+/// Starts a QEMU without a machine, in the wrapper that all QEMUs are started in.
+fn start_empty(programs: &Programs, accel: &Accel) -> Result<Child, MachineError> {
+    let args = [
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-machine",
+        "none",
+        "-qmp",
+        "stdio",
+        "-accel",
+        accel.name(),
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+    ];
+    let plan = ExecPlan {
+        dir: "/".into(),
+        announcement: None,
+        ends_with: Some(std::process::id()),
+        cgroup: Vec::new(),
+        user: None,
+        device_group: None,
+        refuse_huge_pages: false,
+        ram: Vec::new(),
+        guard: Role::Machine {
+            access: HostAccess::None,
+            log_bytes: CONSOLE_LOG_BYTES,
+        },
+        program: programs.qemu.clone(),
+        args: args.map(Into::into).to_vec(),
+    };
+    let wrapper = programs.wrapper.split_first();
+    let (wrapper, first) = wrapper.ok_or_else(|| MachineError::Spec {
+        what: "no exec wrapper is given".into(),
+    })?;
+    Command::new(wrapper)
+        .args(first)
+        .args(plan.to_args())
+        .env_clear()
+        .envs(ENVIRONMENT)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(MachineError::io(format!(
+            "start {}",
+            Path::new(wrapper).display()
+        )))
+}
+
+/// Reads replies to commands until there are `wanted` or QEMU ends; an error if it says anything else.
+fn replies(mut out: impl BufRead, wanted: usize) -> Result<Vec<Value>, String> {
+    let (mut replies, mut line) = (Vec::new(), Vec::new());
+    while replies.len() < wanted {
+        line.clear();
+        if out.read_until(b'\n', &mut line).unwrap_or(0) == 0 {
+            break;
+        }
+        match wire::parse(&line) {
+            Ok(wire::Message::Return { value, .. }) => replies.push(value),
+            // An unknown model can't be expanded; it is refused by name later.
+            Ok(wire::Message::Error { .. }) => replies.push(Value::Null),
+            Ok(_) => {}
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+    Ok(replies)
+}
+
+/// Puts QEMU's replies together.
+fn host_of(replies: &[Value], accel: &Accel, model: &str) -> Host {
     let version = &replies[1]["qemu"];
     let number = |v: &Value| v.as_u64().unwrap_or(0);
     let names = |list: &Value, key: &str| -> Vec<String> {
@@ -355,7 +395,7 @@ fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
         .flatten()
         .filter(|(_, on)| **on == Value::Bool(true));
     let flags = flags.filter_map(|(name, _)| flag_name(name));
-    Ok(Host {
+    Host {
         qemu_version: format!(
             "{}.{}.{}",
             number(&version["major"]),
@@ -366,5 +406,5 @@ fn ask(qemu: &Path, accel: &Accel, model: &str) -> Result<Host, MachineError> {
         cpu_models: cpu_models.collect(),
         cpu: (model.to_string(), flags.collect()),
         accel: accel.clone(),
-    })
+    }
 }

@@ -31,7 +31,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 /// QEMU's environment. Its emulator allocates and frees large tables; freed memory is to be returned to the host at once.
 /// With glibc's defaults, threads have separate heaps, and the sizes from which memory is returned grow with what was
 /// freed, so that more is kept: a measured clone took 77 MB instead of 70.
-const ENVIRONMENT: [(&str, &str); 2] = [
+pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     (
         "GLIBC_TUNABLES",
@@ -70,6 +70,7 @@ pub(crate) fn launch(
             file: spec.dir.join(PROCESS),
             starter: std::process::id(),
         }),
+        ends_with: None,
         cgroup: spec.cgroup.iter().flat_map(Group::entrances).collect(),
         user: spec.user,
         device_group: spec.accel.device_group(),
@@ -86,44 +87,10 @@ pub(crate) fn launch(
         program: spec.programs.qemu.clone(),
         args: command::arguments(spec, &config, &ram, &blocks, incoming),
     };
-    let wrapper = spec.programs.wrapper.first();
-    let wrapper = wrapper.ok_or_else(|| MachineError::Spec {
-        what: "no exec wrapper is given".into(),
-    })?;
-    let stdio = |f: &File| {
-        f.try_clone()
-            .map(Stdio::from)
-            .map_err(MachineError::io("share the log"))
-    };
-    let stdin = match &spec.tap {
-        Some(tap) => {
-            let fd = tap.fd().try_clone_to_owned();
-            Stdio::from(fd.map_err(MachineError::io("share the tap device"))?)
-        }
-        None => Stdio::null(),
-    };
-    let mut child = Command::new(wrapper)
-        .args(&spec.programs.wrapper[1..])
-        .args(plan.to_args())
-        // the node's environment contains tokens, and a guest may take over its QEMU
-        .env_clear()
-        .envs(ENVIRONMENT)
-        .stdin(stdin)
-        .stdout(stdio(&log)?)
-        .stderr(stdio(&log)?)
-        .spawn()
-        .map_err(MachineError::io(format!("start {}", wrapper.display())))?;
-    let pid = child.id();
-    let process = Process::hold(pid);
-    // Some thread must collect the child's exit status, otherwise it stays a zombie as long as this process lives.
-    let reaper = std::thread::Builder::new()
-        .name("qemu-reaper".into())
-        .spawn(move || child.wait());
-    reaper.map_err(MachineError::io("watch QEMU"))?;
-    let process = process.map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;
-    tracing::debug!(machine = spec.name, pid, "QEMU started");
+    let process = start_wrapper(spec, &plan, &log)?;
 
     let finish = || -> Result<Machine, MachineError> {
+        let pid = process.id().pid;
         let events = Arc::new(EventLog::default());
         let qmp = connect(spec, &run, &process, &events)?;
         check_guard(spec, &process)?;
@@ -151,6 +118,45 @@ pub(crate) fn launch(
             e => e,
         }
     })
+}
+
+/// Starts the wrapper that becomes QEMU, and collects its exit status once it ends.
+fn start_wrapper(spec: &Spec, plan: &ExecPlan, log: &File) -> Result<Process, MachineError> {
+    let wrapper = spec.programs.wrapper.first();
+    let wrapper = wrapper.ok_or_else(|| MachineError::Spec {
+        what: "no exec wrapper is given".into(),
+    })?;
+    let stdio = |f: &File| {
+        f.try_clone()
+            .map(Stdio::from)
+            .map_err(MachineError::io("share the log"))
+    };
+    let stdin = match &spec.tap {
+        Some(tap) => {
+            let fd = tap.fd().try_clone_to_owned();
+            Stdio::from(fd.map_err(MachineError::io("share the tap device"))?)
+        }
+        None => Stdio::null(),
+    };
+    let mut child = Command::new(wrapper)
+        .args(&spec.programs.wrapper[1..])
+        .args(plan.to_args())
+        // the node's environment contains tokens, and a guest may take over its QEMU
+        .env_clear()
+        .envs(ENVIRONMENT)
+        .stdin(stdin)
+        .stdout(stdio(log)?)
+        .stderr(stdio(log)?)
+        .spawn()
+        .map_err(MachineError::io(format!("start {}", wrapper.display())))?;
+    let pid = child.id();
+    let process = Process::hold(pid);
+    // Some thread must collect the child's exit status, otherwise it stays a zombie as long as this process lives.
+    let reaper = floe_threads::spawn("qemu-reaper", move || child.wait());
+    reaper.map_err(|e| MachineError::io("watch QEMU")(e.into()))?;
+    let process = process.map_err(MachineError::io(format!("watch QEMU, process {pid}")))?;
+    tracing::debug!(machine = spec.name, pid, "QEMU started");
+    Ok(process)
 }
 
 /// Refuses a QEMU that did not load the guard, because its guest could reach what it must not. A QEMU that was just

@@ -195,7 +195,7 @@ impl Machine {
             .cpu_model
             .as_deref()
             .unwrap_or(CPU_MODEL_DEFAULT);
-        let host = Host::probe(&spec.programs.qemu, &spec.accel, model)?;
+        let host = Host::probe(&spec.programs, &spec.accel, model)?;
         host.check_start(&spec.config)?;
         let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
         let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
@@ -305,10 +305,7 @@ impl Machine {
             // The reason is in the last event before the end of the connection, which the reading thread may not have
             // processed yet.
             self.process.wait(END_WAIT);
-            let until = Instant::now() + END_WAIT;
-            while self.qmp.closed().is_none() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            self.qmp.wait_closed(END_WAIT);
             return Ok(Status::Ended(
                 self.events.state.lock().end.unwrap_or(End::Lost),
             ));

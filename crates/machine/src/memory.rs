@@ -264,11 +264,11 @@ impl Memory {
             }
             Ok(visitor)
         };
-        std::thread::scope(|scope| {
+        floe_threads::scope(|scope| {
             let threads: Vec<_> = visitors
                 .into_iter()
                 .map(|visitor| (visitor, &work))
-                .map(|(visitor, work)| scope.spawn(move || work(visitor)))
+                .map(|(visitor, work)| scope.spawn("scan", move || work(visitor)))
                 .collect();
             let ends = threads
                 .into_iter()

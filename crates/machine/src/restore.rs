@@ -117,7 +117,7 @@ impl Standby {
             return Err(MachineError::Untrusted { what: what.into() });
         }
         let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
-        Host::probe(&spec.programs.qemu, &spec.accel, model)?.check_restore(&config)?;
+        Host::probe(&spec.programs, &spec.accel, model)?.check_restore(&config)?;
         let mut files = std::iter::once(&snapshot.ram).chain(&snapshot.blocks);
         if let Some(relative) = files.find(|path| !path.is_absolute()) {
             return Err(MachineError::Spec {

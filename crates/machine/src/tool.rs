@@ -58,6 +58,7 @@ impl Tool {
         let plan = ExecPlan {
             dir: "/".into(),
             announcement: None,
+            ends_with: None,
             cgroup: Vec::new(),
             user: is_root.then_some(User { uid: id, gid: id }),
             device_group: None,

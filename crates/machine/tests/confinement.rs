@@ -214,6 +214,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
         let plan = floe_machine::exec::ExecPlan {
             dir: "/".into(),
             announcement: None,
+            ends_with: None,
             cgroup: Vec::new(),
             user: None,
             device_group: None,
@@ -248,6 +249,7 @@ fn a_machines_user_is_in_the_group_of_kvms_device_and_in_no_other() {
     let plan = |device_group| floe_machine::exec::ExecPlan {
         dir: "/".into(),
         announcement: None,
+        ends_with: None,
         cgroup: Vec::new(),
         user: Some(floe_machine::exec::User {
             uid: user,

@@ -238,6 +238,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
     let plan = ExecPlan {
         dir: dir.into(),
         announcement: None,
+        ends_with: None,
         cgroup: Vec::new(),
         user: None,
         device_group: None,

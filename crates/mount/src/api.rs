@@ -4,32 +4,26 @@ use crate::backend::{Backend, Stored};
 use crate::core::{Core, Raw};
 use crate::device::{self, Device};
 use crate::image::Image;
+use crate::inbox::{Message, Stir};
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, BaseRecord, Disk, remove_earlier_boots};
-use crate::owner::Message;
-use crate::queue::Queue;
 use crate::trace::Trace;
 use crate::tree::{Kept, Node, Tree};
 use crate::{
     ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
     PushReport, Stats,
 };
-use crate::{abi, owner, push, serve};
+use crate::{abi, crew, owner, push, serve};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
-use floe_sched::Fifo;
+use floe_threads::Task;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
 
-/// How many orders to push a block may wait. More aren't worth it: the guest will have touched those pages by then.
-const PUSHES_QUEUED_MAX: usize = 256;
-/// How many bytes of disk requests may wait for a worker. Beyond that the thread that reads a request does work itself.
-const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
 /// The type that statfs reports for a tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// Name of the table of inodes among the descriptors that the supervisor holds for a mount.
@@ -45,7 +39,7 @@ pub struct Mount {
     took_over: bool,
     /// The number that the planner will know the next region by.
     next_region: AtomicU32,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Task<()>>,
     live_dir: PathBuf,
     open: bool,
 }
@@ -170,13 +164,6 @@ fn make_private(dir: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
-    std::thread::Builder::new()
-        .name(name)
-        .spawn(run)
-        .map_err(MountError::io("start a thread of", "the mount"))
-}
-
 impl Mount {
     /// Mounts on `mountpoint`, or takes over the connection that the supervisor still holds for it. After a takeover, requests
     /// for images and machines that weren't added yet wait: add them all, then call [`Mount::takeover_done`].
@@ -194,46 +181,18 @@ impl Mount {
             connection.table,
             connection.max_write as u32,
         )?;
-        let (owner, events) = crossbeam_channel::unbounded();
-        let fifo = Fifo::new(options.disk_requests_queued_max);
-        let work = Arc::new(Queue::new(Box::new(fifo), DISK_BYTES_QUEUED_MAX));
-        let pusher = Queue::new(Box::new(Fifo::new(PUSHES_QUEUED_MAX)), u64::MAX);
-        let pusher = Arc::new(pusher);
         let planner = Planner::new(options.planner);
         let core = Core::new(
             connection.devices,
             tree,
             options,
             connection.max_write,
-            owner,
-            work.clone(),
-            pusher.clone(),
             took_over,
         );
         let core = Arc::new(core);
         let buffers = serve::Buffers::new(core.devices.len(), core.max_write)
             .map_err(MountError::io("get memory for the buffers of", mountpoint))?;
-        let mut replies = buffers.replies.into_iter();
-        let mut threads = Vec::new();
-        for (device, (request, reply)) in buffers.requests.into_iter().zip(&mut replies).enumerate()
-        {
-            let core = core.clone();
-            threads.push(spawn(format!("floe-fuse-{device}"), move || {
-                serve::run(&core, device, request, reply)
-            })?);
-        }
-        for (i, reply) in replies.enumerate() {
-            let (core, work) = (Arc::downgrade(&core), work.clone());
-            spawn(format!("floe-disk-{i}"), move || {
-                serve::work(&core, &work, reply)
-            })?;
-        }
-        let weak = Arc::downgrade(&core);
-        spawn("floe-planner".into(), move || {
-            owner::run(&weak, &events, planner)
-        })?;
-        let weak = Arc::downgrade(&core);
-        spawn("floe-push".into(), move || push::run(&weak, &pusher))?;
+        let threads = crew::start(&core, buffers, planner)?;
         if took_over && let Err(error) = device::resend(&core.devices[0]) {
             tracing::warn!(%error, "the kernel can't send requests again; those that were under way are lost");
         }
@@ -356,11 +315,11 @@ impl Mount {
                 segments,
                 urgency,
             };
-            let _ = self.core.owner.send(Message::Event(event));
+            self.core.queues.inbox.call(Message::Event(event));
         }
         // A machine that starts at once is buffered by what is already known about the link.
         if let Some(event) = owner::measured(&image) {
-            let _ = self.core.owner.send(Message::Event(event));
+            self.core.queues.inbox.call(Message::Event(event));
         }
         self.replay_early();
         Ok(self.image_handle(image))
@@ -376,6 +335,7 @@ impl Mount {
 
     /// Adds a machine; its disks and its trace continue what is in its directory. The images that [`Mount::recorded_bases`]
     /// returns for that directory must have been added before.
+    // Long: checks of the description, then all parts of the machine in the order in which they need each other.
     pub fn add_machine(&self, spec: MachineSpec) -> Result<MachineHandle, MountError> {
         check_machine_name(&spec.name)?;
         if self.core.machines.read().contains_key(&spec.name) {
@@ -431,6 +391,7 @@ impl Mount {
             disks,
             traced,
             trace,
+            progress: Mutex::default(),
             counters: machine::Counters::default(),
             relieving: AtomicBool::new(false),
         });
@@ -514,6 +475,8 @@ impl Mount {
                 name: name.to_owned(),
             });
         };
+        let gone = Message::Machine(Stir::Gone(machine.id));
+        self.core.queues.inbox.call(gone);
         self.note_users();
         self.remove(&format!("machines/{name}"))?;
         for disk in &machine.disks {
@@ -573,6 +536,7 @@ impl Mount {
             pushes: read(&c.pushes),
             pushed_bytes: read(&c.pushed_bytes),
             ahead_chunks: read(&c.ahead_chunks),
+            touches_dropped: self.core.queues.inbox.dropped(),
         }
     }
 
@@ -620,7 +584,7 @@ impl Mount {
     /// Blocks until the mount is gone, whoever unmounted it.
     pub fn wait(&mut self) {
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            let _ = thread.wait();
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Where each machine's VMM runs as its own user, the user identifies the machine. Where several share a user (the node is not
 //! root), the thread does: a VMM's threads are noted when it is started or adopted ([`Askers::set_process`]). A thread that was
-//! created later is unknown until the owner's thread has looked it up ([`Askers::look_up`]); what it touched is accounted for
+//! created later is unknown until another thread has looked it up ([`Askers::look_up`]); what it touched is accounted for
 //! after that.
 
 use crate::machine::Machine;

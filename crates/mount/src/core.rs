@@ -7,15 +7,15 @@
 use crate::MountOptions;
 use crate::abi;
 use crate::askers::{self, Askers, Asking};
+use crate::chores::{self, Chore};
+use crate::crew::Queues;
 use crate::device::Device;
 use crate::image::{Extra, First, Image, Reading};
+use crate::inbox::Message;
 use crate::machine::{self, Machine};
 use crate::overlay::Stop;
-use crate::owner::Message;
-use crate::push::PushBlock;
-use crate::queue::{Queue, Queued};
+use crate::queue::Queued;
 use crate::tree::Tree;
-use crossbeam_channel::Sender;
 use floe_planner::{Event, RegionId};
 use floe_sched::{MachineId, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
@@ -129,11 +129,7 @@ pub(crate) struct Core {
     pub options: MountOptions,
     pub max_write: usize,
     pub counters: Counters,
-    pub owner: Sender<Message>,
-    /// What the disk workers have to do.
-    pub work: Arc<Queue<Raw>>,
-    /// What is to be pushed into the page cache.
-    pub pusher: Arc<Queue<PushBlock>>,
+    pub queues: Queues,
     pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
     /// Requests that came before the image or machine that they are for was added; `None` once the takeover is done.
     pub early: Mutex<Option<Vec<Raw>>>,
@@ -166,26 +162,20 @@ fn image_of(target: &Target) -> Option<Arc<Image>> {
 }
 
 impl Core {
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         devices: Vec<Device>,
         tree: Tree,
         options: MountOptions,
         max_write: usize,
-        owner: Sender<Message>,
-        work: Arc<Queue<Raw>>,
-        pusher: Arc<Queue<PushBlock>>,
         took_over: bool,
     ) -> Self {
         Self {
             devices,
             tree,
-            options,
             max_write,
             counters: Counters::default(),
-            owner,
-            work,
-            pusher,
+            queues: Queues::new(&options),
+            options,
             waiting: Mutex::default(),
             early: Mutex::new(took_over.then(Vec::new)),
             images: RwLock::default(),
@@ -246,7 +236,12 @@ impl Core {
 
     fn wait_for(self: &Arc<Self>, parked: &Arc<Parked>, reading: Reading<'_>, here: bool) {
         let target = parked.op.target();
-        self.tell_misses(&target, &reading.firsts);
+        let purpose = match parked.op {
+            Op::Read { .. } => Purpose::Demand,
+            Op::Write { .. } | Op::Zero { .. } => Purpose::Store,
+        };
+        let who = self.who(&target, parked.asker.asking, purpose);
+        self.tell_misses(&target, &reading.firsts, who);
         parked.firsts.lock().extend(reading.firsts);
         let Some(image) = reading.image.or_else(|| image_of(&target)) else {
             // Can't happen: when a base is dropped, another one takes its place.
@@ -256,11 +251,6 @@ impl Core {
         parked
             .left
             .store(reading.needs.len() + 1, Ordering::Release);
-        let purpose = match parked.op {
-            Op::Read { .. } => Purpose::Demand,
-            Op::Write { .. } | Op::Zero { .. } => Purpose::Store,
-        };
-        let who = self.who(&target, parked.asker.asking, purpose);
         for need in reading.needs {
             let (core, parked, owner) = (self.clone(), parked.clone(), image.clone());
             let done = move |result: Result<&[u8], String>| {
@@ -290,9 +280,8 @@ impl Core {
         if tries == 0 {
             tracing::warn!(reason, "a chunk is not to be had now; the request waits");
         }
-        let _ = self
-            .owner
-            .send(Message::Retry(Instant::now() + pause, parked.clone()));
+        let retries = &self.queues.retries;
+        retries.add(Instant::now() + pause, parked.clone());
     }
 
     /// Tries a parked request again.
@@ -375,14 +364,14 @@ impl Core {
         self.devices[parked.asker.device].reply_errno(parked.asker.unique, errno);
     }
 
-    /// Accounts for an answered request: at once if it is known who made it, else on the owner's thread, which finds that out.
+    /// Accounts for an answered request: at once if it is known who made it, else on a thread that finds that out.
     pub(crate) fn account(&self, touches: Touches) {
         if touches.firsts.is_empty() && touches.waited_us.is_none() {
             return;
         }
         let memory = matches!(touches.target, Target::Region(..));
         if memory && matches!(self.askers.find(touches.asking), askers::Asker::Unknown) {
-            let _ = self.owner.send(Message::Account(touches));
+            chores::submit(self, Who::default(), Chore::Account(touches));
         } else {
             self.account_now(&touches);
         }
@@ -392,7 +381,8 @@ impl Core {
     pub(crate) fn account_now(&self, touches: &Touches) {
         let Touches { target, firsts, .. } = touches;
         let wait_us = touches.waited_us.unwrap_or(0);
-        if let Some(machine) = self.machine_of(target, touches.asking) {
+        let machine = self.machine_of(target, touches.asking);
+        if let Some(machine) = &machine {
             if touches.waited_us.is_some() {
                 machine::add(&machine.counters.waits, 1);
                 machine::add(&machine.counters.wait_us, wait_us);
@@ -419,20 +409,22 @@ impl Core {
         let all = image_of(target).is_some_and(|i| i.streaming.is_active());
         for first in firsts.iter().filter(|f| (f.guessed || all) && !f.missed) {
             if let Some(region) = self.region_id(target, first.region) {
-                let _ = self.owner.send(Message::Event(Event::Hit {
+                self.queues.inbox.touch(Message::Event(Event::Hit {
                     region,
                     chunk: first.chunk,
+                    who: who_of(machine.as_deref(), Purpose::Demand),
                 }));
             }
         }
     }
 
-    fn tell_misses(&self, target: &Target, firsts: &[First]) {
+    fn tell_misses(&self, target: &Target, firsts: &[First], who: Who) {
         for first in firsts.iter().filter(|f| f.missed) {
             if let Some(region) = self.region_id(target, first.region) {
-                let _ = self.owner.send(Message::Miss {
+                self.queues.inbox.touch(Message::Miss {
                     region,
                     chunk: first.chunk,
+                    who,
                 });
             }
         }
@@ -440,14 +432,7 @@ impl Core {
 
     /// Returns for whom a request is fetched, as far as that is known without I/O, which would take longer than a fault may.
     pub(crate) fn who(&self, target: &Target, asking: Asking, purpose: Purpose) -> Who {
-        let machine = self.machine_of(target, asking);
-        machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
-    }
-
-    /// Returns for whom something of an image is fetched or pushed ahead: its machine, if exactly one uses the image.
-    pub(crate) fn ahead_of(&self, image: &Arc<Image>, purpose: Purpose) -> Who {
-        let machine = self.only_machine_of(image);
-        machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
+        who_of(self.machine_of(target, asking).as_deref(), purpose)
     }
 
     fn region_id(&self, target: &Target, region: usize) -> Option<RegionId> {
@@ -476,10 +461,13 @@ impl Core {
     }
 }
 
+fn who_of(machine: Option<&Machine>, purpose: Purpose) -> Who {
+    machine.map_or(Who::node(purpose), |machine| machine.who(purpose))
+}
+
 impl Drop for Core {
     fn drop(&mut self) {
-        self.work.close();
-        self.pusher.close();
+        self.queues.close();
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `_IOR(229, 0, uint32_t)`: makes a descriptor a further one, with a queue of its own, of an existing connection.
 const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_E500u32 as libc::Ioctl;
@@ -250,13 +250,13 @@ pub(crate) fn unmount_dead(mountpoint: &Path) -> Result<usize, MountError> {
 /// Returns whether the process behind a mount is gone. Asks with statvfs, which the kernel never answers from its cache. A
 /// mount that just doesn't answer isn't dead: the asking thread goes on waiting for it.
 fn is_dead(mountpoint: &Path) -> bool {
-    let (tell, told) = crossbeam_channel::bounded(1);
     let path = mountpoint.to_owned();
-    let ask = move || {
-        let _ = tell.send(rustix::fs::statvfs(&path).map(|_| ()));
-    };
-    let asked = std::thread::Builder::new().spawn(ask);
-    asked.is_ok() && told.recv_timeout(ANSWER_WAIT) == Ok(Err(rustix::io::Errno::NOTCONN))
+    let asked = floe_threads::spawn("floe-ask", move || rustix::fs::statvfs(&path).map(drop));
+    let until = Instant::now().checked_add(ANSWER_WAIT);
+    let told = asked
+        .ok()
+        .and_then(|asked| asked.wait_until(until, None).come());
+    matches!(told, Some(Ok(Err(rustix::io::Errno::NOTCONN))))
 }
 
 /// Ends a connection at once, so that everybody who waits for an answer gets an error. Needs fusectl to be mounted.

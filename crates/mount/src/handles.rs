@@ -2,13 +2,13 @@
 
 use crate::core::Core;
 use crate::image::Image;
+use crate::inbox::{Message, Stir};
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, Disk};
-use crate::owner::Message;
 use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountError};
 use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
-use floe_sched::Class;
+use floe_sched::{Class, Purpose, Who};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,22 +36,31 @@ impl ImageHandle {
         )
     }
 
-    /// Tells the planner which chunks of a region will be wanted, in the order in which they will be.
-    pub fn expect(&self, region: &str, chunks: Vec<u64>) -> Result<(), MountError> {
+    /// Tells the planner which chunks of a region a machine (or the node itself) will want, in the order in which it will.
+    pub fn expect(
+        &self,
+        region: &str,
+        chunks: Vec<u64>,
+        machine: Option<&MachineHandle>,
+    ) -> Result<(), MountError> {
         let unknown = || MountError::Unknown {
             what: "region",
             name: region.to_owned(),
         };
         let number = self.image.region(region).ok_or_else(unknown)?;
-        let _ = self.core.owner.send(Message::Event(Event::Expect {
+        let expected = Event::Expect {
             region: self.image.regions[number].id,
             chunks,
-        }));
+            who: machine.map_or(Who::node(Purpose::Prefetch), |machine| {
+                machine.machine.who(Purpose::Prefetch)
+            }),
+        };
+        self.core.queues.inbox.call(Message::Event(expected));
         Ok(())
     }
 
-    /// Streams by a model from now on. Call this before the first machine runs if the start is to be buffered too. A model of
-    /// another image is refused (and logged); one that the planner's policy doesn't use changes nothing.
+    /// Streams by a model from now on, to the machines for which [`MachineHandle::stream`] was called. Call this before they run
+    /// if their start is to be buffered too. A model of another image is refused (and logged); one that the planner's policy doesn't use changes nothing.
     pub fn model(&self, model: Arc<Model>) {
         if model.image() != self.image.id {
             tracing::warn!(image = %self.image.id.short(), of = %model.image().short(), "a model of another image is not used");
@@ -59,20 +68,14 @@ impl ImageHandle {
         }
         self.image.streaming.activate();
         let regions = self.image.regions.iter().map(|r| r.id).collect();
-        let _ = self
-            .core
-            .owner
-            .send(Message::Event(Event::Model { regions, model }));
+        let model = Event::Model { regions, model };
+        self.core.queues.inbox.call(Message::Event(model));
     }
 
-    /// Returns what the model has planned and what came of it; zero without a model. At most a quarter of a second old.
-    pub fn progress(&self) -> Progress {
-        self.image.streaming.progress()
-    }
-
-    /// Calls `listen` when the image's machines should be paused for buffering and when they may go on, one call after the
-    /// other, on a thread of its own. If they should be paused now, it is called at once. There is one listener at a time.
-    pub fn on_buffering(&self, listen: impl Fn(Buffering) + Send + Sync + 'static) {
+    /// Calls `listen` with a machine's name when one of the image's machines should be paused for buffering and when it may go
+    /// on, one call after the other, on a thread of its own. For those that should be paused now it is called at once. There is
+    /// one listener at a time.
+    pub fn on_buffering(&self, listen: impl Fn(&str, Buffering) + Send + Sync + 'static) {
         self.image.streaming.listen(listen);
     }
 
@@ -160,6 +163,21 @@ impl MachineHandle {
     /// first fault of a page on this host is seen at all.
     pub fn set_pid(&self, pid: u32) {
         self.core.askers.set_process(&self.machine, pid);
+    }
+
+    /// Streams the image to this machine from now on, if the image has a model or gets one: the machine has a place of its own
+    /// in the model, and pauses of its own. Call this when it starts; `running` says that it ran before, so that its start needs
+    /// no buffering. The stream ends when the machine is removed from the mount.
+    pub fn stream(&self, running: bool) {
+        let machine = self.machine.clone();
+        let starts = Stir::Starts { machine, running };
+        self.core.queues.inbox.call(Message::Machine(starts));
+    }
+
+    /// Returns what the image's model has planned for this machine and what came of it; zero while it isn't streamed. At most a
+    /// quarter of a second old.
+    pub fn progress(&self) -> Progress {
+        *self.machine.progress.lock()
     }
 
     /// Sets how urgent this machine's requests are compared with others for the same purpose.

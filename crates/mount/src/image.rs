@@ -285,6 +285,14 @@ impl Image {
         }
     }
 
+    /// Returns whether the table of a block of 64 chunks is in memory: then what follows reads no disk.
+    pub(crate) fn knows(&self, region: usize, block: u64) -> bool {
+        let state = &self.regions[region];
+        let at = (block * 64 / CHUNKS_PER_SEGMENT as u64) as usize;
+        let segment = state.segments.get(at);
+        segment.is_none_or(|hash| hash.is_zero() || state.tables[at].get().is_some())
+    }
+
     /// Returns a mask of the chunks in a block of 64 that are worth fetching: neither zero nor here. 0 while the block's table
     /// isn't here.
     pub(crate) fn candidates(&self, region: usize, block: u64) -> u64 {

@@ -6,12 +6,12 @@
 
 use crate::MountError;
 use crate::supervisor::Client;
+use floe_threads::Cancel;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ struct Inner {
     held: Mutex<Held>,
     /// A connection that ends when the supervisor does.
     watched: Mutex<Option<Client>>,
-    ending: AtomicBool,
+    ending: Cancel,
 }
 
 #[derive(Default)]
@@ -64,22 +64,21 @@ impl Keeper {
             ensure: Box::new(ensure),
             held: Mutex::default(),
             watched: Mutex::default(),
-            ending: AtomicBool::new(false),
+            ending: Cancel::default(),
         });
         let mut end = first_connection(&inner)?;
         let weak = Arc::downgrade(&inner);
-        std::thread::Builder::new()
-            .name("floe-keeper".into())
-            .spawn(move || {
-                loop {
-                    let _ = end.wait_end();
-                    match reconnect(&weak) {
-                        Some(next) => end = next,
-                        None => return,
-                    }
+        let keep = move || {
+            loop {
+                let _ = end.wait_end();
+                match reconnect(&weak) {
+                    Some(next) => end = next,
+                    None => return,
                 }
-            })
-            .map_err(MountError::io("start a thread for", socket))?;
+            }
+        };
+        floe_threads::keep_running("floe-keeper", keep)
+            .map_err(|error| MountError::io("start a thread for", socket)(error.into()))?;
         Ok(Keeper(inner))
     }
 
@@ -142,7 +141,7 @@ impl Keeper {
 
     /// Leaves everything with the supervisor and no longer replaces it: this process is about to end.
     pub fn leave(&self) {
-        self.0.ending.store(true, Ordering::Release);
+        self.0.ending.cancel();
     }
 }
 
@@ -155,6 +154,7 @@ fn first_connection(inner: &Inner) -> Result<Client, MountError> {
             Ok(end) => return Ok(end),
             Err(error) => tracing::debug!(%error, "the supervisor is tried again"),
         }
+        // its end is that of another node's child, of which this process hears nothing
         std::thread::sleep(pause);
         pause = START_AGAIN_MAX.min(2 * pause);
     }
@@ -222,9 +222,9 @@ impl Drop for Inner {
 fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
     let mut pause = START_AGAIN_MIN;
     loop {
-        {
+        let ending = {
             let inner = inner.upgrade()?;
-            if inner.ending.load(Ordering::Acquire) {
+            if inner.ending.is_cancelled() {
                 return None;
             }
             inner.held.lock().client = None;
@@ -240,8 +240,11 @@ fn reconnect(inner: &Weak<Inner>) -> Option<Client> {
                     tracing::error!(%error, "machines would not survive the end of this node now");
                 }
             }
+            inner.ending.clone()
+        };
+        if !ending.sleep(pause) {
+            return None;
         }
-        std::thread::sleep(pause);
         pause = START_AGAIN_MAX.min(2 * pause);
     }
 }

@@ -4,6 +4,7 @@ use crate::MachineStats;
 use crate::image::Image;
 use crate::overlay::Disk;
 use crate::trace::Trace;
+use floe_planner::Progress;
 use floe_sched::{Class, MachineId, Purpose, Who};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) struct Machine {
     /// For each disk the number of its region in the trace; `None` if it has no base.
     pub traced: Vec<Option<u8>>,
     pub trace: Trace,
+    /// What is planned for it by the image's model; at most a quarter of a second old.
+    pub progress: Mutex<Progress>,
     pub counters: Counters,
     /// Whether [`relieve`] is flushing a disk now.
     pub relieving: AtomicBool,
@@ -60,8 +63,7 @@ pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
         }
         of.relieving.store(false, Ordering::Release);
     };
-    let thread = std::thread::Builder::new().name("floe-relieve".into());
-    if thread.spawn(flush).is_err() {
+    if floe_threads::spawn("floe-relieve", flush).is_err() {
         machine.relieving.store(false, Ordering::Release);
     }
 }

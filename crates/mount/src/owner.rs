@@ -1,281 +1,206 @@
 //! The thread that owns the planner and the clock: it gives events to the planner and carries out the actions that it returns.
+//! It reads and writes no disk and never waits for one: what needs that is a chore (`chores`), a retry (`retries`), a push
+//! (`push`) or the traces' thread (`trace`), and the outcome comes back as an event (`inbox`).
 
 use crate::Buffering;
-use crate::core::{Core, Parked, Touches};
+use crate::chores::{self, Chore, image};
+use crate::core::Core;
 use crate::image::Image;
-use crate::machine;
+use crate::inbox::{Inbox, Message, Next, Stir};
+use crate::machine::Machine;
 use crate::push::{self, PushBlock};
-use crossbeam_channel::{Receiver, RecvTimeoutError};
-use floe_image::{Hash, Kind};
-use floe_planner::{Action, Event, Planner, RegionId};
-use floe_sched::Purpose;
-use parking_lot::Mutex;
+use floe_planner::{Action, Event, Planner};
+use floe_sched::{MachineId, Purpose};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often links are measured, traces written out and deadlines checked. A run over a slow link is decided in its first
-/// seconds, so once a second would be too late.
+/// How often links are measured. A run over a slow link is decided in its first seconds, so once a second would be too late.
 const TICK: Duration = Duration::from_millis(250);
 
 /// How often the planner is given the time while there is a model.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// A message to the owner.
-pub(crate) enum Message {
-    /// An event for the planner.
-    Event(Event),
-    /// A chunk was touched and isn't here. The owner looks its neighbours up for the planner.
-    Miss { region: RegionId, chunk: u64 },
-    /// An answered request whose thread isn't known yet.
-    Account(Touches),
-    /// A parked request is to be tried again at this time.
-    Retry(Instant, Arc<Parked>),
+/// What the thread has for itself.
+struct Owner {
+    planner: Planner,
+    /// The machines that are streamed.
+    machines: HashMap<MachineId, Arc<Machine>>,
 }
 
 /// Runs until the mount is gone.
-pub(crate) fn run(core: &Weak<Core>, inbox: &Receiver<Message>, mut planner: Planner) {
+pub(crate) fn run(core: &Weak<Core>, inbox: &Inbox, planner: Planner) {
+    let mut owner = Owner {
+        planner,
+        machines: HashMap::new(),
+    };
     let start = Instant::now();
-    let mut retries: VecDeque<(Instant, Arc<Parked>)> = VecDeque::new();
     let mut tick = start;
     let mut beat = start;
     loop {
-        let next = retries.iter().map(|r| r.0).min().unwrap_or(tick);
-        let next = next.min(tick).min(beat);
-        let message = inbox.recv_timeout(next.saturating_duration_since(Instant::now()));
+        let next = inbox.next(tick.min(beat));
         let Some(core) = core.upgrade() else {
             return;
         };
         let now_us = start.elapsed().as_micros() as u64;
-        let event = match message {
-            Ok(Message::Event(event)) => Some(event),
-            Ok(Message::Miss { region, chunk }) => {
-                let candidates =
-                    image(&core, region).map_or(0, |(image, r)| image.candidates(r, chunk / 64));
-                Some(Event::Miss {
-                    region,
-                    chunk,
-                    candidates,
-                })
-            }
-            Ok(Message::Account(touches)) => {
-                core.askers.look_up(touches.asking.thread);
-                core.account_now(&touches);
-                None
-            }
-            Ok(Message::Retry(when, parked)) => {
-                retries.push_back((when, parked));
-                None
-            }
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return,
-        };
-        if let Some(event) = event {
-            plan(&core, &mut planner, now_us, event);
+        match next {
+            Next::Message(message) => owner.take(&core, now_us, message),
+            Next::Nothing => {}
+            Next::Closed => return,
         }
         let now = Instant::now();
-        let (due, later): (VecDeque<_>, _) = retries.into_iter().partition(|r| r.0 <= now);
-        retries = later;
-        due.iter().for_each(|(_, parked)| core.resume(parked));
         if now >= beat {
-            let streaming = stream(&core, &mut planner, now_us);
+            let streaming = owner.stream(&core, now_us);
             beat = now + if streaming { BEAT } else { TICK };
         }
         if now >= tick {
-            let timeout = core.options.io_timeout;
-            tick = now + timeout.map_or(TICK, |t| (t / 4).clamp(Duration::from_millis(10), TICK));
+            tick = now + TICK;
             for event in housekeeping(&core) {
-                plan(&core, &mut planner, now_us, event);
+                owner.plan(&core, now_us, event);
             }
         }
     }
 }
 
-fn image(core: &Core, region: RegionId) -> Option<(Arc<Image>, usize)> {
-    let regions = core.regions.read();
-    let (image, number) = regions.get(&region)?;
-    Some((image.upgrade()?, *number))
-}
+impl Owner {
+    fn take(&mut self, core: &Arc<Core>, now_us: u64, message: Message) {
+        let event = match message {
+            Message::Event(event) => event,
+            Message::Miss { region, chunk, who } => {
+                let block = chunk / 64;
+                // The table of a chunk that was missed is in memory: it named the chunk.
+                let known = image(core, region).filter(|(image, r)| image.knows(*r, block));
+                let candidates = known.map_or(0, |(image, r)| image.candidates(r, block));
+                Event::Miss {
+                    region,
+                    chunk,
+                    candidates,
+                    who,
+                }
+            }
+            Message::Machine(Stir::Starts { machine, running }) => {
+                let who = machine.who(Purpose::Prefetch);
+                let Some(image) = machine.image.regions.first().map(|r| r.id) else {
+                    return;
+                };
+                self.machines.insert(machine.id, machine);
+                Event::MachineStarted {
+                    who,
+                    image,
+                    running,
+                }
+            }
+            Message::Machine(Stir::Gone(machine)) => {
+                self.plan(core, now_us, Event::MachineGone { machine });
+                self.machines.remove(&machine);
+                return;
+            }
+        };
+        self.plan(core, now_us, event);
+    }
 
-/// Gives an event to the planner and carries out its actions.
-fn plan(core: &Arc<Core>, planner: &mut Planner, now_us: u64, event: Event) {
-    let mut actions = VecDeque::from(planner.on_event(now_us, event));
-    while let Some(action) = actions.pop_front() {
-        match action {
-            Action::Fetch {
-                region,
-                block,
-                chunks,
-            } => fetch(core, region, block, chunks),
-            Action::FetchSegments { region, segments } => fetch_tables(core, region, segments),
-            Action::Look { region, block } => {
-                let candidates =
-                    image(core, region).map_or(0, |(image, r)| image.candidates(r, block));
-                actions.extend(planner.on_event(
-                    now_us,
-                    Event::Candidates {
+    /// Gives an event to the planner and carries out its actions.
+    fn plan(&mut self, core: &Core, now_us: u64, event: Event) {
+        let mut actions = VecDeque::from(self.planner.on_event(now_us, event));
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Fetch {
+                    region,
+                    block,
+                    chunks,
+                    who,
+                } => match image(core, region).filter(|(image, r)| !image.knows(*r, block)) {
+                    None => chores::fetch(core, region, block, chunks, who),
+                    Some(_) => {
+                        let chore = Chore::Fetch {
+                            region,
+                            block,
+                            chunks,
+                        };
+                        chores::submit(core, who, chore);
+                    }
+                },
+                Action::FetchSegments {
+                    region,
+                    segments,
+                    who,
+                } => chores::submit(core, who, Chore::Tables { region, segments }),
+                Action::Look { region, block, who } => {
+                    let found = image(core, region);
+                    if found.as_ref().is_some_and(|(i, r)| !i.knows(*r, block)) {
+                        chores::submit(core, who, Chore::Look { region, block });
+                        continue;
+                    }
+                    let candidates = found.map_or(0, |(image, r)| image.candidates(r, block));
+                    let looked = Event::Candidates {
                         region,
                         block,
                         candidates,
-                    },
-                ));
-            }
-            Action::Buffer {
-                region,
-                pause,
-                missing_bytes,
-                eta_us,
-            } => {
-                if let Some((image, _)) = image(core, region) {
+                        who,
+                    };
+                    actions.extend(self.planner.on_event(now_us, looked));
+                }
+                Action::Buffer {
+                    machine,
+                    pause,
+                    missing_bytes,
+                    eta_us,
+                } => {
                     let told = Buffering {
                         pause,
                         missing_bytes,
                         eta_us,
                     };
-                    if let Some(progress) = planner.progress_of(region) {
-                        image.streaming.set_progress(progress);
+                    self.buffer(machine, told);
+                }
+                Action::Push {
+                    region,
+                    block,
+                    chunks,
+                    who,
+                } => {
+                    if let Some((image, r)) = image(core, region) {
+                        let order = PushBlock {
+                            image: Arc::downgrade(&image),
+                            region: r,
+                            block,
+                            chunks,
+                            only_zero: false,
+                        };
+                        push::submit(core, who, order);
                     }
-                    buffer(core, &image, told);
-                }
-            }
-            Action::Push {
-                region,
-                block,
-                chunks,
-            } => {
-                if let Some((image, r)) = image(core, region) {
-                    let order = PushBlock {
-                        image: Arc::downgrade(&image),
-                        region: r,
-                        block,
-                        chunks,
-                        only_zero: false,
-                    };
-                    push::submit(core, &image, order);
                 }
             }
         }
     }
+
+    /// Reports to the node that a machine should pause or go on. While it is paused, no time passes in its trace.
+    fn buffer(&self, machine: MachineId, told: Buffering) {
+        if let Some(machine) = self.machines.get(&machine) {
+            self.note_progress(machine);
+            machine.trace.pause(told.pause);
+            machine.image.streaming.say(&machine.name, told);
+        }
+    }
+
+    fn note_progress(&self, machine: &Machine) {
+        *machine.progress.lock() = self.planner.progress(machine.id).unwrap_or_default();
+    }
+
+    /// Gives the planner the time if any image has a model; returns whether any has.
+    fn stream(&mut self, core: &Core, now_us: u64) -> bool {
+        let active = |image: &Arc<Image>| image.streaming.is_active();
+        if !core.images.read().values().any(active) {
+            return false;
+        }
+        self.plan(core, now_us, Event::Tick);
+        self.machines.values().for_each(|m| self.note_progress(m));
+        true
+    }
 }
 
-/// Reports to the node that an image's machines should pause or go on. While they are paused, no time passes in their traces.
-fn buffer(core: &Core, image: &Arc<Image>, told: Buffering) {
-    let machines = core.machines.read();
-    for machine in machines.values().filter(|m| Arc::ptr_eq(&m.image, image)) {
-        machine.trace.pause(told.pause);
-    }
-    image.streaming.say(told);
-}
-
-/// Gives the planner the time if any image has a model; returns whether any has.
-fn stream(core: &Arc<Core>, planner: &mut Planner, now_us: u64) -> bool {
-    let images: Vec<_> = core.images.read().values().cloned().collect();
-    let streaming: Vec<_> = images.iter().filter(|i| i.streaming.is_active()).collect();
-    if streaming.is_empty() {
-        return false;
-    }
-    plan(core, planner, now_us, Event::Tick);
-    for image in streaming {
-        let first = image.regions.first();
-        if let Some(progress) = first.and_then(|r| planner.progress_of(r.id)) {
-            image.streaming.set_progress(progress);
-        }
-    }
-    true
-}
-
-fn fetch(core: &Arc<Core>, region: RegionId, block: u64, chunks: u64) {
-    let done = |ok| {
-        Message::Event(Event::Fetched {
-            region,
-            block,
-            chunks,
-            ok,
-        })
-    };
-    let Some((image, number)) = image(core, region) else {
-        let _ = core.owner.send(done(false));
-        return;
-    };
-    image.regions[number].ahead.set_word(block, chunks);
-    let hashes = image.hashes(number, block, chunks);
-    machine::add(&core.counters.ahead_chunks, hashes.len() as u64);
-    if hashes.is_empty() {
-        let _ = core.owner.send(done(true));
-        return;
-    }
-    // How many items are left, and whether all so far have come.
-    let left = Mutex::new((hashes.len(), true));
-    let owner = core.owner.clone();
-    let each = move |_: &Hash, result: Result<(), String>| {
-        let mut left = left.lock();
-        left.0 = left.0.saturating_sub(1);
-        left.1 &= result.is_ok();
-        if left.0 == 0 {
-            let _ = owner.send(Message::Event(Event::Fetched {
-                region,
-                block,
-                chunks,
-                ok: left.1,
-            }));
-        }
-    };
-    let items = hashes.into_iter().map(|h| (Kind::Chunk, h)).collect();
-    let who = core.ahead_of(&image, Purpose::Prefetch);
-    image.backend.prefetch(who, items, Arc::new(each));
-}
-
-fn fetch_tables(core: &Arc<Core>, region: RegionId, segments: Vec<u32>) {
-    let Some((image, number)) = image(core, region) else {
-        return;
-    };
-    let mut wanted: HashMap<Hash, Vec<u32>> = HashMap::new();
-    for segment in segments {
-        if let Some(hash) = image.regions[number].segment_hash(segment) {
-            wanted.entry(hash).or_default().push(segment);
-        }
-    }
-    let items = wanted.keys().map(|h| (Kind::Segment, *h)).collect();
-    let (owner, for_image) = (core.owner.clone(), Arc::downgrade(&image));
-    let each = move |hash: &Hash, result: Result<(), String>| {
-        let image = result.ok().and_then(|()| for_image.upgrade());
-        let table = image.as_ref().and_then(|i| i.backend.segment(hash));
-        for segment in wanted.get(hash).into_iter().flatten() {
-            if let (Some(table), Some(image)) = (&table, &image) {
-                image.regions[number].set_table(*segment as usize, table.clone());
-            }
-            let _ = owner.send(Message::Event(Event::SegmentLoaded {
-                region,
-                segment: *segment,
-                ok: table.is_some(),
-            }));
-        }
-    };
-    let who = core.ahead_of(&image, Purpose::Prefetch);
-    image.backend.prefetch(who, items, Arc::new(each));
-}
-
-/// Writes traces out, fails requests past their deadline, and returns events about links and about regions whose image is gone.
-fn housekeeping(core: &Arc<Core>) -> Vec<Event> {
-    let machines: Vec<_> = core.machines.read().values().cloned().collect();
-    for machine in machines {
-        if let Err(error) = machine.trace.write_out() {
-            tracing::warn!(machine = machine.name, %error, "the trace could not be written");
-        }
-    }
-    if let Some(timeout) = core.options.io_timeout {
-        let late: Vec<_> = core
-            .waiting
-            .lock()
-            .values()
-            .filter(|p| p.since.elapsed() >= timeout)
-            .cloned()
-            .collect();
-        for parked in late {
-            tracing::error!(?timeout, "a request waited too long for a chunk and fails");
-            core.answer_errno(&parked, libc::EIO);
-        }
-    }
+/// Returns events about links and about regions whose image is gone.
+fn housekeeping(core: &Core) -> Vec<Event> {
     let mut events: Vec<Event> = Vec::new();
     core.regions.write().retain(|id, (image, _)| {
         let alive = image.strong_count() > 0;

@@ -1,17 +1,20 @@
 //! Puts pages into the page cache before anybody asks for them: NOTIFY_STORE, in messages of 1 MiB (messages of 4 KiB cost five
 //! times as much a byte). The kernel blocks on pages that are being read, so no thread that answers requests may do this.
 
-use crate::core::Core;
+use crate::askers::Asking;
+use crate::core::{Core, Target};
 use crate::image::Image;
 use crate::queue::{Queue, Queued};
 use crate::{PushReport, abi, machine};
 use floe_image::{CHUNK_SIZE, is_zero};
-use floe_sched::Purpose;
+use floe_sched::{Purpose, Who};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+/// How many orders to push a block may wait. More aren't worth it: the guest will have touched those pages by then.
+pub(crate) const PUSHES_QUEUED_MAX: usize = 256;
 /// Most chunks in a message.
 const MESSAGE_CHUNKS: usize = 256;
 
@@ -79,16 +82,22 @@ impl Queued for PushBlock {
 
 /// Pushes the chunks around a touched one, if others nearby were touched before. A touch of a pushed page isn't seen, so this
 /// is done only for zero chunks, which no trace records and no planner counts, and for images that nobody watches.
-pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64, bytes: &[u8]) {
+/// `bytes` is what was read.
+pub(crate) fn around(core: &Core, (target, asking): (&Target, Asking), chunk: u64, bytes: &[u8]) {
+    let Target::Region(image, region) = target else {
+        return;
+    };
+    let region = *region;
     let only_zero = !image.unwatched.load(Ordering::Relaxed);
     if only_zero && !is_zero(bytes) {
         return;
     }
     let chunks = image.around(region, chunk);
     if chunks != 0 {
+        let who = core.who(target, asking, Purpose::Push);
         submit(
             core,
-            image,
+            who,
             PushBlock {
                 image: Arc::downgrade(image),
                 region,
@@ -101,10 +110,9 @@ pub(crate) fn around(core: &Core, image: &Arc<Image>, region: usize, chunk: u64,
 }
 
 /// Gives an order to the thread that pushes.
-pub(crate) fn submit(core: &Core, image: &Arc<Image>, order: PushBlock) {
-    let who = core.ahead_of(image, Purpose::Push);
+pub(crate) fn submit(core: &Core, who: Who, order: PushBlock) {
     // If the queue is full the order is dropped: pushing is only a help.
-    let _ = core.pusher.submit(who, order);
+    let _ = core.queues.pusher.submit(who, order);
 }
 
 /// Runs the thread that pushes. Threads that answer requests can't push: they may have to answer the very page that is waited

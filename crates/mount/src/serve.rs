@@ -131,10 +131,10 @@ impl Buffers {
 }
 
 /// Serves one descriptor until the mount is gone.
-pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut reply: Pinned) {
+pub(crate) fn run(core: &Arc<Core>, device: usize, request: &mut Pinned, reply: &mut Pinned) {
     loop {
-        match core.devices[device].read(&mut request) {
-            Ok(Some(n)) => handle(core, device, &request[..n], &mut reply, true),
+        match core.devices[device].read(request) {
+            Ok(Some(n)) => handle(core, device, &request[..n], reply, true),
             Ok(None) => return,
             Err(error) => {
                 tracing::error!(%error, "reading from /dev/fuse failed");
@@ -145,12 +145,12 @@ pub(crate) fn run(core: &Arc<Core>, device: usize, mut request: Pinned, mut repl
 }
 
 /// Runs a worker: does disk requests that were handed over, and may be slow.
-pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, mut reply: Pinned) {
+pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, reply: &mut Pinned) {
     while let Some((who, request)) = queue.next() {
         let Some(core) = core.upgrade() else {
             return;
         };
-        handle(&core, request.device, &request.bytes, &mut reply, false);
+        handle(&core, request.device, &request.bytes, reply, false);
         queue.served(who, request.bytes());
     }
 }
@@ -278,7 +278,7 @@ impl Call<'_> {
     /// holds the thread up for as long as the disk takes, which slows down the guests that write so much.
     fn hand_over(&self, machine: &Machine, purpose: Purpose, reply: &mut [u8]) {
         let who = machine.who(purpose);
-        for (_, request) in self.core.work.submit_or_swap(who, self.raw()) {
+        for (_, request) in self.core.queues.work.submit_or_swap(who, self.raw()) {
             handle(self.core, request.device, &request.bytes, reply, false);
         }
     }
@@ -384,10 +384,9 @@ impl Call<'_> {
                 // Counted before the answer, so that whoever has the answer finds it counted.
                 self.count_read(&target, len as u64);
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
-                if let Target::Region(image, region) = &target {
-                    let bytes = &out[abi::OUT_HEADER_BYTES..];
-                    push::around(self.core, image, *region, offset / CHUNK_SIZE as u64, bytes);
-                }
+                let (bytes, asking) = (&out[abi::OUT_HEADER_BYTES..], self.asking());
+                let chunk = offset / CHUNK_SIZE as u64;
+                push::around(self.core, (&target, asking), chunk, bytes);
                 self.core.account(Touches {
                     target,
                     asking: self.asking(),
@@ -495,11 +494,14 @@ impl Call<'_> {
             let core = Arc::downgrade(self.core);
             let (device, node) = (self.device, self.header.node);
             // Not on this thread: the kernel blocks on pages that are being read.
-            std::thread::spawn(move || {
+            let told = floe_threads::spawn("floe-invalidate", move || {
                 let head = abi::notify_inval_inode(node, offset, len as u64);
                 core.upgrade()
                     .map(|c| c.devices[device].notify(abi::notify::INVAL_INODE, &head, &[]))
             });
+            if let Err(error) = told {
+                tracing::error!(%error, "others may see what was written for a while");
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Stats {
     pub pushed_bytes: u64,
     /// Chunks whose fetching ahead the planner has ordered.
     pub ahead_chunks: u64,
+    /// Touches that the planner was not told of, because too many waited for it already.
+    pub touches_dropped: u64,
 }
 
 /// Counters of one image on this mount.
@@ -73,12 +75,12 @@ pub struct MachineStats {
     pub layers: u64,
 }
 
-/// Tells the node to pause the machines of an image, or to let them go on.
+/// Tells the node to pause a machine, or to let it go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffering {
-    /// True to pause them, false to let them go on.
+    /// True to pause it, false to let it go on.
     pub pause: bool,
-    /// Bytes that have to come over the link before the machines may go on.
+    /// Bytes that have to come over the link before the machine may go on.
     pub missing_bytes: u64,
     /// How long that takes at the link's present speed, in microseconds.
     pub eta_us: u64,

@@ -87,8 +87,8 @@ fn seqpacket(socket: &Path) -> io::Result<(OwnedFd, SocketAddrUnix)> {
 type Held = parking_lot::Mutex<BTreeMap<String, OwnedFd>>;
 
 /// Serves `socket` until a client sends `quit`. Replaces a socket file that nobody serves; fails if another supervisor does.
-/// Run this in a process of its own.
-pub fn run(socket: &Path) -> Result<(), MountError> {
+/// Run this in a process of its own. `listening` is called once clients can connect.
+pub fn run(socket: &Path, listening: impl FnOnce()) -> Result<(), MountError> {
     let failed = |reason: String| MountError::Supervisor {
         path: socket.to_owned(),
         reason,
@@ -107,6 +107,7 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
     rustix::fs::chmod(socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
         .map_err(|e| io(e.into()))?;
     listen(&listener, CLIENTS_MAX as i32).map_err(|e| io(e.into()))?;
+    listening();
     let held = Arc::new(Held::default());
     let (quit, quits) = crossbeam_channel::bounded(CLIENTS_MAX);
     let accept = move || {
@@ -116,6 +117,7 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
                 // Memory or descriptors are short, or the client is gone already. Never give up: machines depend on what is
                 // held here.
                 Err(_) => {
+                    // nothing tells when there is memory again
                     std::thread::sleep(ACCEPT_AGAIN);
                     continue;
                 }
@@ -127,13 +129,10 @@ pub fn run(socket: &Path) -> Result<(), MountError> {
                     let _ = quit.try_send(());
                 }
             };
-            let _ = std::thread::Builder::new().spawn(client);
+            let _ = floe_threads::spawn("floe-client", client);
         }
     };
-    std::thread::Builder::new()
-        .name("floe-accept".into())
-        .spawn(accept)
-        .map_err(io)?;
+    floe_threads::spawn("floe-accept", accept).map_err(|e| io(e.into()))?;
     // Returns when a client has sent `quit`.
     let _ = quits.recv();
     let _ = std::fs::remove_file(socket);

@@ -1,24 +1,71 @@
 //! A machine's trace: which chunk it touched first, when, and how long it waited. Always on: recording an access costs a lock
-//! and some bytes of memory; the file is appended to at every tick of the owner (`owner`), four times a second or more.
+//! and some bytes of memory, and never waits for the disk; a thread of its own appends to the files four times a second
+//! ([`run`]).
 
 use crate::MountError;
+use crate::core::Core;
 use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Weak;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The file's name in the machine's directory.
 const FILE: &str = "trace";
 /// Most bytes of a trace: 8 M accesses at their longest, 32 GiB of chunks. Later accesses aren't recorded.
 const TRACE_BYTES_MAX: u64 = 208 << 20;
 
+/// How often traces are written out.
+const WRITE_OUT_EVERY: Duration = Duration::from_millis(250);
+/// Most bytes that wait to be written out. If the disk takes nothing for so long, later accesses aren't recorded.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+
 pub(crate) struct Trace {
     path: PathBuf,
     start_unix_us: u64,
     state: Mutex<State>,
+    /// Locked while it is written; never together with `state` but to take what is to be written.
+    file: Mutex<File>,
+}
+
+/// Ends the thread that writes traces out.
+#[derive(Default)]
+pub(crate) struct Writer {
+    closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Writer {
+    pub(crate) fn close(&self) {
+        *self.closed.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Writes all machines' traces out now and then, until the mount is gone. A disk that stands still holds up this thread only.
+pub(crate) fn run(core: &Weak<Core>, writer: &Writer) {
+    loop {
+        let mut closed = writer.closed.lock();
+        if !*closed {
+            writer.changed.wait_for(&mut closed, WRITE_OUT_EVERY);
+        }
+        if *closed {
+            return;
+        }
+        drop(closed);
+        let Some(core) = core.upgrade() else {
+            return;
+        };
+        let machines: Vec<_> = core.machines.read().values().cloned().collect();
+        for machine in machines {
+            if let Err(error) = machine.trace.write_out() {
+                tracing::warn!(machine = machine.name, %error, "the trace could not be written");
+            }
+        }
+    }
 }
 
 /// How many pauses are remembered, to subtract them from the waiting time of accesses.
@@ -30,7 +77,7 @@ struct State {
     /// Start and end of the last pauses, in Unix microseconds; a pause that goes on ends at `u64::MAX`.
     pauses: VecDeque<(u64, u64)>,
     writer: TraceWriter<Vec<u8>>,
-    file: File,
+    /// Bytes that were taken to be written out, now or before.
     bytes: u64,
 }
 
@@ -88,9 +135,9 @@ impl Trace {
                 paused_us: 0,
                 pauses: VecDeque::new(),
                 writer,
-                file,
                 bytes,
             }),
+            file: Mutex::new(file),
         })
     }
 
@@ -106,7 +153,7 @@ impl Trace {
             .saturating_sub(self.start_unix_us)
             .saturating_sub(state.paused_until(now))
             .saturating_sub(wait_us);
-        if state.bytes < TRACE_BYTES_MAX {
+        if state.bytes < TRACE_BYTES_MAX && state.writer.get_mut().len() < WAITING_BYTES_MAX {
             // Writing to memory fails only for a region number that no manifest allows.
             let _ = state.writer.push(Access {
                 region,
@@ -124,12 +171,14 @@ impl Trace {
 
     /// Appends what was recorded to the file, and returns its path.
     pub(crate) fn write_out(&self) -> Result<&Path, MountError> {
-        let mut state = self.state.lock();
-        let bytes = std::mem::take(state.writer.get_mut());
-        state.bytes += bytes.len() as u64;
-        state
-            .file
-            .write_all(&bytes)
+        let mut file = self.file.lock();
+        let bytes = {
+            let mut state = self.state.lock();
+            let bytes = std::mem::take(state.writer.get_mut());
+            state.bytes += bytes.len() as u64;
+            bytes
+        };
+        file.write_all(&bytes)
             .map_err(MountError::io("append to the trace", &self.path))?;
         Ok(&self.path)
     }

@@ -391,7 +391,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("sock");
         let serving = socket.clone();
-        std::thread::spawn(move || crate::supervisor::run(&serving));
+        std::thread::spawn(move || crate::supervisor::run(&serving, || ()));
         let keeper = Keeper::start(&socket, |socket| {
             while crate::supervisor::Client::connect(socket).is_err() {
                 std::thread::sleep(std::time::Duration::from_millis(5));

@@ -564,9 +564,11 @@ fn a_model_brings_chunks_before_they_are_touched_and_a_pause_ends() {
     let machine = place.machine(&node, "a");
     let image = node.image.clone().unwrap();
     let (tell, told) = std::sync::mpsc::channel();
-    image.on_buffering(move |b| {
+    image.on_buffering(move |machine, b| {
+        assert_eq!(machine, "a");
         let _ = tell.send(b.pause);
     });
+    machine.stream(false);
     image.model(model(&Hash::of(b"another image")));
     image.model(model(&place.id));
     let pages: Vec<usize> = (0..RAM_BYTES / 4096).step_by(3).collect();
@@ -574,20 +576,20 @@ fn a_model_brings_chunks_before_they_are_touched_and_a_pause_ends() {
     let known = pages.iter().filter(nonzero).count() as u64;
     let deadline = Instant::now() + Duration::from_secs(60);
     // What the model knows is fetched, and nothing else: no zero chunk, no neighbour.
-    while image.progress().buffered_chunks < known && Instant::now() < deadline {
+    while machine.progress().buffered_chunks < known && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let progress = image.progress();
+    let progress = machine.progress();
     assert_eq!(progress.buffered_chunks, known, "{progress:?}");
     assert_eq!(progress.fetched_ahead, known);
     let memory = map(&machine.ram_path().unwrap());
     for page in &pages {
         assert!(memory[page * 4096..][..4096] == place.ram[page * 4096..][..4096]);
     }
-    while image.progress().touched < known && Instant::now() < deadline {
+    while machine.progress().touched < known && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let progress = image.progress();
+    let progress = machine.progress();
     assert_eq!(
         (progress.touched, progress.misses),
         (known, 0),

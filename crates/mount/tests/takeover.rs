@@ -21,7 +21,7 @@ fn role() {
     };
     let root = PathBuf::from(std::env::var("FLOE_TEST_ROOT").unwrap());
     if role == "supervisor" {
-        return supervisor::run(&root.join("sock")).unwrap();
+        return supervisor::run(&root.join("sock"), || ()).unwrap();
     }
     let id = std::env::var("FLOE_TEST_IMAGE").unwrap().parse().unwrap();
     let place = Place::found(&root, id);
@@ -299,7 +299,7 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
 fn a_supervisor_that_is_just_ending_is_replaced_by_the_node_that_starts() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("sock");
-    let start = |socket: PathBuf| std::thread::spawn(move || supervisor::run(&socket));
+    let start = |socket: PathBuf| std::thread::spawn(move || supervisor::run(&socket, || ()));
     let first = start(socket.clone());
     while Client::connect(&socket).is_err() {
         std::thread::sleep(Duration::from_millis(5));
@@ -344,7 +344,7 @@ fn the_supervisor_keeps_descriptors_and_gives_them_back() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("sock");
     let serving = socket.clone();
-    let thread = std::thread::spawn(move || supervisor::run(&serving));
+    let thread = std::thread::spawn(move || supervisor::run(&serving, || ()));
     let mut client = loop {
         match Client::connect(&socket) {
             Ok(client) => break client,
@@ -375,7 +375,10 @@ fn the_supervisor_keeps_descriptors_and_gives_them_back() {
             .put(&"n".repeat(65), std::fs::File::open("/dev/null").unwrap())
             .is_err()
     );
-    assert!(supervisor::run(&socket).is_err(), "there is one already");
+    assert!(
+        supervisor::run(&socket, || ()).is_err(),
+        "there is one already"
+    );
     assert!(client.drop_fd("a").unwrap() && !client.drop_fd("a").unwrap());
     client.quit().unwrap();
     thread.join().unwrap().unwrap();

@@ -9,12 +9,12 @@ use crate::{
     MachineName,
     core::Core,
     error::{NodeError, failed},
-    files::{RECORD_FILE, load_pauses},
+    files::RECORD_FILE,
     fork::{Forks, Unstored},
     inventory::{
-        Entry, Inventory, Operation, Pauses,
-        lifecycle::{Event, Task},
-        record::{PauseReason, Record, Wanted},
+        Entry, Inventory, Operation,
+        lifecycle::{Event, Gone, Task},
+        record::{Record, Wanted},
     },
     machines::{self, Kin, Machines},
 };
@@ -130,7 +130,7 @@ impl Adoption {
         }
         if rests_on == Unstored::Lost {
             let why = lost_for_good(operation).to_api().to_string();
-            operation.state.write().orphaned = Some(why);
+            let _ = operation.drive(Event::Loses(why)); // nothing is written for it
             return true;
         }
         let settled = operation.update(|record| {
@@ -154,8 +154,7 @@ impl Adoption {
                 let _over = tell;
                 adoption.take_over(left);
             };
-            let thread = std::thread::Builder::new().name("adopt".into());
-            if let Err(error) = thread.spawn(work) {
+            if let Err(error) = self.core.threads.start("adopt", work) {
                 tracing::error!(machine = %name, %error, "no thread to take it over: restart the node");
             }
         }
@@ -166,9 +165,7 @@ impl Adoption {
                 adoption.end_leftovers(&pool);
             }
         };
-        let _ = std::thread::Builder::new()
-            .name("adopt".into())
-            .spawn(leftovers);
+        let _ = self.core.threads.start("adopt", leftovers);
         drop(tell);
         // nothing is ever sent: the wait ends when the last thread drops its sender
         let _ = told.recv_timeout(BEFORE_ANSWERING);
@@ -209,7 +206,7 @@ impl Adoption {
                 let (adoption, entry) = (Arc::downgrade(&self), operation.entry.clone());
                 drop(self);
                 while let Some(here) = adoption.upgrade() {
-                    match here.take_over_qemu(&operation, lost) {
+                    match here.take_over_qemu(&operation) {
                         Ok(Taken::Over) => return,
                         Ok(Taken::AskAgain) if lost => return,
                         Ok(Taken::AskAgain) => {}
@@ -230,59 +227,28 @@ impl Adoption {
     }
 
     /// Asks the QEMU of a machine that is on the mount.
-    fn take_over_qemu(&self, operation: &Operation, lost: bool) -> Result<Taken, NodeError> {
+    fn take_over_qemu(&self, operation: &Operation) -> Result<Taken, NodeError> {
         let taken = Machine::adopt(self.machines.vm_dir(&operation.record()));
         let machine = match taken {
             Ok(machine) => machine,
             // a QEMU that waits for memory or a disk does not answer
             Err(error) if self.machines.qemu_of(operation).is_some() => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
-                if lost {
-                    self.core
-                        .tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
-                }
                 return Ok(Taken::AskAgain);
             }
             Err(error) => return Err(error.into()),
         };
-        if let Err(error) = self.machines.started(operation, Arc::new(machine), |_| ()) {
-            // the disk is full; nothing new would have been in the record
+        let machine = Arc::new(machine);
+        operation.load_pauses();
+        let still = machine.status()? == Status::Paused;
+        let event = Event::Adopted { still };
+        if let Err(error) = self.machines.started(operation, &machine, event, |_| ()) {
+            // the disk is full, or a QEMU that waits for lost memory can't be told to stop: its guest stands still anyway
             tracing::warn!(machine = %operation.name, %error, "its record is as the earlier node left it");
             self.machines.attend(&operation.name);
         }
-        self.end_old_pause(operation)?;
         self.machines.continue_stopped(operation)?;
-        if lost {
-            // a QEMU that already waits for lost memory can't be told to stop; its guest stands still anyway
-            let _ = operation.vm()?.stop();
-            self.core
-                .tell(Happened::MachineOrphaned, operation.name.as_str(), LOST);
-        }
-        self.core
-            .tell(Happened::MachineAdopted, operation.name.as_str(), "");
         Ok(Taken::Over)
-    }
-
-    /// Lets a machine go on that an earlier node had paused for its own work. What the user has paused stays paused.
-    pub(crate) fn end_old_pause(&self, entry: &Entry) -> Result<(), NodeError> {
-        *entry.pauses.lock() = Pauses::after(load_pauses(&entry.dir));
-        let before = entry.record().pauses;
-        if before.is_empty() {
-            return Ok(());
-        }
-        let vm = entry.vm()?;
-        let still = vm.status()? == Status::Paused;
-        if let Err(error) = entry.stand(Some(&vm), Event::Adopted { still }) {
-            // the disk is full; the guest goes on nevertheless
-            tracing::warn!(machine = %entry.name, %error, "its record says that it stands still");
-        }
-        if still && before.iter().all(|reason| reason.ends_with_its_node()) {
-            let before: Vec<_> = before.into_iter().collect();
-            let why = format!("it had been paused for {}", words(&before));
-            self.core
-                .tell(Happened::MachineContinued, entry.name.as_str(), why);
-        }
-        Ok(())
     }
 
     /// Returns why a machine that should run is not taken over by a node with a new mount.
@@ -306,16 +272,9 @@ impl Adoption {
         if let Err(error) = self.machines.detach(operation) {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
-        operation.state.write().failed = true;
-        let kept = operation.update_anew(|record| {
-            record.wanted = Wanted::Stopped;
-            record.detail = why.to_owned();
-        });
-        if let Err(error) = kept {
+        if let Err(error) = operation.gone(Gone::NotTakenOver(why.to_owned()), "") {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
-        self.core
-            .tell(Happened::MachineLost, operation.name.as_str(), why);
     }
 
     /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files.
@@ -340,6 +299,7 @@ impl Adoption {
 /// Begins after a while to take a machine over again; returns `None` once there is nothing to take over any more.
 fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     loop {
+        // a QEMU that does not answer says nothing when it could
         std::thread::sleep(ASK_AGAIN);
         // if another operation is under way, it leaves the machine ended or started
         let operation = entry.begin(Task::Adopt).ok();
@@ -355,16 +315,4 @@ fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
 /// Returns the error that a clone can never go on.
 fn lost_for_good(entry: &Entry) -> NodeError {
     failed(LOST, format!("floe kill {} ends it", entry.name))
-}
-
-/// Returns the reasons in words for a user.
-fn words(reasons: &[PauseReason]) -> String {
-    let word = |reason: &PauseReason| match reason {
-        PauseReason::User => "the user",
-        PauseReason::Buffering => "buffering",
-        PauseReason::Orphaned => "want of its parent's node",
-        PauseReason::Capture => "a capture or a fork",
-        PauseReason::DiskFull => "want of room on the disk",
-    };
-    reasons.iter().map(word).collect::<Vec<_>>().join(" and ")
 }

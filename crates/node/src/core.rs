@@ -6,13 +6,13 @@ use crate::{
     NodeOptions,
     error::{NodeError, refused},
     reserve::Reserve,
-    threads::Threads,
     transfer::Cancel,
 };
 use floe_api::{Happened, NodeEvent, paths::Home};
 use floe_front::page::guard::Guard;
 use floe_machine::Accel;
 use floe_mount::Keeper;
+use floe_threads::{Pulse, Threads};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -53,6 +53,8 @@ pub(crate) struct Core {
     events: broadcast::Sender<NodeEvent>,
     stop: watch::Sender<Option<Stop>>,
     jobs: Mutex<HashMap<u64, Cancel>>,
+    /// Beats when a job begins or ends.
+    jobs_changed: Arc<Pulse>,
     next_job: AtomicU64,
 }
 
@@ -85,6 +87,7 @@ impl Core {
             events,
             stop,
             jobs: Mutex::default(),
+            jobs_changed: Arc::default(),
             next_job: AtomicU64::new(0),
         };
         (Arc::new(core), stopped)
@@ -109,17 +112,24 @@ impl Core {
     pub fn job(self: &Arc<Self>, cancel: Cancel) -> Job {
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
         self.jobs.lock().insert(id, cancel);
+        self.jobs_changed.beat();
         Job {
             core: self.clone(),
             id,
         }
     }
 
-    /// Asks all long calls to end; returns how many there are.
-    pub fn cancel_jobs(&self) -> usize {
-        let jobs = self.jobs.lock();
-        jobs.values().for_each(Cancel::cancel);
-        jobs.len()
+    /// Asks all long calls to end, and those that begin meanwhile, and waits until none is left, but not beyond the time that
+    /// `until` returns after each of them.
+    pub fn end_jobs(&self, until: impl Fn() -> Instant) {
+        loop {
+            let seen = self.jobs_changed.seen();
+            let jobs: Vec<Cancel> = self.jobs.lock().values().cloned().collect();
+            jobs.iter().for_each(Cancel::cancel);
+            if jobs.is_empty() || !self.jobs_changed.wait(seen, Some(until())) {
+                return;
+            }
+        }
     }
 
     /// Returns an error if the users that machines run as cannot traverse the path to the state directory.
@@ -146,6 +156,7 @@ pub(crate) struct Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.core.jobs.lock().remove(&self.id);
+        self.core.jobs_changed.beat();
     }
 }
 

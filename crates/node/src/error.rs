@@ -30,6 +30,9 @@ pub enum NodeError {
     /// A transfer failed.
     #[error(transparent)]
     Transfer(#[from] crate::transfer::TransferError),
+    /// The host has as many threads as it may have.
+    #[error(transparent)]
+    Thread(#[from] floe_threads::StartError),
     /// The operating system failed.
     #[error("{what}: {source}")]
     Io {
@@ -119,7 +122,7 @@ impl NodeError {
             NodeError::Source(error) => source_code(error),
             NodeError::Machine(error) => machine_code(error),
             NodeError::Transfer(error) => transfer_code(error),
-            NodeError::Mount(_) | NodeError::Io { .. } => ErrorCode::Failed,
+            NodeError::Mount(_) | NodeError::Thread(_) | NodeError::Io { .. } => ErrorCode::Failed,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The node's own files: read up to a bound, replaced atomically, readable by the node's user only.
 
-use super::record::Record;
+use super::{inventory::Pauses, record::Record};
 use crate::error::{NodeError, at, failed};
 use floe_image::{Hash, Manifest};
 use floe_store::Durability;
@@ -74,18 +74,21 @@ pub fn load_manifest(dir: &Path, id: &Hash) -> Result<Manifest, NodeError> {
 /// Name of the file with the times at which a machine was paused for buffering.
 const PAUSES_FILE: &str = "pauses.json";
 
-/// Writes when a machine was paused for buffering: begin and end of each pause, in microseconds of Unix time.
-pub(crate) fn save_pauses(dir: &Path, pauses: &[(u64, u64)]) -> Result<(), NodeError> {
-    let bytes = serde_json::to_vec(pauses).expect("numbers");
-    replace_file(&dir.join(PAUSES_FILE), &bytes)
-}
+impl Pauses {
+    /// Writes when the machine in `dir` was paused, without a pause under way.
+    pub(crate) fn save(&self, dir: &Path) -> Result<(), NodeError> {
+        let bytes = serde_json::to_vec(&self.over).expect("numbers");
+        replace_file(&dir.join(PAUSES_FILE), &bytes)
+    }
 
-/// Reads what [`save_pauses`] wrote; returns nothing if it can't be read, which only makes a trace less useful.
-pub(crate) fn load_pauses(dir: &Path) -> Vec<(u64, u64)> {
-    let read = read_bounded(&dir.join(PAUSES_FILE), RECORD_BYTES_MAX);
-    read.ok()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default()
+    /// Reads what [`Pauses::save`] wrote; returns none if it can't be read, which only makes a trace less useful.
+    pub(crate) fn load(dir: &Path) -> Pauses {
+        let read = read_bounded(&dir.join(PAUSES_FILE), RECORD_BYTES_MAX);
+        let over = read
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Pauses::after(over.unwrap_or_default())
+    }
 }
 
 /// Reads a file's first `bytes_max` bytes. Of a larger file the rest is cut off, so its parser refuses it.
@@ -189,11 +192,12 @@ mod tests {
     #[test]
     fn pauses_come_back_and_damaged_ones_are_none() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(load_pauses(dir.path()), []);
-        save_pauses(dir.path(), &[(1, 2), (3, 4)]).unwrap();
-        assert_eq!(load_pauses(dir.path()), [(1, 2), (3, 4)]);
+        assert_eq!(Pauses::load(dir.path()), Pauses::default());
+        let pauses = Pauses::after(vec![(1, 2), (3, 4)]);
+        pauses.save(dir.path()).unwrap();
+        assert_eq!(Pauses::load(dir.path()), pauses);
         fs::write(dir.path().join(PAUSES_FILE), b"[[1").unwrap();
-        assert_eq!(load_pauses(dir.path()), []);
+        assert_eq!(Pauses::load(dir.path()), Pauses::default());
     }
 
     #[test]

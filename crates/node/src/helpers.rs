@@ -4,9 +4,11 @@
 
 use crate::error::{NodeError, at, failed};
 use floe_mount::supervisor;
+use floe_threads::Ready;
 use std::{
     ffi::OsString,
     io::Write,
+    os::fd::AsFd,
     path::Path,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -14,8 +16,6 @@ use std::{
 
 /// How long a supervisor may take until it listens: it only binds a socket.
 const SUPERVISOR_START: Duration = Duration::from_secs(10);
-/// How often its socket is tried in that time.
-const SUPERVISOR_POLL: Duration = Duration::from_millis(5);
 
 /// Runs a hidden subcommand if the arguments (without the program's name) name one, and returns its exit code.
 pub fn dispatch(args: &[OsString]) -> Option<ExitCode> {
@@ -33,7 +33,11 @@ fn supervise(socket: &Path) -> ExitCode {
     // fails only for the leader of a process group, which is detached enough
     let _ = rustix::process::setsid();
     floe_store::private::set_umask();
-    match supervisor::run(socket) {
+    // the node waits for this line; nobody reads what comes after it
+    let listening = || {
+        let _ = writeln!(std::io::stdout(), "listening");
+    };
+    match supervisor::run(socket, listening) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "floe supervisor: {error}");
@@ -54,7 +58,7 @@ pub fn ensure_supervisor(command: &[OsString], socket: &Path) -> Result<(), Node
         .args(args)
         .arg(socket)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .current_dir("/")
         .spawn()
@@ -62,32 +66,27 @@ pub fn ensure_supervisor(command: &[OsString], socket: &Path) -> Result<(), Node
             "cannot start {} as the mount's supervisor",
             program.display()
         )))?;
-    let until = Instant::now() + SUPERVISOR_START;
-    loop {
-        if supervisor::Client::connect(socket).is_ok() {
-            // this thread reaps the supervisor if that ends first
-            std::thread::Builder::new()
-                .name("supervisor-wait".into())
-                .spawn(move || child.wait())
-                .map_err(at("cannot watch the supervisor"))?;
-            return Ok(());
-        }
-        if let Some(status) = child
-            .try_wait()
-            .map_err(at("cannot watch the supervisor"))?
-        {
-            return Err(failed(
-                format!("the mount's supervisor ended at once: {status}"),
-                "run it by hand: floe supervisor SOCKET",
-            ));
-        }
-        if Instant::now() > until {
-            let _ = child.kill();
-            return Err(failed(
-                "the mount's supervisor does not answer",
-                "look for a hung `floe supervisor`",
-            ));
-        }
-        std::thread::sleep(SUPERVISOR_POLL);
+    // it says when it listens; if it ends, so does what can be read from it
+    let said = child.stdout.take();
+    let said = said.ok_or_else(|| failed("the supervisor has no output", "report this"))?;
+    let until = Instant::now().checked_add(SUPERVISOR_START);
+    let watched = at("cannot watch the supervisor");
+    let waited = floe_threads::ready(&[said.as_fd()], until, None).map_err(watched)?;
+    if supervisor::Client::connect(socket).is_ok() {
+        // this thread reaps the supervisor if that ends first
+        floe_threads::spawn("supervisor-wait", move || child.wait())?;
+        return Ok(());
     }
+    let _ = child.kill(); // it may have ended already
+    let status = child.wait().map_err(at("cannot watch the supervisor"))?;
+    Err(match waited {
+        Ready::Those(_) => failed(
+            format!("the mount's supervisor ended at once: {status}"),
+            "run it by hand: floe supervisor SOCKET",
+        ),
+        Ready::TimedOut | Ready::Cancelled => failed(
+            "the mount's supervisor does not answer",
+            "look for a hung `floe supervisor`",
+        ),
+    })
 }

@@ -45,7 +45,6 @@ mod resources;
 mod rest;
 mod run;
 mod serve;
-mod threads;
 mod traces;
 pub mod transfer;
 mod views;

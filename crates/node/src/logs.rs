@@ -1,13 +1,14 @@
 //! Streams a machine's console history.
 
 use bytes::Bytes;
-use floe_machine::console::ConsoleLog;
+use floe_machine::console::{ConsoleLog, ConsoleWatch};
 use futures::Stream;
 use std::{io::Read, time::Duration};
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// Size of one piece of the stream, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// How often a followed log is checked: a human notices no delay, and a check costs some microseconds.
+/// How often a followed log is read again if the kernel has no watch left for it.
 const FOLLOW_POLL: Duration = Duration::from_millis(50);
 
 /// Streams the log's bytes up to its end, or endlessly if `follow` is set.
@@ -15,22 +16,61 @@ pub fn stream(
     log: ConsoleLog,
     follow: bool,
 ) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send {
-    futures::stream::unfold(Some(log), move |log| async move {
-        let mut log = log?;
+    let begin = Some((log, follow.then_some(Follow::Unwatched)));
+    futures::stream::unfold(begin, move |state| async move {
+        let (mut log, mut follow) = state?;
         loop {
             // reading 64 KiB from the page cache takes less time than switching to another thread
             let mut piece = vec![0; PIECE_BYTES];
             match log.read(&mut piece) {
-                Ok(0) if follow => tokio::time::sleep(FOLLOW_POLL).await,
-                Ok(0) => return None,
+                Ok(0) => follow.as_mut()?.wait(&log).await,
                 Ok(len) => {
                     piece.truncate(len);
-                    return Some((Ok(Bytes::from(piece)), Some(log)));
+                    return Some((Ok(Bytes::from(piece)), Some((log, follow))));
                 }
                 Err(error) => return Some((Err(error), None)),
             }
         }
     })
+}
+
+/// How more of a log is waited for.
+enum Follow {
+    /// It has not been waited for yet.
+    Unwatched,
+    Watched(AsyncFd<ConsoleWatch>),
+    Unwatchable,
+}
+
+impl Follow {
+    /// Waits until there may be more to read.
+    async fn wait(&mut self, log: &ConsoleLog) {
+        match self {
+            Follow::Unwatched => {
+                let register = |watch| {
+                    // SAFETY: a watch owns its descriptor, and neither closes nor replaces it while it lives
+                    unsafe { AsyncFd::register_with_interest(watch, Interest::READABLE) }
+                };
+                let watched = log.watch().and_then(|watch| Ok(register(watch)?));
+                *self = match watched {
+                    Ok(watch) => Follow::Watched(watch),
+                    Err(error) => {
+                        tracing::debug!(%error, "a console is followed by reading again and again");
+                        Follow::Unwatchable
+                    }
+                };
+                // what came before the watch was there is read at once
+            }
+            Follow::Watched(watch) => match watch.readable().await {
+                Ok(mut ready) => {
+                    ready.get_inner().clear();
+                    ready.clear_ready();
+                }
+                Err(_) => *self = Follow::Unwatchable,
+            },
+            Follow::Unwatchable => tokio::time::sleep(FOLLOW_POLL).await,
+        }
+    }
 }
 
 #[cfg(test)]

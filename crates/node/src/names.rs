@@ -5,6 +5,9 @@ use std::{fmt, str::FromStr};
 /// Longest name of a machine: `machines/NAME/run/console.sock` must fit in a socket address (108 bytes).
 pub const MACHINE_NAME_MAX: usize = 40;
 
+/// How many letters of a misspelt name may be wrong, for it to be recognised.
+const LETTERS_MAX: usize = 3;
+
 /// A machine's name: `[a-z0-9][a-z0-9-]*`, at most [`MACHINE_NAME_MAX`] bytes. A clone's name is its parent's with a number
 /// appended: `web.1`, and `web.1.3` for a clone of that.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,9 +116,28 @@ impl fmt::Display for MachineName {
     }
 }
 
+/// Returns which of the known names a misspelt one may have meant: the nearest, if a few letters make it that.
+pub(crate) fn similar<'a>(asked: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let letters_max = (asked.chars().count() / 3).clamp(1, LETTERS_MAX);
+    let near = known.map(|name| (strsim::osa_distance(asked, name), name));
+    let nearest = near.filter(|(letters, _)| *letters <= letters_max).min();
+    nearest.map(|(_, name)| name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misspelt_name_is_recognised_and_another_is_not_guessed_at() {
+        let near = |asked| similar(asked, ["debian", "web", "web.1", "db"].into_iter());
+        assert_eq!(near("debain"), Some("debian"));
+        assert_eq!(near("wbe"), Some("web"));
+        assert_eq!(near("web.2"), Some("web.1"));
+        assert_eq!(near("mail"), None);
+        assert_eq!(near("x"), None);
+        assert_eq!(similar("web", std::iter::empty()), None);
+    }
 
     #[test]
     fn a_name_that_could_leave_its_directory_is_refused() {

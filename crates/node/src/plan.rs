@@ -127,13 +127,29 @@ fn check_forwards(request: &RunRequest) -> Result<(), NodeError> {
             ));
         }
     }
-    if request.wait == floe_api::Wait::Port && request.forwards.is_empty() {
-        return Err(usage(
-            "waiting for a port, but none is forwarded",
-            "add -p HOST:GUEST, or wait for the console",
-        ));
+    awaited_port(request.wait, request.wait_port, &request.forwards).map(drop)
+}
+
+/// Returns the forward whose port is waited for, if one is: the named guest's port's, or the first.
+pub fn awaited_port(
+    wait: floe_api::Wait,
+    guest_port: Option<u16>,
+    forwards: &[floe_api::PortForward],
+) -> Result<Option<&floe_api::PortForward>, NodeError> {
+    if wait != floe_api::Wait::Port {
+        return Ok(None);
     }
-    Ok(())
+    let mut tcp = forwards
+        .iter()
+        .filter(|forward| forward.protocol == floe_api::Protocol::Tcp);
+    let found = tcp.find(|forward| guest_port.is_none_or(|port| forward.guest_port == port));
+    found.map(Some).ok_or_else(|| {
+        let what = match guest_port {
+            Some(port) => format!("waiting for the guest's port {port}, which is not forwarded"),
+            None => "waiting for a port, but none is forwarded".into(),
+        };
+        usage(what, "add -p HOST:GUEST, or wait for the console")
+    })
 }
 
 fn check_restore(request: &RunRequest, manifest: &Manifest, plan: &Plan) -> Result<(), NodeError> {
@@ -353,6 +369,17 @@ mod tests {
             ..request()
         };
         assert_eq!(code(plan(&wait, &disk)), ErrorCode::Usage);
+        let named = |wait_port| RunRequest {
+            wait: Wait::Port,
+            wait_port,
+            forwards: vec!["0:53/udp".parse().unwrap(), "0:80".parse().unwrap()],
+            ..request()
+        };
+        assert!(plan(&named(None), &disk).is_ok());
+        assert!(plan(&named(Some(80)), &disk).is_ok());
+        for port in [53, 81] {
+            assert_eq!(code(plan(&named(Some(port)), &disk)), ErrorCode::Usage);
+        }
     }
 
     #[test]

@@ -8,8 +8,6 @@ use tokio::sync::mpsc;
 
 /// Progress events that follow sooner than this after another are dropped: nobody can read more than ten a second.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-/// How often waiting loops check whether the client has hung up: unnoticeable for a human, and it costs nothing.
-pub const CANCEL_POLL: Duration = Duration::from_millis(5);
 
 /// Stopwatch of one long call and its connection to the client. Every moment belongs to exactly one stage, so the stages'
 /// times sum to the total.
@@ -142,9 +140,9 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// Returns false once the client has hung up.
-    pub fn goes_on(&self) -> bool {
-        !self.cancel.is_cancelled()
+    /// Returns the switch that is thrown when the client hangs up.
+    pub fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 
     /// Reports how far the work is; returns false once the client has hung up.

@@ -11,7 +11,7 @@ use crate::{
     fork::{self, Forks},
     guest::Guests,
     helpers,
-    images::{Images, Wish, sources::Sources},
+    images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
     inventory::Inventory,
     machines::{self, Machines},
     network, placement,
@@ -75,7 +75,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         mount.took_over(),
         page.map(Arc::new),
     );
-    let (wishes, wished) = mpsc::channel();
+    let (wishes, wished) = mpsc::sync_channel(WISHES_QUEUED_MAX);
     let (arrivals, arrived) = mpsc::channel();
     let node = services(core, repo, cache, mount, wishes, arrivals)?;
     begin(&node, wished, arrived)?;
@@ -219,23 +219,21 @@ impl Drop for NodeHandle {
 
 fn end_jobs(node: &Node) {
     let asked = Instant::now();
-    let patience = || match node.forks.any_unstored() {
-        true => STORING_END,
-        false => JOBS_END,
-    };
     // a call that ends may have begun another: a cancelled fork stores what it has
-    while node.core.cancel_jobs() > 0 && asked.elapsed() < patience() {
-        std::thread::sleep(crate::report::CANCEL_POLL);
-    }
+    node.core.end_jobs(|| match node.forks.any_unstored() {
+        true => asked + STORING_END,
+        false => asked + JOBS_END,
+    });
 }
 
 /// Creates the services, the lowest first. Nothing is done yet.
+// Long: one list, in the order in which the services know each other.
 fn services(
     core: Arc<Core>,
     repo: Repository,
     cache: Arc<Cache>,
     mount: Mount,
-    wishes: mpsc::Sender<Wish>,
+    wishes: mpsc::SyncSender<Wish>,
     arrivals: mpsc::Sender<MachineName>,
 ) -> Result<Arc<Node>, NodeError> {
     let home = &core.home;
@@ -253,7 +251,9 @@ fn services(
     );
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
     let views = Views::new(core.clone(), images.clone());
-    let inventory = Arc::new(Inventory::new(core.reserve.clone()));
+    let publisher = core.clone();
+    let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);
+    let inventory = Arc::new(Inventory::new(core.reserve.clone(), Arc::new(tell)));
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
     let machines = Machines::new(
         core.clone(),

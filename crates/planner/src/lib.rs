@@ -3,12 +3,14 @@
 //! A machine that runs while its memory is still being fetched waits for every chunk that isn't there yet. The planner is told
 //! what it touched ([`Event`]) and answers with what to fetch before it is touched ([`Action`]). It holds no chunk, opens no
 //! socket and reads no clock: each event comes with the time `now`, so recorded traces replay to the same decisions, and the
-//! tests are tables of events.
+//! tests are tables of events. Each event of a machine and each request says [who](floe_sched::Who) it is from: which machine,
+//! for what purpose, of which class.
 //!
 //! A [`Model`] holds what is known of earlier runs: [`train`] makes it from [`ZeroTrace`]s, which are traces with the waiting
 //! taken out (`model`). With a model ([`Event::Model`]) an image is streamed (`stream`): the model says what will be needed and
-//! when, the link how much of it can come in time, and the machine is paused ([`Action::Buffer`]) when it would have to wait
-//! anyway. [`Config::policy`] chooses the model and the rule: VMTorrent's or vTube's as published, or this project's own, which
+//! when, the link how much of it can come in time, and a machine is paused ([`Action::Buffer`]) when it would have to wait
+//! anyway. Each machine of the image ([`Event::MachineStarted`]) has its own place in the model and its own pause; what one of
+//! them brings is there for all. [`Config::policy`] chooses the model and the rule: VMTorrent's or vTube's as published, or this project's own, which
 //! is the default.
 //!
 //! Without a model only neighbours can be guessed:
@@ -27,8 +29,8 @@
 //! on it; the images on it share that evenly, and what one image doesn't use the others get (`links`).
 //!
 //! Promises, whatever the model says: no chunk is asked for twice while it is in flight; chunks that are zero or here are never
-//! asked for; what is in flight on a link is bounded by what the link can hold; no image on a link starves; what a hostile
-//! trace can make the default policy fetch is bounded by [`Config::speculation_ratio`]; a pause always ends.
+//! asked for; what is in flight on a link is bounded by what the link can hold; no image on a link and no machine of an image
+//! starves; what a hostile trace can make the default policy fetch is bounded by [`Config::speculation_ratio`]; a pause always ends.
 //!
 //! Not here: where traces and models are kept, how a machine is paused, and who fetches.
 
@@ -48,6 +50,8 @@ pub use model::{
 };
 pub use planner::{Counters, LinkUse, Planner};
 pub use stream::{Progress, Waiting};
+
+use floe_sched::{MachineId, Who};
 
 /// A region's number, chosen by the caller.
 pub type RegionId = u32;
@@ -102,7 +106,7 @@ pub enum Urgency {
     Storage,
 }
 
-/// What the caller reports to the planner.
+/// What the caller reports to the planner. What comes late, of a region or a machine that is gone, does no harm.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A region will be used. `segments` are the numbers of those of its tables that are neither all zero nor loaded yet.
@@ -125,6 +129,20 @@ pub enum Event {
         /// Its number.
         region: RegionId,
     },
+    /// A machine begins to use an image: if the image has a model, or gets one, the machine is streamed from now on.
+    MachineStarted {
+        /// The machine. One that is known already keeps its place; its class is replaced.
+        who: Who,
+        /// Its image.
+        image: ImageId,
+        /// Whether it runs already (a node took it over): then nothing is known of its place, and its start isn't buffered.
+        running: bool,
+    },
+    /// A machine doesn't use its image any more; if it is paused, [`Action::Buffer`] ends that.
+    MachineGone {
+        /// The machine.
+        machine: MachineId,
+    },
     /// A chunk was touched for the first time and isn't here; the caller fetches the chunk itself.
     Miss {
         /// The region.
@@ -133,6 +151,8 @@ pub enum Event {
         chunk: u64,
         /// The chunks of the same block that are worth fetching: neither zero nor in the store.
         candidates: u64,
+        /// The machine that touched it.
+        who: Who,
     },
     /// A chunk was touched for the first time and was here.
     Hit {
@@ -140,6 +160,8 @@ pub enum Event {
         region: RegionId,
         /// The chunk.
         chunk: u64,
+        /// The machine that touched it.
+        who: Who,
     },
     /// The answer to [`Action::Look`].
     Candidates {
@@ -149,6 +171,8 @@ pub enum Event {
         block: u64,
         /// Its chunks that are neither zero nor in the store.
         candidates: u64,
+        /// For whom it was looked at.
+        who: Who,
     },
     /// A fetch that the planner asked for ended.
     Fetched {
@@ -160,6 +184,8 @@ pub enum Event {
         chunks: u64,
         /// Whether they arrived.
         ok: bool,
+        /// For whom they were asked.
+        who: Who,
     },
     /// A table that the planner asked for was loaded, or could not be loaded.
     SegmentLoaded {
@@ -183,6 +209,8 @@ pub enum Event {
         region: RegionId,
         /// Chunks in the order in which they will be wanted; at most [`Config::expect_max`] of an image are kept waiting.
         chunks: Vec<u64>,
+        /// Who wants them.
+        who: Who,
     },
     /// A model of the image that these regions belong to. Report it after [`Event::RegionAdded`] of each region, and before the
     /// machine runs if its start is to be buffered. From now on report every first touch ([`Event::Hit`], [`Event::Miss`]) and
@@ -198,7 +226,7 @@ pub enum Event {
     Tick,
 }
 
-/// What the planner asks the caller to do.
+/// What the planner asks the caller to do, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Fetch these chunks, after all demand reads, then report [`Event::Fetched`].
@@ -209,6 +237,8 @@ pub enum Action {
         block: u64,
         /// Its chunks.
         chunks: u64,
+        /// For whom.
+        who: Who,
     },
     /// Report which chunks of this block are worth fetching ([`Event::Candidates`]).
     Look {
@@ -216,6 +246,8 @@ pub enum Action {
         region: RegionId,
         /// The block.
         block: u64,
+        /// For whom.
+        who: Who,
     },
     /// Load these tables, then report [`Event::SegmentLoaded`] for each.
     FetchSegments {
@@ -223,6 +255,8 @@ pub enum Action {
         region: RegionId,
         /// The tables.
         segments: Vec<u32>,
+        /// For whom; the node itself if no machine waits for them.
+        who: Who,
     },
     /// The region is being read from end to end: put these chunks into the page cache, since they will all be used. The last
     /// quarter of the block is never among them, because touches of pushed chunks aren't seen: once all of that quarter was
@@ -234,15 +268,17 @@ pub enum Action {
         block: u64,
         /// Its chunks.
         chunks: u64,
+        /// For whom.
+        who: Who,
     },
-    /// Pause the machines of an image, or let them go on. Returned when this changes; a machine that is paused is always let go
-    /// on in the end, as long as [`Event::Tick`] is reported.
+    /// Pause a machine, or let it go on. Returned when this changes; a machine that is paused is always let go on in the end, as
+    /// long as [`Event::Tick`] is reported.
     Buffer {
-        /// The first region of the image's model.
-        region: RegionId,
-        /// True to pause them, false to let them go on.
+        /// The machine.
+        machine: MachineId,
+        /// True to pause it, false to let it go on.
         pause: bool,
-        /// Bytes that have to come over the link before the machines may go on.
+        /// Bytes that have to come over the link before the machine may go on.
         missing_bytes: u64,
         /// How long that takes at the link's present speed, in microseconds.
         eta_us: u64,

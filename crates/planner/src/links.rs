@@ -9,6 +9,7 @@ use crate::budget::Budget;
 use crate::pace::Pace;
 use crate::tables::Tables;
 use crate::{Config, ImageId, LinkId, RegionId};
+use floe_sched::Who;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Beside a model, guessed neighbours may use the chunks that a round trip carries for free, divided by this.
@@ -31,7 +32,7 @@ pub struct Link {
 pub(crate) struct Flow {
     pub budget: Budget,
     /// Chunks that are known to be wanted, in the order in which they are wanted.
-    pub expected: VecDeque<(RegionId, u64)>,
+    pub expected: VecDeque<(RegionId, u64, Who)>,
     regions: u32,
     /// How many chunks it asked for lately; older ones count less.
     carried: f64,
@@ -312,7 +313,7 @@ impl Links {
         state.tables.remove(region);
         if let Some(flow) = state.flow_mut(image) {
             flow.budget.settled(unused);
-            flow.expected.retain(|(r, _)| *r != region);
+            flow.expected.retain(|(r, _, _)| *r != region);
             flow.regions -= 1;
         }
         if let Some(place) = self.places.get_mut(&region) {

@@ -8,6 +8,7 @@ use crate::window::Region;
 use crate::{
     Action, BLOCK_CHUNKS, Config, Event, ImageId, LinkId, Policy, RegionId, Urgency, segment_of,
 };
+use floe_sched::{MachineId, Purpose, Who};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -16,6 +17,9 @@ const EXPECTED_NAMELESS_MAX: usize = 1024;
 /// Nothing of a plan is sent until the link's window divided by this is free, so that requests don't become tiny.
 const ROOM_SHARE: u64 = 8;
 
+/// A machine that had more first touches than this before its image's model came counts as running.
+const STARTED_TOUCHES: u64 = 64;
+
 /// The planner of one mount.
 #[derive(Debug)]
 pub struct Planner {
@@ -23,6 +27,17 @@ pub struct Planner {
     regions: HashMap<RegionId, Region>,
     links: Links,
     streams: Vec<Stream>,
+    machines: BTreeMap<MachineId, Machine>,
+}
+
+/// A machine that uses an image.
+#[derive(Debug)]
+struct Machine {
+    who: Who,
+    image: ImageId,
+    running: bool,
+    /// Its first touches.
+    touched: u64,
 }
 
 /// What the planner has seen and done, in chunks.
@@ -53,10 +68,12 @@ impl Planner {
             regions: HashMap::new(),
             links: Links::default(),
             streams: Vec::new(),
+            machines: BTreeMap::new(),
         }
     }
 
     /// Handles an event that happened at `now_us` (microseconds of any monotonic clock) and returns what to do.
+    // Long: one table of events, each with who takes it in.
     pub fn on_event(&mut self, now_us: u64, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
@@ -72,32 +89,48 @@ impl Planner {
                 self.add(region, (link, image), chunks, &segments, urgency);
             }
             Event::RegionRemoved { region } => self.remove(region, &mut actions),
+            Event::MachineStarted {
+                who,
+                image,
+                running,
+            } => self.machine_started(now_us, who, image, running),
+            Event::MachineGone { machine } => {
+                self.machines.remove(&machine);
+                let left = self.streams.iter_mut().filter_map(|s| s.leave(machine));
+                actions.extend(left);
+            }
             Event::Miss {
                 region,
                 chunk,
                 candidates,
-            } => self.miss(now_us, region, chunk, candidates, &mut actions),
-            Event::Hit { region, chunk } => self.hit(now_us, region, chunk, &mut actions),
+                who,
+            } => self.miss(now_us, (region, chunk), candidates, who, &mut actions),
+            Event::Hit { region, chunk, who } => {
+                self.hit(now_us, (region, chunk), who, &mut actions);
+            }
             Event::Candidates {
                 region,
                 block,
                 candidates,
+                who,
             } => {
                 if let Some((stream, number)) = of_stream(&mut self.streams, region) {
                     stream.looked(number, block, candidates);
                 }
-                self.looked(now_us, region, block, candidates, &mut actions);
+                self.looked(now_us, (region, block), candidates, who, &mut actions);
             }
             Event::Fetched {
                 region,
                 block,
                 chunks,
                 ok,
+                who,
             } => {
                 if let Some((stream, number)) = of_stream(&mut self.streams, region) {
                     stream.fetched(number, block, chunks, ok, now_us);
                 }
-                self.fetched(region, block, chunks, ok, &mut actions);
+                let fetched = (region, block, chunks);
+                self.fetched(fetched, ok, who, &mut actions);
             }
             Event::SegmentLoaded {
                 region,
@@ -112,7 +145,11 @@ impl Planner {
                 }
             }
             Event::LinkEstimate { link, measured } => self.links.measured(link, measured),
-            Event::Expect { region, chunks } => self.expect(region, chunks),
+            Event::Expect {
+                region,
+                chunks,
+                who,
+            } => self.expect(region, chunks, who),
             Event::Model { regions, model } => self.model(now_us, regions, model, &mut actions),
             Event::Tick => {}
         }
@@ -127,8 +164,12 @@ impl Planner {
                 continue;
             };
             let measured = state.measured();
-            while let Some((region, segments)) = state.tables.next(measured, &self.config) {
-                actions.push(Action::FetchSegments { region, segments });
+            while let Some((region, segments, who)) = state.tables.next(measured, &self.config) {
+                actions.push(Action::FetchSegments {
+                    region,
+                    segments,
+                    who,
+                });
             }
         }
         actions
@@ -152,18 +193,9 @@ impl Planner {
         })
     }
 
-    /// Returns what the models have planned and what came of it, for all images together; zero without a model.
-    pub fn progress(&self) -> Progress {
-        self.streams
-            .iter()
-            .map(Stream::progress)
-            .fold(Progress::default(), Progress::plus)
-    }
-
-    /// Returns the same for the image that a region belongs to; `None` without a model.
-    pub fn progress_of(&self, region: RegionId) -> Option<Progress> {
-        let stream = self.streams.iter().find(|s| s.region(region).is_some());
-        stream.map(Stream::progress)
+    /// Returns what is planned for a machine by its image's model, and what came of it; `None` if it isn't streamed.
+    pub fn progress(&self, machine: MachineId) -> Option<Progress> {
+        self.streams.iter().find_map(|s| s.progress(machine))
     }
 
     /// Returns the size of a region's window now, in chunks; `None` if there is no such region.
@@ -185,7 +217,6 @@ impl Planner {
             config: &self.config,
             link: state.as_seen_by(image, now_us, &self.config),
             window: (window as f64 * share) as u64,
-            touched: state.flow(image)?.budget.touched(),
             tables: &mut state.tables,
             regions: &mut self.regions,
         };
@@ -207,10 +238,53 @@ impl Planner {
         let Some((streams, lent)) = self.lend(now_us, place) else {
             return;
         };
-        if let Some(stream) = Stream::new(policy, place, model, regions, &lent) {
-            let replaced = |s: &Stream| s.regions().iter().any(|r| stream.region(*r).is_some());
-            end_streams(streams, replaced, actions);
-            streams.push(stream);
+        let Some(stream) = Stream::new(policy, place, model, regions, &lent) else {
+            return;
+        };
+        let replaced = |s: &Stream| s.regions().iter().any(|r| stream.region(*r).is_some());
+        end_streams(streams, replaced, actions);
+        streams.push(stream);
+        let of_image = |m: &&Machine| m.image == place.1;
+        let machines = self.machines.values().filter(of_image);
+        let known: Vec<(Who, bool)> = machines
+            .map(|m| (m.who, m.running || m.touched > STARTED_TOUCHES))
+            .collect();
+        for (who, running) in known {
+            self.view(now_us, place, who, running);
+        }
+    }
+
+    /// Streams to a machine from now on, if its image has a model.
+    fn view(&mut self, now_us: u64, place: (LinkId, ImageId), who: Who, running: bool) {
+        if let Some((streams, lent)) = self.lend(now_us, place)
+            && let Some(stream) = streams.iter_mut().find(|s| s.place == place)
+        {
+            stream.view(who, running, &lent);
+        }
+    }
+
+    fn machine_started(&mut self, now_us: u64, who: Who, image: ImageId, running: bool) {
+        let who = Who {
+            purpose: Purpose::Prefetch,
+            ..who
+        };
+        if who.machine == MachineId::NONE {
+            return;
+        }
+        if let Some(known) = self.machines.get_mut(&who.machine) {
+            known.who = who;
+            return;
+        }
+        let machine = Machine {
+            who,
+            image,
+            running,
+            touched: 0,
+        };
+        self.machines.insert(who.machine, machine);
+        let stream = self.streams.iter().find(|s| s.place.1 == image);
+        if let Some(place) = stream.map(|s| s.place) {
+            self.view(now_us, place, who, running);
         }
     }
 
@@ -240,12 +314,12 @@ impl Planner {
     fn miss(
         &mut self,
         now_us: u64,
-        region: RegionId,
-        chunk: u64,
+        (region, chunk): (RegionId, u64),
         candidates: u64,
+        who: Who,
         actions: &mut Vec<Action>,
     ) {
-        if !self.touch(now_us, region, chunk, true) {
+        if !self.touch(now_us, (region, chunk), true, who) {
             return;
         }
         let known = self.stream_knows(region, chunk);
@@ -265,7 +339,7 @@ impl Planner {
         };
         let chunks = state.miss(chunk, candidates, most, &self.config);
         let block = chunk_block(chunk);
-        self.guess(now_us, region, block, chunks, actions);
+        self.guess(now_us, (region, block, chunks), who, actions);
     }
 
     /// Returns how many guesses may be sent now for a region's image.
@@ -284,8 +358,14 @@ impl Planner {
         }
     }
 
-    fn hit(&mut self, now_us: u64, region: RegionId, chunk: u64, actions: &mut Vec<Action>) {
-        if !self.touch(now_us, region, chunk, false) {
+    fn hit(
+        &mut self,
+        now_us: u64,
+        (region, chunk): (RegionId, u64),
+        who: Who,
+        actions: &mut Vec<Action>,
+    ) {
+        if !self.touch(now_us, (region, chunk), false, who) {
             return;
         }
         let Some(state) = self.regions.get_mut(&region) else {
@@ -293,32 +373,40 @@ impl Planner {
         };
         let (right, guessed) = state.touch(chunk);
         if guessed && let Some(block) = state.follow(chunk) {
-            actions.push(Action::Look { region, block });
+            let who = ahead(who);
+            actions.push(Action::Look { region, block, who });
         }
         self.settled(region, right);
     }
 
     /// Notes a first touch; returns whether the region has such a chunk.
-    fn touch(&mut self, now_us: u64, region: RegionId, chunk: u64, missed: bool) -> bool {
+    fn touch(
+        &mut self,
+        now_us: u64,
+        (region, chunk): (RegionId, u64),
+        missed: bool,
+        who: Who,
+    ) -> bool {
         if !self.regions.get(&region).is_some_and(|r| r.contains(chunk)) {
             return false;
         }
         self.links.touch(region, missed, now_us);
+        if let Some(machine) = self.machines.get_mut(&who.machine) {
+            machine.touched += 1;
+        }
         let place = self.links.place(region);
-        if let Some((streams, mut lent)) = place.and_then(|place| self.lend(now_us, place))
+        if let Some((streams, lent)) = place.and_then(|place| self.lend(now_us, place))
             && let Some((stream, number)) = of_stream(streams, region)
         {
-            stream.touch(number, chunk, missed, &mut lent);
+            stream.touch((number, chunk), missed, who, &lent);
         }
         true
     }
 
-    /// Returns whether the image's model knows a chunk; `None` without a model.
+    /// Returns whether the image's model knows a chunk; `None` without a model, or if nothing is streamed by it.
     fn stream_knows(&self, region: RegionId, chunk: u64) -> Option<bool> {
-        let mut of = self
-            .streams
-            .iter()
-            .filter_map(|s| Some((s, s.region(region)?)));
+        let viewed = self.streams.iter().filter(|s| s.is_viewed());
+        let mut of = viewed.filter_map(|s| Some((s, s.region(region)?)));
         of.next()
             .map(|(stream, number)| stream.knows(number, chunk))
     }
@@ -326,9 +414,9 @@ impl Planner {
     fn looked(
         &mut self,
         now_us: u64,
-        region: RegionId,
-        block: u64,
+        (region, block): (RegionId, u64),
         candidates: u64,
+        who: Who,
         actions: &mut Vec<Action>,
     ) {
         let most = self.guesses(now_us, region, false);
@@ -336,15 +424,14 @@ impl Planner {
             return;
         };
         let chunks = state.looked(block, candidates, most, &self.config);
-        self.guess(now_us, region, block, chunks, actions);
+        self.guess(now_us, (region, block, chunks), who, actions);
     }
 
     fn fetched(
         &mut self,
-        region: RegionId,
-        block: u64,
-        chunks: u64,
+        (region, block, chunks): (RegionId, u64, u64),
         ok: bool,
+        who: Who,
         actions: &mut Vec<Action>,
     ) {
         self.links.ended(region, u64::from(chunks.count_ones()));
@@ -361,6 +448,10 @@ impl Planner {
                 region,
                 block,
                 chunks,
+                who: Who {
+                    purpose: Purpose::Push,
+                    ..who
+                },
             });
         }
     }
@@ -368,9 +459,8 @@ impl Planner {
     fn guess(
         &mut self,
         now_us: u64,
-        region: RegionId,
-        block: u64,
-        chunks: u64,
+        (region, block, chunks): (RegionId, u64, u64),
+        who: Who,
         actions: &mut Vec<Action>,
     ) {
         if chunks != 0 {
@@ -380,11 +470,12 @@ impl Planner {
                 region,
                 block,
                 chunks,
+                who: ahead(who),
             });
         }
     }
 
-    fn expect(&mut self, region: RegionId, chunks: Vec<u64>) {
+    fn expect(&mut self, region: RegionId, chunks: Vec<u64>, who: Who) {
         let (Some(state), Some((link, image))) = (self.regions.get(&region), self.links.of(region))
         else {
             return;
@@ -399,9 +490,10 @@ impl Planner {
                 tables.push(table);
             }
         }
-        link.tables.hurry(region, &tables);
+        link.tables.hurry(region, &tables, ahead(who));
         if let Some(flow) = link.flow_mut(image) {
-            flow.expected.extend(new.into_iter().map(|c| (region, c)));
+            let new = new.into_iter().map(|c| (region, c, ahead(who)));
+            flow.expected.extend(new);
         }
     }
 
@@ -412,7 +504,7 @@ impl Planner {
             return;
         };
         let on_link = self.streams.iter().filter(|s| s.place.0 == link);
-        let streaming = on_link.clone().next().is_some();
+        let streaming = on_link.clone().any(Stream::is_viewed);
         let limit = match streaming {
             true => state.window(on_link.clone().all(Stream::is_paused), &self.config),
             false => state.most(&self.config),
@@ -490,14 +582,14 @@ impl Planner {
             None => return 0,
         };
         let mut room = most;
-        let mut together: BTreeMap<(RegionId, u64), u64> = BTreeMap::new();
+        let mut together: BTreeMap<(RegionId, u64), (u64, Who)> = BTreeMap::new();
         let mut nameless = VecDeque::new();
         while room > 0
             && nameless.len() < EXPECTED_NAMELESS_MAX
-            && let Some((region, chunk)) = expected.pop_front()
+            && let Some((region, chunk, who)) = expected.pop_front()
         {
             if state.tables.is_missing(region, segment_of(chunk)) {
-                nameless.push_back((region, chunk));
+                nameless.push_back((region, chunk, who));
                 continue;
             }
             if self
@@ -506,7 +598,8 @@ impl Planner {
                 .is_some_and(|r| r.expect(chunk))
             {
                 let place = (region, chunk_block(chunk));
-                *together.entry(place).or_default() |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
+                let (chunks, _) = together.entry(place).or_insert((0, who));
+                *chunks |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
                 room -= 1;
             }
         }
@@ -516,16 +609,25 @@ impl Planner {
         if let Some(flow) = state.flow_mut(image) {
             flow.expected = expected;
         }
-        for ((region, block), chunks) in together {
+        for ((region, block), (chunks, who)) in together {
             let count = u64::from(chunks.count_ones());
             self.links.sent(region, count, false, now_us);
             actions.push(Action::Fetch {
                 region,
                 block,
                 chunks,
+                who,
             });
         }
         most - room
+    }
+}
+
+/// Returns who asks, for something that nobody waits for.
+fn ahead(who: Who) -> Who {
+    Who {
+        purpose: Purpose::Prefetch,
+        ..who
     }
 }
 

@@ -1,6 +1,7 @@
 //! Loads segment tables over one link in the background: memory's first, few at a time, images in turn.
 
 use crate::{Config, ImageId, Link, RegionId, Urgency};
+use floe_sched::{Purpose, Who};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A table that failed this often isn't loaded here any more; a touch of its chunks will load it.
@@ -70,6 +71,8 @@ pub(crate) struct Tables {
     failed: Vec<Table>,
     /// How often each table failed.
     failures: HashMap<(RegionId, u32), u32>,
+    /// For whom tables are hurried.
+    by: HashMap<(RegionId, u32), Who>,
     /// All tables that aren't here and aren't given up.
     missing: HashSet<(RegionId, u32)>,
 }
@@ -100,8 +103,8 @@ impl Tables {
         self.missing.contains(&(region, segment))
     }
 
-    /// Moves tables before all others, in this order.
-    pub(crate) fn hurry(&mut self, region: RegionId, segments: &[u32]) {
+    /// Moves tables before all others, in this order, for whom they are needed.
+    pub(crate) fn hurry(&mut self, region: RegionId, segments: &[u32], who: Who) {
         let Some(image) = self.images.get(&region).copied() else {
             return;
         };
@@ -118,6 +121,8 @@ impl Tables {
         }
         let in_order = segments.iter().filter_map(|s| found.remove_entry(s));
         let tables: Vec<Table> = in_order.map(|(s, u)| (region, s, u)).collect();
+        let by = tables.iter().map(|(r, s, _)| ((*r, *s), who));
+        self.by.extend(by);
         self.hurried.extend(image, tables);
     }
 
@@ -130,6 +135,7 @@ impl Tables {
         self.in_flight.retain(|(r, _, _)| *r != region);
         self.failed.retain(|(r, _, _)| *r != region);
         self.failures.retain(|(r, _), _| *r != region);
+        self.by.retain(|(r, _), _| *r != region);
     }
 
     /// Notes that a table was loaded or failed. A failed one has to wait, or a dead link would be asked without end.
@@ -148,6 +154,7 @@ impl Tables {
             self.failed.push(table);
         } else {
             self.missing.remove(&(region, segment));
+            self.by.remove(&(region, segment));
         }
     }
 
@@ -160,13 +167,13 @@ impl Tables {
         }
     }
 
-    /// Returns the next tables to ask for, all of one region. Tables of storage (3.5 MB for a small Debian disk, 4 s of a 7.2
+    /// Returns the next tables to ask for, all of one region, and for whom: the node itself unless they are hurried. Tables of storage (3.5 MB for a small Debian disk, 4 s of a 7.2
     /// Mbit/s link) aren't loaded while the link is slow; the few that are touched are fetched on demand.
     pub(crate) fn next(
         &mut self,
         link: Option<Link>,
         config: &Config,
-    ) -> Option<(RegionId, Vec<u32>)> {
+    ) -> Option<(RegionId, Vec<u32>, Who)> {
         let most = config.tables_in_flight_max as usize;
         let slow = link.is_some_and(|l| l.bytes_per_s < config.slow_bytes_per_s);
         let room = |most: usize| most.saturating_sub(self.in_flight.len());
@@ -182,8 +189,11 @@ impl Tables {
         } else {
             return None;
         };
-        let region = taken.first()?.0;
+        let (region, first, _) = *taken.first()?;
+        let by = self.by.get(&(region, first)).copied();
+        let who = by.unwrap_or(Who::node(Purpose::Prefetch));
         self.in_flight.extend(&taken);
-        Some((region, taken.into_iter().map(|(_, s, _)| s).collect()))
+        let segments = taken.into_iter().map(|(_, s, _)| s).collect();
+        Some((region, segments, who))
     }
 }

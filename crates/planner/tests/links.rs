@@ -2,314 +2,14 @@
 
 mod common;
 
+use common::world::*;
 use common::*;
-use floe_image::Hash;
 use floe_planner::*;
+use floe_sched::{MachineId, Who};
 use proptest::prelude::*;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{HashSet, VecDeque};
 
 const POLICIES: [Policy; 3] = [Policy::VmTorrent, Policy::VTube, Policy::Floe];
-
-fn learn(policy: Policy, traces: &[ZeroTrace]) -> Arc<Model> {
-    let method = policy.method().unwrap();
-    let options = TrainOptions::default();
-    Arc::new(train(method, &Hash::of(b"image"), traces, &options))
-}
-
-fn config(policy: Policy) -> Config {
-    Config {
-        policy,
-        ..Config::default()
-    }
-}
-
-fn wire(link: Link) -> Wire {
-    Wire {
-        speed: steady(link),
-        rtt_us: link.rtt_us,
-        demands: VecDeque::new(),
-        prefetches: VecDeque::new(),
-        free_us: 0,
-        arriving: BTreeSet::new(),
-    }
-}
-
-/// A machine with an image of one region, which has the machine's number.
-struct Machine {
-    link: usize,
-    /// When it starts.
-    start_us: u64,
-    model: Option<Arc<Model>>,
-    accesses: VecDeque<Timed>,
-    /// How far its own clock is behind, since it started.
-    behind_us: Option<u64>,
-    waiting: Option<At>,
-    paused: bool,
-    pauses: u64,
-    waited_us: u64,
-    /// Chunks that were fetched ahead for it and have arrived.
-    came: u64,
-}
-
-impl Machine {
-    fn new(link: usize, start_us: u64, model: Arc<Model>, trace: &ZeroTrace) -> Machine {
-        Machine {
-            link,
-            start_us,
-            model: Some(model),
-            accesses: trace.accesses.iter().copied().collect(),
-            behind_us: None,
-            waiting: None,
-            paused: false,
-            pauses: 0,
-            waited_us: 0,
-            came: 0,
-        }
-    }
-
-    fn runs(&self) -> bool {
-        self.behind_us.is_some() && self.waiting.is_none() && !self.paused
-    }
-
-    fn next_us(&self) -> Option<u64> {
-        match self.behind_us {
-            None => Some(self.start_us),
-            Some(behind) if self.runs() => Some(self.accesses.front()?.t_us + behind),
-            Some(_) => None,
-        }
-    }
-}
-
-/// Machines, their links and one planner, in virtual time.
-struct World {
-    now: u64,
-    planner: Planner,
-    links: Vec<Link>,
-    wires: Vec<Wire>,
-    machines: Vec<Machine>,
-    here: HashSet<At>,
-    asked: HashSet<At>,
-    fetches: HashMap<(u32, u64), Vec<(u64, u64)>>,
-}
-
-impl World {
-    fn new(config: Config, links: &[Link], machines: Vec<Machine>) -> World {
-        let mut world = World {
-            now: 0,
-            planner: Planner::new(config),
-            links: links.to_vec(),
-            wires: links.iter().map(|link| wire(*link)).collect(),
-            machines,
-            here: HashSet::new(),
-            asked: HashSet::new(),
-            fetches: HashMap::new(),
-        };
-        world.measure();
-        for number in 0..world.machines.len() {
-            world.tell(Event::RegionAdded {
-                region: number as u32,
-                link: world.machines[number].link as LinkId,
-                image: number as ImageId,
-                chunks: SPACE,
-                segments: vec![],
-                urgency: Urgency::Memory,
-            });
-        }
-        world.measure();
-        world
-    }
-
-    fn measure(&mut self) {
-        for (link, measured) in self.links.clone().into_iter().enumerate() {
-            let link = link as LinkId;
-            self.tell(Event::LinkEstimate { link, measured });
-        }
-    }
-
-    fn candidates(&self, region: u32, block: u64) -> u64 {
-        let worth = |i: &u64| !self.here.contains(&(region, block * 64 + i));
-        (0..64).filter(worth).map(|i| 1u64 << i).sum()
-    }
-
-    fn tell(&mut self, event: Event) {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            for action in self.planner.on_event(self.now, event) {
-                match action {
-                    Action::Look { region, block } => events.push_back(Event::Candidates {
-                        region,
-                        block,
-                        candidates: self.candidates(region, block),
-                    }),
-                    Action::Fetch {
-                        region,
-                        block,
-                        chunks,
-                    } => self.fetch(region, block, chunks),
-                    Action::Buffer { region, pause, .. } => {
-                        let machine = &mut self.machines[region as usize];
-                        assert_ne!(machine.paused, pause, "said twice");
-                        machine.paused = pause;
-                        machine.pauses += u64::from(pause);
-                    }
-                    Action::FetchSegments { .. } => panic!("there are no tables"),
-                    Action::Push { .. } => {}
-                }
-            }
-            for link in 0..self.links.len() as LinkId {
-                let known = self.planner.link_use(link);
-                let LinkUse { in_flight, room } = known.unwrap_or_default();
-                assert!(
-                    in_flight <= room,
-                    "{in_flight} in flight on link {link}, of {room}"
-                );
-            }
-        }
-    }
-
-    fn fetch(&mut self, region: u32, block: u64, chunks: u64) {
-        let wire = &mut self.wires[self.machines[region as usize].link];
-        for i in (0..64).filter(|i| chunks >> i & 1 == 1) {
-            let at = (region, block * 64 + i);
-            assert!(self.asked.insert(at), "asked for twice: {at:?}");
-            wire.prefetches.push_back((self.now + wire.rtt_us / 2, at));
-        }
-        let of_block = self.fetches.entry((region, block)).or_default();
-        of_block.push((chunks, chunks));
-    }
-
-    fn arrive(&mut self, at: At) {
-        self.here.insert(at);
-        let (region, block, bit) = (at.0, at.1 / 64, 1u64 << (at.1 % 64));
-        let machine = &mut self.machines[region as usize];
-        if machine.waiting == Some(at) {
-            machine.waiting = None;
-        }
-        let mut done = None;
-        if let Some(list) = self.fetches.get_mut(&(region, block)) {
-            for fetch in list.iter_mut().filter(|f| f.1 & bit != 0) {
-                fetch.1 &= !bit;
-                machine.came += 1;
-            }
-            done = list.iter().find(|f| f.1 == 0).map(|f| f.0);
-            list.retain(|f| f.1 != 0);
-        }
-        if let Some(chunks) = done {
-            self.tell(Event::Fetched {
-                region,
-                block,
-                chunks,
-                ok: true,
-            });
-        }
-    }
-
-    /// Starts a machine, or lets it touch its next chunk.
-    fn go_on(&mut self, number: usize) {
-        let region = number as u32;
-        let machine = &mut self.machines[number];
-        if machine.behind_us.is_none() {
-            machine.behind_us = Some(self.now);
-            if let Some(model) = machine.model.take() {
-                let regions = vec![region];
-                self.tell(Event::Model { regions, model });
-            }
-            return;
-        }
-        let Some(access) = machine.accesses.pop_front() else {
-            return;
-        };
-        let chunk = u64::from(access.chunk);
-        let at = (region, chunk);
-        if self.here.contains(&at) {
-            return self.tell(Event::Hit { region, chunk });
-        }
-        machine.waiting = Some(at);
-        let wire = &mut self.wires[machine.link];
-        let ready = self.now + wire.rtt_us / 2;
-        if self.asked.insert(at) {
-            wire.demands.push_back((ready, at));
-        } else if let Some(i) = wire.prefetches.iter().position(|p| p.1 == at) {
-            wire.prefetches.remove(i);
-            wire.demands.push_back((ready, at));
-        }
-        let candidates = self.candidates(region, chunk / 64) & !(1 << (chunk % 64));
-        self.tell(Event::Miss {
-            region,
-            chunk,
-            candidates,
-        });
-    }
-
-    /// Runs until all machines have made all accesses, or until `end_us`.
-    fn run(&mut self, end_us: u64) {
-        let (mut tick, mut measure) = (self.now, self.now + SECOND);
-        while self.now < end_us && self.machines.iter().any(|m| !m.accesses.is_empty()) {
-            self.wires.iter_mut().for_each(|w| w.advance(self.now));
-            let arrivals = self
-                .wires
-                .iter()
-                .filter_map(|w| Some(w.arriving.first()?.0));
-            let sends = self
-                .wires
-                .iter()
-                .filter_map(|w| Some(w.next_us()?.max(self.now + 1)));
-            let touches = self.machines.iter().filter_map(Machine::next_us);
-            let next = arrivals.chain(sends).chain(touches).chain([tick]).min();
-            let next = next.unwrap_or(tick).max(self.now);
-            for machine in self.machines.iter_mut().filter(|m| !m.accesses.is_empty()) {
-                if let Some(behind) = &mut machine.behind_us
-                    && (machine.waiting.is_some() || machine.paused)
-                {
-                    *behind += next - self.now;
-                    machine.waited_us += next - self.now;
-                }
-            }
-            self.now = next;
-            self.wires.iter_mut().for_each(|w| w.advance(self.now));
-            while let Some(wire) = self
-                .wires
-                .iter_mut()
-                .find(|w| w.arriving.first().is_some_and(|a| a.0 <= self.now))
-                && let Some((_, at)) = wire.arriving.pop_first()
-            {
-                self.arrive(at);
-            }
-            for number in 0..self.machines.len() {
-                if self.machines[number]
-                    .next_us()
-                    .is_some_and(|at| at <= self.now)
-                {
-                    self.go_on(number);
-                }
-            }
-            if tick <= self.now {
-                tick = self.now + TICK_US;
-                self.tell(Event::Tick);
-            }
-            if measure <= self.now {
-                measure = self.now + SECOND;
-                self.measure();
-            }
-        }
-    }
-}
-
-/// Returns how long a machine waits that has a link for itself.
-fn waited_alone_us(policy: Policy, link: Link, model: &Arc<Model>, trace: &ZeroTrace) -> u64 {
-    let machine = Machine::new(0, 0, model.clone(), trace);
-    let mut world = World::new(config(policy), &[link], vec![machine]);
-    world.run(u64::MAX);
-    world.machines[0].waited_us
-}
-
-fn half(link: Link) -> Link {
-    Link {
-        bytes_per_s: link.bytes_per_s / 2.0,
-        ..link
-    }
-}
 
 #[test]
 fn two_machines_that_start_together_wait_as_if_each_had_half_the_link() {
@@ -447,12 +147,13 @@ proptest! {
     /// flight is what was asked for and hasn't ended, and what a removed region had in flight doesn't take room for ever.
     #[test]
     fn no_order_of_events_on_several_links_loses_count(
-        events in proptest::collection::vec((0u8..9, 0u32..4, 0u64..700, any::<u64>(), 0u64..SECOND), 0..150),
+        events in proptest::collection::vec((0u8..11, 0u32..4, 0u64..700, any::<u64>(), 0u64..SECOND), 0..150),
     ) {
         let traces = [trace(&(0..600).map(|i| (i, u64::from(i) * 1000)).collect::<Vec<_>>())];
         let model = learn(Policy::Floe, &traces);
         let mut planner = Planner::new(config(Policy::Floe));
-        let mut fetches: Vec<(u32, u64, u64)> = Vec::new();
+        let mut fetches: Vec<(u32, u64, u64, Who)> = Vec::new();
+        let mut paused: HashSet<MachineId> = HashSet::new();
         let mut now = 0;
         for (kind, region, chunk, bits, after) in events {
             now += after;
@@ -462,35 +163,52 @@ proptest! {
                 0 => Event::RegionAdded { region, link, image: region, chunks: 700, segments: vec![0], urgency: Urgency::Memory },
                 1 => Event::RegionRemoved { region },
                 2 => Event::LinkEstimate { link, measured: Link { bytes_per_s: bits as f64 / 1e12, rtt_us: after } },
-                3 => Event::Miss { region, chunk, candidates: inside(chunk / 64) },
-                4 => Event::Hit { region, chunk },
+                3 => Event::Miss { region, chunk, candidates: inside(chunk / 64), who: who(bits as u32 % 6) },
+                4 => Event::Hit { region, chunk, who: who(bits as u32 % 6) },
                 5 => Event::SegmentLoaded { region, segment: 0, ok: bits & 3 != 0 },
                 6 => Event::Model { regions: vec![region], model: model.clone() },
-                7 => Event::Expect { region, chunks: (0..chunk).collect() },
+                7 => Event::Expect { region, chunks: (0..chunk).collect(), who: who(bits as u32 % 6) },
+                8 => Event::MachineStarted { who: who(bits as u32 % 6), image: region, running: bits & 64 == 0 },
+                9 => Event::MachineGone { machine: MachineId(bits as u32 % 6) },
                 _ => match fetches.pop() {
-                    Some((region, block, chunks)) => Event::Fetched { region, block, chunks, ok: bits & 1 == 0 },
+                    Some((region, block, chunks, who)) => Event::Fetched { region, block, chunks, ok: bits & 1 == 0, who },
                     None => Event::Tick,
                 },
             }]);
             while let Some(event) = queue.pop_front() {
                 for action in planner.on_event(now, event) {
                     match action {
-                        Action::Fetch { region, block, chunks } => fetches.push((region, block, chunks)),
-                        Action::Look { region, block } => queue.push_back(Event::Candidates { region, block, candidates: inside(block) }),
+                        Action::Fetch { region, block, chunks, who } => fetches.push((region, block, chunks, who)),
+                        Action::Look { region, block, who } => queue.push_back(Event::Candidates { region, block, candidates: inside(block), who }),
+                        Action::Buffer { machine, pause: true, .. } => prop_assert!(paused.insert(machine), "paused twice"),
+                        Action::Buffer { machine, .. } => prop_assert!(paused.remove(&machine), "not paused"),
                         _ => {}
                     }
                 }
             }
         }
+        // All machines go, and nobody is paused who has gone.
+        for machine in (0..6).map(MachineId) {
+            for action in planner.on_event(now, Event::MachineGone { machine }) {
+                match action {
+                    Action::Fetch { region, block, chunks, who } => fetches.push((region, block, chunks, who)),
+                    Action::Buffer { machine, pause: false, .. } => prop_assert!(paused.remove(&machine), "not paused"),
+                    Action::Buffer { machine, .. } => prop_assert!(paused.insert(machine), "paused twice"),
+                    _ => {}
+                }
+            }
+            prop_assert!(!paused.contains(&machine), "{machine:?} has gone and is paused");
+        }
+        prop_assert!(paused.is_empty());
         for region in 0..4 {
             for action in planner.on_event(now, Event::RegionRemoved { region }) {
-                if let Action::Fetch { region, block, chunks } = action {
-                    fetches.push((region, block, chunks));
+                if let Action::Fetch { region, block, chunks, who } = action {
+                    fetches.push((region, block, chunks, who));
                 }
             }
         }
-        for (region, block, chunks) in fetches {
-            planner.on_event(now, Event::Fetched { region, block, chunks, ok: false });
+        for (region, block, chunks, who) in fetches {
+            planner.on_event(now, Event::Fetched { region, block, chunks, ok: false, who });
         }
         prop_assert_eq!(planner.counters(), Counters::default());
         for link in 0..2 {

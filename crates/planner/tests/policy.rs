@@ -1,6 +1,7 @@
 //! Tests the planner's promises, with tables of events and with properties of random ones.
 
 use floe_planner::{Action, Config, Event, Link, Planner, Urgency};
+use floe_sched::{Class, MachineId, Purpose, Who};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -11,6 +12,23 @@ const MOBILE: Link = Link {
 const LAN: Link = Link {
     bytes_per_s: 1e9,
     rtt_us: 200,
+};
+
+/// The machine of these tests, which is in no hurry, and for whom something is fetched ahead.
+const ONE: Who = Who {
+    machine: MachineId(1),
+    purpose: Purpose::Demand,
+    class: Class::Bulk,
+};
+const AHEAD: Who = Who {
+    purpose: Purpose::Prefetch,
+    ..ONE
+};
+/// For whom tables are loaded that nobody waits for.
+const NODE: Who = Who {
+    machine: MachineId::NONE,
+    purpose: Purpose::Prefetch,
+    class: Class::Normal,
 };
 
 fn planner(link: Link, chunks: u64) -> Planner {
@@ -70,7 +88,11 @@ impl Guest {
             return;
         }
         let event = if self.local.contains(&chunk) {
-            Event::Hit { region: 0, chunk }
+            Event::Hit {
+                region: 0,
+                chunk,
+                who: ONE,
+            }
         } else {
             self.misses += 1;
             self.fetched += 1;
@@ -80,6 +102,7 @@ impl Guest {
                 region: 0,
                 chunk,
                 candidates,
+                who: ONE,
             }
         };
         self.tell(event);
@@ -92,6 +115,7 @@ impl Guest {
                     region,
                     block,
                     chunks,
+                    who,
                 } => {
                     for i in (0..64).filter(|i| chunks >> i & 1 == 1) {
                         assert!(self.local.insert(block * 64 + i), "fetched twice");
@@ -102,14 +126,16 @@ impl Guest {
                         block,
                         chunks,
                         ok: true,
+                        who,
                     });
                 }
-                Action::Look { region, block } => {
+                Action::Look { region, block, who } => {
                     let candidates = self.candidates(block);
                     self.tell(Event::Candidates {
                         region,
                         block,
                         candidates,
+                        who,
                     });
                 }
                 Action::Push { block, chunks, .. } => {
@@ -135,6 +161,7 @@ fn a_miss_fetches_the_aligned_window_without_what_is_here_or_zero() {
             region: 0,
             chunk: 64 + 10,
             candidates: 0b1011_0111 << 8,
+            who: ONE,
         },
     );
     assert_eq!(
@@ -142,7 +169,8 @@ fn a_miss_fetches_the_aligned_window_without_what_is_here_or_zero() {
         [Action::Fetch {
             region: 0,
             block: 1,
-            chunks: 0b1011_0011 << 8
+            chunks: 0b1011_0011 << 8,
+            who: AHEAD,
         }]
     );
     // The same window isn't asked for twice.
@@ -152,6 +180,7 @@ fn a_miss_fetches_the_aligned_window_without_what_is_here_or_zero() {
             region: 0,
             chunk: 64 + 11,
             candidates: 0xFF << 8,
+            who: ONE,
         },
     );
     assert_eq!(
@@ -159,7 +188,8 @@ fn a_miss_fetches_the_aligned_window_without_what_is_here_or_zero() {
         [Action::Fetch {
             region: 0,
             block: 1,
-            chunks: 0b0100_0000 << 8
+            chunks: 0b0100_0000 << 8,
+            who: AHEAD,
         }]
     );
 }
@@ -173,6 +203,7 @@ fn a_failed_fetch_may_be_asked_for_again() {
             region: 0,
             chunk: 0,
             candidates: 0xFF,
+            who: ONE,
         },
     );
     assert_eq!(
@@ -180,7 +211,8 @@ fn a_failed_fetch_may_be_asked_for_again() {
         [Action::Fetch {
             region: 0,
             block: 0,
-            chunks: 0xFE
+            chunks: 0xFE,
+            who: AHEAD,
         }]
     );
     planner.on_event(
@@ -190,6 +222,7 @@ fn a_failed_fetch_may_be_asked_for_again() {
             block: 0,
             chunks: 0xFE,
             ok: false,
+            who: AHEAD,
         },
     );
     assert_eq!(planner.counters().unused, 0);
@@ -200,6 +233,7 @@ fn a_failed_fetch_may_be_asked_for_again() {
             region: 0,
             chunk: 1,
             candidates: 0xFE,
+            who: ONE,
         },
     );
     assert_eq!(
@@ -207,7 +241,8 @@ fn a_failed_fetch_may_be_asked_for_again() {
         [Action::Fetch {
             region: 0,
             block: 0,
-            chunks: 0xFC
+            chunks: 0xFC,
+            who: AHEAD,
         }]
     );
 }
@@ -276,7 +311,8 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
         planner.on_event(0, ram),
         [Action::FetchSegments {
             region: 0,
-            segments: vec![2]
+            segments: vec![2],
+            who: NODE,
         }]
     );
     let loaded = |region, segment, ok| Event::SegmentLoaded {
@@ -288,7 +324,8 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
         planner.on_event(1, loaded(0, 2, false)),
         [Action::FetchSegments {
             region: 0,
-            segments: vec![0]
+            segments: vec![0],
+            who: NODE,
         }]
     );
     // The failed one waits for the next measurement of the link.
@@ -303,7 +340,8 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
         ),
         [Action::FetchSegments {
             region: 0,
-            segments: vec![2]
+            segments: vec![2],
+            who: NODE,
         }]
     );
     assert_eq!(planner.on_event(3, loaded(0, 2, true)), []);
@@ -317,7 +355,8 @@ fn tables_come_memory_first_and_on_a_slow_link_one_at_a_time() {
         ),
         [Action::FetchSegments {
             region: 1,
-            segments: vec![0, 1]
+            segments: vec![0, 1],
+            who: NODE,
         }]
     );
 }
@@ -377,23 +416,26 @@ fn what_is_expected_waits_for_its_table_and_its_table_comes_first() {
         urgency: Urgency::Memory,
     };
     // One table at a time while nobody knows which are needed; number 7 is here, or all zero.
-    let tables = |segments| Action::FetchSegments {
+    let tables = |segments, who| Action::FetchSegments {
         region: 0,
         segments,
+        who,
     };
-    assert_eq!(planner.on_event(0, ram), [tables(vec![0])]);
+    assert_eq!(planner.on_event(0, ram), [tables(vec![0], NODE)]);
     let expect = Event::Expect {
         region: 0,
         chunks: vec![5 * 1024, 3 * 1024, 7 * 1024, 5 * 1024 + 1],
+        who: ONE,
     };
     let here = Action::Fetch {
         region: 0,
         block: 7 * 16,
         chunks: 1,
+        who: AHEAD,
     };
     assert_eq!(
         planner.on_event(1, expect),
-        [here, tables(vec![5, 3])],
+        [here, tables(vec![5, 3], AHEAD)],
         "the expected tables before the others, all at once"
     );
     let loaded = |segment| Event::SegmentLoaded {
@@ -405,10 +447,11 @@ fn what_is_expected_waits_for_its_table_and_its_table_comes_first() {
         region: 0,
         block,
         chunks,
+        who: AHEAD,
     };
     assert_eq!(planner.on_event(2, loaded(5)), [fetch(5 * 16, 3)]);
     assert_eq!(planner.on_event(2, loaded(3)), [fetch(3 * 16, 1)]);
-    assert_eq!(planner.on_event(2, loaded(0)), [tables(vec![1])]);
+    assert_eq!(planner.on_event(2, loaded(0)), [tables(vec![1], NODE)]);
 }
 
 #[test]
@@ -419,6 +462,7 @@ fn what_is_expected_comes_in_its_order_as_the_link_has_room() {
         Event::Expect {
             region: 0,
             chunks: (0..1000).rev().collect(),
+            who: ONE,
         },
     );
     let mut fetched = 0u32;
@@ -443,6 +487,7 @@ fn what_is_expected_comes_in_its_order_as_the_link_has_room() {
                 region,
                 block,
                 chunks,
+                who,
             } = action
             else {
                 panic!("{action:?}")
@@ -454,6 +499,7 @@ fn what_is_expected_comes_in_its_order_as_the_link_has_room() {
                     block,
                     chunks,
                     ok: true,
+                    who,
                 },
             ));
         }
@@ -472,6 +518,7 @@ fn a_removed_region_takes_its_waste_along() {
             region: 0,
             chunk: 0,
             candidates: u64::MAX,
+            who: ONE,
         },
     );
     assert!(planner.counters().unused > 0);
@@ -483,7 +530,8 @@ fn a_removed_region_takes_its_waste_along() {
             Event::Miss {
                 region: 0,
                 chunk: 1,
-                candidates: u64::MAX
+                candidates: u64::MAX,
+                who: ONE,
             }
         ),
         []
@@ -513,7 +561,7 @@ proptest! {
     fn equal_events_give_equal_actions(accesses in accesses()) {
         let run = || {
             let mut planner = planner(LAN, 1 << 16);
-            accesses.iter().map(|c| planner.on_event(0, Event::Miss { region: 0, chunk: *c, candidates: u64::MAX })).collect::<Vec<_>>()
+            accesses.iter().map(|c| planner.on_event(0, Event::Miss { region: 0, chunk: *c, candidates: u64::MAX, who: ONE })).collect::<Vec<_>>()
         };
         prop_assert_eq!(run(), run());
     }
@@ -523,16 +571,16 @@ proptest! {
         let mut planner = planner(LAN, 100);
         let events = [
             Event::LinkEstimate { link: 0, measured: Link { bytes_per_s, rtt_us } },
-            Event::Miss { region, chunk, candidates: mask },
-            Event::Hit { region, chunk },
-            Event::Candidates { region, block: chunk, candidates: mask },
-            Event::Fetched { region, block: chunk, chunks: mask, ok: mask & 1 == 0 },
-            Event::Expect { region, chunks: vec![chunk, chunk] },
+            Event::Miss { region, chunk, candidates: mask, who: ONE },
+            Event::Hit { region, chunk, who: ONE },
+            Event::Candidates { region, block: chunk, candidates: mask, who: ONE },
+            Event::Fetched { region, block: chunk, chunks: mask, ok: mask & 1 == 0, who: AHEAD },
+            Event::Expect { region, chunks: vec![chunk, chunk], who: ONE },
             Event::SegmentLoaded { region, segment: rtt_us as u32, ok: false },
         ];
         for event in events {
             for action in planner.on_event(0, event) {
-                if let Action::Fetch { region, block, chunks } = action {
+                if let Action::Fetch { region, block, chunks, .. } = action {
                     prop_assert!(region == 0 && block < 2);
                     prop_assert!(chunks & !mask == 0 || chunks == 1 << (chunk % 64));
                 }

@@ -210,6 +210,12 @@ fn a_dead_link_does_not_keep_the_machine_paused() {
         };
         actions.iter().filter_map(pause).collect()
     };
+    let started = Event::MachineStarted {
+        who: ONE,
+        image: 0,
+        running: false,
+    };
+    planner.on_event(0, started);
     let regions = vec![0];
     let mut said = buffers(&planner.on_event(0, Event::Model { regions, model }));
     assert_eq!(said, [true], "the start is buffered");
@@ -293,6 +299,7 @@ fn action_chunks(actions: &[Action]) -> Vec<(RegionId, u64)> {
             region,
             block,
             chunks,
+            ..
         } = action
         {
             out.extend(
@@ -321,15 +328,16 @@ proptest! {
         let mut fetches: Vec<(u64, u64)> = Vec::new();
         let (mut now, mut paused) = (0u64, false);
         let added = Event::RegionAdded { region: 0, link: 0, image: 0, chunks: 700, segments: vec![0], urgency: Urgency::Memory };
-        let mut queue = std::collections::VecDeque::from([added]);
+        let started = Event::MachineStarted { who: ONE, image: 0, running: false };
+        let mut queue = std::collections::VecDeque::from([added, started]);
         for (kind, chunk, bits, after) in events {
             queue.push_back(match kind {
-                0 => Event::Miss { region: 0, chunk, candidates: inside(chunk / 64, bits) },
-                1 => Event::Hit { region: 0, chunk },
+                0 => Event::Miss { region: 0, chunk, candidates: inside(chunk / 64, bits), who: ONE },
+                1 => Event::Hit { region: 0, chunk, who: ONE },
                 2 => Event::LinkEstimate { link: 0, measured: Link { bytes_per_s: bits as f64 / 1e12, rtt_us: after } },
                 3 => Event::SegmentLoaded { region: 0, segment: 0, ok: bits & 1 == 0 },
                 4 | 5 => match fetches.pop() {
-                    Some((block, chunks)) => Event::Fetched { region: 0, block, chunks, ok: kind == 4 },
+                    Some((block, chunks)) => Event::Fetched { region: 0, block, chunks, ok: kind == 4, who: ONE },
                     None => Event::Tick,
                 },
                 6 => match &model {
@@ -351,9 +359,9 @@ proptest! {
                 for action in actions {
                     match action {
                         Action::Fetch { block, chunks, .. } => fetches.push((block, chunks)),
-                        Action::Look { region, block } => {
+                        Action::Look { region, block, who } => {
                             let candidates = inside(block, bits);
-                            queue.push_back(Event::Candidates { region, block, candidates });
+                            queue.push_back(Event::Candidates { region, block, candidates, who });
                         }
                         Action::Buffer { pause, .. } => {
                             prop_assert_ne!(pause, paused);

@@ -207,6 +207,7 @@ impl Http {
         };
         let now = Instant::now();
         let half = now + until.saturating_duration_since(now) / 2;
+        // the server asked for this pause; nothing here can end it early
         std::thread::sleep(not_before.min(half).saturating_duration_since(now));
         let mut asked = self.not_before.lock();
         if asked.is_some_and(|at| at <= Instant::now()) {

@@ -14,10 +14,14 @@ use serde::Deserialize;
 
 use crate::http::{Ask, Http};
 use crate::packed::{check_count, item_name, missing_items};
-use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, Options, Origin, Purpose, Request, Sink, Source, SourceError};
 
 /// Bandwidth in bytes per second above which unpacking takes longer than sending raw bytes: 300 Mbit/s.
 const RAW_BYTES_PER_S_MIN: u64 = 37_500_000;
+
+/// The same for a whole image: nobody waits for a single item of it, and several threads unpack, so that the link is what is
+/// short up to the speed of one that does nothing else, 8 Gbit/s.
+const RAW_WHOLE_BYTES_PER_S_MIN: u64 = 1_000_000_000;
 
 /// While the bandwidth is unknown, a link with a shorter round trip than this (in the same building) counts as fast.
 const RAW_RTT_US_MAX: u64 = 2_000;
@@ -151,7 +155,9 @@ impl Source for Hub {
         let path = format!("/v1/images/{image}/read");
         let headers = [(
             "x-floe-encoding",
-            encoding_for(&self.http.link()).name().to_string(),
+            encoding_for(&self.http.link(), request.who.purpose)
+                .name()
+                .to_string(),
         )];
         let records = wants.len() as u64 + 1;
         let ask = Ask {
@@ -216,10 +222,12 @@ impl Source for Hub {
 }
 
 /// Returns the encoding to ask for: raw bytes if unpacking would take longer than sending them.
-fn encoding_for(link: &LinkEstimate) -> Encoding {
+fn encoding_for(link: &LinkEstimate, purpose: Purpose) -> Encoding {
+    let whole = purpose == Purpose::Settle;
     let fast = match (link.bytes_per_s, link.rtt_us) {
+        (Some(rate), _) if whole => rate >= RAW_WHOLE_BYTES_PER_S_MIN,
         (Some(rate), _) => rate >= RAW_BYTES_PER_S_MIN,
-        (None, Some(rtt)) => rtt < RAW_RTT_US_MAX,
+        (None, Some(rtt)) => !whole && rtt < RAW_RTT_US_MAX,
         (None, None) => false,
     };
     if fast { Encoding::Raw } else { Encoding::Zstd }
@@ -232,20 +240,28 @@ mod tests {
     #[test]
     fn raw_bytes_are_asked_for_on_fast_links_only() {
         let table = [
-            (None, None, Encoding::Zstd),
-            (None, Some(100), Encoding::Raw),
-            (None, Some(20_000), Encoding::Zstd),
-            (Some(900_000), Some(100), Encoding::Zstd),
-            (Some(12_500_000), Some(100), Encoding::Zstd),
-            (Some(125_000_000), Some(20_000), Encoding::Raw),
+            (None, None, Encoding::Zstd, Encoding::Zstd),
+            (None, Some(100), Encoding::Raw, Encoding::Zstd),
+            (None, Some(20_000), Encoding::Zstd, Encoding::Zstd),
+            (Some(900_000), Some(100), Encoding::Zstd, Encoding::Zstd),
+            (Some(12_500_000), Some(100), Encoding::Zstd, Encoding::Zstd),
+            (
+                Some(125_000_000),
+                Some(20_000),
+                Encoding::Raw,
+                Encoding::Zstd,
+            ),
+            (Some(2_000_000_000), Some(50), Encoding::Raw, Encoding::Raw),
         ];
-        for (bytes_per_s, rtt_us, expected) in table {
+        for (bytes_per_s, rtt_us, waited_for, whole) in table {
             let link = LinkEstimate {
                 bytes_per_s,
                 rtt_us,
                 ..LinkEstimate::default()
             };
-            assert_eq!(encoding_for(&link), expected, "{link:?}");
+            let expected = [waited_for, whole];
+            let asked = [Purpose::Demand, Purpose::Settle].map(|p| encoding_for(&link, p));
+            assert_eq!(asked, expected, "{link:?}");
         }
     }
 }

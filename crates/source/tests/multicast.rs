@@ -172,8 +172,8 @@ fn where_nobody_answers_it_goes_on_by_unicast_and_soon_without_waiting() {
     }
     assert!(!host.group.passes());
     host.read(&fixture, &wants, &Request::demand(LIMIT));
+    // how often it asked depends on how soon its thread got its turn
     assert_eq!(host.source.by_unicast(), 3 + wants.len() as u64);
-    assert!(host.group.stats().asked >= 3);
 }
 
 /// One of this many datagrams of the server is lost.

@@ -73,7 +73,7 @@ pub struct StoredModel {
 #[derive(Debug)]
 pub struct TraceStore {
     root: PathBuf,
-    /// Held while files are added or removed.
+    /// Held while files are added, synced, or removed. It only orders changes: who reads takes the folder as it is.
     changing: Mutex<()>,
     /// How many traces are stored of each named sender.
     authors: Mutex<HashMap<String, u64>>,

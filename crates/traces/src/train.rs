@@ -85,9 +85,7 @@ impl Trainer {
             changed: Condvar::new(),
         });
         let thread = inner.clone();
-        std::thread::Builder::new()
-            .name("train".into())
-            .spawn(move || thread.run())?;
+        floe_threads::keep_running("train", move || thread.run())?;
         Ok(Trainer { inner })
     }
 

@@ -249,6 +249,14 @@ impl Client {
     pub fn stop(&self, name: &str, request: &StopRequest) -> Result<MachineInfo, ClientError> {
         self.post(&machine_path(name, "/stop"), request)
     }
+    /// Pauses a machine until [`Client::resume`].
+    pub fn pause(&self, name: &str) -> Result<MachineInfo, ClientError> {
+        self.post(&machine_path(name, "/pause"), &())
+    }
+    /// Ends its user's pause of a machine. Other reasons may keep it standing: [`MachineInfo::paused_for`].
+    pub fn resume(&self, name: &str) -> Result<MachineInfo, ClientError> {
+        self.post(&machine_path(name, "/resume"), &())
+    }
     /// Starts a stopped machine again.
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)

@@ -2,10 +2,16 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Serialize;
 
 use super::error::CliError;
@@ -187,7 +193,7 @@ pub struct Node {
     node: NodeArgs,
 }
 
-/// End the node; machines keep running and the next node takes them over
+/// End the node and wait until it has ended; machines keep running and the next node takes them over
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: update floe under running machines
@@ -299,8 +305,47 @@ impl Node {
 impl Down {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let stop_machines = self.machines;
-        cx.client()?.shutdown(&ShutdownRequest { stop_machines })?;
-        acknowledge(cx, "the node ends")
+        let client = cx.client()?;
+        let node = NodeProcess::behind(&cx.socket);
+        client.shutdown(&ShutdownRequest { stop_machines })?;
+        node.wait_end();
+        acknowledge(cx, "the node has ended")
+    }
+}
+
+/// The process that answers on a node's socket.
+struct NodeProcess {
+    socket: PathBuf,
+    /// Its pidfd: readable once the process has ended. `None` if it is not visible from here (another container).
+    process: Option<OwnedFd>,
+}
+
+impl NodeProcess {
+    /// How often a socket is asked whether it still answers, if its process is not visible.
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+    fn behind(socket: &Path) -> NodeProcess {
+        // the process that listens is the node's: it makes the socket itself
+        let peer = UnixStream::connect(socket)
+            .ok()
+            .and_then(|stream| socket_peercred(&stream).ok());
+        NodeProcess {
+            socket: socket.to_owned(),
+            process: peer.and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()).ok()),
+        }
+    }
+
+    /// Blocks until the process has ended, and with it all that it listened on.
+    fn wait_end(self) {
+        if let Some(process) = self.process {
+            let ended = &mut [PollFd::new(&process, PollFlags::IN)];
+            while poll(ended, None) == Err(Errno::INTR) {}
+            return;
+        }
+        while UnixStream::connect(&self.socket).is_ok() {
+            // a kernel without pidfds tells nobody of the end of a process that is not its child
+            std::thread::sleep(NodeProcess::LOOK_EVERY);
+        }
     }
 }
 

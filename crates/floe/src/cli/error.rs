@@ -51,7 +51,7 @@ impl CliError {
     }
 
     /// Returns the exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130
-    /// interrupted.
+    /// interrupted. (6 is not an error's: `floe stop` ends with it when a guest had to be switched off.)
     pub fn exit_code(&self) -> u8 {
         self.0.code.exit_code()
     }

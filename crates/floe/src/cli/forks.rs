@@ -1,11 +1,13 @@
 //! Commands about forks: fork, family, kill.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::error::CliError;
 use super::output::{bytes, table};
+use super::power::Turns;
 use super::{Context, machines, progress};
 use floe_api::client::{Client, ClientError};
 use floe_api::{CloneState, ErrorCode};
@@ -114,6 +116,7 @@ fn wait(client: &Client, fork: &floe_api::ForkReport) -> Result<(), CliError> {
         if alive == 0 {
             return Ok(());
         }
+        // clones may be on other hosts, whose ends are no events of this node
         std::thread::sleep(LOOK_EVERY);
     }
 }
@@ -277,12 +280,16 @@ pub struct Kill {
 }
 
 impl Kill {
-    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let client = cx.client()?;
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let request = floe_api::KillRequest { all: self.all };
+        let turns = Turns::take(cx, &self.machines, |client, name| {
+            client.kill(name, &request)
+        })?;
+        if turns.done.is_empty() {
+            return Ok(turns.failed.unwrap_or(ExitCode::SUCCESS));
+        }
         let mut report = floe_api::KillReport::default();
-        for name in &self.machines {
-            let killed = client.kill(name, &request)?;
+        for killed in turns.done {
             report.ended.extend(killed.ended);
             report.failed.extend(killed.failed);
         }
@@ -291,7 +298,7 @@ impl Kill {
             _ => format!("ended {}\n", report.ended.join(", ")),
         })?;
         match report.failed.is_empty() {
-            true => Ok(()),
+            true => Ok(turns.failed.unwrap_or(ExitCode::SUCCESS)),
             false => Err(CliError::new(
                 ErrorCode::Failed,
                 format!("not ended: {}", report.failed.join("; ")),

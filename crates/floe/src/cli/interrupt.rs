@@ -36,22 +36,20 @@ pub fn exit_on_signals() {
             _ = hang_up.recv() => EXIT_HUNG_UP,
         })
     };
-    let spawned = std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || {
-            if let Ok(code) = runtime.block_on(watch()) {
-                super::progress::clear();
-                super::terminal::restore();
-                let last = LAST.lock().unwrap_or_else(|e| e.into_inner()).take();
-                if let Some(last) = last {
-                    std::process::exit(last());
-                }
-                if code == EXIT_INTERRUPTED {
-                    eprintln!("interrupted");
-                }
-                std::process::exit(code);
+    let spawned = floe_threads::spawn("signals", move || {
+        if let Ok(code) = runtime.block_on(watch()) {
+            super::progress::clear();
+            super::terminal::restore();
+            let last = LAST.lock().unwrap_or_else(|e| e.into_inner()).take();
+            if let Some(last) = last {
+                std::process::exit(last());
             }
-        });
+            if code == EXIT_INTERRUPTED {
+                eprintln!("interrupted");
+            }
+            std::process::exit(code);
+        }
+    });
     drop(spawned); // as above: nothing else is lost
 }
 

@@ -1,20 +1,17 @@
-//! Commands about machines: run, ps, console, screenshot, logs, capture, stop, start, rm, forward.
+//! Commands about machines: run, start, ps, console, screenshot, logs, capture, forward. Those that end or pause machines are in
+//! `power`.
 
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::error::CliError;
-use super::images::{acknowledge, stored};
+use super::images::stored;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, console, progress, stream, visible};
 use floe_api::PortForward;
-
-/// How long a run without waiting options waits for the guest's first byte, in seconds. A booting guest needs less; a
-/// restored one may print nothing and is not waited for any longer.
-const WAIT_UNASKED_S: u64 = 10;
 
 /// Make a machine from an image and start it
 #[derive(Debug, Args)]
@@ -33,7 +30,8 @@ Example: a guest that may use a database on this host, which it finds at 10.0.2.
 Example: and see what that was
   floe run https://hub.example/debian-booted --link-report
 
-It ends once the guest has answered and prints how long each stage took.")]
+It ends once the machine's CPUs run and prints how long each stage took. With --wait it then waits for a sign of life of the
+guest; Ctrl-C ends that wait, and the machine goes on.")]
 pub struct Run {
     /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME, a directory
     image: String,
@@ -101,36 +99,43 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 struct WaitArgs {
-    /// What to wait for: the guest's first byte on the console (at most 10 s by default), the first forwarded port, or
-    /// nothing
-    #[arg(long, value_enum)]
-    wait: Option<Wait>,
-    /// How long to wait, in seconds
+    /// Then wait for a sign of life: console (its first byte there), agent (floe's agent in the guest answers), port (the first
+    /// forwarded port answers), port=N (that of the guest's port N does), none
+    #[arg(long, value_parser = sign, value_name = "SIGN", default_value = "none")]
+    wait: Sign,
+    /// How long to wait for it, in seconds; 120 by default
     #[arg(long, value_name = "SECONDS")]
     wait_timeout: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Wait {
-    /// The first byte on the console
-    Console,
-    /// The first forwarded port answers
-    Port,
-    /// The CPUs run
-    None,
+/// The value of `--wait`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sign {
+    wait: floe_api::Wait,
+    /// The guest's port, if one is named.
+    port: Option<u16>,
 }
 
-impl WaitArgs {
-    fn request(&self) -> (floe_api::Wait, Option<u64>) {
-        match self.wait {
-            None => (
-                floe_api::Wait::Console,
-                Some(self.wait_timeout.unwrap_or(WAIT_UNASKED_S)),
-            ),
-            Some(Wait::Console) => (floe_api::Wait::Console, self.wait_timeout),
-            Some(Wait::Port) => (floe_api::Wait::Port, self.wait_timeout),
-            Some(Wait::None) => (floe_api::Wait::None, self.wait_timeout),
-        }
+fn sign(text: &str) -> Result<Sign, String> {
+    use floe_api::Wait;
+    let (word, port) = match text.split_once('=') {
+        Some((word, port)) => (word, Some(port)),
+        None => (text, None),
+    };
+    let wait = match word {
+        "none" => Wait::None,
+        "console" => Wait::Console,
+        "agent" => Wait::Agent,
+        "port" => Wait::Port,
+        _ => return Err("write console, agent, port, port=80 or none".into()),
+    };
+    match port.map(str::parse) {
+        None => Ok(Sign { wait, port: None }),
+        Some(Ok(port)) if port > 0 && wait == Wait::Port => Ok(Sign {
+            wait,
+            port: Some(port),
+        }),
+        Some(_) => Err("only a port has a number, from 1 to 65535: port=80".into()),
     }
 }
 
@@ -146,7 +151,6 @@ impl Run {
 
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let allow_host = self.host_access();
-        let (wait, wait_timeout_s) = self.wait.request();
         let image = args::image(&self.image)?;
         let more = self.source.iter().map(String::as_str);
         let places: Vec<&str> = std::iter::once(&*image).chain(more).collect();
@@ -159,8 +163,9 @@ impl Run {
             memory_bytes: self.memory,
             cpus: self.cpus,
             forwards: self.publish,
-            wait,
-            wait_timeout_s,
+            wait: self.wait.wait.wait,
+            wait_port: self.wait.wait.port,
+            wait_timeout_s: self.wait.wait_timeout,
             cmdline: self.cmdline,
             cold: self.cold,
             token: None,
@@ -506,46 +511,15 @@ impl Capture {
     }
 }
 
-/// Power machines down; their disks stay
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  floe stop web\n  floe stop web db --timeout 60\n  floe stop web --now"
-)]
-pub struct Stop {
-    /// The machines
-    #[arg(required = true)]
-    machines: Vec<String>,
-    /// Do not ask the guest to power down, end it
-    #[arg(long)]
-    now: bool,
-    /// How long the guest may take before it is ended, in seconds
-    #[arg(long, value_name = "SECONDS", conflicts_with = "now")]
-    timeout: Option<u64>,
-}
-
-impl Stop {
-    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let client = cx.client()?;
-        let request = floe_api::StopRequest {
-            now: self.now,
-            timeout_s: self.timeout,
-        };
-        let mut stopped = floe_api::MachineList::default();
-        for name in &self.machines {
-            stopped.machines.push(client.stop(name, &request)?);
-        }
-        cx.out.value(&stopped, |list| {
-            list.machines
-                .iter()
-                .map(|m| format!("{} is {}\n", m.name, status(m.status)))
-                .collect()
-        })
-    }
-}
-
 /// Start a stopped machine again from its disks
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe start web")]
+#[command(after_help = "\
+Example:
+  floe start web
+Example: and wait until its web server answers; Ctrl-C ends the wait, the machine goes on
+  floe start web --wait port=80
+
+It also lets a machine that is paused go on at once, for whatever reason it is. floe resume only ends a floe pause.")]
 pub struct Start {
     /// The machine
     machine: String,
@@ -558,35 +532,13 @@ pub struct Start {
 
 impl Start {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let (wait, wait_timeout_s) = self.wait.request();
         let request = floe_api::StartRequest {
-            wait,
-            wait_timeout_s,
+            wait: self.wait.wait.wait,
+            wait_port: self.wait.wait.port,
+            wait_timeout_s: self.wait.wait_timeout,
             overcommit: self.overcommit,
         };
         started(cx, cx.client()?.start(&self.machine, &request)?).map(drop)
-    }
-}
-
-/// Remove machines with their disks
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe stop web && floe rm web\n  floe rm --force web")]
-pub struct Rm {
-    /// The machines
-    #[arg(required = true)]
-    machines: Vec<String>,
-    /// End them first if they run
-    #[arg(long, short)]
-    force: bool,
-}
-
-impl Rm {
-    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let client = cx.client()?;
-        for name in &self.machines {
-            client.remove_machine(name, self.force)?;
-        }
-        acknowledge(cx, &format!("removed {}", self.machines.join(", ")))
     }
 }
 
@@ -633,13 +585,15 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_word_about_waiting_never_waits_long() {
-        let wait = |wait, wait_timeout| WaitArgs { wait, wait_timeout }.request();
-        assert_eq!(
-            wait(None, None),
-            (floe_api::Wait::Console, Some(WAIT_UNASKED_S))
-        );
-        assert_eq!(wait(None, Some(3)), (floe_api::Wait::Console, Some(3)));
-        assert_eq!(wait(Some(Wait::Port), None), (floe_api::Wait::Port, None));
+    fn what_is_waited_for_is_a_word_or_a_port() {
+        use floe_api::Wait;
+        let parsed = |text| sign(text).map(|sign| (sign.wait, sign.port));
+        assert_eq!(parsed("none"), Ok((Wait::None, None)));
+        assert_eq!(parsed("agent"), Ok((Wait::Agent, None)));
+        assert_eq!(parsed("port"), Ok((Wait::Port, None)));
+        assert_eq!(parsed("port=8080"), Ok((Wait::Port, Some(8080))));
+        for bad in ["", "ports", "port=", "port=0", "port=65536", "console=80"] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
     }
 }

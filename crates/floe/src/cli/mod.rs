@@ -23,6 +23,7 @@ mod limits;
 mod login;
 mod machines;
 pub(crate) mod output;
+mod power;
 mod progress;
 mod session;
 mod ssh;
@@ -53,7 +54,8 @@ Example: from a disk to a machine that others can run
   floe capture web --name debian-booted
   floe push debian-booted https://hub.example
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130 interrupted.
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 unreachable, 5 refused or unsupported,
+6 a machine had to be switched off, 130 interrupted.
 Files: $FLOE_HOME (/var/lib/floe for root, ~/.local/share/floe for others).";
 
 /// Run virtual machines from streamed state: capture a running machine, publish it, run it anywhere at once.
@@ -108,9 +110,11 @@ enum Command {
     Family(forks::Family),
     Hosts(forks::Hosts),
     Kill(forks::Kill),
-    Stop(machines::Stop),
+    Stop(power::Stop),
     Start(machines::Start),
-    Rm(machines::Rm),
+    Pause(power::Pause),
+    Resume(power::Resume),
+    Rm(power::Rm),
     Forward(machines::Forward),
     Limit(limits::Limit),
     Top(top::Top),
@@ -223,9 +227,11 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Screenshot(c) => c.run(cx)?,
         Command::Logs(c) => c.run(cx)?,
         Command::Capture(c) => c.run(cx)?,
-        Command::Stop(c) => c.run(cx)?,
+        Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
-        Command::Rm(c) => c.run(cx)?,
+        Command::Pause(c) => return c.run(cx),
+        Command::Resume(c) => return c.run(cx),
+        Command::Rm(c) => return c.run(cx),
         Command::Forward(c) => c.run(cx)?,
         Command::Limit(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
@@ -234,7 +240,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Fork(c) => c.run(cx)?,
         Command::Family(c) => c.run(cx)?,
         Command::Hosts(c) => c.run(cx)?,
-        Command::Kill(c) => c.run(cx)?,
+        Command::Kill(c) => return c.run(cx),
         Command::Login(c) => c.run(cx)?,
         Command::Logout(c) => c.run(cx)?,
         Command::Push(c) => c.run(cx)?,

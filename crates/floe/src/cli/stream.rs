@@ -35,6 +35,7 @@ pub fn report(cx: &Context, machine: String) -> Result<(), CliError> {
         eprintln!("Ctrl-C tells what the link carried; the machine goes on");
     }
     loop {
+        // figures of a link change all the time: this is how often they are shown
         std::thread::sleep(LOOK_EVERY);
         match client.stream_info(&machine) {
             // these are the last figures before the end, since an ended machine has none

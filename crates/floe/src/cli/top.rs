@@ -76,12 +76,14 @@ impl Top {
         let mut before = Before::default();
         if self.once {
             look(&client, &mut before)?;
+            // the time over which the figures are taken
             std::thread::sleep(ONCE_EVERY);
             return cx.out.value(&look(&client, &mut before)?, text);
         }
         if cx.out.json {
             loop {
                 cx.out.value(&look(&client, &mut before)?, text)?;
+                // how often the figures are shown
                 std::thread::sleep(EVERY);
             }
         }
@@ -239,12 +241,12 @@ fn text(seen: &Look) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::stream::tests::info;
     use super::*;
     use floe_api::Buffering;
 
-    fn machine() -> MachineInfo {
+    pub fn machine() -> MachineInfo {
         MachineInfo {
             name: "web".into(),
             status: MachineStatus::Running,
@@ -264,6 +266,8 @@ mod tests {
             allow_host: Default::default(),
             limits: Default::default(),
             stats: Default::default(),
+            paused_for: Vec::new(),
+            switched_off: false,
         }
     }
 

@@ -1,5 +1,6 @@
 //! `two-streams`: two machines are started together on one host. Over one link, each should wait as if it had half of the
-//! link; over two links, as if the other machine did not exist. Real guests, real hubs, emulated links.
+//! link; over two links, as if the other machine did not exist. Two machines of one image share what comes, so over one link
+//! each should be done as soon as if it were alone. Real guests, real hubs, emulated links.
 use super::live::{Hub, Node};
 use super::stream_real::site::{model_traces, own_trace, wait_for_model};
 use crate::guest::Guest;
@@ -11,7 +12,7 @@ use floe_image::Hash;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The slow link, half of it, and the fast one; all have the round trip of [`Shape::wan`].
 const SLOW_BITS_PER_S: u64 = 7_200_000;
@@ -79,19 +80,21 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     ];
     let mut together = vec![[Samples::default(), Samples::default()]; cases.len()];
     let mut alone = together.clone();
+    let mut shared = Shared::default();
     for round in 0..context.pick(3, 1) {
+        shared.measure(&site, round)?;
         for (number, (name, both, single)) in cases.iter().enumerate() {
-            let waited = site.start(&format!("{name}-{round}"), both)?;
-            for (image, seconds) in waited.into_iter().enumerate() {
-                together[number][image].push(seconds);
+            let used = site.start(&format!("{name}-{round}"), both)?;
+            for (image, used) in used.into_iter().enumerate() {
+                together[number][image].push(used.waited_s);
             }
             for (image, from) in single.iter().enumerate() {
-                let waited = site.start(&format!("{name}-{round}-{image}"), &[*from])?;
-                alone[number][image].push(waited[0]);
+                let used = site.start(&format!("{name}-{round}-{image}"), &[*from])?;
+                alone[number][image].push(used[0].waited_s);
                 eprintln!(
                     "two-streams: {name}, machine {image}: waited {:.1} s together, {:.1} s alone",
                     together[number][image].values()[round],
-                    waited[0]
+                    used[0].waited_s
                 );
             }
         }
@@ -121,12 +124,83 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report
         .add("fair_ratio_max", "x", &worst)
         .against("waiting alone over its part", "x", 1.0);
+    shared.tell(&mut report);
     report.note(format!(
         "each machine reads {} MB of its memory after its start, which {teachers} earlier users' machines did too; waiting is the start, \
          the waits for chunks, and the pauses",
         site.work_mb
     ));
     Ok(report)
+}
+
+/// The case of two machines of one image.
+#[derive(Default)]
+struct Shared {
+    /// Seconds from the start to the end of the work: of each machine together with the other, and alone.
+    together_s: [Samples; 2],
+    alone_s: Samples,
+    /// Bytes over the link for both, for one, and the one by the other.
+    both_bytes: Samples,
+    one_bytes: Samples,
+}
+
+impl Shared {
+    fn measure(&mut self, site: &Site, round: usize) -> anyhow::Result<()> {
+        let from = From {
+            image: 0,
+            hub: 0,
+            link: SLOW,
+        };
+        let alone = site.start_all(&format!("one_image-{round}-alone"), &[from], true)?;
+        let both = site.start_all(&format!("one_image-{round}"), &[from, from], true)?;
+        self.alone_s.push(alone[0].took_s);
+        self.one_bytes.push(alone[0].bytes as f64);
+        // Both come through one fetcher: who ends last has seen the bytes of both.
+        let bytes = both.iter().map(|used| used.bytes).max().unwrap_or(0);
+        self.both_bytes.push(bytes as f64);
+        for (samples, used) in self.together_s.iter_mut().zip(&both) {
+            samples.push(used.took_s);
+        }
+        eprintln!(
+            "two-streams: one image: {:.1} and {:.1} s together, {:.1} s alone; {bytes} bytes for both, {} for one",
+            both[0].took_s, both[1].took_s, alone[0].took_s, alone[0].bytes
+        );
+        Ok(())
+    }
+
+    fn tell(&self, report: &mut Report) {
+        let than = "the same machine alone over the same link";
+        for (name, samples) in ["first", "second"].iter().zip(&self.together_s) {
+            report
+                .add(
+                    &format!("one_image.{name}.over_alone"),
+                    "x",
+                    &samples.over(&self.alone_s),
+                )
+                .against(than, "s", self.alone_s.median());
+        }
+        report
+            .add(
+                "one_image.bytes_over_one",
+                "x",
+                &self.both_bytes.over(&self.one_bytes),
+            )
+            .against(
+                "the bytes of one machine alone",
+                "bytes",
+                self.one_bytes.median(),
+            );
+    }
+}
+
+/// What came of a machine's use.
+struct Used {
+    /// Seconds that it waited: at its start, for chunks, and paused.
+    waited_s: f64,
+    /// Seconds from its start to the end of its work.
+    took_s: f64,
+    /// Bytes that came over the link in that time, for whichever machine.
+    bytes: u64,
 }
 
 impl Site {
@@ -181,7 +255,7 @@ impl Site {
                 let link = SLOW;
                 let (hub_dir, id) = (hub_dir(&self.homes, hub), &self.images[image].id);
                 let known = model_traces(&hub_dir, id)?;
-                self.use_on(&node, From { image, hub, link }, &Barrier::new(1))?;
+                self.use_on(&node, From { image, hub, link }, None, &Barrier::new(1))?;
                 wait_for_model(&hub_dir, id, known)?;
                 drop(node);
                 std::fs::remove_dir_all(&home)?;
@@ -190,63 +264,84 @@ impl Site {
         Ok(())
     }
 
-    /// Starts these images together on a host that has nothing of them. Returns the seconds that each machine waited in
-    /// all.
-    fn start(&self, home: &str, all: &[From]) -> anyhow::Result<Vec<f64>> {
+    /// Starts these images together on a host that has nothing of them.
+    fn start(&self, home: &str, all: &[From]) -> anyhow::Result<Vec<Used>> {
+        self.start_all(home, all, false)
+    }
+
+    /// The same; with `shared` they are machines of one image.
+    fn start_all(&self, home: &str, all: &[From], shared: bool) -> anyhow::Result<Vec<Used>> {
         let home = self.homes.join(home);
         let node = Node::start(Some(&self.bridges[0].ends.near), &home, false)?;
         let together = Barrier::new(all.len());
-        let waited = std::thread::scope(|scope| {
-            let users = all.iter().map(|from| {
+        let used = std::thread::scope(|scope| {
+            let users = all.iter().enumerate().map(|(number, from)| {
                 let (node, together) = (&node, &together);
-                scope.spawn(move || self.use_on(node, *from, together))
+                let number = shared.then_some(number);
+                scope.spawn(move || self.use_on(node, *from, number, together))
             });
             let users: Vec<_> = users.collect();
             let ended = users.into_iter().map(|user| {
                 user.join()
                     .map_err(|_| anyhow::anyhow!("a user's thread has panicked"))?
             });
-            ended.collect::<anyhow::Result<Vec<f64>>>()
+            ended.collect::<anyhow::Result<Vec<Used>>>()
         })?;
         drop(node);
         std::fs::remove_dir_all(&home)?;
-        Ok(waited)
+        Ok(used)
     }
 
-    /// Lets a user start an image, use it and stop it. Returns the seconds that the machine waited: at its start, for
-    /// chunks, and paused.
-    fn use_on(&self, node: &Node, from: From, together: &Barrier) -> anyhow::Result<f64> {
+    /// Lets a user start an image, use it and stop it. `number` is that of the machine if several may have the image: no trace
+    /// is taken then, because the kernel shows only the first touch of a page on a host.
+    fn use_on(
+        &self,
+        node: &Node,
+        from: From,
+        number: Option<usize>,
+        together: &Barrier,
+    ) -> anyhow::Result<Used> {
         let (image, hub) = (&self.images[from.image], &self.hubs[from.hub]);
-        let machine = format!("user{}", from.image);
+        let machine = format!("user{}", number.unwrap_or(from.image));
         let (address, port) = (Bridge::far_of(from.link), PORTS[from.hub]);
         let request = RunRequest {
             image: format!("http://{address}:{port}/{}", image.name),
             name: Some(machine.clone()),
             token: Some(hub.token.clone()),
             wait: Wait::None,
+            no_trace: number.is_some(),
             ..RunRequest::default()
         };
         together.wait();
+        let began = Instant::now();
         let outcome = node.run(&request, |_| {})?;
         node.tell(&machine, &read_work(self.work_mb), PATIENCE)?;
+        let took_s = began.elapsed().as_secs_f64();
         let stream = node.client.stream_info(&machine)?;
         let stop = StopRequest {
             now: true,
             timeout_s: None,
         };
         node.client.stop(&machine, &stop)?;
-        let (_, waited) = own_trace(node, &image.id)?;
+        let waited_s = match number {
+            Some(_) => stream.waited_s,
+            None => own_trace(node, &image.id)?.1.as_secs_f64(),
+        };
         eprintln!(
             "two-streams: {machine}: started after {:.1} s, paused {} times for {:.1} s, waited {:.1} s for {} misses of {}",
             outcome.total_ms / 1000.0,
             stream.pauses,
             stream.paused_s,
-            waited.as_secs_f64(),
+            waited_s,
             stream.misses,
             stream.touched
         );
         node.remove(&machine)?;
-        Ok(outcome.total_ms / 1000.0 + stream.paused_s + waited.as_secs_f64())
+        Ok(Used {
+            waited_s: outcome.total_ms / 1000.0 + stream.paused_s + waited_s,
+            took_s,
+            bytes: stream.fetched_bytes,
+        })
     }
 }
 

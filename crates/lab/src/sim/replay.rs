@@ -10,11 +10,14 @@ use floe_image::CHUNKS_PER_SEGMENT;
 use floe_planner::{
     Action, BLOCK_CHUNKS, Config, Event, Link, LinkId, Model, Planner, RegionId, ZeroTrace,
 };
+use floe_sched::{MachineId, Who};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// The only link, that of the machine's image.
 const LINK: LinkId = 0;
+/// The only machine.
+const MACHINE: MachineId = MachineId(1);
 /// How often the planner gets the time.
 const TICK_NS: u64 = 100_000_000;
 /// How often it gets the link's estimate, as from the mount.
@@ -72,6 +75,7 @@ struct Group {
     block: u64,
     chunks: u64,
     left: u32,
+    who: Who,
 }
 
 /// What the node's store has of one region.
@@ -272,24 +276,29 @@ impl<'a> Replay<'a> {
                 region,
                 block,
                 chunks,
-            } => self.fetch(region, block, chunks),
-            Action::FetchSegments { region, segments } => {
+                who,
+            } => self.fetch(region, block, chunks, who),
+            Action::FetchSegments {
+                region, segments, ..
+            } => {
                 for segment in segments {
                     self.fetch_table(region, segment);
                 }
             }
-            Action::Look { region, block } => {
+            Action::Look { region, block, who } => {
                 let candidates = self.candidates(region, block);
                 self.events.push_back(Event::Candidates {
                     region,
                     block,
                     candidates,
+                    who,
                 });
             }
             Action::Push {
                 region,
                 block,
                 chunks,
+                ..
             } => {
                 let store = self.stores.get_mut(region as usize);
                 if let Some(word) = store.and_then(|s| s.pushed.get_mut(block as usize)) {
@@ -312,7 +321,7 @@ impl<'a> Replay<'a> {
         shape.block(block) & !store.present[block as usize]
     }
 
-    fn fetch(&mut self, region: RegionId, block: u64, chunks: u64) {
+    fn fetch(&mut self, region: RegionId, block: u64, chunks: u64, who: Who) {
         // As in the mount, a chunk without content, or whose hash is not known yet, isn't fetched.
         let wanted = chunks & self.candidates(region, block);
         let group = self.groups.len();
@@ -321,6 +330,7 @@ impl<'a> Replay<'a> {
             block,
             chunks,
             left: wanted.count_ones(),
+            who,
         });
         if wanted == 0 {
             return self.fetched(group);
@@ -341,6 +351,7 @@ impl<'a> Replay<'a> {
             region,
             block,
             chunks,
+            who,
             ..
         } = self.groups[group];
         self.events.push_back(Event::Fetched {
@@ -348,6 +359,7 @@ impl<'a> Replay<'a> {
             block,
             chunks,
             ok: true,
+            who,
         });
     }
 
@@ -409,6 +421,11 @@ impl<'a> Replay<'a> {
     fn start(&mut self) {
         self.started = true;
         self.tell_link();
+        self.events.push_back(Event::MachineStarted {
+            who: Who::demand(MACHINE),
+            image: 0,
+            running: false,
+        });
         if let Some(model) = &self.setup.model {
             self.events.push_back(Event::Model {
                 regions: (0..self.setup.image.regions.len() as RegionId).collect(),
@@ -439,7 +456,11 @@ impl<'a> Replay<'a> {
         if bit(&store.present, chunk) {
             self.next_access += 1;
             if !bit(&store.pushed, chunk) {
-                self.events.push_back(Event::Hit { region, chunk });
+                self.events.push_back(Event::Hit {
+                    region,
+                    chunk,
+                    who: Who::demand(MACHINE),
+                });
             }
             return;
         }
@@ -465,6 +486,7 @@ impl<'a> Replay<'a> {
                 region,
                 chunk,
                 candidates,
+                who: Who::demand(MACHINE),
             });
         }
     }

@@ -19,6 +19,16 @@ pub const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Separates earlier answers from the next one (`guest-sync-delimited`): no JSON text contains it.
 const SENTINEL: u8 = 0xff;
 
+/// How often the agent is asked whether a program has ended.
+const STATUS_AGAIN: Duration = Duration::from_millis(50);
+
+/// Returns the time since 1970.
+fn now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
 /// Why a command to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QgaError {
@@ -85,13 +95,44 @@ impl Agent {
         self.execute("guest-ping", json!({})).map(drop)
     }
 
-    /// Sets the guest's clock to the host's current time.
+    /// Sets the guest's clock to the host's current time, to the second at least. The agent's own command for that needs the
+    /// program `hwclock` in the guest; where that fails, the agent is asked to run `date`.
     pub fn set_time(&mut self) -> Result<(), QgaError> {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        self.execute("guest-set-time", json!({"time": now.as_nanos() as u64}))
-            .map(drop)
+        let time = json!({"time": now().as_nanos() as u64});
+        match self.execute("guest-set-time", time) {
+            Err(QgaError::Refused { description, .. }) => {
+                tracing::debug!(description, "the guest's clock is set by date");
+                self.set_time_by_date()
+            }
+            set => set.map(drop),
+        }
+    }
+
+    /// Sets the guest's clock with the program `date`, which takes whole seconds in every guest.
+    fn set_time_by_date(&mut self) -> Result<(), QgaError> {
+        const COMMAND: &str = "guest-exec";
+        let time = format!("@{}", (now() + Duration::from_millis(500)).as_secs());
+        let run = json!({"path": "date", "arg": ["-u", "-s", time], "capture-output": true});
+        let started = self.execute(COMMAND, run)?;
+        let pid = started["pid"].as_i64();
+        let pid = pid.ok_or_else(|| QgaError::Garbage("no pid of date".into()))?;
+        loop {
+            let status = self.execute("guest-exec-status", json!({"pid": pid}))?;
+            if status["exited"] == true {
+                return match status["exitcode"].as_i64() {
+                    Some(0) => Ok(()),
+                    code => Err(QgaError::Refused {
+                        command: COMMAND.into(),
+                        description: match code {
+                            Some(code) => format!("date ended with exit code {code}"),
+                            None => "date was killed".into(),
+                        },
+                    }),
+                };
+            }
+            // the agent reports no end by itself: it answers commands and does nothing else
+            std::thread::sleep(STATUS_AGAIN.min(self.left()?));
+        }
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), QgaError> {
@@ -188,11 +229,26 @@ mod tests {
     }
 
     #[test]
+    fn a_date_that_fails_in_the_guest_is_no_clock_that_was_set() {
+        let unsupported = r#"{"error": {"class": "Unsupported", "desc": "no hwclock"}}"#;
+        let started = r#"{"return": {"pid": 7}}"#;
+        let runs = r#"{"return": {"exited": false}}"#;
+        for (last, set) in [
+            (r#"{"return": {"exited": true, "exitcode": 0}}"#, true),
+            (r#"{"return": {"exited": true, "exitcode": 1}}"#, false),
+            (r#"{"return": {"exited": true, "signal": 9}}"#, false),
+        ] {
+            let answers = vec![unsupported, started, runs, last].leak();
+            let (_dir, path) = fake(b"", answers);
+            let mut agent = Agent::connect(&path, Duration::from_secs(60)).unwrap();
+            assert_eq!(agent.set_time().is_ok(), set, "{last}");
+        }
+    }
+
+    #[test]
     fn a_refusal_is_told_in_the_agents_words() {
-        let (_dir, path) = fake(
-            b"",
-            &["{\"error\": {\"class\": \"GenericError\", \"desc\": \"not here\"}}"],
-        );
+        let refused = r#"{"error": {"class": "GenericError", "desc": "not here"}}"#;
+        let (_dir, path) = fake(b"", vec![refused, refused].leak());
         let error = Agent::connect(&path, Duration::from_secs(5))
             .unwrap()
             .set_time()

@@ -14,9 +14,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use floe_threads::Pulse;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -73,6 +74,8 @@ struct Waiting {
 pub struct Qmp {
     stream: Mutex<UnixStream>,
     waiting: Arc<Mutex<Waiting>>,
+    /// Beats when the connection is closed.
+    ended: Arc<Pulse>,
     next_id: AtomicU64,
 }
 
@@ -109,19 +112,22 @@ impl Qmp {
             .map_err(closed)?;
         let waiting = Arc::new(Mutex::new(Waiting::default()));
         let shared = waiting.clone();
-        std::thread::Builder::new()
-            .name("qmp".into())
-            .spawn(move || {
-                let reason = read_all(reader, &shared, on_event);
-                let mut waiting = shared.lock();
-                waiting.closed = Some(reason);
-                // Dropping the senders wakes every waiting command.
-                waiting.commands.clear();
-            })
-            .map_err(closed)?;
+        let ended = Arc::new(Pulse::new());
+        let beats = ended.clone();
+        let reads = floe_threads::spawn("qmp", move || {
+            let reason = read_all(reader, &shared, on_event);
+            let mut waiting = shared.lock();
+            waiting.closed = Some(reason);
+            // Dropping the senders wakes every waiting command.
+            waiting.commands.clear();
+            drop(waiting);
+            beats.beat();
+        });
+        reads.map_err(|e| closed(e.into()))?;
         let qmp = Qmp {
             stream: Mutex::new(stream),
             waiting,
+            ended,
             next_id: AtomicU64::new(1),
         };
         qmp.execute("qmp_capabilities", json!({}))?;
@@ -162,6 +168,12 @@ impl Qmp {
     /// Returns why the connection is closed; `None` if it is open.
     pub fn closed(&self) -> Option<String> {
         self.waiting.lock().closed.clone()
+    }
+
+    /// Waits until the connection is closed and all events before that were handled, at most for `limit`.
+    pub fn wait_closed(&self, limit: Duration) {
+        let until = Instant::now().checked_add(limit);
+        self.ended.wait_for(until, None, || self.closed());
     }
 
     /// Sends a command without waiting for its result.

@@ -20,16 +20,15 @@ use crate::{
     images::{FORK_LABEL, Images, finish, parse_name, sources::Found},
     inventory::{
         Inventory, Operation,
-        lifecycle::Task,
-        record::{PauseReason, Wanted},
+        lifecycle::{Event, Gone, Task},
     },
     machines::Machines,
     report::{Report, millis},
     traces::Traces,
 };
 use floe_api::{
-    CaptureRequest, Happened, ImageSummary, Outcome, REHEARSE_S_DEFAULT, REHEARSE_S_MAX,
-    StoredReport,
+    CaptureRequest, Happened, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT,
+    REHEARSE_S_MAX, StoredReport,
 };
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{
@@ -59,6 +58,7 @@ pub(crate) struct Captures {
 
 impl Captures {
     /// Captures a machine as an image, and rehearses it if requested.
+    // Long: the way of a capture from its name to its report, stage by stage.
     pub fn capture(
         self: &Arc<Self>,
         name: &str,
@@ -77,7 +77,7 @@ impl Captures {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Capture)?;
         let vm = operation.vm()?;
-        let disks = operation.state.read().disks.clone();
+        let disks = operation.state().disks.clone();
         let disks = disks.ok_or_else(|| {
             failed(
                 format!("machine {name} is not on the mount"),
@@ -97,7 +97,7 @@ impl Captures {
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         // a machine that is to be stopped goes on if the image cannot be stored, or if this node is killed before that
-        let paused = request.stop.then(|| paused.stands(&vm));
+        let paused = request.stop.then(|| paused.stands());
         report.stage("capture")?;
         // the image may be captured from a clone, but is not removed like a fork's image
         captured.config.labels.remove(FORK_LABEL);
@@ -129,15 +129,13 @@ impl Captures {
             format!("captured from {name}"),
         );
         if let Some(paused) = paused {
-            operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
+            operation.drive(Event::Stops)?;
             paused.ended();
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));
             self.traces.take_trace(&operation);
             self.machines.detach(&operation)?;
-            operation.update(|record| record.detail = "stopped by a capture".into())?;
-            self.core
-                .tell(Happened::MachineStopped, name, "by a capture");
+            operation.gone(Gone::Captured, "")?;
         }
         let image: ImageSummary = self.images.image(&id.to_string())?.summary;
         Ok(Outcome {
@@ -348,14 +346,10 @@ impl Captures {
         let image = self.images.show_image(*id, manifest, fetcher)?;
         disks.drop_frozen(frozen, &image)?;
         let before = operation.record().disk_base;
-        operation.state.write().images.push(image);
+        operation.stands_on(image);
         operation.update(|record| record.disk_base = *id)?;
         if before != operation.record().image {
-            operation
-                .state
-                .write()
-                .images
-                .retain(|image| image.id() != before);
+            operation.left_image(&before);
             let _ = std::fs::remove_file(operation.dir.join(format!("{before}.manifest")));
             self.images.forget_image(&before);
             self.images.released(&before);

@@ -30,8 +30,6 @@ use std::{
 const FIRST_KEY: &[u8] = b"\r";
 /// How long QEMU's agent in the guest is tried.
 const AGENT_WAIT: Duration = Duration::from_millis(500);
-/// How often a rehearsal checks whether its client is still there.
-const POLL: Duration = Duration::from_millis(50);
 
 impl Captures {
     /// Runs a copy of a captured image and publishes the image again with a trace of what it touched. The first image is
@@ -74,11 +72,8 @@ fn perform(
 ) -> Result<Vec<u8>, NodeError> {
     let began = Instant::now();
     let wait_until = |moment: Duration, report: &Report| {
-        while began.elapsed() < moment {
-            report.check()?;
-            std::thread::sleep(POLL.min(moment.saturating_sub(began.elapsed())));
-        }
-        Ok::<_, NodeError>(())
+        report.cancel().wait(Some(began + moment));
+        report.check()
     };
     let machine = copy.machine();
     copy.disks().set_pid(machine.pid());

@@ -6,8 +6,9 @@ use super::{
     record::{Member, Roster},
     routes::{NODE_RENEW, NODE_ROSTER, RenewAnswer, RenewOrder, said},
 };
-use crate::{error::NodeError, threads::Threads, unix_now};
+use crate::{error::NodeError, unix_now};
 use floe_http::Method;
+use floe_threads::Threads;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -51,10 +52,10 @@ impl Place {
         let others: Vec<&Member> = roster.members.iter().filter(|m| m.id != own).collect();
         let mut untold = Vec::new();
         for some in others.chunks(TOLD_AT_A_TIME) {
-            std::thread::scope(|scope| {
+            floe_threads::scope(|scope| {
                 let tell = |member: &&Member| {
                     let (member, body) = ((*member).clone(), body.clone());
-                    scope.spawn(move || {
+                    scope.spawn("tell-member", move || {
                         let told = self.tell(&member, NODE_ROSTER, body);
                         told.map_err(|why| (member.name, why))
                     })
@@ -162,8 +163,7 @@ impl Cluster {
         let Some(place) = self.place() else {
             return;
         };
-        let thread = std::thread::Builder::new().name("cluster-spread".into());
-        if let Err(error) = thread.spawn(move || place.spread()) {
+        if let Err(error) = floe_threads::spawn("cluster-spread", move || place.spread()) {
             tracing::warn!(%error, "members learn of the change when they ask");
         }
     }
@@ -176,22 +176,24 @@ impl Cluster {
         each_time: impl Fn() + Send + 'static,
     ) -> Result<(), NodeError> {
         let mut asked: Option<Instant> = None;
-        threads.keep("cluster-keep", self, LOOK_EVERY, move |cluster| {
-            cluster.ensure_listening();
-            let Some(place) = cluster.place() else {
-                return;
-            };
-            each_time();
-            if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
-                asked = Some(Instant::now());
-                cluster.learn_roster(&place);
-            }
-            if place.membership.read().is_due(unix_now())
-                && let Err(error) = cluster.renew(&place)
-            {
-                tracing::warn!(%error, "this node's certificate was not renewed yet");
-            }
-        })
+        Ok(
+            threads.keep("cluster-keep", self, LOOK_EVERY, move |cluster| {
+                cluster.ensure_listening();
+                let Some(place) = cluster.place() else {
+                    return;
+                };
+                each_time();
+                if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
+                    asked = Some(Instant::now());
+                    cluster.learn_roster(&place);
+                }
+                if place.membership.read().is_due(unix_now())
+                    && let Err(error) = cluster.renew(&place)
+                {
+                    tracing::warn!(%error, "this node's certificate was not renewed yet");
+                }
+            })?,
+        )
     }
 
     fn learn_roster(&self, place: &Place) {

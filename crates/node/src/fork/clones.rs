@@ -21,9 +21,7 @@ use crate::{
     traces::models::Coming,
     unix_now,
 };
-use floe_api::{
-    CloneRequest, ErrorCode, Happened, HostAccess, Identity, Limits, MachineInfo, Room,
-};
+use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, Limits, MachineInfo, Room};
 use floe_image::{Hash, MachineConfig};
 use std::sync::Arc;
 
@@ -272,19 +270,20 @@ impl Forks {
     fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
         let (operation, loaded) = clone;
         let (mut report, _) = Report::new();
-        if let Err(error) =
-            self.machines
-                .let_go(&operation, loaded, &Coming::default(), &mut report)
-        {
+        let from = operation
+            .record()
+            .family
+            .map_or_else(String::new, |family| {
+                format!("clone {} of {}", family.number, family.parent)
+            });
+        let model = Coming::default();
+        let gone = self
+            .machines
+            .let_go(&operation, &from, loaded, &model, &mut report);
+        if let Err(error) = gone {
             self.machines.discard(&operation);
             return Err(error);
         }
-        let record = operation.record();
-        let detail = record.family.map_or_else(String::new, |family| {
-            format!("clone {} of {}", family.number, family.parent)
-        });
-        self.core
-            .tell(Happened::MachineStarted, operation.name.as_str(), detail);
         Ok(operation)
     }
 }

@@ -321,9 +321,9 @@ impl Forks {
 
     /// Asks all hosts for their room at the same time.
     fn rooms<'a>(&self, hosts: impl Iterator<Item = &'a Host>) -> Vec<Result<Room, String>> {
-        std::thread::scope(|scope| {
+        floe_threads::scope(|scope| {
             let ask = |host: &'a Host| {
-                scope.spawn(move || match host {
+                scope.spawn("ask-room", move || match host {
                     Host::Here => self.machines.resources.room(),
                     Host::There(remote, _) => remote.room(),
                 })

@@ -10,15 +10,12 @@ use crate::{
     capture::KEPT_REGIONS,
     error::{NodeError, failed, not_found, refused},
     images::{FORK_LABEL, sources::Found},
-    inventory::{
-        Entry,
-        lifecycle::Task,
-        record::{Origin, PauseReason},
-    },
+    inventory::{Entry, lifecycle::Task, record::Origin},
     plan,
     report::{Report, millis},
     unix_now,
 };
+use floe_api::PauseReason;
 use floe_machine::CaptureOptions;
 use std::sync::Arc;
 
@@ -77,11 +74,12 @@ impl Forks {
     }
 
     /// Stops a machine, copies what it has written, and lets it go on.
+    // Long: the steps of the pause in their order, each beside what undoes it if a later one fails.
     fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Fork)?;
         let vm = operation.vm()?;
-        let disks = operation.state.read().disks.clone();
+        let disks = operation.state().disks.clone();
         let disks = disks.ok_or_else(|| {
             failed(
                 format!("machine {} is not on the mount", entry.name),
@@ -152,8 +150,8 @@ impl Forks {
             },
             dir: &self.layers.dir(),
         };
-        let (layer, loads, frozen) = std::thread::scope(|scope| {
-            scope.spawn(|| drop(paused)); // writes the record to the disk, which takes longer than the hashing
+        let (layer, loads, frozen) = floe_threads::scope(|scope| {
+            scope.spawn("fork-record", || drop(paused)); // writes the record to the disk, which takes longer than the hashing
             Layer::build(captured, making)
         })?;
         report.stage("hash")?;

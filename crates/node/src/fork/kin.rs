@@ -84,7 +84,7 @@ impl Forks {
                 Err(_) => Life::Gone,
                 Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,
                 // its QEMU is not asked: callers poll often, and that would take CPU time from the clones
-                Ok(entry) if entry.state.read().vm.is_some() => Life::Alive,
+                Ok(entry) if entry.state().vm.is_some() => Life::Alive,
                 Ok(entry) if ended(self.machines.info_of(&entry).status) => Life::Dead,
                 Ok(_) => Life::Alive,
             },

@@ -37,9 +37,9 @@ impl Forks {
     pub(crate) fn start_watching_hosts(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut roll = Roll::default();
         let threads = &self.core.threads;
-        threads.keep("host-watch", self, ASK_EVERY, move |forks| {
+        Ok(threads.keep("host-watch", self, ASK_EVERY, move |forks| {
             forks.look_at_hosts(&mut roll);
-        })
+        })?)
     }
 
     fn look_at_hosts(&self, roll: &mut Roll) {

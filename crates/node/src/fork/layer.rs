@@ -426,21 +426,19 @@ fn on_all_cores<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<
     }
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Vec<T>)>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..cores.min(parts) {
-            scope.spawn(|| {
-                loop {
-                    let part = next.fetch_add(1, Ordering::Relaxed);
-                    if part >= parts {
-                        return;
-                    }
-                    let from = part * HASH_AT_A_TIME;
-                    let to = (from + HASH_AT_A_TIME).min(count);
-                    let results = (from..to).map(&work).collect();
-                    done.lock().push((part, results));
+    floe_threads::scope(|scope| {
+        scope.spawn_some("hash", cores.min(parts), || {
+            loop {
+                let part = next.fetch_add(1, Ordering::Relaxed);
+                if part >= parts {
+                    return;
                 }
-            });
-        }
+                let from = part * HASH_AT_A_TIME;
+                let to = (from + HASH_AT_A_TIME).min(count);
+                let results = (from..to).map(&work).collect();
+                done.lock().push((part, results));
+            }
+        });
     });
     let mut done = done.into_inner();
     done.sort_unstable_by_key(|(part, _)| *part);

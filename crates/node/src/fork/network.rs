@@ -78,9 +78,9 @@ impl Forks {
             }
         }
         let hosts = NetworkHosts { hosts };
-        std::thread::scope(|scope| {
+        floe_threads::scope(|scope| {
             for (url, token) in &urls {
-                scope.spawn(|| {
+                scope.spawn("tell-host", || {
                     let told = self
                         .remote(url, token.as_deref())
                         .map_err(|error| error.to_api().to_string())

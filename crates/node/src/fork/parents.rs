@@ -10,13 +10,12 @@ use crate::{
     inventory::{
         Entry,
         lifecycle::{Event, Task},
-        record::{Origin, PauseReason},
+        record::Origin,
     },
 };
-use floe_api::Happened;
+use floe_api::{Happened, PauseReason};
 use floe_http::Url;
 use floe_image::Hash;
-use floe_machine::{Machine, Status};
 use floe_source::SourceError;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -94,9 +93,9 @@ impl Forks {
     pub(crate) fn start_watching_parents(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut silences: HashMap<Hash, Silence> = HashMap::new();
         let threads = &self.core.threads;
-        threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
+        Ok(threads.keep("parent-watch", self, ASK_EVERY, move |forks| {
             forks.look_after_clones(&mut silences);
-        })
+        })?)
     }
 
     /// Asks the parents' nodes of clones here, pauses clones whose parent is lost, and lets those go on whose parent is back.
@@ -133,8 +132,8 @@ impl Forks {
     /// Pulls the rest of a clone's image on a thread of its own, until it is complete or the clone is gone.
     pub(super) fn settle_later(self: &Arc<Self>, entry: &Arc<Entry>) {
         let (forks, entry) = (Arc::downgrade(self), entry.clone());
-        let thread = std::thread::Builder::new().name("fork-settle".into());
-        let spawned = thread.spawn(move || {
+        let over = self.core.threads.over().clone();
+        let spawned = self.core.threads.start("fork-settle", move || {
             loop {
                 let Some(forks) = forks.upgrade() else { return };
                 let known = forks.inventory.get(entry.name.as_str());
@@ -153,7 +152,9 @@ impl Forks {
                     }
                 }
                 drop(forks);
-                std::thread::sleep(SETTLE_AGAIN);
+                if !over.sleep(SETTLE_AGAIN) {
+                    return;
+                }
             }
         });
         if let Err(error) = spawned {
@@ -174,37 +175,26 @@ impl Forks {
         self.set_orphan(entry, None)
     }
 
-    /// Pauses a clone whose parent is lost (`why` is given), or lets it go on once that is over.
+    /// Pauses a clone whose parent is lost (`why` is given), or lets it go on once that is over. After an error, because another
+    /// operation is under way, the next look tries again.
     fn set_orphan(&self, entry: &Arc<Entry>, why: Option<String>) -> Result<(), NodeError> {
-        let (before, vm, fetcher) = {
-            let mut state = entry.state.write();
-            let before = std::mem::replace(&mut state.orphaned, why.clone());
-            (before, state.vm.clone(), state.fetcher.clone())
-        };
-        if before.is_some() == why.is_some() {
-            return Ok(());
-        }
-        let Some(vm) = vm else { return Ok(()) };
+        let life = entry.life();
         // a clone that waits for a page stands still already, and its QEMU may not answer
-        let waits = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
-        let done = match &why {
-            Some(_) => stand_still(entry, &vm, waits),
-            None => let_go_on(entry, &vm),
-        };
-        if let Err(error) = done {
-            // another operation is under way: try again at the next look
-            entry.state.write().orphaned = before;
-            return Err(error);
-        }
+        let fetcher = entry.state().fetcher.clone();
+        let deaf = fetcher.is_some_and(|fetcher| fetcher.stats().waiting > 0);
         match why {
-            Some(why) => self
-                .core
-                .tell(Happened::MachineOrphaned, entry.name.as_str(), why),
-            None => self.core.tell(
-                Happened::MachineContinued,
-                entry.name.as_str(),
-                "its parent's node answers",
-            ),
+            None if life.is(PauseReason::Orphaned) => {
+                let operation = entry.begin(Task::Continue)?;
+                let over = "its parent's node answers".to_owned();
+                operation.drive(Event::Over(PauseReason::Orphaned, over))?;
+            }
+            Some(why) if life.orphaned() != Some(&why) || life.is_deaf() != deaf => {
+                let operation = entry.begin(Task::Pause)?;
+                operation.drive(Event::Orphaned { why, deaf })?;
+            }
+            // its QEMU did not do what it was told, and may by now
+            _ if life.next().is_some() => entry.begin(Task::Continue)?.catch_up()?,
+            _ => {}
         }
         Ok(())
     }
@@ -215,7 +205,7 @@ impl Forks {
         for entry in self.inventory.all() {
             let record = entry.record();
             let open = record.family.is_some_and(|family| !family.settled);
-            if !open || record.origin.urls.is_empty() || entry.state.read().vm.is_none() {
+            if !open || record.origin.urls.is_empty() || entry.state().vm.is_none() {
                 continue;
             }
             let parent = (record.image, record.origin);
@@ -244,21 +234,6 @@ impl Forks {
             "it begins with floe+http:// or floe://",
         ))
     }
-}
-
-/// Pauses a clone; one that `waits` for a page stands still already.
-fn stand_still(entry: &Arc<Entry>, vm: &Machine, waits: bool) -> Result<(), NodeError> {
-    let _operation = entry.begin(Task::Pause)?;
-    if !waits && vm.status()? == Status::Running {
-        entry.stand(Some(vm), Event::Begins(PauseReason::Orphaned))?;
-    }
-    Ok(())
-}
-
-/// Lets a clone go on that [`stand_still`] paused.
-fn let_go_on(entry: &Arc<Entry>, vm: &Machine) -> Result<(), NodeError> {
-    let _operation = entry.begin(Task::Continue)?;
-    entry.stand(Some(vm), Event::Ends(PauseReason::Orphaned))
 }
 
 #[cfg(test)]

@@ -27,7 +27,8 @@ const FORK_BYTES_MAX: u64 = 4 << 20;
 pub(crate) struct Records {
     dir: PathBuf,
     all: RwLock<BTreeMap<String, ForkRecord>>,
-    /// Held while a record is changed and written, since several clones may end at once.
+    /// Held while a record is changed, written and synced, since several clones may end at once. It only orders changes: who
+    /// reads takes `all`, which is free meanwhile.
     writing: Mutex<()>,
     /// Ids of the forks whose clones are still being started.
     starting: Mutex<BTreeSet<String>>,

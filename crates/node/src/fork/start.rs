@@ -20,11 +20,8 @@ use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
-    time::Duration,
 };
 
-/// How often a fork that waits for its clones checks whether its caller is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How many starts per core are under way at once: QEMU's start waits for the disk about as long as it computes.
 const STARTS_PER_CORE: usize = 2;
 /// How many more starts are under way at once if there are other hosts: each is a request that waits.
@@ -114,29 +111,16 @@ impl Forks {
         let (tell, told) = mpsc::channel::<Event>();
         let mut times: HashMap<CloneId, f64> = HashMap::new();
         let mut cancelled = false;
-        std::thread::scope(|scope| -> Result<(), NodeError> {
+        // a caller that goes while its clones start wakes the thread that waits for them
+        let gone = tell.clone();
+        let _hook = report.cancel().on_cancel(move || {
+            let _ = gone.send(Event::Cancelled); // after the scope nobody listens
+        });
+        floe_threads::scope(|scope| -> Result<(), NodeError> {
             for _ in 0..workers {
                 let tell = tell.clone();
                 let jobs = &jobs;
-                let work = move || {
-                    loop {
-                        let job = jobs.lock().recv();
-                        match job {
-                            Ok(Action::Start(clone, host)) => {
-                                tell_of(clone, &tell, || self.try_clone(start, clone, host))
-                            }
-                            Ok(Action::Go(clone, _)) => {
-                                tell_of(clone, &tell, || self.go(start, clone))
-                            }
-                            Ok(Action::End(clone, host)) => self.end_clone(start, clone, host),
-                            Ok(Action::Over) | Err(_) => return,
-                        }
-                    }
-                };
-                let spawned = std::thread::Builder::new().name("clone".into());
-                spawned
-                    .spawn_scoped(scope, work)
-                    .map_err(crate::error::at("cannot start a thread for a clone"))?;
+                scope.try_spawn("clone", move || self.carry_out(start, jobs, &tell))?;
             }
             let mut actions = fork.handle(Event::Ready);
             loop {
@@ -150,15 +134,8 @@ impl Forks {
                     }
                     let _ = give.send(action); // the receiver lives as long as this scope
                 }
-                let event = if !cancelled && report.check().is_err() {
-                    cancelled = true;
-                    Event::Cancelled
-                } else {
-                    match told.recv_timeout(LOOK_EVERY) {
-                        Ok(event) => event,
-                        Err(_) => continue,
-                    }
-                };
+                let event = told.recv().expect("this function holds a sender");
+                cancelled |= matches!(event, Event::Cancelled);
                 let about = match &event {
                     Event::Started(clone) => {
                         times.entry(*clone).or_insert_with(|| report.elapsed_ms());
@@ -195,6 +172,26 @@ impl Forks {
             .filter(|info| info.state == CloneState::NotGranted);
         not_granted.for_each(|info| report.clone_info(info.clone()));
         Ok(infos)
+    }
+
+    /// Carries out actions of a fork and says what came of them, until there are no more.
+    fn carry_out(
+        self: &Arc<Self>,
+        start: &Start<'_>,
+        jobs: &Mutex<mpsc::Receiver<Action>>,
+        tell: &mpsc::Sender<Event>,
+    ) {
+        loop {
+            let job = jobs.lock().recv();
+            match job {
+                Ok(Action::Start(clone, host)) => {
+                    tell_of(clone, tell, || self.try_clone(start, clone, host));
+                }
+                Ok(Action::Go(clone, _)) => tell_of(clone, tell, || self.go(start, clone)),
+                Ok(Action::End(clone, host)) => self.end_clone(start, clone, host),
+                Ok(Action::Over) | Err(_) => return,
+            }
+        }
     }
 
     pub(super) fn family_of(record: &ForkRecord, clone: CloneId, settled: bool) -> Family {

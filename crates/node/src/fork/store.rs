@@ -24,8 +24,6 @@ use std::{
 
 /// How long until storing is tried again after the disk was full or a source did not answer.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
-/// How often a waiting thread checks whether the node still exists.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often `when` is asked; idle cores are measured over the same time.
 const DECIDE_EVERY: Duration = Duration::from_secs(1);
 /// Memory is short if less than one part in this many is available.
@@ -67,7 +65,7 @@ impl Forks {
         if entry.record().created_unix_s != layer.parent.created_unix_s {
             return None;
         }
-        let disks = entry.state.read().disks.clone()?;
+        let disks = entry.state().disks.clone()?;
         let frozen = disks.frozen(&layer.parent.last_layers)?;
         let mut bases = frozen.disks().iter().filter_map(|disk| disk.base());
         let same = bases.all(|(base, _)| Some(base) == layer.manifest.parent);
@@ -90,15 +88,16 @@ impl Forks {
         let job = self.core.job(ending.clone());
         let forked = Instant::now();
         let work = move || {
-            let hurry = || hurry || ending.is_cancelled();
-            match wait(&forks, &layer, parent.as_ref(), forked, hurry) {
+            if hurry {
+                ending.cancel();
+            }
+            match wait(&forks, &layer, parent.as_ref(), forked, &ending) {
                 Some(Next::Drop) => forget(&forks, &layer),
                 Some(_) => store(&forks, &layer, parent.as_ref(), job),
                 None => None,
             };
         };
-        let thread = std::thread::Builder::new().name("fork-store".into());
-        if let Err(error) = thread.spawn(work) {
+        if let Err(error) = self.core.threads.start("fork-store", work) {
             tracing::error!(%error, "no thread to store a fork; its clones need this node until its end");
         }
     }
@@ -126,7 +125,7 @@ impl Forks {
             return Ok(());
         }
         let operation = entry.begin(Task::Fork)?;
-        let disks = operation.state.read().disks.clone();
+        let disks = operation.state().disks.clone();
         match disks.filter(|disks| disks.has_frozen(frozen)) {
             Some(disks) => self.captures.rebase(&operation, &disks, frozen, &layer.id),
             None => Ok(()),
@@ -137,7 +136,7 @@ impl Forks {
     fn settle_clones(&self, layer: &Layer) {
         for entry in self.inventory.all() {
             let waits = |entry: &Entry| {
-                let record = &entry.state.read().record;
+                let record = &entry.state().record;
                 record.rests_on_this_node() && record.image == layer.id
             };
             if !waits(&entry) {
@@ -155,22 +154,19 @@ impl Forks {
     }
 }
 
-/// Waits until a layer is to be stored or dropped; returns `None` once the node is gone.
+/// Waits until a layer is to be stored or dropped, which is soon once `hurry` is thrown; returns `None` once the node is gone.
 fn wait(
     forks: &Weak<Forks>,
     layer: &Layer,
     parent: Option<&Parent>,
     forked: Instant,
-    hurry: impl Fn() -> bool,
+    hurry: &Cancel,
 ) -> Option<Next> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let mut times = CpuTimes::read(&read("/proc/stat"));
     loop {
-        let decide = Instant::now() + DECIDE_EVERY;
-        while !hurry() && Instant::now() < decide {
-            std::thread::sleep(LOOK_EVERY);
-        }
+        hurry.sleep(DECIDE_EVERY);
         let now = CpuTimes::read(&read("/proc/stat"));
         let idle_cores = now
             .zip(times)
@@ -179,7 +175,7 @@ fn wait(
         let seen = Seen {
             age: forked.elapsed(),
             needed: forks.upgrade()?.images.user_of(&layer.id).is_some(),
-            hurry: hurry(),
+            hurry: hurry.is_cancelled(),
             idle_cores,
             memory_short: host::memory()
                 .is_some_and(|memory| memory.available_bytes < memory.total_bytes / MEMORY_SHORT),
@@ -194,7 +190,7 @@ fn wait(
 
 /// Returns how many layers the parent's disks have, or 0 if none of them is this fork's.
 fn height(parent: &Parent) -> usize {
-    let disks = parent.entry.state.read().disks.clone();
+    let disks = parent.entry.state().disks.clone();
     let disks = disks.filter(|disks| disks.has_frozen(&parent.frozen));
     disks.map_or(0, |disks| disks.height())
 }
@@ -229,10 +225,10 @@ fn store(forks: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: 
             }
         }
         // a node that is ending does not wait until there is room on a disk
+        let over = here.core.threads.over().clone();
         drop((here, job.take()));
-        for _ in 0..TRY_AGAIN.as_millis() / LOOK_EVERY.as_millis() {
-            forks.upgrade()?;
-            std::thread::sleep(LOOK_EVERY);
+        if !over.sleep(TRY_AGAIN) {
+            return None;
         }
     }
     let forks = forks.upgrade()?;

@@ -17,14 +17,16 @@ impl Forks {
     pub(crate) fn start_watching_tickets(self: &Arc<Self>) -> Result<(), NodeError> {
         let waker = self.tickets.waker();
         let threads = &self.core.threads;
-        threads.keep_waking("ticket-watch", &waker, self, LOOK_EVERY, |forks| {
-            for (id, ticket) in forks.tickets.at_rest() {
-                if let Err(why) = forks.look_after(&id, &ticket) {
-                    let (placement, ticket) = (&ticket.placement, &ticket.ticket);
-                    tracing::warn!(placement, ticket, why, "a ticket was not looked after");
+        Ok(
+            threads.keep_waking("ticket-watch", &waker, self, LOOK_EVERY, |forks| {
+                for (id, ticket) in forks.tickets.at_rest() {
+                    if let Err(why) = forks.look_after(&id, &ticket) {
+                        let (placement, ticket) = (&ticket.placement, &ticket.ticket);
+                        tracing::warn!(placement, ticket, why, "a ticket was not looked after");
+                    }
                 }
-            }
-        })
+            })?,
+        )
     }
 
     fn look_after(&self, id: &str, ticket: &Ticket) -> Result<(), String> {

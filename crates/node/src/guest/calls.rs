@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often clones that a program waits for are checked.
+/// How often clones that a program waits for are checked, and machines with which another operation is under way: neither the
+/// end of a clone on another host nor that of an operation is told to anybody.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often other hosts are asked about their clones.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -165,7 +166,7 @@ impl Guests {
         loop {
             match self.machines.remove_machine(entry.name.as_str(), true) {
                 Err(error) if error.code() == ErrorCode::Busy && Instant::now() < until => {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
                 }
                 Err(error) => return Err(went_wrong(&error)),
                 Ok(()) => return Ok(Answer::Done { ended: 1, lost: 0 }),
@@ -225,7 +226,7 @@ impl Guests {
                         Err(error)
                             if matches!(error.code, ErrorCode::Busy | ErrorCode::NotFound) =>
                         {
-                            std::thread::sleep(LOOK_EVERY);
+                            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
                             continue 'look;
                         }
                         Err(error) => {
@@ -250,7 +251,7 @@ impl Guests {
             if over() {
                 return Err(Refusal::new(codes::TIMEOUT, "nobody waits any more", ""));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
         }
     }
 
@@ -273,7 +274,7 @@ impl Guests {
                         // it has ended by itself meanwhile
                         ErrorCode::NotFound => break,
                         ErrorCode::Busy if Instant::now() < until => {
-                            std::thread::sleep(LOOK_EVERY);
+                            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
                         }
                         _ => break failed.push(format!("{clone}: {error}")),
                     },

@@ -257,22 +257,20 @@ impl Drop for Process {
     }
 }
 
-/// Carries a process's streams to and from its user's connection until either ends.
-pub(crate) async fn relay(user: impl AsyncRead + AsyncWrite, mut process: Process) {
-    let (from_user, to_user) = tokio::io::split(user);
-    let (streams, conversation, stream) = (
-        process.streams.clone(),
-        process.conversation,
-        process.stream,
-    );
-    let line = Line {
-        streams: &streams,
-        conversation,
-        stream,
-    };
-    let down = line.down(&mut process.frames, to_user);
-    let up = line.up(&process.room, from_user);
-    tokio::select! { () = down => (), () = up => () }
+impl Process {
+    /// Carries its streams to and from its user's connection until either ends.
+    pub(crate) async fn relay(mut self, user: impl AsyncRead + AsyncWrite) {
+        let (from_user, to_user) = tokio::io::split(user);
+        let streams = self.streams.clone();
+        let line = Line {
+            streams: &streams,
+            conversation: self.conversation,
+            stream: self.stream,
+        };
+        let down = line.down(&mut self.frames, to_user);
+        let up = line.up(&self.room, from_user);
+        tokio::select! { () = down => (), () = up => () }
+    }
 }
 
 struct Line<'a> {
@@ -503,7 +501,7 @@ mod tests {
             Frame::Open { stream: 1, .. }
         ));
         let (user, node) = tokio::io::duplex(1 << 20);
-        let relay = tokio::spawn(relay(node, process));
+        let relay = tokio::spawn(process.relay(node));
         let (mut from_node, mut to_node) = tokio::io::split(user);
         let mut bytes = Vec::new();
         let input = Frame::Data {
@@ -544,7 +542,7 @@ mod tests {
         let process = streams.start("web", &request()).unwrap();
         let (user, node) = tokio::io::duplex(1 << 10);
         drop(user);
-        relay(node, process).await;
+        process.relay(node).await;
         let frames = sent(&streams, conversation);
         assert_eq!(frames.last(), Some(&Frame::Close { stream: 1 }));
         let mut process = streams.start("web", &request()).unwrap();

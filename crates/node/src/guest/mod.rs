@@ -17,8 +17,6 @@ mod ledger;
 mod meter;
 mod session;
 
-pub(crate) use exec::relay;
-
 use crate::{
     MachineName,
     capture::fresh_place,
@@ -26,7 +24,7 @@ use crate::{
     error::NodeError,
     fork::{Forks, Reserved},
     images::Images,
-    inventory::{Entry, GuestState, Inventory, is_late, is_pending, record::Record},
+    inventory::{Entry, Inventory, is_pending, record::Record},
     machines::Machines,
     network::Networks,
 };
@@ -91,7 +89,7 @@ impl Guests {
         arrived: mpsc::Receiver<MachineName>,
     ) -> Result<(), NodeError> {
         let threads = &self.core.threads;
-        threads.follow(
+        Ok(threads.follow(
             "guests",
             self,
             arrived,
@@ -100,25 +98,24 @@ impl Guests {
                 Some(name) => guests.listen_to(&name),
                 None => guests.drop_unclaimed(),
             },
-        )
+        )?)
     }
 
     fn listen_to(self: &Arc<Self>, name: &MachineName) {
         let Ok(entry) = self.inventory.get(name.as_str()) else {
             return;
         };
-        let Some(vm) = entry.state.read().vm.clone() else {
+        let Some(vm) = entry.state().vm.clone() else {
             return;
         };
         let guests: Weak<Guests> = Arc::downgrade(self);
-        let spawned = std::thread::Builder::new()
-            .name("guest".into())
-            .spawn(move || {
-                session::run(&guests, &entry, &vm);
-                if let Some(guests) = guests.upgrade() {
-                    guests.forget_streams(entry.name.as_str());
-                }
-            });
+        let talk = move || {
+            session::run(&guests, &entry, &vm);
+            if let Some(guests) = guests.upgrade() {
+                guests.forget_streams(entry.name.as_str());
+            }
+        };
+        let spawned = self.core.threads.keep_running("guest", talk);
         if let Err(error) = spawned {
             tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
         }
@@ -183,7 +180,7 @@ impl Guests {
             });
         match done {
             Ok(()) => {
-                entry.state.write().guest.why = None;
+                entry.identity_is_missing(None);
                 self.core
                     .tell(Happened::MachineIdentity, entry.name.as_str(), "in place");
             }
@@ -193,7 +190,7 @@ impl Guests {
 
     fn identity_failed(&self, entry: &Entry, why: &str) {
         let why: String = why.chars().take(200).collect();
-        entry.state.write().guest.why = Some(why.clone());
+        entry.identity_is_missing(Some(why.clone()));
         self.core.tell(
             Happened::MachineIdentity,
             entry.name.as_str(),
@@ -206,13 +203,7 @@ impl Guests {
         if !is_pending(&entry.record()) {
             return;
         }
-        let late = {
-            let mut state = entry.state.write();
-            let late = is_late(state.guest.since) && !state.guest.told;
-            state.guest.told |= late;
-            late
-        };
-        if late {
+        if entry.becomes_late() {
             self.core.tell(
                 Happened::MachineIdentity,
                 entry.name.as_str(),
@@ -223,14 +214,7 @@ impl Guests {
 
     /// Has QEMU's agent set the clock if floe's agent, which the image says is there, does not answer in time.
     fn look_at_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let waited = |guest: &GuestState| guest.since.is_some_and(|s| s.elapsed() > CLOCK_LIMIT);
-        let late = {
-            let guest = &mut entry.state.write().guest;
-            let late = guest.clock_awaited && !guest.agent && waited(guest);
-            guest.clock_awaited &= !late && !guest.agent;
-            late
-        };
-        if late {
+        if entry.clock_is_late(CLOCK_LIMIT) {
             self.machines.set_clock(entry);
         }
     }

@@ -121,13 +121,19 @@ enum Ended {
 
 /// Talks to a machine's guest for as long as its QEMU and the node live.
 pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
-    while guests.strong_count() > 0 && !vm.wait_end(Duration::ZERO) {
+    let Some(over) = guests
+        .upgrade()
+        .map(|guests| guests.core.threads.over().clone())
+    else {
+        return;
+    };
+    while guests.strong_count() > 0 && !over.is_cancelled() && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
                 tracing::debug!(machine = %entry.name, %error, "the guest's port can't be reached");
-                std::thread::sleep(AGAIN);
+                over.sleep(AGAIN);
                 continue;
             }
         };
@@ -141,9 +147,11 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
                         .core
                         .tell(Happened::MachineGarbage, entry.name.as_str(), said);
                 }
-                std::thread::sleep(HUNG_UP);
+                over.sleep(HUNG_UP);
             }
-            Ok(Ended::Closed) | Err(_) => std::thread::sleep(AGAIN),
+            Ok(Ended::Closed) | Err(_) => {
+                over.sleep(AGAIN);
+            }
         }
     }
 }
@@ -251,10 +259,10 @@ fn heard(
             let conversation = link.streams.begin(frames);
             if frames {
                 let link = link.clone();
-                let thread = std::thread::Builder::new().name("guest-frames".into());
-                thread.spawn(move || link.send_frames(conversation))?;
+                let threads = &guests.core.threads;
+                threads.start("guest-frames", move || link.send_frames(conversation))?;
             }
-            entry.state.write().guest.agent = true;
+            entry.agent_answers();
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }
@@ -308,8 +316,7 @@ fn begin(
         given.under_way.fetch_sub(1, Ordering::SeqCst);
         given.answer(session, number, answer);
     };
-    let thread = std::thread::Builder::new().name("guest-call".into());
-    if let Err(error) = thread.spawn(work) {
+    if let Err(error) = floe_threads::spawn("guest-call", work) {
         link.under_way.fetch_sub(1, Ordering::SeqCst);
         link.answer(session, number, busy(error.to_string()));
     }

@@ -9,6 +9,7 @@ mod disk_extent;
 pub(crate) mod disk_format;
 mod disk_import;
 mod mounted;
+mod named;
 mod qemu_img;
 pub mod sources;
 mod starts;
@@ -17,7 +18,7 @@ mod transfers;
 mod unpack;
 mod uploads;
 
-pub(crate) use mounted::{ImageUser, Wish};
+pub(crate) use mounted::{ImageUser, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     images::{
         disk_format::Format,
         disk_import::{open_disk, open_input},
+        named::named,
         qemu_img::DiskImage,
         sources::Sources,
     },
@@ -65,24 +67,25 @@ pub(crate) struct Images {
     pub sources: Sources,
     /// How long recent runs took, by image.
     pub starts: Starts,
-    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to.
+    /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to. It is held
+    /// while files are synced: it orders what stores and what removes, and no fault or reader of an image takes it.
     pub storing: RwLock<()>,
     /// `None` once the node is ending.
     mount: RwLock<Option<Mount>>,
     /// Sends the planner's wishes that machines pause or go on.
-    wishes: mpsc::Sender<Wish>,
+    wishes: mpsc::SyncSender<Wish>,
     users: RwLock<Vec<Weak<dyn ImageUser>>>,
 }
 
 impl Images {
-    /// Creates the service. `wishes` receives when machines are to pause for an image, and when they may go on.
+    /// Creates the service. `wishes` receives when machines are to pause for their images, and when they may go on.
     pub fn new(
         core: Arc<Core>,
         repo: Repository,
         cache: Arc<Cache>,
         sources: Sources,
         mount: Mount,
-        wishes: mpsc::Sender<Wish>,
+        wishes: mpsc::SyncSender<Wish>,
     ) -> Arc<Images> {
         Arc::new(Images {
             starts: Starts::open(&core.home),
@@ -119,7 +122,7 @@ impl Images {
 
     /// Returns everything known of one image.
     pub fn image(&self, image: &str) -> Result<ImageDetail, NodeError> {
-        let id = self.repo.resolve(image)?;
+        let id = named(&self.repo, image)?;
         let inspection = self.repo.inspect(&id)?;
         let manifest = &inspection.manifest;
         let config = &manifest.config;
@@ -263,7 +266,7 @@ impl Images {
 
     /// Reads and hashes all of an image.
     pub fn verify_image(&self, image: &str, report: &mut Report) -> Result<Outcome, NodeError> {
-        let id = self.repo.resolve(image)?;
+        let id = named(&self.repo, image)?;
         let line = report.progress_line("verify", "bytes");
         let found = self
             .repo
@@ -298,7 +301,7 @@ impl Images {
     /// Gives an image an additional name.
     pub fn tag(&self, request: &TagRequest) -> Result<(), NodeError> {
         let name = parse_name(&request.name)?;
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         self.repo.tag(&name, &id)?;
         self.core
             .tell(Happened::ImageTagged, &id.short(), name.to_string());
@@ -315,7 +318,7 @@ impl Images {
 
     /// Removes a name. With the last name, or with `force`, the image is removed, and all data that only it needed.
     pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, NodeError> {
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         let names = self.repo.inspect(&id)?.names;
         let given = ImageName::parse(&request.image)
             .ok()
@@ -397,7 +400,7 @@ impl Images {
                 "overwrite it with --force",
             ));
         }
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         let dir = to.parent().unwrap_or(Path::new("/"));
         let beside = tempfile::Builder::new()
             .prefix(".floe-export")

@@ -34,36 +34,30 @@ pub(crate) trait ImageUser: Send + Sync {
     fn removed(&self, _image: &Hash) {}
 }
 
-/// The planner's wish for an image: that its machines pause while it is fetched, or that they go on.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How many of the planner's wishes may wait for the thread that carries them out; then the threads that report them wait.
+pub(crate) const WISHES_QUEUED_MAX: usize = 256;
+
+/// The planner's wish for a machine: that it pauses while its image is fetched, or that it goes on.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wish {
-    /// The image.
-    pub image: Hash,
-    /// Whether the machines are to pause (true) or to go on.
+    /// The machine's name on the mount.
+    pub machine: String,
+    /// Whether it is to pause (true) or to go on.
     pub pause: bool,
-    /// What they wait for.
+    /// What it waits for.
     pub buffering: floe_api::Buffering,
 }
 
 impl Wish {
-    /// Converts what the mount reported about an image.
-    fn of(image: Hash, said: &Buffering) -> Wish {
+    /// Converts what the mount reported about a machine.
+    fn of(machine: &str, said: &Buffering) -> Wish {
         Wish {
-            image,
+            machine: machine.to_owned(),
             pause: said.pause,
             buffering: floe_api::Buffering {
                 missing_bytes: said.missing_bytes,
                 eta_s: said.eta_us as f64 / 1e6,
             },
-        }
-    }
-
-    /// Returns the wish that machines of an image go on, once nobody waits for it any more.
-    fn over(image: Hash) -> Wish {
-        Wish {
-            image,
-            pause: false,
-            buffering: floe_api::Buffering::default(),
         }
     }
 }
@@ -116,9 +110,9 @@ impl Images {
             })
         })?;
         let wishes = self.wishes.clone();
-        image.on_buffering(move |said| {
+        image.on_buffering(move |machine, said| {
             // nobody receives while the node is ending
-            let _ = wishes.send(Wish::of(id, &said));
+            let _ = wishes.send(Wish::of(machine, &said));
         });
         Ok(image)
     }
@@ -128,7 +122,6 @@ impl Images {
         let users = self.users();
         let stays = |user: &Arc<dyn ImageUser>| user.user_of(id).is_some() || user.keeps_shown(id);
         if !users.iter().any(stays) {
-            let _ = self.wishes.send(Wish::over(*id));
             // an image that was never on the mount is not an error
             let _ = self.with_mount(|mount| mount.remove_image(id));
         }

@@ -6,19 +6,19 @@
 use crate::{
     error::{NodeError, at, failed, refused},
     images::disk_format::Format,
-    report::{CANCEL_POLL, ProgressLine},
+    report::ProgressLine,
 };
 use floe_machine::{
     Programs,
     tool::{INPUT, OUTPUT, Tool},
 };
+use floe_threads::Waited;
 use std::{
     fs::File,
     io::{self, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Child, ChildStderr},
-    sync::mpsc,
     time::{Duration, Instant},
 };
 use tempfile::NamedTempFile;
@@ -100,41 +100,34 @@ fn watch(
     limit: Duration,
     progress: &ProgressLine,
 ) -> Result<(), NodeError> {
-    let (percents, seen) = mpsc::channel();
     let pipe = child.stderr.take();
-    let listener = std::thread::Builder::new()
-        .name("qemu-img".into())
-        .spawn(move || pipe.map(|pipe| listen(pipe, &percents)).unwrap_or_default());
-    let end = |child: &mut Child| {
-        let _ = child.kill(); // it may have ended already
-        let _ = child.wait();
-    };
-    let listener = listener
-        .map_err(at("cannot listen to qemu-img"))
-        .inspect_err(|_| end(&mut child))?;
-    let until = Instant::now() + limit;
-    let status = loop {
-        if let Some(percent) = seen.try_iter().last() {
-            progress.at((percent * 100.0) as u64, 10_000);
+    let until = Instant::now().checked_add(limit);
+    let (waited, status, said) = floe_threads::scope(|scope| {
+        let hear = || pipe.map(|pipe| listen(pipe, progress)).unwrap_or_default();
+        let listener = scope.try_spawn("qemu-img", hear);
+        let waited = match &listener {
+            Ok(_) => floe_threads::ended(&child, until, Some(progress.cancel())),
+            Err(_) => Ok(Waited::TimedOut),
+        };
+        if !matches!(waited, Ok(Waited::Come(()))) {
+            let _ = child.kill(); // it may have ended already
         }
-        let late = Instant::now() > until;
-        if late || !progress.goes_on() {
-            end(&mut child);
-            let _ = listener.join();
-            if !late {
-                return Err(NodeError::Cancelled);
-            }
+        let status = child.wait();
+        let said = listener.map(|listener| listener.join().unwrap_or_default());
+        (waited, status, said)
+    });
+    let said = said?;
+    match waited.map_err(at("cannot wait for qemu-img"))? {
+        Waited::Come(()) => {}
+        Waited::Cancelled => return Err(NodeError::Cancelled),
+        Waited::TimedOut => {
             return Err(failed(
                 format!("converting {shown} took longer than {} s", limit.as_secs()),
                 "convert it yourself: qemu-img convert -O raw IN OUT",
             ));
         }
-        if let Some(status) = child.try_wait().map_err(at("cannot wait for qemu-img"))? {
-            break status;
-        }
-        std::thread::sleep(CANCEL_POLL);
-    };
-    let said = listener.join().unwrap_or_default();
+    }
+    let status = status.map_err(at("cannot wait for qemu-img"))?;
     if status.success() {
         return Ok(());
     }
@@ -148,14 +141,14 @@ fn watch(
     ))
 }
 
-/// Reads its output to the end: sends the progress, and returns the last of the rest.
-fn listen(mut pipe: ChildStderr, percents: &mpsc::Sender<f64>) -> String {
+/// Reads its output to the end: reports the progress, and returns the last of the rest.
+fn listen(mut pipe: ChildStderr, progress: &ProgressLine) -> String {
     let mut said = Vec::new();
     let mut buffer = [0; 4096];
     while let Ok(len @ 1..) = pipe.read(&mut buffer) {
         let news = &buffer[..len];
         if let Some(percent) = last_percent(news) {
-            let _ = percents.send(percent);
+            progress.at((percent * 100.0) as u64, 10_000);
         }
         said.extend_from_slice(news);
         let excess = said.len().saturating_sub(2 * SAID_BYTES_MAX);

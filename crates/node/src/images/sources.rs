@@ -2,7 +2,10 @@
 
 use crate::{
     error::{NodeError, usage},
-    images::address::{Reference, is_address, references},
+    images::{
+        address::{Reference, is_address, references},
+        named::named,
+    },
     inventory::record::Origin,
 };
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
@@ -161,7 +164,7 @@ impl Sources {
         mut stage: impl FnMut(&str) -> Result<(), NodeError>,
     ) -> Result<Found, NodeError> {
         if !is_address(image) && more.is_empty() {
-            let id = self.repo.resolve(image)?;
+            let id = named(&self.repo, image)?;
             stage("resolve")?;
             let manifest = self.repo.manifest(&id)?;
             stage("manifest")?;

@@ -2,7 +2,7 @@
 
 use crate::{
     error::{NodeError, at, not_found},
-    images::Images,
+    images::{Images, named::named},
 };
 use floe_front::page::thumbnail::{THUMB_BYTES_MAX, THUMB_REGION, is_png, of_screen};
 use floe_image::Hash;
@@ -11,7 +11,7 @@ use floe_machine::Machine;
 impl Images {
     /// Returns an image's id and its thumbnail as PNG.
     pub fn thumbnail(&self, image: &str) -> Result<(Hash, Vec<u8>), NodeError> {
-        let id = self.repo.resolve(image)?;
+        let id = named(&self.repo, image)?;
         let none = || not_found(format!("image {} has no thumbnail", id.short()), "");
         if self.repo.manifest(&id)?.region(THUMB_REGION).is_none() {
             return Err(none());

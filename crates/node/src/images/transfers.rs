@@ -5,6 +5,7 @@ use crate::{
     images::{
         Images,
         address::is_address,
+        named::named,
         parse_name,
         sources::{Found, bind_token},
     },
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 impl Images {
     /// Sends an image to a hub, or writes it into a directory of static files.
     pub fn push(&self, request: &PushRequest, report: &mut Report) -> Result<Outcome, NodeError> {
-        let id = self.repo.resolve(&request.image)?;
+        let id = named(&self.repo, &request.image)?;
         // the name there: the one that was asked for, else the local one that the user pushed by
         let name = match &request.name {
             Some(name) => Some(parse_name(name)?),

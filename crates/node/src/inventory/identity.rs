@@ -33,7 +33,7 @@ impl Entry {
     pub(crate) fn wait_for_identity(&self) -> Result<(), NodeError> {
         while is_pending(&self.record()) {
             let (late, why) = {
-                let guest = &self.state.read().guest;
+                let guest = &self.state().guest;
                 (is_late(guest.since), guest.why.clone())
             };
             if late || why.is_some() {
@@ -43,6 +43,7 @@ impl Entry {
                     format!("floe kill {}, and clone its parent again", self.name),
                 ));
             }
+            // the guest's answer is written into the record, which wakes nobody
             std::thread::sleep(LOOK_EVERY);
         }
         Ok(())
@@ -50,15 +51,47 @@ impl Entry {
 
     /// Sets or removes the label that says whether clones of this image have an agent that puts their identity in place.
     pub fn label_agent(&self, config: &mut MachineConfig) {
-        match self.state.read().guest.agent {
+        match self.state().guest.agent {
             true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
             false => config.labels.remove(AGENT_LABEL),
         };
     }
 
+    /// Notes that an agent in its guest has answered.
+    pub fn agent_answers(&self) {
+        self.state.write().guest.agent = true;
+    }
+
+    /// Notes why its identity is not in place; `None` once it is.
+    pub fn identity_is_missing(&self, why: Option<String>) {
+        self.state.write().guest.why = why;
+    }
+
+    /// Whether its guest takes too long to take its identity; true only once for each QEMU.
+    pub fn becomes_late(&self) -> bool {
+        let guest = &mut self.state.write().guest;
+        let late = is_late(guest.since) && !guest.told;
+        guest.told |= late;
+        late
+    }
+
+    /// Notes that floe's agent in the guest is expected to set the clock.
+    pub fn awaits_clock(&self) {
+        self.state.write().guest.clock_awaited = true;
+    }
+
+    /// Whether that agent has not answered within `limit`; true only once.
+    pub fn clock_is_late(&self, limit: Duration) -> bool {
+        let guest = &mut self.state.write().guest;
+        let waited = guest.since.is_some_and(|since| since.elapsed() > limit);
+        let late = guest.clock_awaited && !guest.agent && waited;
+        guest.clock_awaited &= !late && !guest.agent;
+        late
+    }
+
     /// Returns what is shown about a clone whose identity is not in place; `None` for any other machine.
     pub fn identity_detail(&self) -> Option<String> {
-        let state = self.state.read();
+        let state = self.state();
         if !is_pending(&state.record) || state.vm.is_none() {
             return None;
         }
@@ -80,6 +113,6 @@ pub(crate) fn is_pending(record: &Record) -> bool {
 }
 
 /// Whether a clone whose QEMU started at `since` has waited too long for its guest's agent.
-pub(crate) fn is_late(since: Option<Instant>) -> bool {
+fn is_late(since: Option<Instant>) -> bool {
     since.is_some_and(|since| since.elapsed() > IDENTITY_LIMIT)
 }

@@ -1,31 +1,35 @@
 //! The node's list of machines, what is known of each, and the rule that a machine has one operation at a time.
 //!
-//! A call begins its operation first and holds it until it returns. Locks of a machine, in this order: `pauses`, `operation`,
-//! `standing`, `writing`, `state`. Everybody reads `state`, so it is never held while the disk is waited for. The list's own
-//! lock is held only briefly.
+//! A call begins its operation first and holds it until it changes nothing more. What changes about a machine is private to this
+//! room: other services read it and call verbs ([`Entry::drive`] for its life, `parts` for what it is made of, `identity` for
+//! its guest). Locks of a machine, in this order: `pauses`, `driving`, `writing`, then `life` and `state`. Everybody reads those
+//! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
 mod identity;
 pub(crate) mod lifecycle;
+mod parts;
 mod pauses;
 pub mod record;
 
-pub(crate) use identity::{AGENT_LABEL, GuestState, is_late, is_pending};
-pub(crate) use pauses::{Pauses, now_us};
+pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
+pub(crate) use pauses::Pauses;
 
 use crate::{
     MachineName,
     error::{NodeError, busy, failed, not_found},
     inventory::{
-        lifecycle::{Standing, Task},
+        lifecycle::{Life, OnDisk, Phase, Task, Tell},
         record::{Record, Wanted},
     },
+    names::similar,
     reserve::Reserve,
 };
+use floe_api::PauseReason;
 use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -37,10 +41,10 @@ use std::{
 const SHORT_WAIT: Duration = Duration::from_secs(60);
 
 /// All machines by name.
-#[derive(Default)]
 pub(crate) struct Inventory {
     entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
     reserve: Arc<Reserve>,
+    tell: Tell,
 }
 
 /// One machine.
@@ -49,20 +53,22 @@ pub(crate) struct Entry {
     pub name: MachineName,
     /// Its directory, `machines/NAME`.
     pub dir: PathBuf,
-    /// The operation under way.
-    pub operation: Mutex<Option<Task>>,
+    /// Its phase, its operation, and why it stands still.
+    life: Mutex<Life>,
     /// Notified when an operation has ended.
     idle: Condvar,
+    /// Held while what its life demands is carried out.
+    driving: Mutex<()>,
     /// Held while the record is changed and written, so that nothing else is locked during the write.
     writing: Mutex<()>,
     /// When it was paused for buffering.
-    pub pauses: Mutex<Pauses>,
-    /// For which reasons it stands still.
-    pub standing: Mutex<Standing>,
+    pauses: Mutex<Pauses>,
     /// Everything else that changes.
-    pub state: RwLock<State>,
+    state: RwLock<State>,
     /// Disk space set aside for its record, for when the disk is full.
     reserve: Arc<Reserve>,
+    /// Publishes its events.
+    tell: Tell,
 }
 
 /// What changes about a machine.
@@ -77,10 +83,6 @@ pub(crate) struct State {
     pub images: Vec<ImageHandle>,
     /// Fetches its image's chunks.
     pub fetcher: Option<Arc<Fetcher>>,
-    /// Whether its QEMU ended badly.
-    pub failed: bool,
-    /// Why a clone stands still: it needs its parent's node, which does not answer.
-    pub orphaned: Option<String>,
     /// What is known of its guest.
     pub guest: GuestState,
     /// Length in bytes of its trace file when the trace was last taken.
@@ -98,8 +100,6 @@ impl State {
             disks: None,
             images: Vec::new(),
             fetcher: None,
-            failed: false,
-            orphaned: None,
             guest: GuestState::default(),
             taken_bytes: 0,
             wire_before: 0,
@@ -123,20 +123,47 @@ impl std::ops::Deref for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        *self.entry.operation.lock() = None;
+        self.entry.life.lock().finish();
         self.entry.idle.notify_all();
     }
 }
 
 impl Entry {
-    /// Returns a copy of the record.
-    pub fn record(&self) -> Record {
-        self.state.read().record.clone()
+    /// Returns what changes about it, for reading.
+    pub fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read()
     }
 
-    /// Changes the record, on the disk first. The record of a machine that is being removed stays as it is: writing it would
-    /// create its directory again.
+    /// Returns a copy of its life as it is now.
+    pub fn life(&self) -> Life {
+        self.life.lock().clone()
+    }
+
+    /// Returns a copy of the record.
+    pub fn record(&self) -> Record {
+        self.state().record.clone()
+    }
+
+    /// Changes the record, on the disk first. `wanted` and `pauses` stay as they are: only [`Entry::drive`] changes those. The
+    /// record of a machine that is being removed stays as it is: writing it would create its directory again.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
+        self.save(|record| {
+            let (wanted, pauses) = (record.wanted, record.pauses.clone());
+            change(record);
+            (record.wanted, record.pauses) = (wanted, pauses);
+        })
+    }
+
+    /// Writes what the record says of the machine's life, with another change.
+    fn write(&self, on_disk: &OnDisk, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
+        self.save(|record| {
+            change(record);
+            record.wanted = on_disk.wanted;
+            record.pauses = on_disk.pauses.clone();
+        })
+    }
+
+    fn save(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
         let _writing = self.writing.lock();
         let before = self.record();
         if before.wanted == Wanted::Removing {
@@ -156,10 +183,11 @@ impl Entry {
         Ok(())
     }
 
-    /// Changes the record in memory only; it is written down with the next [`Entry::update`].
-    pub fn amend(&self, change: impl FnOnce(&mut Record)) {
+    /// Changes where the machine's files are, in memory only; it is written down with the next [`Entry::update`].
+    pub fn moves_to(&self, place: String, mount_name: String, uid: Option<u32>) {
         let _writing = self.writing.lock();
-        change(&mut self.state.write().record);
+        let record = &mut self.state.write().record;
+        (record.place, record.mount_name, record.uid) = (place, mount_name, uid);
     }
 
     /// Returns its QEMU, or an error that says that there is none.
@@ -174,42 +202,41 @@ impl Entry {
 
     /// Whether it should be running but this node has no QEMU of it yet: one of an earlier node's has not answered so far.
     pub fn waits_for_adoption(&self) -> bool {
-        let state = self.state.read();
-        state.record.wanted == Wanted::Running && state.vm.is_none()
+        self.life.lock().phase() == Phase::Left
     }
 
     /// Begins an operation, or returns an error that names the one under way. Short tasks ([`Task::is_short`]) are waited
     /// for, since no user has asked for them.
     pub fn begin(self: &Arc<Self>, what: Task) -> Result<Operation, NodeError> {
         let until = Instant::now() + SHORT_WAIT;
-        let mut operation = self.operation.lock();
-        while operation.is_some_and(Task::is_short) && Instant::now() < until {
-            self.idle.wait_until(&mut operation, until);
+        let mut life = self.life.lock();
+        while life.task().is_some_and(Task::is_short) && Instant::now() < until {
+            self.idle.wait_until(&mut life, until);
         }
-        if let Some(other) = *operation {
+        if let Err(other) = life.begin(what) {
             return Err(busy(
                 format!("machine {}: {other} is under way", self.name),
                 format!("wait for it to end, then {what} again"),
             ));
         }
-        *operation = Some(what);
         Ok(Operation {
             entry: self.clone(),
         })
     }
 
-    /// Returns the operation under way, if any.
-    pub fn operation(&self) -> Option<Task> {
-        *self.operation.lock()
+    /// Returns why its CPUs stand still.
+    pub fn reasons(&self) -> Vec<PauseReason> {
+        self.life.lock().reasons()
     }
 }
 
 impl Inventory {
-    /// Returns an empty list. Machines' records get room on a full disk from `reserve`.
-    pub fn new(reserve: Arc<Reserve>) -> Inventory {
+    /// Returns an empty list. Machines' records get room on a full disk from `reserve`; `tell` publishes what happens to machines.
+    pub fn new(reserve: Arc<Reserve>, tell: Tell) -> Inventory {
         Inventory {
             entries: RwLock::default(),
             reserve,
+            tell,
         }
     }
 
@@ -228,11 +255,15 @@ impl Inventory {
         let parsed: MachineName = name
             .parse()
             .map_err(|error: crate::NameError| crate::error::usage(error.to_string(), ""))?;
-        self.entries
-            .read()
-            .get(&parsed)
-            .cloned()
-            .ok_or_else(|| not_found(format!("there is no machine {name}"), "see `floe ps`"))
+        let entries = self.entries.read();
+        entries.get(&parsed).cloned().ok_or_else(|| {
+            let near = similar(name, entries.keys().map(MachineName::as_str));
+            let fix = near.map_or_else(
+                || "see `floe ps`".to_owned(),
+                |near| format!("did you mean {near}? `floe ps` lists all"),
+            );
+            not_found(format!("there is no machine {name}"), fix)
+        })
     }
 
     /// Returns the user ids of all machines.
@@ -289,16 +320,24 @@ impl Inventory {
         record: Record,
         operation: Option<Task>,
     ) -> Arc<Entry> {
+        let mut life = Life::recorded(OnDisk {
+            wanted: record.wanted,
+            pauses: record.pauses.clone(),
+        });
+        if let Some(task) = operation {
+            let _ = life.begin(task); // a new life has no other
+        }
         Arc::new(Entry {
             name: name.clone(),
             dir,
-            operation: Mutex::new(operation),
+            life: Mutex::new(life),
             idle: Condvar::new(),
+            driving: Mutex::default(),
             writing: Mutex::default(),
             pauses: Mutex::default(),
-            standing: Mutex::new(Standing::recorded(record.pauses.clone())),
             state: RwLock::new(State::new(record)),
             reserve: self.reserve.clone(),
+            tell: self.tell.clone(),
         })
     }
 
@@ -310,7 +349,7 @@ impl Inventory {
     /// Returns in words which machine uses an image, if any does.
     pub fn user_of(&self, id: &Hash) -> Option<String> {
         self.all().iter().find_map(|entry| {
-            let state = entry.state.read();
+            let state = entry.state();
             let uses = state.record.image == *id || state.record.disk_base == *id;
             uses.then(|| format!("machine {}", entry.name))
         })
@@ -330,15 +369,13 @@ impl Inventory {
 
     /// Whether any machine has a QEMU.
     pub fn any_running(&self) -> bool {
-        self.all()
-            .iter()
-            .any(|entry| entry.state.read().vm.is_some())
+        self.all().iter().any(|entry| entry.state().vm.is_some())
     }
 
     /// Flushes the disks of all machines, and leaves the machines running.
     pub fn leave(&self) {
         for entry in self.all() {
-            let state = entry.state.read();
+            let state = entry.state();
             if let Some(disks) = &state.disks
                 && let Err(error) = disks.flush()
             {
@@ -351,7 +388,7 @@ impl Inventory {
 fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
     let entries = entries.values();
     entries
-        .filter_map(|entry| entry.state.read().record.uid)
+        .filter_map(|entry| entry.state().record.uid)
         .collect()
 }
 
@@ -360,6 +397,10 @@ mod tests {
     use super::*;
     use crate::inventory::record::{Origin, RECORD_VERSION};
     use floe_api::ErrorCode;
+
+    fn inventory() -> Inventory {
+        Inventory::new(Arc::default(), Arc::new(|_, _, _| ()))
+    }
 
     fn record(name: &MachineName, uid: u32) -> Record {
         Record {
@@ -400,7 +441,7 @@ mod tests {
 
     #[test]
     fn two_operations_on_one_machine_are_refused_by_name() {
-        let machines = Inventory::default();
+        let machines = inventory();
         let first = reserve(&machines, Some("web")).unwrap();
         let error = machines
             .get("web")
@@ -420,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_name_is_taken_once_and_every_machine_has_a_user_of_its_own() {
-        let machines = Inventory::default();
+        let machines = inventory();
         let kept: Vec<_> = (0..3).map(|_| reserve(&machines, None).unwrap()).collect();
         let names: Vec<_> = kept
             .iter()
@@ -450,7 +491,7 @@ mod tests {
 
     #[test]
     fn an_unknown_machine_is_not_found_and_a_strange_name_is_refused() {
-        let machines = Inventory::default();
+        let machines = inventory();
         assert_eq!(
             machines.get("web").err().unwrap().to_api().code,
             ErrorCode::NotFound
@@ -463,7 +504,7 @@ mod tests {
 
     #[test]
     fn an_image_is_in_use_by_what_runs_and_by_what_its_disks_stand_on() {
-        let machines = Inventory::default();
+        let machines = inventory();
         let _web = reserve(&machines, Some("web")).unwrap();
         assert!(
             machines

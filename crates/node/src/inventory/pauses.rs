@@ -1,6 +1,13 @@
 //! When a machine was paused for buffering: shown to its user, and left out of its trace.
 
-use floe_api::Buffering;
+use super::{
+    Entry,
+    lifecycle::{Event, Gone},
+    record::Record,
+};
+use crate::error::NodeError;
+use floe_api::{Buffering, PauseReason};
+use floe_machine::Status;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How many pauses are kept for a machine, to be left out of its trace.
@@ -63,6 +70,98 @@ impl Pauses {
             }
             self.over.push((since, now_us.max(since)));
         }
+    }
+}
+
+impl Entry {
+    /// Returns when it was paused for buffering: begin and end of each pause, in microseconds of Unix time.
+    pub fn pauses(&self) -> Vec<(u64, u64)> {
+        self.pauses.lock().all(now_us())
+    }
+
+    /// Returns what it waits for, if it is paused for buffering.
+    pub fn buffering(&self) -> Option<Buffering> {
+        self.pauses.lock().buffering()
+    }
+
+    /// Returns how often it was paused for buffering, and for how many seconds together.
+    pub fn paused_for_buffering(&self) -> (u64, f64) {
+        self.pauses.lock().sum(now_us())
+    }
+
+    /// Whether it is paused for buffering, or such a pause is just beginning or ending.
+    pub fn stands_still(&self) -> bool {
+        let pauses = self.pauses.try_lock();
+        pauses.is_none_or(|pauses| pauses.since_us.is_some())
+    }
+
+    /// Reads when it was paused under earlier nodes.
+    pub fn load_pauses(&self) {
+        *self.pauses.lock() = Pauses::load(&self.dir);
+    }
+
+    /// Does what the planner of its image wishes: pauses it until what `buffering` tells of has arrived, or lets it go on.
+    /// Returns false if that must be tried again.
+    pub fn follow_planner(&self, pause: bool, buffering: Buffering) -> Result<bool, NodeError> {
+        let mut pauses = self.pauses.lock();
+        pauses.buffering = buffering;
+        if !pause {
+            return self
+                .end_buffering(&mut pauses, Event::EpisodeEnds)
+                .map(|()| true);
+        }
+        if self.life.lock().needs_no_buffering() {
+            return Ok(true);
+        }
+        let Some(vm) = self.state().vm.clone() else {
+            return Ok(false);
+        };
+        if vm.status()? != Status::Running || !self.drive(Event::Begins(PauseReason::Buffering))? {
+            return Ok(false);
+        }
+        pauses.since_us = Some(now_us());
+        Ok(true)
+    }
+
+    /// Ends the pause for buffering, if there is one.
+    fn end_buffering(&self, pauses: &mut Pauses, event: Event) -> Result<(), NodeError> {
+        self.drive(event)?;
+        if pauses.since_us.is_none() {
+            return Ok(());
+        }
+        pauses.end(now_us());
+        pauses.save(&self.dir)
+    }
+
+    /// Ends the pause for buffering because an operation follows; the machine may buffer again after that.
+    pub fn stop_buffering(&self) -> Result<(), NodeError> {
+        let mut pauses = self.pauses.lock();
+        self.end_buffering(&mut pauses, Event::Ends(PauseReason::Buffering))
+    }
+
+    /// Lets the machine go on because its user wants that, whatever it was waiting for. `still` is whether QEMU says that it
+    /// stands.
+    pub fn go_on_at_once(&self, still: bool) -> Result<(), NodeError> {
+        let mut pauses = self.pauses.lock();
+        self.end_buffering(&mut pauses, Event::UserContinues { still })
+    }
+
+    /// Lets the machine go on because its guest is about to be asked to power down.
+    pub fn wake(&self) -> Result<(), NodeError> {
+        let mut pauses = self.pauses.lock();
+        self.end_buffering(&mut pauses, Event::Wakes)
+    }
+
+    /// Notes that the machine has no QEMU any more, with a remark for its user.
+    pub fn gone(&self, gone: Gone, remark: &str) -> Result<(), NodeError> {
+        self.pauses.lock().end(now_us());
+        let detail = gone.detail();
+        let change = |record: &mut Record| {
+            if let Some(detail) = detail {
+                record.detail = detail + remark;
+            }
+        };
+        self.drive_with(Event::Gone(gone), change).map(drop)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::MachineName;
 use floe_api::{
-    HostAccess, Identity, Limits, MulticastGroup, PortForward,
+    HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_image::{Hash, MachineConfig};
@@ -40,7 +40,7 @@ pub struct Record {
     pub forwards: Vec<PortForward>,
     /// Whether the running QEMU was restored (false after a cold start).
     pub restored: bool,
-    /// Whether a QEMU should be running.
+    /// Whether a QEMU should be running. Only `lifecycle` changes this and `pauses`.
     pub wanted: Wanted,
     /// A remark for the user (`the guest was reset and started cold from its disks`).
     pub detail: String,
@@ -108,32 +108,6 @@ pub struct Family {
 
 fn yes() -> bool {
     true
-}
-
-/// Why the guest of a machine that should run is stopped. It goes on once no reason is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PauseReason {
-    /// The user paused it.
-    User,
-    /// What it needs next has not arrived yet.
-    Buffering,
-    /// It is a clone and its parent's node does not answer.
-    Orphaned,
-    /// Its state is being taken, for a capture or a fork.
-    Capture,
-    /// The host's disk has no room for what it writes.
-    DiskFull,
-}
-
-impl PauseReason {
-    /// Whether the reason is over once the node process that had it has ended.
-    pub fn ends_with_its_node(self) -> bool {
-        match self {
-            PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
-            PauseReason::User | PauseReason::DiskFull => false,
-        }
-    }
 }
 
 fn pauses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeSet<PauseReason>, D::Error> {

@@ -4,8 +4,7 @@ use crate::{
     error::{NodeError, at, busy, failed, not_found},
     inventory::{
         Entry, Operation,
-        lifecycle::{Qemu, Task, status},
-        record::Wanted,
+        lifecycle::{Event, Gone, Phase, Qemu, Task, foremost, status},
     },
     machines::{
         Machines,
@@ -50,33 +49,35 @@ impl Machines {
     }
 
     /// Returns what is shown of a machine.
+    // Long: one structure, field by field.
     pub(crate) fn info_of(&self, entry: &Entry) -> MachineInfo {
-        let (record, vm, disks, fetcher, failed, orphaned) = {
-            let state = entry.state.read();
+        let (record, vm, disks, fetcher) = {
+            let state = entry.state();
             (
                 state.record.clone(),
                 state.vm.clone(),
                 state.disks.clone(),
                 state.fetcher.clone(),
-                state.failed,
-                state.orphaned.clone(),
             )
         };
+        let life = entry.life();
         let mut detail = record.detail.clone();
+        let mut paused_for = life.reasons();
         // the QEMU of an orphaned clone may wait for memory that it cannot get, and then does not answer
-        let status_of = |vm: &Machine| match &orphaned {
+        let status_of = |vm: &Machine| match life.orphaned() {
             Some(_) => Ok(Status::Paused),
             None => vm.status(),
         };
-        let mut qemu = vm.as_ref().map_or(Qemu::None, |vm| match status_of(vm) {
+        let qemu = vm.as_ref().map_or(Qemu::None, |vm| match status_of(vm) {
             Ok(Status::IoError { disk, no_space }) => {
                 detail = why_stopped(&record.name, &disk, no_space, disks.as_ref());
+                if !paused_for.contains(&PauseReason::Disk) {
+                    paused_for.push(PauseReason::Disk);
+                }
                 Qemu::Still
             }
             Ok(Status::Paused) => {
-                if let Some(why) = &orphaned {
-                    detail = why.clone();
-                } else if let Some(operation) = entry.operation() {
+                if let Some(operation) = life.task() {
                     detail = format!("{operation} is under way");
                 }
                 Qemu::Still
@@ -88,21 +89,34 @@ impl Machines {
                 Qemu::Still
             }
         });
-        if let (None, Wanted::Running, Some(why)) = (&vm, record.wanted, &orphaned) {
-            // its QEMU waits for memory that it cannot get, and has never answered this node
-            qemu = Qemu::Still;
-            detail = why.clone();
+        if life.orphaned().is_some() && matches!(life.phase(), Phase::Left | Phase::Running) {
+            if !paused_for.contains(&PauseReason::Orphaned) {
+                paused_for.push(PauseReason::Orphaned);
+            }
+        } else if life.phase() == Phase::Left {
+            detail = match life.task() {
+                Some(Task::Adopt) => "it is being taken over from the earlier node".into(),
+                _ => "its QEMU does not answer this node yet".into(),
+            };
         }
-        let task = entry.operation();
-        let adopting = qemu == Qemu::None && task == Some(Task::Adopt);
-        if adopting && record.wanted == Wanted::Running {
-            detail = "it is being taken over from the earlier node".into();
+        let why = foremost(&paused_for);
+        match why {
+            Some(PauseReason::Orphaned) => detail = life.orphaned().unwrap_or_default().into(),
+            Some(PauseReason::User) => {
+                detail = {
+                    format!(
+                        "paused by its user; floe resume {} lets it go on",
+                        record.name
+                    )
+                }
+            }
+            _ => {}
         }
         if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
             detail = why;
         }
         let buffering = entry.buffering();
-        if let Some(wait) = buffering {
+        if let Some(wait) = buffering.filter(|_| why == Some(PauseReason::Buffering)) {
             detail = format!(
                 "{:.1} MiB still to come, about {:.0} s; floe start {} to go on at once",
                 wait.missing_bytes as f64 / f64::from(1 << 20),
@@ -128,7 +142,12 @@ impl Machines {
         self.resources.count(&record.mount_name, &mut stats);
         MachineInfo {
             name: record.name,
-            status: status(record.wanted, qemu, task, failed, buffering.is_some()),
+            status: status(
+                life.phase(),
+                qemu,
+                life.gone().is_some_and(Gone::is_bad),
+                why,
+            ),
             detail,
             image: record.image.to_string(),
             image_name: record.image_name,
@@ -154,6 +173,8 @@ impl Machines {
                 settled: family.settled,
                 identity: family.identity,
             }),
+            paused_for,
+            switched_off: matches!(life.gone(), Some(Gone::SwitchedOff(_))),
         }
     }
 
@@ -171,27 +192,28 @@ impl Machines {
             vm => Some(vm?),
         };
         // a paused guest could not power down; a QEMU that doesn't answer is ended below
-        let _ = operation.go_on_at_once();
-        operation.update_anew(|record| record.wanted = Wanted::Stopped)?;
+        let _ = operation.wake();
+        operation.drive(Event::Stops)?;
+        let mut gone = Gone::Asked;
         match vm {
             Some(vm) => {
-                let limit = request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT);
-                // a guest that can't be asked (no ACPI, paused) is ended below
-                if !request.now && vm.powerdown().is_ok() {
-                    vm.wait_end(Duration::from_secs(limit));
+                let limit_s = request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT);
+                // a guest that can't be asked (no ACPI, paused) is switched off below
+                let ends = || vm.powerdown().is_ok() && vm.wait_end(Duration::from_secs(limit_s));
+                if !request.now && !ends() {
+                    gone = Gone::SwitchedOff(limit_s);
                 }
                 vm.quit(QUIT_WAIT)?;
             }
             None => self.end_qemu(&operation),
         }
         self.traces.take_trace(&operation);
-        let mut detail = "stopped on request".to_owned();
         // a disk that failed has lost what it lost; the machine is stopped all the same
-        if let Err(error) = self.detach(&operation) {
-            detail = format!("{detail}; {}", error.to_api());
-        }
-        operation.update(|record| record.detail = detail)?;
-        self.core.tell(Happened::MachineStopped, name, "on request");
+        let remark = match self.detach(&operation) {
+            Ok(()) => String::new(),
+            Err(error) => format!("; {}", error.to_api()),
+        };
+        operation.gone(gone, &remark)?;
         Ok(self.info_of(&operation))
     }
 
@@ -199,16 +221,16 @@ impl Machines {
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), NodeError> {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Remove)?;
-        if operation.state.read().vm.is_some() && !force {
+        if operation.state().vm.is_some() && !force {
             return Err(busy(
                 format!("machine {name} is running"),
                 format!("floe stop {name} first, or floe rm --force {name}"),
             ));
         }
-        operation.update(|record| record.wanted = Wanted::Removing)?;
+        operation.drive(Event::Removes)?;
         let record = operation.record();
         self.discard(&operation);
-        self.core.tell(Happened::MachineRemoved, name, "");
+        operation.drive(Event::Removed)?;
         let kin = self.kin.get().and_then(Weak::upgrade);
         let struck = kin.map_or(Ok(()), |kin| kin.removed(name));
         self.images.released(&record.image);
@@ -236,7 +258,7 @@ impl Machines {
 
     /// Ends QEMU and takes the machine off the mount; errors are only logged.
     pub(crate) fn end_quietly(&self, entry: &Entry) {
-        let vm = entry.state.read().vm.clone();
+        let vm = entry.state().vm.clone();
         match vm.map(|vm| vm.quit(QUIT_WAIT)) {
             Some(Ok(())) => {}
             Some(Err(error)) => {
@@ -263,9 +285,9 @@ impl Machines {
 
     /// Stops all machines at the same time.
     pub(crate) fn stop_all_machines(&self) {
-        std::thread::scope(|scope| {
+        floe_threads::scope(|scope| {
             for entry in self.inventory.all() {
-                scope.spawn(move || {
+                scope.spawn("stop", move || {
                     if let Err(error) =
                         self.stop_machine(entry.name.as_str(), &StopRequest::default())
                     {
@@ -372,9 +394,11 @@ impl Machines {
         threads.keep("disk-room", self, ROOM_EVERY, move |machines| {
             machines.look_after_room(&mut room);
         })?;
-        threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
-            machines.core.reserve.refill();
-        })
+        Ok(
+            threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
+                machines.core.reserve.refill();
+            })?,
+        )
     }
 
     /// Handles a QEMU that ended by itself: restarts the guest if it was reset, otherwise takes its disks off the mount.
@@ -385,24 +409,16 @@ impl Machines {
         };
         let record = operation.record();
         if end == End::GuestReset && record.restored {
-            operation.state.write().vm = None;
-            // keeps the devices and memory that it was given while it ran
-            let _ = operation.update(|record| record.config = vm.config());
+            operation.has_no_qemu();
+            // keeps the devices and memory that it was given while it ran; a record that can't be written is written later
+            let _ = operation.drive_with(Event::Resets, |record| record.config = vm.config());
             self.networks.close_inbound(&record.name, None);
-            match self.boot(operation) {
-                Ok(_) => {
-                    let _ = operation.update(|record| {
-                        record.restored = false;
-                        record.detail =
-                            "the guest was reset and was started cold from its disks".into();
-                    });
-                    self.core.tell(
-                        Happened::MachineReset,
-                        operation.name.as_str(),
-                        "started cold from its disks",
-                    );
-                    return;
-                }
+            let booted = self.boot(operation, "", |record| {
+                record.restored = false;
+                record.detail = "the guest was reset and was started cold from its disks".into();
+            });
+            match booted {
+                Ok(()) => return,
                 Err(error) => {
                     tracing::warn!(machine = %operation.name, %error, "the guest was reset and can't be started")
                 }
@@ -417,20 +433,19 @@ impl Machines {
             ),
             End::Lost => (
                 true,
-                format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+                match self.resources.out_of_memory(&record) {
+                    Some(why) => why,
+                    None => format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
+                },
             ),
         };
         self.traces.take_trace(operation);
         if let Err(error) = self.detach(operation) {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
-        operation.state.write().failed = bad;
-        let _ = operation.update(|record| {
-            record.wanted = Wanted::Stopped;
-            record.detail = detail.clone();
-        });
-        self.core
-            .tell(Happened::MachineEnded, operation.name.as_str(), detail);
+        if let Err(error) = operation.gone(Gone::ByItself { bad, why: detail }, "") {
+            tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+        }
     }
 }
 

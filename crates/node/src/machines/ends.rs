@@ -118,7 +118,7 @@ impl Machines {
                 continue;
             };
             let is_its = || {
-                let current = entry.state.read().vm.clone();
+                let current = entry.state().vm.clone();
                 current.is_some_and(|current| Arc::ptr_eq(&current, &vm))
             };
             if !is_its() {

@@ -4,7 +4,8 @@ use crate::files::PASSABLE_MODE;
 use crate::{
     error::{NodeError, at, busy, failed, usage},
     inventory::{
-        self, Entry, GuestState,
+        self, Entry,
+        lifecycle::Event,
         record::{Origin, Record},
     },
     machines::Machines,
@@ -21,7 +22,6 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Instant,
 };
 
 /// A disk's size as QEMU sees it is a multiple of this, padded with zeros: QEMU refuses to write to a file whose size is not
@@ -72,10 +72,7 @@ impl Machines {
             }
         }
         let attached = self.attach_record(&record, manifest, fetcher.clone(), bases)?;
-        let mut state = entry.state.write();
-        state.disks = Some(attached.disks);
-        state.images = attached.images;
-        state.fetcher = Some(fetcher);
+        entry.is_attached(attached.disks, attached.images, fetcher);
         Ok(())
     }
 
@@ -119,13 +116,7 @@ impl Machines {
 
     /// Takes a machine off the mount; after that its disks' content is durable.
     pub(crate) fn detach(&self, entry: &Entry) -> Result<(), NodeError> {
-        let (record, attached) = {
-            let mut state = entry.state.write();
-            state.vm = None;
-            state.fetcher = None;
-            state.images.clear();
-            (state.record.clone(), state.disks.take().is_some())
-        };
+        let (record, attached) = (entry.record(), entry.is_detached());
         self.networks.close_inbound(&record.name, None);
         self.resources.ended(&record.name, &record.mount_name);
         if attached {
@@ -195,11 +186,17 @@ impl Machines {
         }))
     }
 
-    /// Starts a machine cold: with its disks as they are, and with the image's kernel if it has one.
-    pub(crate) fn boot(&self, entry: &Entry) -> Result<Arc<Machine>, NodeError> {
+    /// Starts a machine cold: with its disks as they are, and with the image's kernel if it has one. `from` is what is published as
+    /// its origin; `change` changes its record once it runs.
+    pub(crate) fn boot(
+        &self,
+        entry: &Entry,
+        from: &str,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<(), NodeError> {
         let record = entry.record();
         let spec = {
-            let state = entry.state.read();
+            let state = entry.state();
             let (Some(disks), Some(image)) = (&state.disks, state.images.first()) else {
                 return Err(failed(
                     format!("machine {} is not on the mount", entry.name),
@@ -213,36 +210,25 @@ impl Machines {
         self.core.reserve.make_room();
         self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
-        self.started(entry, machine.clone(), |_| ())?;
-        Ok(machine)
+        self.started(entry, &machine, Event::Runs(from.to_owned()), change)
     }
 
-    /// Enters a QEMU that now runs for a machine, and makes further changes to the machine's record.
+    /// Enters a QEMU that now runs for a machine, which is an event of the machine's life, and changes the machine's record.
     pub(crate) fn started(
         &self,
         entry: &Entry,
-        machine: Arc<Machine>,
+        machine: &Arc<Machine>,
+        event: Event,
         change: impl FnOnce(&mut Record),
     ) -> Result<(), NodeError> {
         self.resources.started(&entry.record(), machine.pid());
-        {
-            let mut state = entry.state.write();
-            if let Some(disks) = &state.disks {
-                disks.set_pid(machine.pid());
-            }
-            state.failed = false;
-            state.vm = Some(machine.clone());
-            state.guest = GuestState {
-                since: Some(Instant::now()),
-                ..Default::default()
-            };
-        }
-        if let Err(error) = self.ends.watch(&entry.name, &machine) {
+        entry.has_qemu(machine);
+        if let Err(error) = self.ends.watch(&entry.name, machine) {
             tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
         }
         self.open_ports(entry);
         let config = machine.config();
-        entry.update(|record| {
+        entry.drive_with(event, |record| {
             record.config = config;
             change(record);
         })?;

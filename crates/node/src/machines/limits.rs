@@ -28,7 +28,7 @@ impl Machines {
         }
         let limits = record.limits;
         self.resources.check_limits(&limits)?;
-        let runs = operation.state.read().vm.is_some();
+        let runs = operation.state().vm.is_some();
         if runs && limits != before {
             self.resources.limit(&record)?;
         }

@@ -2,7 +2,7 @@
 //!
 //! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
-//! remove, notice an end), `buffering` and `stopped` (machines that stand still).
+//! remove, notice an end), `pausing`, `buffering` and `stopped` (machines that stand still).
 //!
 //! Locks: those of the inventory. That of the pool of waiting QEMUs is held only briefly.
 
@@ -12,6 +12,7 @@ mod ends;
 pub(crate) mod launch;
 mod limits;
 mod networks;
+mod pausing;
 mod reserving;
 pub(crate) mod restore;
 mod room;

@@ -4,7 +4,7 @@
 use crate::{
     error::{NodeError, failed},
     images::sources::{Found, Loads},
-    inventory::{AGENT_LABEL, Entry, Operation, is_pending, record::Wanted},
+    inventory::{AGENT_LABEL, Entry, Operation, is_pending, lifecycle::Event},
     machines::{Machines, launch::machine_forward},
     report::Report,
     traces::{
@@ -44,16 +44,17 @@ impl Loaded {
 }
 
 impl Machines {
-    /// Starts a machine from its image's running state, and lets its guest run.
+    /// Starts a machine from its image's running state, and lets its guest run. `from` is what is published as its origin.
     pub(crate) fn begin_restore(
         self: &Arc<Self>,
         entry: &Operation,
+        from: &str,
         found: &Found,
         model: &Coming,
         report: &mut Report,
     ) -> Result<(), NodeError> {
         let loaded = self.load_state(entry, found, model, report)?;
-        self.let_go(entry, loaded, model, report)
+        self.let_go(entry, from, loaded, model, report)
     }
 
     /// Has a QEMU load a machine's state: one that waits for this image if possible, otherwise a new one.
@@ -77,17 +78,9 @@ impl Machines {
         };
         if let Some((waiting, forwards)) = waiting {
             let (standby, attached, place) = waiting.into_parts();
-            let mut state = entry.state.write();
-            state.disks = Some(attached.disks);
-            state.images = attached.images;
-            state.fetcher = Some(found.fetcher.clone());
-            drop(state);
+            entry.is_attached(attached.disks, attached.images, found.fetcher.clone());
             // written to the disk once the guest runs; after a crash before that, QEMUs that had waited are ended anyway
-            entry.amend(|record| {
-                record.place = place.directory;
-                record.mount_name = place.mount_name;
-                record.uid = place.uid;
-            });
+            entry.moves_to(place.directory, place.mount_name, place.uid);
             report.stage("standby")?;
             return Ok(Loaded {
                 standby,
@@ -99,7 +92,7 @@ impl Machines {
         self.streams(entry, model)?;
         report.stage("mount")?;
         let (disks, images) = {
-            let state = entry.state.read();
+            let state = entry.state();
             (state.disks.clone(), state.images.clone())
         };
         let disks = disks.ok_or_else(|| failed("the machine has no disks", "report this"))?;
@@ -117,20 +110,22 @@ impl Machines {
         })
     }
 
-    /// Starts the streaming of an image whose machine is on the mount now.
+    /// Starts the streaming of an image to a machine that is on the mount now.
     pub(crate) fn streams(&self, entry: &Entry, model: &Coming) -> Result<(), NodeError> {
-        let (image, wire) = {
-            let state = entry.state.read();
+        let (image, disks, wire) = {
+            let state = entry.state();
             let wire = state
                 .fetcher
                 .as_ref()
                 .map(|fetcher| fetcher.link().wire_bytes);
-            (state.images.first().cloned(), wire.unwrap_or_default())
+            let image = state.images.first().cloned();
+            (image, state.disks.clone(), wire.unwrap_or_default())
         };
-        entry.state.write().wire_before = wire;
-        let Some(image) = image else {
+        entry.starts_at_wire(wire);
+        let (Some(image), Some(disks)) = (image, disks) else {
             return Ok(());
         };
+        disks.stream(false);
         model.image(&image);
         // chunks that another machine touched are in the page cache, so this machine's use of them would not be seen
         if image.stats().touched_chunks > TOUCHED_BEFORE_MAX && entry.record().traced {
@@ -145,10 +140,12 @@ impl Machines {
         Ok(())
     }
 
-    /// Lets the guest of a loaded machine run, and enters its QEMU.
+    /// Lets the guest of a loaded machine run, and enters its QEMU. From then on the machine is there, whether its client waits or
+    /// not.
     pub(crate) fn let_go(
         self: &Arc<Self>,
         entry: &Operation,
+        from: &str,
         loaded: Loaded,
         model: &Coming,
         report: &mut Report,
@@ -159,39 +156,36 @@ impl Machines {
             self.streams(entry, model)?;
         }
         tell_stages(&restored.stages, began, report);
-        self.started(entry, Arc::new(restored.machine), |record| {
-            record.wanted = Wanted::Running
-        })?;
+        let event = Event::Runs(from.to_owned());
+        self.started(entry, &Arc::new(restored.machine), event, |_| ())?;
         match entry.record().config.labels.contains_key(AGENT_LABEL) {
             // floe's own agent sets the clock, at less cost to the guest
-            true => entry.state.write().guest.clock_awaited = true,
+            true => entry.awaits_clock(),
             false => self.set_clock(&entry.entry),
         }
-        report.check()
+        Ok(())
     }
 
     /// Has QEMU's agent in the guest set its clock, in the background, and reports if that fails.
     pub(crate) fn set_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let Some(vm) = entry.state.read().vm.clone() else {
+        let Some(vm) = entry.state().vm.clone() else {
             return;
         };
         let clock = vm.set_clock();
         let (machines, entry) = (self.clone(), entry.clone());
-        let watcher = std::thread::Builder::new()
-            .name("guest-clock-watch".into())
-            .spawn(move || {
-                let stale = clock.wait(CLOCK_WAIT);
-                let set = entry.state.read().guest.agent;
-                if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
-                    machines.core.tell(
-                        Happened::MachineClock,
-                        entry.name.as_str(),
-                        format!("the guest's clock was not set: {reason}"),
-                    );
-                    let detail = format!("its clock shows the time of the capture: {reason}");
-                    let _ = entry.update(|record| record.detail = detail);
-                }
-            });
+        let watcher = floe_threads::spawn("guest-clock-watch", move || {
+            let stale = clock.wait(CLOCK_WAIT);
+            let set = entry.state().guest.agent;
+            if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
+                machines.core.tell(
+                    Happened::MachineClock,
+                    entry.name.as_str(),
+                    format!("the guest's clock was not set: {reason}"),
+                );
+                let detail = format!("its clock shows the time of the capture: {reason}");
+                let _ = entry.update(|record| record.detail = detail);
+            }
+        });
         drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 
@@ -216,7 +210,7 @@ impl Machines {
         let regions = self.images.sources.read_small(found, &names)?;
         let mut regions: HashMap<&str, Vec<u8>> = names.into_iter().zip(regions).collect();
         if let (Some(trace), Some(image)) = (regions.get(TRACE_REGION), images.first()) {
-            rehearsed::follow(image, &found.manifest, trace);
+            rehearsed::follow(image, disks, &found.manifest, trace);
         }
         let device = regions.remove("device").unwrap_or_default();
         let vram = regions.remove("vram").unwrap_or_default();

@@ -10,6 +10,8 @@ use std::{path::PathBuf, sync::Arc};
 
 /// The cache shrinks when fewer bytes than this are free, or less than a tenth of a smaller disk.
 const LOW_BYTES: u64 = 1 << 30;
+/// At how many looks after a failed request machines are asked whether they have stopped: QEMU stops a moment after that request.
+const STOP_LOOKS: u32 = 5;
 /// Free bytes that a machine that found the disk full needs to go on.
 pub(crate) const GO_ON_BYTES: u64 = 16 << 20;
 
@@ -37,6 +39,16 @@ pub(crate) struct Room {
     errors: u64,
     /// Whether a request has failed since machines were last let go on.
     failed: bool,
+    /// At how many more looks machines are asked whether they have stopped.
+    looks: u32,
+}
+
+/// What is to be done after a look at the disk.
+pub(crate) struct Look {
+    /// Ask machines whether they have stopped at a disk: a request has failed lately.
+    pub stopped: bool,
+    /// Let machines go on that found the disk full: a request has failed, and there is space now.
+    pub go_on: bool,
 }
 
 impl Room {
@@ -48,14 +60,22 @@ impl Room {
             errors: 0,
             // one may have failed under an earlier node
             failed: true,
+            looks: 0,
         }
     }
 
-    /// Shrinks the cache if the disk is short. `errors` is the mount's count of failed requests. Returns whether machines
-    /// that found the disk full may go on: a request has failed, and there is space now.
-    pub fn look(&mut self, errors: u64) -> bool {
+    /// Shrinks the cache if the disk is short. `errors` is the mount's count of failed requests. Returns what is to be done.
+    pub fn look(&mut self, errors: u64) -> Look {
+        self.looks = match errors == self.errors {
+            true => self.looks.saturating_sub(1),
+            false => STOP_LOOKS,
+        };
+        let stopped = self.looks > 0;
         let Some(disk) = self.disk() else {
-            return false;
+            return Look {
+                stopped,
+                go_on: false,
+            };
         };
         let cached = self.cache.stats().bytes;
         let gives = decide(disk, cached);
@@ -72,7 +92,7 @@ impl Room {
         self.errors = errors;
         let go_on = self.failed && self.disk().is_some_and(|disk| disk.free >= GO_ON_BYTES);
         self.failed &= !go_on;
-        go_on
+        Look { stopped, go_on }
     }
 
     /// Makes the next look return true again if there is space, because a machine could not go on.

@@ -223,7 +223,7 @@ impl Machines {
         }
         let machines = self.clone();
         let (id, found) = (found.id, found.copy());
-        let spawned = std::thread::Builder::new().name("standby".into()).spawn(move || {
+        let spawned = floe_threads::spawn("standby", move || {
             let waiting = match machines.prepare_standby(&found, false) {
                 Ok(waiting) => Some(waiting),
                 Err(error) => {
@@ -231,7 +231,10 @@ impl Machines {
                     None
                 }
             };
-            for gone in machines.standby.enter(&found.id, waiting, &machines.core.options.standby) {
+            for gone in machines
+                .standby
+                .enter(&found.id, waiting, &machines.core.options.standby)
+            {
                 machines.end_waiting(gone);
             }
             machines.standby.leave();

@@ -2,13 +2,16 @@
 
 use crate::{
     error::NodeError,
-    inventory::{Entry, lifecycle::Task},
+    inventory::{
+        Entry,
+        lifecycle::{Event, Phase, Task},
+    },
     machines::{
         Machines,
         room::{GO_ON_BYTES, Room},
     },
 };
-use floe_api::Happened;
+use floe_api::PauseReason;
 use floe_machine::Status;
 use floe_mount::{FailedDisk, MachineHandle};
 
@@ -60,29 +63,46 @@ impl Machines {
         let Status::IoError { disk, no_space } = vm.status()? else {
             return Ok(());
         };
-        let disks = entry.state.read().disks.clone();
-        let name = entry.name.as_str();
+        let disks = entry.state().disks.clone();
+        let why = why_stopped(entry.name.as_str(), &disk, no_space, disks.as_ref());
+        entry.drive(Event::StoppedAtDisk(why))?;
         let healthy = disks.as_ref().is_some_and(|d| d.flush().is_ok());
-        if !healthy || (no_space && !self.has_room(entry)) {
-            let why = why_stopped(name, &disk, no_space, disks.as_ref());
-            self.core.tell(Happened::MachineStoppedAtDisk, name, why);
-            return Ok(());
+        if healthy && (!no_space || self.has_room(entry)) {
+            let why = format!(
+                "a request for {disk} had failed while no node was there; it is tried again"
+            );
+            entry.drive(Event::Over(PauseReason::Disk, why))?;
         }
-        vm.cont()?;
-        let why =
-            format!("a request for {disk} had failed while no node was there; it is tried again");
-        self.core.tell(Happened::MachineContinued, name, why);
         Ok(())
     }
 
-    /// Makes the cache give up space on a short disk, and lets machines go on that found the disk full.
+    /// Makes the cache give up space on a short disk, reports machines that have stopped at a disk, and lets those go on that found
+    /// the disk full and now have room.
     pub(crate) fn look_after_room(&self, room: &mut Room) {
-        let errors = self.images.with_mount(|mount| Ok(mount.stats().errors));
-        if !errors.is_ok_and(|errors| room.look(errors)) {
+        for entry in self.inventory.all() {
+            // what a full disk did not let it write down
+            if entry.life().is_behind()
+                && let Err(error) = entry.catch_up()
+            {
+                tracing::debug!(machine = %entry.name, %error, "its record is behind");
+            }
+        }
+        let Ok(errors) = self.images.with_mount(|mount| Ok(mount.stats().errors)) else {
+            return;
+        };
+        let look = room.look(errors);
+        if look.stopped {
+            for entry in self.inventory.all() {
+                if let Err(error) = self.note_stopped(&entry) {
+                    tracing::debug!(machine = %entry.name, %error, "QEMU does not tell its state");
+                }
+            }
+        }
+        if !look.go_on {
             return;
         }
         for entry in self.inventory.all() {
-            if entry.state.read().vm.is_none() {
+            if entry.state().vm.is_none() {
                 continue;
             }
             let goes_on = entry
@@ -95,21 +115,35 @@ impl Machines {
         }
     }
 
+    /// Notes and reports that QEMU has stopped a machine at a disk, if that is new.
+    fn note_stopped(&self, entry: &Entry) -> Result<(), NodeError> {
+        let life = entry.life();
+        // the QEMU of an orphaned clone may not answer
+        let known = life.is(PauseReason::Disk) || life.orphaned().is_some();
+        if known || life.phase() != Phase::Running {
+            return Ok(());
+        }
+        if let Status::IoError { disk, no_space } = entry.vm()?.status()? {
+            let disks = entry.state().disks.clone();
+            let why = why_stopped(entry.name.as_str(), &disk, no_space, disks.as_ref());
+            entry.drive(Event::StoppedAtDisk(why))?;
+        }
+        Ok(())
+    }
+
     /// Lets a machine go on that stopped because the disk was full, if its disks can be flushed again.
     fn continue_full(&self, entry: &Entry) -> Result<(), NodeError> {
         let vm = entry.vm()?;
         if !matches!(vm.status()?, Status::IoError { no_space: true, .. }) {
             return Ok(());
         }
-        let disks = entry.state.read().disks.clone();
+        self.note_stopped(entry)?;
+        let disks = entry.state().disks.clone();
         if let Some(disks) = disks {
             disks.flush()?;
         }
-        vm.cont()?;
-        let why = "the disk was full and has room again";
-        self.core
-            .tell(Happened::MachineContinued, entry.name.as_str(), why);
-        Ok(())
+        let why = "the disk was full and has room again".to_owned();
+        entry.drive(Event::Over(PauseReason::Disk, why)).map(drop)
     }
 
     fn has_room(&self, entry: &Entry) -> bool {

@@ -3,7 +3,7 @@
 //! are opened by default. Connections end with the node; the next node listens again.
 
 use super::namespace::{Namespace, guest_address};
-use crate::error::{NodeError, at, failed, usage};
+use crate::error::{NodeError, failed, usage};
 use floe_api::{PortForward, Protocol};
 use parking_lot::Mutex;
 use std::{
@@ -39,10 +39,9 @@ impl Inbound {
         let connections = Arc::new(Connections::default());
         let (accepting, counted) = (listener.clone(), connections.clone());
         let (namespace, guest_port) = (namespace.clone(), forward.guest_port);
-        std::thread::Builder::new()
-            .name("inbound".into())
-            .spawn(move || accept(&accepting, &counted, &namespace, (number, guest_port)))
-            .map_err(at("cannot start a thread for a port"))?;
+        floe_threads::keep_running("inbound", move || {
+            accept(&accepting, &counted, &namespace, (number, guest_port));
+        })?;
         Ok(Inbound {
             forward: forward.clone(),
             listener,
@@ -136,6 +135,7 @@ fn accept(
             Err(_) if connections.is_over() => return,
             Err(error) => {
                 tracing::warn!(port, %error, "a connection into a family network was not accepted");
+                // nothing tells when descriptors are to be had again
                 std::thread::sleep(ACCEPT_AGAIN);
                 continue;
             }
@@ -151,8 +151,7 @@ fn accept(
             }
             of_port.threads.fetch_sub(1, Ordering::Relaxed);
         };
-        let thread = std::thread::Builder::new().name("inbound-conn".into());
-        if thread.spawn(serve).is_err() {
+        if floe_threads::spawn("inbound-conn", serve).is_err() {
             connections.threads.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -171,8 +170,8 @@ fn pass(
         return Ok(());
     }
     let [client, guest] = &*pair;
-    let passed = std::thread::scope(|scope| {
-        scope.spawn(|| copy(client, guest));
+    let passed = floe_threads::scope(|scope| {
+        scope.spawn("inbound-copy", || copy(client, guest));
         copy(guest, client)
     });
     connections.leave(&pair);

@@ -215,8 +215,8 @@ impl Namespace {
     /// Calls a function in the namespace, on a thread of its own that ends afterwards.
     fn inside<T: Send>(&self, call: impl FnOnce() -> T + Send) -> io::Result<T> {
         let namespace = File::open(self.path())?;
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(move || {
+        floe_threads::scope(|scope| {
+            let thread = scope.spawn("in-namespace", move || {
                 move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
                 Ok(call())
             });

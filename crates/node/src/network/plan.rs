@@ -235,6 +235,7 @@ table bridge clamp {{
     }
 
     /// Returns the rules for `nft -f` in the namespace, which replace the earlier ones.
+    // Long: one text of rules, in the order in which a packet meets them.
     pub fn rules(&self) -> String {
         let mut known = String::new();
         let mut ports = String::new();

@@ -13,29 +13,23 @@ use crate::error::{NodeError, at, failed};
 use floe_image::tunnel::{
     TUNNEL_FRAME_MAX, TUNNEL_OVERHEAD, TunnelHeader, TunnelKey, TunnelSealer, TunnelSender, Window,
 };
+use floe_threads::{Cancel, Ready, ready};
 use parking_lot::{Mutex, RwLock};
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
-    net::sockopt,
+    net::{RecvFlags, recvfrom, sockopt},
 };
 use std::{
     collections::{BTreeSet, HashMap},
     fs::File,
     io::{self, Read, Write},
     net::{SocketAddr, UdpSocket},
-    os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
+    os::fd::AsFd,
+    sync::Arc,
 };
 
 /// Size of the receive buffer: some 20 ms of a fast network's frames, while this thread waits for its turn.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// How often an idle thread checks whether it is still needed.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Most MAC addresses that are remembered with their hosts: a family has fewer.
 const LEARNED_MAX: usize = 256;
 /// Most senders whose sequence numbers are remembered: each start of another host's node is one.
@@ -68,7 +62,14 @@ type Links = RwLock<HashMap<u32, Arc<Link>>>;
 struct Port {
     at: SocketAddr,
     socket: Arc<UdpSocket>,
-    _stop: Arc<()>,
+    /// Ends the thread that receives.
+    stop: Cancel,
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
 }
 
 /// The connection of one family.
@@ -80,8 +81,7 @@ struct Link {
     /// The host behind which each network card is.
     learned: Mutex<HashMap<Mac, SocketAddr>>,
     senders: Mutex<HashMap<TunnelSender, Window>>,
-    bell: OwnedFd,
-    over: AtomicBool,
+    over: Cancel,
 }
 
 impl Tunnels {
@@ -98,7 +98,7 @@ impl Tunnels {
         let number = network.number();
         let known = self.links.read().get(&number).cloned();
         match known {
-            Some(link) if !link.over.load(Relaxed) => {
+            Some(link) if !link.over.is_cancelled() => {
                 let changed = **link.peers.read() != sealed.peers;
                 if changed {
                     *link.peers.write() = Arc::new(sealed.peers.clone());
@@ -114,8 +114,6 @@ impl Tunnels {
         let tap = namespace.open_tunnel().map_err(at(what()))?;
         namespace.clamp(&network.clamp_rules(mss(&sealed.peers)))?;
         let key = TunnelKey::of(&sealed.secret);
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = eventfd(0, flags).map_err(|error| at(what())(error.into()))?;
         let link = Arc::new(Link {
             tap: tap.into(),
             key,
@@ -123,19 +121,15 @@ impl Tunnels {
             peers: RwLock::new(Arc::new(sealed.peers.clone())),
             learned: Mutex::default(),
             senders: Mutex::default(),
-            bell,
-            over: AtomicBool::new(false),
+            over: Cancel::default(),
         });
         let sends = link.clone();
-        std::thread::Builder::new()
-            .name("family-send".into())
-            .spawn(move || {
-                if let Err(error) = sends.send(&socket) {
-                    tracing::warn!(%error, "a family network's way to other hosts ended; it is opened again");
-                }
-                sends.over.store(true, Relaxed);
-            })
-            .map_err(at(what()))?;
+        floe_threads::spawn("family-send", move || {
+            if let Err(error) = sends.send(&socket) {
+                tracing::warn!(%error, "a family network's way to other hosts ended; it is opened again");
+            }
+            sends.end();
+        })?;
         self.links.write().insert(number, link);
         Ok(())
     }
@@ -161,16 +155,13 @@ impl Tunnels {
             if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
                 sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
             }
-            socket.set_read_timeout(Some(LOOK_EVERY))?;
-            let (socket, stop) = (Arc::new(socket), Arc::new(()));
-            let (from, links, needed) = (socket.clone(), self.links.clone(), Arc::downgrade(&stop));
-            std::thread::Builder::new()
-                .name("family-receive".into())
-                .spawn(move || receive(&from, &links, &needed))?;
+            let (socket, stop) = (Arc::new(socket), Cancel::default());
+            let (from, links, over) = (socket.clone(), self.links.clone(), stop.clone());
+            floe_threads::keep_running("family-receive", move || receive(&from, &links, &over))?;
             Ok(Port {
                 at: listen,
                 socket,
-                _stop: stop,
+                stop,
             })
         };
         let opened = open().map_err(|error| {
@@ -192,14 +183,25 @@ impl Drop for Tunnels {
 }
 
 /// Receives datagrams for all families, until nobody needs the port any more.
-fn receive(socket: &UdpSocket, links: &Links, needed: &Weak<()>) {
+fn receive(socket: &UdpSocket, links: &Links, over: &Cancel) {
     let mut buffer = [0; TUNNEL_FRAME_MAX + TUNNEL_OVERHEAD + 1];
-    while needed.strong_count() > 0 {
-        let (length, from) = match socket.recv_from(&mut buffer) {
-            Ok(received) => received,
-            // nothing arrived in time, or an ICMP error did
-            Err(error) if error.kind() != io::ErrorKind::InvalidInput => continue,
-            Err(_) => return,
+    while !over.is_cancelled() {
+        // the socket itself must block: those who send wait until the kernel has room
+        let (length, from) = match recvfrom(socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((length, _, Some(from))) => match SocketAddr::try_from(from) {
+                Ok(from) => (length, from),
+                Err(_) => continue,
+            },
+            Err(Errno::AGAIN) => match ready(&[socket.as_fd()], None, Some(over)) {
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "family networks hear nothing of other hosts");
+                    return;
+                }
+            },
+            Err(Errno::INVAL | Errno::BADF | Errno::NOTSOCK) => return,
+            // an ICMP error arrived
+            Ok((_, _, None)) | Err(_) => continue,
         };
         let datagram = &buffer[..length];
         // datagrams that are not a member's are ignored
@@ -215,8 +217,7 @@ fn receive(socket: &UdpSocket, links: &Links, needed: &Weak<()>) {
 
 impl Link {
     fn end(&self) {
-        self.over.store(true, Relaxed);
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes()); // a full counter wakes the thread as well
+        self.over.cancel();
     }
 
     /// Puts a datagram's frame onto the bridge.
@@ -254,7 +255,7 @@ impl Link {
     /// Sends frames that leave the bridge, until the link ends.
     fn send(&self, socket: &UdpSocket) -> io::Result<()> {
         let mut frame = [0; TUNNEL_FRAME_MAX + 1];
-        while !self.over.load(Relaxed) {
+        while !self.over.is_cancelled() {
             let length = match (&self.tap).read(&mut frame) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -262,7 +263,7 @@ impl Link {
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) if self.over.load(Relaxed) => return Ok(()),
+                Err(_) if self.over.is_cancelled() => return Ok(()),
                 Err(error) => return Err(error),
             };
             let frame = &frame[..length];
@@ -289,15 +290,8 @@ impl Link {
     }
 
     /// Waits for a frame or the end.
-    fn wait(&self) -> io::Result<()> {
-        let mut waits = [
-            PollFd::from_borrowed_fd(self.tap.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut waits, None) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+    fn wait(&self) -> io::Result<Ready> {
+        ready(&[self.tap.as_fd()], None, Some(&self.over))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Runs a tool that must answer within a bounded time and with a bounded answer, or is killed.
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::{
     io::{Read, Write},
     os::unix::process::CommandExt,
@@ -10,8 +10,6 @@ use std::{
 
 /// Longest answer that is read, in bytes: a line for each of many thousand nodes.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// How often it is checked whether a tool has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long a tool gets to end after it was asked to.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
@@ -56,13 +54,13 @@ pub(super) fn run(
         _ => format!("{name} does not start: {error}"),
     })?;
     let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
+    floe_threads::scope(|scope| {
+        scope.spawn("tool-in", move || {
             // a tool that does not read its input does not need it
             let _ = stdin.map(|mut stdin| stdin.write_all(input));
         });
-        let out = scope.spawn(move || read(out));
-        let err = scope.spawn(move || read(err));
+        let out = scope.spawn("tool-out", move || read(out));
+        let err = scope.spawn("tool-err", move || read(err));
         let code = wait(&mut child, patience);
         Ok(Answer {
             code,
@@ -85,11 +83,11 @@ fn read(from: Option<impl Read>) -> String {
 /// Waits until the tool has ended, kills what it left behind, and returns its exit code.
 fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
     let group = Pid::from_child(child);
-    let in_time = ended_within(group, patience);
+    let in_time = ended_within(child, patience);
     if !in_time {
         // SIGTERM first: salloc then withdraws a request that is still waiting
         let _ = kill_process_group(group, Signal::TERM);
-        ended_within(group, END_WITHIN);
+        ended_within(child, END_WITHIN);
     }
     // the tool has not been reaped yet, so its group id cannot belong to anybody else
     let _ = kill_process_group(group, Signal::KILL);
@@ -98,16 +96,10 @@ fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
 }
 
 /// Waits until a process has ended, at most for `patience`, and does not reap it. Returns whether it has ended.
-fn ended_within(pid: Pid, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    loop {
-        match waitid(WaitId::Pid(pid), look) {
-            Ok(None) if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
-            Ok(None) => return false,
-            Ok(Some(_)) | Err(_) => return true,
-        }
-    }
+fn ended_within(child: &Child, patience: Duration) -> bool {
+    let until = Instant::now().checked_add(patience);
+    let ended = floe_threads::ended(child, until, None);
+    ended.is_ok_and(|ended| ended.come().is_some())
 }
 
 #[cfg(test)]

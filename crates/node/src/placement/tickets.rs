@@ -7,9 +7,9 @@ use super::ticket::{TICKET_VERSION, Ticket};
 use crate::{
     error::{NodeError, failed},
     files::{load_kept, replace_file},
-    threads::Waker,
 };
 use floe_api::paths::Home;
+use floe_threads::Waker;
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -11,7 +11,7 @@ use floe_api::{
     paths::Home, size_text,
 };
 use floe_image::Hash;
-use floe_machine::cgroup::{self, Group};
+use floe_machine::cgroup::{self, Group, OutOfMemory};
 use std::time::Duration;
 
 /// How often the removal of a group whose process has ended is tried.
@@ -125,6 +125,25 @@ impl Resources {
         }
     }
 
+    /// Returns in words that the kernel ended a machine's QEMU to get memory, if it did. For a machine whose group is still there.
+    pub fn out_of_memory(&self, record: &Record) -> Option<String> {
+        let name = &record.name;
+        match self.groups.group(&record.mount_name)?.out_of_memory()? {
+            OutOfMemory::Limit => {
+                let limit = record.limits.memory_max_bytes.map(size_text);
+                let limit = limit.unwrap_or_else(|| "its control group's".into());
+                Some(format!(
+                    "the kernel ended its QEMU, which needed more than its memory limit of {limit}; floe limit {name} \
+                     --memory-max SIZE raises it"
+                ))
+            }
+            OutOfMemory::Host => Some(
+                "the kernel ended its QEMU because the host had no memory left; stop other machines, or give this one less"
+                    .into(),
+            ),
+        }
+    }
+
     /// Removes the group of a machine whose QEMU has ended.
     pub fn remove_group(&self, mount_name: &str) {
         let Some(group) = self.groups.group(mount_name) else {
@@ -135,7 +154,7 @@ impl Resources {
             if removed.is_ok() {
                 return;
             }
-            // the kernel may not have removed the process yet
+            // the kernel removes a process from its group a moment after it has reported its end, and tells nobody
             std::thread::sleep(REMOVAL_AGAIN);
             removed = group.remove();
         }

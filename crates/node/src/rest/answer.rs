@@ -191,27 +191,25 @@ pub fn stream(
     let (mut report, events) = Report::new();
     let hang_up = HangUp(report.cancel());
     let job = node.core.job(report.cancel());
-    let started = std::thread::Builder::new()
-        .name(what.into())
-        .spawn(move || {
-            let result =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&node, &mut report)));
-            let result = result.unwrap_or_else(|_| {
-                Err(crate::error::failed(
-                    "the node made a mistake",
-                    "see its log, and report it",
-                ))
-            });
-            if let Err(error) = &result {
-                tracing::info!(call = what, %error, "call failed");
-            }
-            report.finish(result);
-            drop(job);
+    let started = floe_threads::spawn(what, move || {
+        let result =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&node, &mut report)));
+        let result = result.unwrap_or_else(|_| {
+            Err(crate::error::failed(
+                "the node made a mistake",
+                "see its log, and report it",
+            ))
         });
+        if let Err(error) = &result {
+            tracing::info!(call = what, %error, "call failed");
+        }
+        report.finish(result);
+        drop(job);
+    });
     if let Err(error) = started {
         return Failure(ApiError {
             code: ErrorCode::Failed,
-            message: format!("no thread for {what}: {error}"),
+            message: error.to_string(),
             fix: "raise the limit of processes".into(),
         })
         .into_response();

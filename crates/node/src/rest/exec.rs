@@ -1,7 +1,7 @@
 //! Processes in guests: a request to start one, whose connection then carries its streams.
 
 use super::answer::{Failure, Input, Path, blocking};
-use crate::{Node, guest::relay};
+use crate::Node;
 use axum::{
     extract::{FromRequest, Request, State},
     http::{HeaderValue, StatusCode, header},
@@ -39,7 +39,7 @@ pub async fn exec(
     tokio::spawn(async move {
         // without it the user has gone, and dropping the process leaves it to itself
         if let Ok(user) = upgrade.await {
-            relay(TokioIo::new(user), process).await;
+            process.relay(TokioIo::new(user)).await;
         }
     });
     Ok((StatusCode::SWITCHING_PROTOCOLS, switching).into_response())

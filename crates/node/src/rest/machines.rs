@@ -75,6 +75,26 @@ pub async fn stop(
     answer(move || node.machines.stop_machine(&name, &request)).await
 }
 
+/// Pauses a machine until its user resumes it.
+#[utoipa::path(post, path = "/v1/machines/{name}/pause", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = MachineInfo)))]
+pub async fn pause(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.machines.pause_machine(&name)).await
+}
+
+/// Ends a user's pause of a machine; `paused_for` says what else it stands still for.
+#[utoipa::path(post, path = "/v1/machines/{name}/resume", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = MachineInfo)))]
+pub async fn resume(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.machines.resume_machine(&name)).await
+}
+
 /// Captures a machine as an image; the machine goes on.
 #[utoipa::path(post, path = "/v1/machines/{name}/capture", tag = "machines", params(("name" = String, Path)),
     request_body = CaptureRequest,

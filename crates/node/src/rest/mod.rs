@@ -75,6 +75,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}", delete(machines::remove))
         .route("/v1/machines/{name}/start", post(machines::start))
         .route("/v1/machines/{name}/stop", post(machines::stop))
+        .route("/v1/machines/{name}/pause", post(machines::pause))
+        .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
@@ -147,6 +149,8 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::remove,
         machines::start,
         machines::stop,
+        machines::pause,
+        machines::resume,
         machines::capture,
         machines::screenshot,
         screen::picture,

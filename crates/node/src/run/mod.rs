@@ -1,7 +1,8 @@
-//! `run`: starts a machine from an image's name, waits until its guest answers, and reports the time of every stage.
+//! `run`: starts a machine from an image's name, and reports the time of every stage.
 //!
-//! `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU, state, [`wait`]). It has
-//! no state and no lock of its own.
+//! `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU, state). Once the CPUs run the
+//! machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after it. This service has no
+//! state and no lock of its own.
 
 mod wait;
 
@@ -16,25 +17,29 @@ use crate::{
     },
     inventory::{
         Entry, Inventory, Operation,
-        lifecycle::Task,
+        lifecycle::{Event, Gone, Phase, Task},
         record::{Origin, RECORD_VERSION, Record, Wanted},
     },
     machines::{
         Machines,
         launch::{choose_ports, cold_config, machine_access, make_machine_dir},
     },
-    plan::{self, Kind, Plan},
+    plan::{self, Kind, Plan, awaited_port},
     report::Report,
-    run::wait::{Waited, wait},
+    run::wait::{Sign, wait},
     traces::{Traces, models::Coming},
     unix_now,
 };
 use floe_api::{
-    Happened, Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait, authorities,
+    Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait, authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_machine::{Status, console::ConsoleLog};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// The service that runs machines.
 pub(crate) struct Runs {
@@ -46,7 +51,7 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Creates a machine and starts it. If something fails or the client hangs up, everything is removed again.
+    /// Creates a machine and starts it. If something fails or the client hangs up before its CPUs run, everything is removed again.
     pub fn run(
         self: &Arc<Self>,
         request: &RunRequest,
@@ -78,18 +83,19 @@ impl Runs {
             self.machines.discard(&operation);
             return Err(error);
         }
-        self.core.tell(
-            Happened::MachineStarted,
-            operation.name.as_str(),
-            request.image.clone(),
-        );
         if plan.kind == Kind::Restore {
             self.machines.refill_standby(&found);
         }
-        Ok(Outcome {
-            machine: Some(self.machines.info_of(&operation)),
-            ..Default::default()
-        })
+        report.stage_at("record", Instant::now());
+        let entry = operation.entry.clone();
+        drop(operation);
+        let awaited = Awaited {
+            wait: request.wait,
+            port: request.wait_port,
+            timeout_s: request.wait_timeout_s,
+            console_before: (0, 0),
+        };
+        self.wait_for_guest(&entry, &awaited, report)
     }
 
     fn reserve(
@@ -154,64 +160,76 @@ impl Runs {
         }
         save_manifest(&entry.dir, &found.id, &found.manifest)?;
         match plan.kind {
-            Kind::Restore => self.machines.begin_restore(entry, found, model, report)?,
+            Kind::Restore => {
+                self.machines
+                    .begin_restore(entry, &request.image, found, model, report)?
+            }
             Kind::Boot => {
                 self.machines.attach(entry)?;
                 self.machines.streams(entry, model)?;
                 report.stage("mount")?;
-                self.machines.boot(entry)?;
-                report.stage("qemu start")?;
-                entry.update(|record| record.wanted = Wanted::Running)?;
+                self.machines.boot(entry, &request.image, |_| ())?;
+                report.stage_at("qemu start", Instant::now());
             }
         }
         if let floe_machine::Accel::Tcg { reason } = &self.core.accel {
             report.note(format!("the guest is emulated, slowly: {reason}"));
         }
         self.images.starts.add(&found.id, report.elapsed_ms());
-        self.wait_for_guest(entry, request.wait, request.wait_timeout_s, report)
+        Ok(())
     }
 
+    /// Waits for a sign of life of a machine that runs, if that is wanted. Whatever comes of it, the machine stays.
     fn wait_for_guest(
         &self,
         entry: &Entry,
-        what: Wait,
-        timeout_s: Option<u64>,
+        awaited: &Awaited,
         report: &mut Report,
-    ) -> Result<(), NodeError> {
-        report.stage("record")?;
-        let vm = entry.vm()?;
-        let console = self.machines.console_dir(&entry.record());
-        let timeout = Duration::from_secs(timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
-        let alive = || {
-            // the watcher restarts a restored guest that resets, so only a machine that is not to run any more has ended
-            if vm.wait_end(Duration::ZERO) && entry.record().wanted != Wanted::Running {
-                return Err(failed(
-                    format!("machine {} ended: {}", entry.name, vm.qemu_log().trim()),
-                    format!("see floe logs {}", entry.name),
-                ));
+    ) -> Result<Outcome, NodeError> {
+        let record = entry.record();
+        let agent = || entry.state().guest.agent;
+        let port = awaited_port(awaited.wait, awaited.port, &record.forwards)?;
+        let (sign, name) = match (awaited.wait, port) {
+            (Wait::Agent, _) => (Some(Sign::Agent(&agent)), "agent"),
+            (Wait::Port, Some(forward)) => (Some(Sign::Port(forward.clone())), "port"),
+            (Wait::Console, _) => {
+                let dir = self.machines.console_dir(&record);
+                let before = awaited.console_before;
+                (Some(Sign::Console { dir, before }), "first output")
             }
-            Ok(())
+            (Wait::None | Wait::Port, _) => (None, ""),
         };
-        match wait(
-            what,
-            &console,
-            (0, 0),
-            &entry.record().forwards,
-            timeout,
-            &report.cancel(),
-            alive,
-        )? {
-            Waited::Nothing => {}
-            Waited::Answered(at) => report.stage_at("first output", at),
-            Waited::TimedOut => {
-                report.stage("no output")?;
-                report.note(format!(
-                    "the guest did not answer within {} s; it goes on",
-                    timeout.as_secs()
-                ));
+        if let Some(sign) = sign {
+            let timeout_s = awaited.timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT);
+            let timeout = Duration::from_secs(timeout_s);
+            match wait(&sign, timeout, &report.cancel(), || self.check_alive(entry))? {
+                Some(at) => report.stage_at(name, at),
+                None => {
+                    return Err(failed(
+                        format!(
+                            "machine {} runs, but gave no sign of life within {timeout_s} s",
+                            entry.name
+                        ),
+                        format!("see floe logs {}, or wait longer", entry.name),
+                    ));
+                }
             }
         }
-        Ok(())
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(entry)),
+            ..Default::default()
+        })
+    }
+
+    /// Returns an error if a machine is not there any more.
+    fn check_alive(&self, entry: &Entry) -> Result<(), NodeError> {
+        match entry.life().phase() {
+            Phase::Stopped | Phase::Stopping | Phase::Removing => Err(failed(
+                format!("machine {} ended: {}", entry.name, entry.record().detail),
+                format!("see floe logs {}", entry.name),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Starts a stopped machine from its disks, or lets a paused one go on.
@@ -222,22 +240,19 @@ impl Runs {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let entry = self.inventory.get(name)?;
-        let cannot = entry.state.read().orphaned.clone();
-        if let Some(why) = cannot {
+        if let Some(why) = entry.life().orphaned() {
             return Err(refused(format!("machine {name} cannot go on: {why}"), ""));
         }
+        awaited_port(request.wait, request.wait_port, &entry.record().forwards)?;
         let operation = entry.begin(Task::Start)?;
-        let vm = operation.state.read().vm.clone();
+        let vm = operation.state().vm.clone();
         if let Some(vm) = vm {
             // after a pause because of a full disk, QEMU retries the failed request when the guest goes on
             if !matches!(vm.status()?, Status::IoError { .. } | Status::Paused) {
                 return Err(busy(format!("machine {name} is running"), ""));
             }
-            operation.go_on_at_once()?;
-            if vm.status()? != Status::Running {
-                vm.cont()?;
-            }
-            report.stage("continue")?;
+            operation.go_on_at_once(true)?;
+            report.stage_at("continue", Instant::now());
             return Ok(Outcome {
                 machine: Some(self.machines.info_of(&operation)),
                 ..Default::default()
@@ -254,43 +269,59 @@ impl Runs {
         }
         self.machines
             .reserve_resources_cold(&operation, request.overcommit)?;
-        let before = ConsoleLog::position(&self.machines.console_dir(&operation.record()));
-        self.machines.attach(&operation)?;
-        report.stage("mount")?;
-        let booted = self
-            .machines
-            .boot(&operation)
-            .and_then(|_| report.stage("qemu start"));
-        if let Err(error) = booted {
-            self.machines.end_quietly(&operation);
+        let console_before = ConsoleLog::position(&self.machines.console_dir(&operation.record()));
+        self.start_from_disks(&operation, report)?;
+        drop(operation);
+        let awaited = Awaited {
+            wait: request.wait,
+            port: request.wait_port,
+            timeout_s: request.wait_timeout_s,
+            console_before,
+        };
+        self.wait_for_guest(&entry, &awaited, report)
+    }
+
+    /// Starts a QEMU from a machine's disks. If that fails, the machine is stopped as before.
+    fn start_from_disks(
+        &self,
+        operation: &Operation,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        if !operation.drive(Event::Starts)? {
+            return Err(busy(
+                format!("machine {} is being stopped", operation.name),
+                "see `floe ps`",
+            ));
+        }
+        let mut start = || {
+            self.machines.attach(operation)?;
+            report.stage("mount")?;
+            self.machines.boot(operation, "from its disks", |record| {
+                record.restored = false;
+                record.detail.clear();
+            })
+        };
+        if let Err(error) = start() {
+            self.machines.end_quietly(operation);
+            if let Err(error) = operation.gone(Gone::NotStarted, "") {
+                tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+            }
             return Err(error);
         }
-        operation.update_anew(|record| {
-            record.wanted = Wanted::Running;
-            record.restored = false;
-            record.detail.clear();
-        })?;
-        self.core
-            .tell(Happened::MachineStarted, name, "from its disks");
-        let timeout = Duration::from_secs(request.wait_timeout_s.unwrap_or(WAIT_TIMEOUT_S_DEFAULT));
-        let record = operation.record();
-        let waited = wait(
-            request.wait,
-            &self.machines.console_dir(&record),
-            before,
-            &record.forwards,
-            timeout,
-            &report.cancel(),
-            || Ok(()),
-        );
-        if let Ok(Waited::Answered(at)) = waited {
-            report.stage_at("first output", at);
-        }
-        Ok(Outcome {
-            machine: Some(self.machines.info_of(&operation)),
-            ..Default::default()
-        })
+        report.stage_at("qemu start", Instant::now());
+        Ok(())
     }
+}
+
+/// For which sign of life a start waits.
+struct Awaited {
+    wait: Wait,
+    /// The guest's port, if one is named.
+    port: Option<u16>,
+    /// The longest wait, in seconds.
+    timeout_s: Option<u64>,
+    /// The position of the console's log before the start.
+    console_before: (u64, u64),
 }
 
 /// Refuses host access that can't be given.

@@ -1,17 +1,22 @@
-//! Decides when the guest has answered.
+//! Decides when the guest has given a sign of life.
 //!
-//! On the console, it has once the log holds something new. On a port it is harder: QEMU's user network accepts every
-//! connection to a forwarded port at once, whether the guest listens or not. So a connection counts when the *guest* has sent
-//! something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. If the guest does not listen, QEMU closes the
-//! connection, and another is tried.
+//! On the console, it has once the log holds something new; floe's agent has when it has answered the node. On a port it is
+//! harder: QEMU's user network accepts every connection to a forwarded port at once, whether the guest listens or not. So a
+//! connection counts when the *guest* has sent something on it: a banner (SSH, SMTP), or any answer to a line of HTTP. If the
+//! guest does not listen, QEMU closes the connection, and another is tried.
 
-use crate::{error::NodeError, report::CANCEL_POLL, transfer::Cancel};
-use floe_api::{PortForward, Protocol, Wait};
-use floe_machine::console::ConsoleLog;
+use crate::{
+    error::{NodeError, at},
+    transfer::Cancel,
+};
+use floe_api::PortForward;
+use floe_machine::console::{ConsoleLog, ConsoleWatch};
+use floe_threads::ready;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
-    path::Path,
+    os::fd::AsFd,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -19,59 +24,71 @@ use std::{
 const BANNER_WAIT: Duration = Duration::from_millis(150);
 /// How long one attempt may last: on a slow link the guest's pages for the answer must arrive first.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// The time between two attempts.
-const PORT_POLL: Duration = Duration::from_millis(20);
+/// The time between two looks for a sign that nothing announces.
+const SIGN_POLL: Duration = Duration::from_millis(20);
+/// How often it is checked whether the machine is alive while its console is waited for.
+const ALIVE_EVERY: Duration = Duration::from_millis(200);
 /// What is sent to a server that waits for its client.
 const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 
-/// How a wait ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
-    /// The guest answered at this time.
-    Answered(Instant),
-    /// It did not answer in time.
-    TimedOut,
-    /// There was nothing to wait for.
-    Nothing,
+/// What is waited for.
+pub enum Sign<'a> {
+    /// The console's log, in this directory, is longer than it was or is another one.
+    Console {
+        /// The directory.
+        dir: PathBuf,
+        /// The log's position before.
+        before: (u64, u64),
+    },
+    /// floe's agent has answered, as this says.
+    Agent(&'a dyn Fn() -> bool),
+    /// The guest's end of this forward answers.
+    Port(PortForward),
 }
 
-/// Waits as requested, at most for `timeout`. `console` is the directory of the console's log; anything beyond its position
-/// `console_before` is new. `alive` is called now and then; its error ends the wait.
+/// Waits for a sign of life, at most for `timeout`; returns when it came, or `None` if it did not. `alive` is called now and then;
+/// its error ends the wait.
 pub fn wait(
-    what: Wait,
-    console: &Path,
-    console_before: (u64, u64),
-    forwards: &[PortForward],
+    sign: &Sign<'_>,
     timeout: Duration,
     cancel: &Cancel,
     mut alive: impl FnMut() -> Result<(), NodeError>,
-) -> Result<Waited, NodeError> {
+) -> Result<Option<Instant>, NodeError> {
     let until = Instant::now() + timeout;
-    let port = forwards
-        .iter()
-        .find(|forward| forward.protocol == Protocol::Tcp);
+    let watch = match sign {
+        Sign::Console { dir, .. } => ConsoleWatch::new(dir).ok(),
+        _ => None,
+    };
     while Instant::now() < until {
         if cancel.is_cancelled() {
             return Err(NodeError::Cancelled);
         }
         alive()?;
-        match (what, port) {
-            (Wait::None, _) | (Wait::Port, None) => return Ok(Waited::Nothing),
-            (Wait::Console, _) => {
-                if ConsoleLog::position(console) != console_before {
-                    return Ok(Waited::Answered(Instant::now()));
-                }
-                std::thread::sleep(CANCEL_POLL);
+        let answered = match sign {
+            Sign::Console { dir, before } => {
+                (ConsoleLog::position(dir) != *before).then(Instant::now)
             }
-            (Wait::Port, Some(forward)) => {
-                if let Some(at) = ask(forward, until, cancel) {
-                    return Ok(Waited::Answered(at));
-                }
-                std::thread::sleep(PORT_POLL);
+            Sign::Agent(answered) => answered().then(Instant::now),
+            Sign::Port(forward) => ask(forward, until, cancel),
+        };
+        if answered.is_some() {
+            return Ok(answered);
+        }
+        match sign {
+            Sign::Console { .. } => {
+                // who cannot watch the log looks at it as often as at the machine
+                let watched = watch.iter().map(AsFd::as_fd).collect::<Vec<_>>();
+                let until = until.min(Instant::now() + ALIVE_EVERY);
+                ready(&watched, Some(until), Some(cancel)).map_err(at("cannot wait"))?;
+                watch.iter().for_each(ConsoleWatch::clear);
+            }
+            // nothing tells when a program in the guest begins to listen, or that its agent has answered
+            Sign::Agent(_) | Sign::Port(_) => {
+                cancel.sleep(SIGN_POLL);
             }
         }
     }
-    Ok(Waited::TimedOut)
+    Ok(None)
 }
 
 /// Connects to the port; returns when the guest sent something, if it did.
@@ -109,50 +126,40 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    fn forward_to(listener: &TcpListener) -> Vec<PortForward> {
-        vec![
-            format!("{}:80", listener.local_addr().unwrap().port())
-                .parse()
-                .unwrap(),
-        ]
+    fn wait_port(listener: &TcpListener, ms: u64) -> bool {
+        let port = listener.local_addr().unwrap().port();
+        let sign = Sign::Port(format!("{port}:80").parse().unwrap());
+        waits(&sign, ms)
     }
 
-    fn wait_port(forwards: &[PortForward], ms: u64) -> Waited {
+    fn waits(sign: &Sign<'_>, ms: u64) -> bool {
         let timeout = Duration::from_millis(ms);
-        wait(
-            Wait::Port,
-            Path::new("/nowhere"),
-            (0, 0),
-            forwards,
-            timeout,
-            &Cancel::default(),
-            || Ok(()),
-        )
-        .unwrap()
+        let waited = wait(sign, timeout, &Cancel::default(), || Ok(()));
+        waited.unwrap().is_some()
     }
 
     #[test]
     fn a_port_that_accepts_but_says_nothing_is_not_an_answer() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let forwards = forward_to(&listener);
+        let accepting = listener.try_clone().unwrap();
         // what QEMU does for a guest that doesn't listen: accept, then close
-        std::thread::spawn(move || listener.incoming().for_each(drop));
-        assert_eq!(wait_port(&forwards, 200), Waited::TimedOut);
+        std::thread::spawn(move || accepting.incoming().for_each(drop));
+        assert!(!wait_port(&listener, 200));
     }
 
     #[test]
     fn a_banner_or_an_answer_to_a_question_is_one() {
         for speaks_first in [true, false] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let forwards = forward_to(&listener);
+            let accepting = listener.try_clone().unwrap();
             std::thread::spawn(move || {
-                let (mut stream, _) = listener.accept().unwrap();
+                let (mut stream, _) = accepting.accept().unwrap();
                 if !speaks_first {
                     let _ = stream.read(&mut [0; 64]);
                 }
                 stream.write_all(b"hello").unwrap();
             });
-            assert!(matches!(wait_port(&forwards, 60_000), Waited::Answered(_)));
+            assert!(wait_port(&listener, 60_000));
         }
     }
 
@@ -161,37 +168,32 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("console.log");
         std::fs::write(&log, b"before").unwrap();
-        let before = ConsoleLog::position(dir.path());
-        let console = |before, ms| {
-            wait(
-                Wait::Console,
-                dir.path(),
-                before,
-                &[],
-                Duration::from_millis(ms),
-                &Cancel::default(),
-                || Ok(()),
-            )
-            .unwrap()
+        let sign = Sign::Console {
+            dir: dir.path().to_owned(),
+            before: ConsoleLog::position(dir.path()),
         };
-        assert_eq!(console(before, 30), Waited::TimedOut);
+        assert!(!waits(&sign, 30));
         std::fs::write(&log, b"before and after").unwrap();
-        assert!(matches!(console(before, 60_000), Waited::Answered(_)));
+        assert!(waits(&sign, 60_000));
+    }
+
+    #[test]
+    fn an_agent_that_answers_later_is_waited_for() {
+        let asked = std::cell::Cell::new(0);
+        let answers = || {
+            asked.set(asked.get() + 1);
+            asked.get() > 3
+        };
+        assert!(waits(&Sign::Agent(&answers), 60_000));
+        assert!(!waits(&Sign::Agent(&|| false), 30));
     }
 
     #[test]
     fn a_client_that_hangs_up_ends_the_wait() {
         let cancel = Cancel::default();
         cancel.cancel();
-        let waited = wait(
-            Wait::Console,
-            Path::new("/nowhere"),
-            (0, 0),
-            &[],
-            Duration::from_secs(60),
-            &cancel,
-            || Ok(()),
-        );
+        let sign = Sign::Agent(&|| false);
+        let waited = wait(&sign, Duration::from_secs(60), &cancel, || Ok(()));
         assert!(matches!(waited, Err(NodeError::Cancelled)));
     }
 }

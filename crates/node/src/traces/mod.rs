@@ -129,16 +129,14 @@ impl Traces {
                     return;
                 }
                 for entry in traces.inventory.all() {
-                    if entry.state.read().vm.is_some() {
+                    if entry.state().vm.is_some() {
                         traces.take_trace(&entry);
                     }
                 }
             })?;
         let sending = self.kept.clone();
-        std::thread::Builder::new()
-            .name("trace-send".into())
-            .spawn(move || sending.outbox.run())
-            .map_err(at("cannot start the thread that sends traces"))?;
+        let send = move || sending.outbox.run();
+        self.core.threads.keep_running("trace-send", send)?;
         if let Err(error) = self.kept.trainer.schedule_outdated() {
             tracing::warn!(%error, "the kept traces can't be listed");
         }
@@ -155,7 +153,7 @@ impl Traces {
 
     fn try_take_trace(&self, entry: &Entry) -> Result<(), NodeError> {
         let (record, disks, taken) = {
-            let state = entry.state.read();
+            let state = entry.state();
             (state.record.clone(), state.disks.clone(), state.taken_bytes)
         };
         let Some(disks) = disks.filter(|_| record.traced && record.wanted != Wanted::Starting)
@@ -189,7 +187,7 @@ impl Traces {
                 self.keep(&shape, &trace, true)?;
             }
         }
-        entry.state.write().taken_bytes = length;
+        entry.trace_taken(length);
         Ok(())
     }
 

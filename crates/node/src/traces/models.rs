@@ -104,8 +104,7 @@ impl Traces {
                 traces.learn_size(image, &fetcher);
             }
         };
-        let thread = std::thread::Builder::new().name("model-fetch".into());
-        if let Err(error) = thread.spawn(fetch) {
+        if let Err(error) = self.core.threads.start("model-fetch", fetch) {
             tracing::warn!(%error, "no thread to fetch a model");
         }
         coming
@@ -115,7 +114,10 @@ impl Traces {
     pub(crate) fn fetch_models_again(self: &Arc<Self>) {
         for entry in self.inventory.all() {
             let (record, image, fetcher) = {
-                let state = entry.state.read();
+                let state = entry.state();
+                if let Some(disks) = &state.disks {
+                    disks.stream(true);
+                }
                 let image = state.images.first().cloned();
                 (state.record.clone(), image, state.fetcher.clone())
             };

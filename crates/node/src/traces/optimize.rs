@@ -52,6 +52,7 @@ impl Traces {
         report.stage("learn")?;
         let clusters = clusters(&repo, &id, &known.model)?;
         let before = reads(&repo, &id, &clusters)?;
+        // the wait is cut into pieces, because one for a lock hears of no client that hangs up;
         // meanwhile no garbage is collected, and no capture starts from packs that are about to be replaced
         let storing = loop {
             match self.images.storing.try_upgradable_read_for(LOOK_EVERY) {

@@ -1,17 +1,22 @@
 //! What an image's rehearsal touched: the image's runs prefetch it in the same order.
 
 use floe_image::{Manifest, TraceReader};
-use floe_mount::ImageHandle;
+use floe_mount::{ImageHandle, MachineHandle};
 
 /// The region that holds a rehearsal's trace.
 pub(crate) const TRACE_REGION: &str = "trace";
 /// Most accesses of a trace that a run follows, 256 MiB of chunks: an image's author can't make its users fetch without end.
 pub(crate) const FOLLOWED_MAX: usize = 65_536;
 
-/// Passes to the mount what an image's rehearsal touched.
-pub(crate) fn follow(image: &ImageHandle, manifest: &Manifest, trace: &[u8]) {
+/// Passes to the mount what an image's rehearsal touched, for a machine that is about to run.
+pub(crate) fn follow(
+    image: &ImageHandle,
+    machine: &MachineHandle,
+    manifest: &Manifest,
+    trace: &[u8],
+) {
     for (region, chunks) in runs(manifest, trace) {
-        if let Err(error) = image.expect(&region, chunks) {
+        if let Err(error) = image.expect(&region, chunks, Some(machine)) {
             tracing::debug!(%error, region, "the rehearsal's trace names a region that is not shown");
         }
     }

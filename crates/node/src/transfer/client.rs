@@ -1,6 +1,6 @@
 //! The hub's interface as function calls, except for the hot reads (those are in `floe-source`).
 
-use super::{Cancel, Failed, NO_HUB, Passes, TransferError, retry};
+use super::{Cancel, Failed, NO_HUB, Passes, TransferError, check, retry};
 use bytes::Bytes;
 use floe_api::hub::{
     CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
@@ -157,7 +157,7 @@ impl HubClient {
         };
         let mut sent = |bytes| {
             on_bytes(bytes);
-            self.cancel.check()
+            check(&self.cancel)
         };
         let mut bytes = Vec::new();
         let asked = self.connections.exchange(

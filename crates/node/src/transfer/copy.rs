@@ -6,7 +6,7 @@
 //! data of images outside this image's lineage is not copied, since that data must not be published along with it.
 
 use super::pull::Unfinished;
-use super::{Cancel, OnProgress, Progress, TransferError};
+use super::{Cancel, OnProgress, Progress, TransferError, check};
 use floe_image::{Hash, Kind};
 use floe_store::Repository;
 use std::collections::HashSet;
@@ -40,7 +40,7 @@ pub fn copy_packs(
     let (mut copied, mut done_bytes) = (Copied::default(), 0);
     let mut chunks = HashSet::new();
     for pack in &packs {
-        cancel.check()?;
+        check(cancel)?;
         done_bytes += pack.file_bytes;
         if unfinished.has(pack) {
             continue;

@@ -14,46 +14,27 @@ pub use copy::{Copied, copy_packs};
 pub use pull::{Destination, PullOptions, PullReport, pull};
 pub use push::{PushOptions, PushReport, push};
 
+pub use floe_threads::Cancel;
+
 use floe_source::SourceError;
 use floe_store::StoreError;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A switch that ends a transfer; clones share it.
-#[derive(Clone, Default, Debug)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Ends the transfer.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+/// Returns an error if the switch was thrown.
+fn check(cancel: &Cancel) -> Result<(), TransferError> {
+    if cancel.is_cancelled() {
+        Err(TransferError::Cancelled)
+    } else {
+        Ok(())
     }
+}
 
-    /// Whether [`cancel`](Self::cancel) was called.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn check(&self) -> Result<(), TransferError> {
-        if self.is_cancelled() {
-            Err(TransferError::Cancelled)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Sleeps, but not beyond a cancellation.
-    fn sleep(&self, time: Duration) -> Result<(), TransferError> {
-        const STEP: Duration = Duration::from_millis(50);
-        let mut left = time;
-        while !left.is_zero() {
-            self.check()?;
-            let step = left.min(STEP);
-            std::thread::sleep(step);
-            left -= step;
-        }
-        self.check()
+/// Waits for `time` to pass, but not beyond a cancellation.
+fn pause(cancel: &Cancel, time: Duration) -> Result<(), TransferError> {
+    match cancel.sleep(time) {
+        true => Ok(()),
+        false => Err(TransferError::Cancelled),
     }
 }
 
@@ -220,7 +201,7 @@ fn retry<T>(
     let mut wait = FIRST_WAIT;
     let mut tries = 0;
     loop {
-        cancel.check()?;
+        check(cancel)?;
         let failed = match attempt() {
             Ok(value) => return Ok(value),
             Err(_) if cancel.is_cancelled() => return Err(TransferError::Cancelled),
@@ -237,7 +218,10 @@ fn retry<T>(
         }
         tracing::debug!(error = %failed.error, "trying again");
         let own = wait.mul_f64(rand::random_range(0.5..1.0));
-        cancel.sleep(own.max(failed.after.unwrap_or_default()).min(WAIT_MAX))?;
+        pause(
+            cancel,
+            own.max(failed.after.unwrap_or_default()).min(WAIT_MAX),
+        )?;
         wait *= 2;
     }
 }

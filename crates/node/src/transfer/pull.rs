@@ -3,7 +3,7 @@
 //! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
 //! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
 
-use super::{Cancel, Meter, OnProgress, Passes, TransferError, retry};
+use super::{Cancel, Meter, OnProgress, Passes, TransferError, check, retry};
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
 };
@@ -61,6 +61,7 @@ pub struct PullReport {
 }
 
 /// Pulls image `image` from `source`.
+// Long: the steps of a pull in their order, each of which needs what the one before found.
 pub fn pull(
     source: &dyn Source,
     image: &Hash,
@@ -135,7 +136,7 @@ pub fn pull(
     let meter = Meter::new(total, segment_bytes, progress);
     let fetched = fetch.all(&chunks, CHUNKS_AT_A_TIME, &meter, &|_, _, _| ())?;
 
-    cancel.check()?;
+    check(cancel)?;
     match &keep {
         Keep::Packs(packs) => packs.publish(&manifest)?,
         Keep::Cache(cache) => cache.flush()?,
@@ -194,7 +195,7 @@ impl Fetch<'_> {
                     let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else {
                         break;
                     };
-                    self.options.cancel.check()?;
+                    check(&self.options.cancel)?;
                     let count = self.part(part, &mut writer, meter, each)?;
                     fetched.fetch_add(count, Ordering::Relaxed);
                 }
@@ -211,11 +212,8 @@ impl Fetch<'_> {
         } else {
             self.options.connections
         };
-        std::thread::scope(|threads| {
-            for _ in 0..connections.min(parts.len()) {
-                threads.spawn(work);
-            }
-        });
+        let threads = connections.min(parts.len());
+        floe_threads::scope(|scope| scope.spawn_some("pull", threads, work));
         match failed.into_inner() {
             Some(error) => Err(error),
             None => Ok(fetched.into_inner()),

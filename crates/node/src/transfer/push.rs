@@ -3,7 +3,7 @@
 //! If the hub lacks everything in a pack, the pack is sent as it is on the disk; items missing from other packs are packed
 //! anew. The hub remembers what it received, so a push that was interrupted asks again and sends the rest.
 
-use super::{Cancel, HubClient, Meter, OnProgress, TransferError};
+use super::{Cancel, HubClient, Meter, OnProgress, TransferError, check};
 use floe_api::hub::{CommitRequest, HAVE_ITEMS_MAX};
 use floe_image::{Hash, Kind, PackWriter, Region, compress_frame};
 use floe_store::{Repository, Scope};
@@ -143,7 +143,7 @@ fn read_content(
         if id.is_zero() || !seen_segments.insert(*id) {
             continue;
         }
-        cancel.check()?;
+        check(cancel)?;
         let segment = scope.segment(id)?;
         let fresh = |hash: &Hash| !hash.is_zero() && seen_chunks.insert(*hash);
         let chunks: Vec<Hash> = segment.hashes().iter().copied().filter(fresh).collect();
@@ -208,11 +208,7 @@ fn send_missing(
         options.connections
     };
     let threads = connections.min(queue.lock().len());
-    std::thread::scope(|threads_of| {
-        for _ in 0..threads {
-            threads_of.spawn(work);
-        }
-    });
+    floe_threads::scope(|scope| scope.spawn_some("push", threads, work));
     report.chunks_sent += chunks_sent.into_inner();
     report.bytes_sent += bytes_sent.into_inner();
     match failed.into_inner() {
@@ -231,7 +227,7 @@ fn ask(
     let lacking = |items: Vec<(Kind, Hash)>| -> Result<Vec<(Kind, Hash)>, TransferError> {
         let mut lacking = Vec::new();
         for part in items.chunks(HAVE_ITEMS_MAX) {
-            cancel.check()?;
+            check(cancel)?;
             let have = client.have(upload, part)?;
             lacking.extend(
                 part.iter()

@@ -1,8 +1,8 @@
 //! This project's own rule: follows every trace at once, and weighs what each says by how well it has predicted this run so far
 //! (VMTorrent's paper calls that the weighted combination of the best matches of several profiles, 2.2.3).
 //!
-//! Each trace has a *follower*: where in that trace the machine is now, judged by the clusters that were touched last, and a
-//! score, the share of touched clusters that the trace has. A cluster's probability is the weight of the traces that still have
+//! Each machine has a *follower* of each trace: where in that trace the machine is now, judged by the clusters that it touched
+//! last, and a score, the share of touched clusters that the trace has. A cluster's probability is the weight of the traces that still have
 //! it ahead of them; the time until it is needed is a distribution over these traces, of which the mean and the minimum are
 //! used. Cost and benefit decide what is fetched: fetching ahead saves a round trip and the transfer with that probability, and
 //! costs bytes; pausing the machine for it saves the same, and costs the transfer for certain.
@@ -58,17 +58,23 @@ struct Forecast {
     least_ms: u32,
 }
 
-/// The state of the rule.
+/// What all machines of an image share of the rule.
 #[derive(Debug)]
 pub(crate) struct Floe {
     timelines: Timelines,
-    followers: Vec<Follower>,
     support: Vec<u32>,
+    /// Empty but while a plan is made.
+    forecast: Vec<Forecast>,
+    few: bool,
+}
+
+/// Where one machine is, by this rule.
+#[derive(Debug)]
+pub(crate) struct Place {
+    followers: Vec<Follower>,
     touched: Vec<bool>,
     /// Touched groups of which something may be missing.
     open: Vec<u32>,
-    forecast: Vec<Forecast>,
-    few: bool,
     planned_at_us: Option<u64>,
     missed: bool,
 }
@@ -82,9 +88,9 @@ pub(crate) struct Choice<'a> {
     pub speculation: u64,
 }
 
-impl Floe {
+impl Place {
+    /// Returns the place of a machine that starts.
     pub(crate) fn new(model: &Model) -> Self {
-        let groups = model.clusters().len();
         let follower = Follower {
             at_ms: 0,
             since_us: 0,
@@ -92,28 +98,15 @@ impl Floe {
             recent_ms: [0; 4],
         };
         Self {
-            timelines: Timelines::new(model),
             followers: vec![follower; model.traces() as usize],
-            support: model
-                .clusters()
-                .iter()
-                .map(|c| c.seen.len() as u32)
-                .collect(),
-            touched: vec![false; groups],
+            touched: vec![false; model.clusters().len()],
             open: Vec::new(),
-            forecast: vec![Forecast::default(); groups],
-            few: model.traces() <= FEW_TRACES,
             planned_at_us: None,
             missed: false,
         }
     }
 
-    /// Returns whether two traces have a group (or one, if there are few traces).
-    pub(crate) fn is_backed(&self, group: u32) -> bool {
-        self.few || self.support[group as usize] > 1
-    }
-
-    /// Notes that a chunk of a group was touched.
+    /// Notes that the machine touched a chunk of a group.
     pub(crate) fn touch(&mut self, model: &Model, group: u32, missed: bool, run_us: u64) {
         self.missed |= missed;
         if std::mem::replace(&mut self.touched[group as usize], true) {
@@ -143,13 +136,39 @@ impl Floe {
         };
         run_us >= at + after
     }
+}
 
-    /// Returns what to fetch, in order.
-    pub(crate) fn plan(&mut self, groups: &Groups, choice: &Choice<'_>) -> Vec<Planned> {
-        self.planned_at_us = Some(choice.run_us);
-        self.missed = false;
-        let best = self.followers.iter().map(|f| f.score).fold(1e-9, f64::max);
-        let weights: Vec<f64> = self
+impl Floe {
+    pub(crate) fn new(model: &Model) -> Self {
+        Self {
+            timelines: Timelines::new(model),
+            support: model
+                .clusters()
+                .iter()
+                .map(|c| c.seen.len() as u32)
+                .collect(),
+            forecast: vec![Forecast::default(); model.clusters().len()],
+            few: model.traces() <= FEW_TRACES,
+        }
+    }
+
+    /// Returns whether two traces have a group (or one, if there are few traces).
+    pub(crate) fn is_backed(&self, group: u32) -> bool {
+        self.few || self.support[group as usize] > 1
+    }
+
+    /// Returns what to fetch for a machine, in order.
+    // Long: one plan, from what is most urgent to what is least.
+    pub(crate) fn plan(
+        &mut self,
+        place: &mut Place,
+        groups: &Groups,
+        choice: &Choice<'_>,
+    ) -> Vec<Planned> {
+        place.planned_at_us = Some(choice.run_us);
+        place.missed = false;
+        let best = place.followers.iter().map(|f| f.score).fold(1e-9, f64::max);
+        let weights: Vec<f64> = place
             .followers
             .iter()
             .map(|f| (f.score / best).powi(SCORE_POWER))
@@ -161,7 +180,7 @@ impl Floe {
             .timelines
             .traces
             .iter_mut()
-            .zip(&self.followers)
+            .zip(&place.followers)
             .zip(&weights)
         {
             // What has arrived is never missing again, so each entry is removed only once.
@@ -188,8 +207,8 @@ impl Floe {
         }
         let mut speculative: Vec<(f64, Planned)> = Vec::new();
         let mut plan = Vec::new();
-        self.open.retain(|g| groups.missing_chunks(*g) > 0);
-        for g in &self.open {
+        place.open.retain(|g| groups.missing_chunks(*g) > 0);
+        for g in &place.open {
             if self.forecast[*g as usize].weight == 0.0 {
                 used.push(*g);
             }

@@ -3,6 +3,8 @@
 use super::groups::Groups;
 use crate::model::{Model, Seen};
 use crate::{Config, Link};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 
 /// A group that is to be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,31 +29,63 @@ pub(crate) struct Lateness {
     pub bytes: u64,
 }
 
-/// Computes the lateness of `plan`, which must be ordered by `order_us`. Groups that aren't sure aren't waited for, but those
-/// that are sent earlier take their time.
+/// What is planned for one machine, and its own time.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead<'a> {
+    /// Ordered by `order_us`.
+    pub plan: &'a [Planned],
+    pub run_us: u64,
+}
+
+/// Computes the lateness of each machine of an image, in their order. Their plans are sent in turns, and what two of them plan
+/// is sent once. Groups that aren't sure aren't waited for, but those that are sent earlier take their time.
 pub(crate) fn lateness(
-    plan: &[Planned],
+    all: &[Ahead<'_>],
     groups: &Groups,
-    run_us: u64,
     link: Link,
     config: &Config,
-) -> Lateness {
-    let (mut bytes, mut us) = (0.0, 0.0f64);
-    for planned in plan {
-        let missing = groups.missing_chunks(planned.group);
-        if missing == 0 {
-            continue;
+) -> Vec<Lateness> {
+    let mut bytes = 0.0;
+    let mut us = vec![0.0f64; all.len()];
+    let mut at = vec![0; all.len()];
+    // Whose turn it is: who has least of its own on the way.
+    let mut turns: BinaryHeap<_> = (0..all.len()).map(|n| Reverse((0u64, n))).collect();
+    // How many bytes come before the end of each group that another machine may plan too.
+    let mut come: HashMap<u32, f64> = HashMap::new();
+    while let Some(Reverse((sent, n))) = turns.pop() {
+        let mut own = sent;
+        while own == sent || turns.is_empty() {
+            let Some(planned) = all[n].plan.get(at[n]) else {
+                break;
+            };
+            at[n] += 1;
+            let missing = groups.missing_chunks(planned.group);
+            if missing == 0 {
+                continue;
+            }
+            let known = come.get(&planned.group).copied();
+            let end = known.unwrap_or_else(|| {
+                bytes += f64::from(missing) * config.wire_bytes();
+                own += u64::from(missing);
+                bytes
+            });
+            if known.is_none() && all.len() > 1 {
+                come.insert(planned.group, end);
+            }
+            if planned.sure {
+                let left = planned.due_us.saturating_sub(all[n].run_us) as f64;
+                us[n] = us[n].max(end / link.bytes_per_s * 1e6 - left);
+            }
         }
-        bytes += f64::from(missing) * config.wire_bytes();
-        if planned.sure {
-            let left = planned.due_us.saturating_sub(run_us) as f64;
-            us = us.max(bytes / link.bytes_per_s * 1e6 - left);
+        if at[n] < all[n].plan.len() {
+            turns.push(Reverse((own, n)));
         }
     }
-    Lateness {
-        us: us as u64,
+    let late = |us: &f64| Lateness {
+        us: *us as u64,
         bytes: (us / 1e6 * link.bytes_per_s) as u64,
-    }
+    };
+    us.iter().map(late).collect()
 }
 
 /// The clusters of each trace, ordered by time.

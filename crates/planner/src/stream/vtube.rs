@@ -8,12 +8,17 @@ use crate::model::{Cluster, Model, follows_after};
 /// A cluster isn't handled again within this time, in microseconds: a burst misses in it many times at once.
 const AGAIN_US: u64 = 1_000_000;
 
-/// The selected clusters, and when each is needed.
+/// What all machines of an image share of the rule.
 #[derive(Debug)]
 pub(crate) struct VTube {
     timelines: Timelines,
     /// For each cluster the fraction of all chunks that are in smaller clusters.
     percentile: Vec<f64>,
+}
+
+/// The clusters that are selected for one machine, and when each is needed.
+#[derive(Debug)]
+pub(crate) struct Selected {
     /// The earliest time at which a selected cluster is needed, on the machine's own clock; `u64::MAX` if it isn't selected.
     due_us: Vec<u64>,
     last_trigger: Option<(Option<u32>, u64)>,
@@ -38,30 +43,56 @@ pub(crate) fn percentiles(clusters: &[Cluster]) -> Vec<f64> {
         .collect()
 }
 
+impl Selected {
+    /// Nothing is selected yet.
+    pub(crate) fn new(model: &Model, config: &Config) -> Self {
+        Self {
+            due_us: vec![u64::MAX; model.clusters().len()],
+            last_trigger: None,
+            hint_at_us: config.hint_us,
+        }
+    }
+
+    /// Returns the selected clusters that aren't all here, ordered by the time at which they are needed.
+    pub(crate) fn plan(&self, groups: &Groups) -> Vec<Planned> {
+        let wanted = (0..self.due_us.len() as u32).filter(|g| groups.missing_chunks(*g) > 0);
+        let mut plan: Vec<Planned> = wanted
+            .filter(|g| self.due_us[*g as usize] != u64::MAX)
+            .map(|g| Planned {
+                group: g,
+                due_us: self.due_us[g as usize],
+                order_us: self.due_us[g as usize],
+                sure: true,
+                backed: true,
+            })
+            .collect();
+        plan.sort_by_key(|p| (p.order_us, p.group));
+        plan
+    }
+}
+
 impl VTube {
     pub(crate) fn new(model: &Model) -> Self {
         Self {
             timelines: Timelines::new(model),
             percentile: percentiles(model.clusters()),
-            due_us: vec![u64::MAX; model.clusters().len()],
-            last_trigger: None,
-            hint_at_us: 0,
         }
     }
 
     /// Selects what follows cluster `x` (`None`: the machine's start); returns false if that was done a moment ago.
     pub(crate) fn trigger(
         &mut self,
+        selected: &mut Selected,
         model: &Model,
         x: Option<u32>,
         run_us: u64,
         config: &Config,
     ) -> bool {
         let again = |(last, at): (Option<u32>, u64)| last == x && run_us < at + AGAIN_US;
-        if self.last_trigger.is_some_and(again) {
+        if selected.last_trigger.is_some_and(again) {
             return false;
         }
-        self.last_trigger = Some((x, run_us));
+        selected.last_trigger = Some((x, run_us));
         let clusters = model.clusters();
         let window_ms = config.lookout_us / 1000;
         let mut found = std::mem::take(&mut self.timelines.scratch);
@@ -94,29 +125,12 @@ impl VTube {
             let probability = follows / traces.max(1) as f64;
             if probability > self.percentile[y as usize] || Some(y) == x {
                 let due = run_us + u64::from(interval_ms) * 1000;
-                let known = &mut self.due_us[y as usize];
+                let known = &mut selected.due_us[y as usize];
                 *known = due.min(*known);
             }
         }
         self.timelines.scratch = found;
         true
-    }
-
-    /// Returns the selected clusters that aren't all here, ordered by the time at which they are needed.
-    pub(crate) fn plan(&self, groups: &Groups) -> Vec<Planned> {
-        let wanted = (0..self.due_us.len() as u32).filter(|g| groups.missing_chunks(*g) > 0);
-        let mut plan: Vec<Planned> = wanted
-            .filter(|g| self.due_us[*g as usize] != u64::MAX)
-            .map(|g| Planned {
-                group: g,
-                due_us: self.due_us[g as usize],
-                order_us: self.due_us[g as usize],
-                sure: true,
-                backed: true,
-            })
-            .collect();
-        plan.sort_by_key(|p| (p.order_us, p.group));
-        plan
     }
 }
 

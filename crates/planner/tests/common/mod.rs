@@ -2,9 +2,12 @@
 
 #![allow(dead_code)]
 
+pub mod world;
+
 use floe_planner::{
     Action, Config, Event, Link, Model, Planner, Progress, Timed, Urgency, ZeroTrace,
 };
+use floe_sched::{Class, MachineId, Purpose, Who};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -14,6 +17,18 @@ pub const MOBILE: Link = Link {
     rtt_us: 120_000,
 };
 pub const TICK_US: u64 = 100_000;
+/// The only machine of a run.
+pub const ONE: Who = who(1);
+
+/// Returns who a demand of machine `number` is from.
+pub const fn who(number: u32) -> Who {
+    Who {
+        machine: MachineId(number),
+        purpose: Purpose::Demand,
+        class: Class::Normal,
+    }
+}
+
 const WIRE_BYTES: f64 = 4096.0 / 2.8;
 
 /// Pseudo-random numbers, the same in every run.
@@ -192,7 +207,7 @@ impl Run {
         let mut actions = VecDeque::from(self.planner.on_event(now, event));
         while let Some(action) = actions.pop_front() {
             match action {
-                Action::Look { region, block } => {
+                Action::Look { region, block, who } => {
                     let candidates = self.candidates(region, block);
                     actions.extend(self.planner.on_event(
                         now,
@@ -200,6 +215,7 @@ impl Run {
                             region,
                             block,
                             candidates,
+                            who,
                         },
                     ));
                 }
@@ -207,6 +223,7 @@ impl Run {
                     region,
                     block,
                     chunks,
+                    ..
                 } => self.fetch(now, region, block, chunks),
                 Action::FetchSegments { .. } => panic!("there are no tables"),
                 Action::Push { .. } => {}
@@ -246,6 +263,7 @@ impl Run {
                     block,
                     chunks,
                     ok,
+                    who: ONE,
                 },
             );
         }
@@ -284,6 +302,7 @@ impl Run {
                     block: place.1,
                     chunks,
                     ok: true,
+                    who: ONE,
                 },
             );
         }
@@ -292,6 +311,12 @@ impl Run {
     /// Replays a trace with a model until the machine has made all accesses, or until `end_us`.
     pub fn replay(mut self, model: Option<Arc<Model>>, trace: &ZeroTrace, end_us: u64) -> Outcome {
         if let Some(model) = model {
+            let started = Event::MachineStarted {
+                who: ONE,
+                image: 0,
+                running: false,
+            };
+            self.tell(0, started);
             let regions = (0..self.regions).collect();
             self.tell(0, Event::Model { regions, model });
         }
@@ -356,7 +381,7 @@ impl Run {
             }
         }
         self.out.end_us = now;
-        self.out.progress = self.planner.progress();
+        self.out.progress = self.planner.progress(ONE.machine).unwrap_or_default();
         if let Some(since) = self.paused_since {
             self.out.paused_us += now - since;
         }
@@ -368,7 +393,14 @@ impl Run {
         let (region, chunk) = at;
         self.out.touched += 1;
         if self.here.contains(&at) {
-            self.tell(now, Event::Hit { region, chunk });
+            self.tell(
+                now,
+                Event::Hit {
+                    region,
+                    chunk,
+                    who: ONE,
+                },
+            );
             return None;
         }
         self.out.misses += 1;
@@ -393,6 +425,7 @@ impl Run {
                 region,
                 chunk,
                 candidates,
+                who: ONE,
             },
         );
         Some((at, now))

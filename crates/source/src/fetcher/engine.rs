@@ -253,9 +253,7 @@ impl Engine {
     /// Starts a thread; returns whether it runs. If it doesn't, the others go on, and the next request tries again.
     fn start(self: &Arc<Self>, name: &str, work: fn(&Arc<Engine>)) -> bool {
         let engine = self.clone();
-        let started = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || work(&engine));
+        let started = floe_threads::keep_running(name, move || work(&engine));
         if let Err(error) = &started {
             tracing::error!(%error, name, "cannot start a thread; raise the limit on processes");
         }

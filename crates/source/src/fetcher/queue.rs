@@ -410,6 +410,7 @@ impl Queue {
     }
 
     /// Handles a read of `batch` that failed with `error`: items that have not arrived are queued again or given up.
+    // Long: one loop over the items of a read, whose cases exclude each other.
     pub fn failed(
         &mut self,
         now: Instant,

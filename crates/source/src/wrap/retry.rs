@@ -72,6 +72,7 @@ impl Retry {
                 return Err(error);
             }
             tracing::debug!(%error, failures, ?pause, "trying again");
+            // a pause for the server, which nobody can end early: the fetcher's readers wait with deadlines of their own
             std::thread::sleep(pause);
         }
     }
@@ -86,6 +87,7 @@ impl Retry {
     ) -> Result<T, SourceError> {
         match call() {
             Err(SourceError::Missing { .. } | SourceError::Denied { .. }) => {
+                // as above: time for the server, not a wait for anything here
                 std::thread::sleep(pause(&self.options, 2));
                 call()
             }

@@ -83,10 +83,10 @@ impl Striped {
             errors: Mutex::default(),
         };
         let (send, items) = sync_channel(WAITING_ITEMS_MAX);
-        std::thread::scope(|threads| {
+        floe_threads::scope(|threads| {
             for lane in 0..members.len() {
                 let (send, shared) = (send.clone(), &shared);
-                threads.spawn(move || shared.work(lane, image, &send));
+                threads.spawn("stripe", move || shared.work(lane, image, &send));
             }
             drop(send);
             for (kind, hash, bytes) in items {

@@ -1,10 +1,10 @@
 //! Puts frames into pack files. Workers compress frames, which are appended here under a lock; another thread syncs finished
 //! files, so that the disk works while the cores do.
 
+use floe_threads::Task;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
 use floe_image::{Hash, Kind, PackRef, PackWriter};
@@ -38,16 +38,14 @@ pub(crate) struct Packer {
     segments: Mutex<Held>,
     bytes: AtomicU64,
     to_sync: Sender<(TempPath, PackRef)>,
-    syncer: JoinHandle<Result<Finished, StoreError>>,
+    syncer: Task<Result<Finished, StoreError>>,
 }
 
 impl Packer {
     pub fn new(repository: Repository, pack_bytes_max: u64) -> Result<Packer, StoreError> {
         let (to_sync, queue) = crossbeam_channel::bounded(SYNC_QUEUE_MAX);
-        let syncer = std::thread::Builder::new()
-            .name("floe-pack-sync".to_owned())
-            .spawn(move || sync_all(&queue))
-            .map_err(|e| StoreError::io("start a thread for", repository.dir(), e))?;
+        let syncer = floe_threads::spawn("floe-pack-sync", move || sync_all(&queue))
+            .map_err(|e| StoreError::io("start a thread for", repository.dir(), e.into()))?;
         Ok(Packer {
             repository,
             pack_bytes_max,
@@ -154,7 +152,7 @@ impl Packer {
             self.close(writer)?;
         }
         drop(self.to_sync);
-        let finished = self.syncer.join().unwrap_or_else(|_| {
+        let finished = self.syncer.wait().unwrap_or_else(|_| {
             Err(StoreError::Invalid {
                 what: "the thread that syncs packs died; see the log".to_owned(),
             })

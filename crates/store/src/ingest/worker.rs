@@ -171,15 +171,13 @@ impl<'a, F: Feed> Job<'a, F> {
             Worker::new(&self).run()?;
         } else {
             let failed = Mutex::new(None);
-            std::thread::scope(|scope| {
-                for _ in 0..workers {
-                    scope.spawn(|| {
-                        if let Err(error) = Worker::new(&self).run() {
-                            self.stop.store(true, Ordering::Relaxed);
-                            failed.lock().get_or_insert(error);
-                        }
-                    });
-                }
+            floe_threads::scope(|scope| {
+                scope.spawn_some("ingest", workers, || {
+                    if let Err(error) = Worker::new(&self).run() {
+                        self.stop.store(true, Ordering::Relaxed);
+                        failed.lock().get_or_insert(error);
+                    }
+                });
             });
             if let Some(error) = failed.into_inner() {
                 return Err(error);

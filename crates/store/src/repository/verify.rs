@@ -139,17 +139,15 @@ impl Repository {
         let threads = std::thread::available_parallelism()
             .map_or(1, |n| n.get())
             .min(layout.packs.len().max(1));
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    while let Some(pack) = layout
-                        .packs
-                        .get(shared.next.fetch_add(1, Ordering::Relaxed))
-                    {
-                        shared.pack(pack);
-                    }
-                });
-            }
+        floe_threads::scope(|scope| {
+            scope.spawn_some("verify", threads, || {
+                while let Some(pack) = layout
+                    .packs
+                    .get(shared.next.fetch_add(1, Ordering::Relaxed))
+                {
+                    shared.pack(pack);
+                }
+            });
         });
         if shared.stop.load(Ordering::Relaxed) {
             return Err(StoreError::Cancelled);

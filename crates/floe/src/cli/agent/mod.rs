@@ -28,6 +28,8 @@ const QUIET: Duration = Duration::from_millis(1500);
 const ASK_MAX: u32 = 3;
 /// How long the new agent may take to answer the node.
 const AGENT_WAIT: Duration = Duration::from_secs(60);
+/// Time between two tries to start a program with an agent that has just been installed.
+const ANSWER_AGAIN: Duration = Duration::from_millis(300);
 /// How much of what the console says is kept, in bytes.
 const SAID_BYTES_MAX: usize = 64 << 10;
 /// Where the agent's program is looked for besides the directory of this one.
@@ -206,7 +208,8 @@ fn await_agent(client: &Client, machine: &str) -> Result<(), CliError> {
                 let fix = "look in the guest: floe-guest serve";
                 return Err(CliError::new(ErrorCode::Failed, text, fix));
             }
-            Err(_) => std::thread::sleep(Duration::from_millis(300)),
+            // the node opens a session when it hears of the agent, and nothing tells this command of that
+            Err(_) => std::thread::sleep(ANSWER_AGAIN),
         }
     }
 }

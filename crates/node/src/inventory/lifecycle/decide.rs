@@ -1,305 +1,456 @@
-//! Why a machine's CPUs stand still, and what is to be done about it. No I/O and no clock: events go in, and
-//! [`Standing::next`] returns the next action until disk, QEMU and reasons agree.
+//! Decides a machine's life. No I/O and no clock: events go in, and [`Life::next`] returns the next action until disk, QEMU
+//! and life agree and everything is published.
 //!
-//! Reasons are a set: the machine goes on when the last one is over, whatever their order. Two rules hold at every moment, so
-//! that a killed node leaves no machine standing still for a reason that the next node does not know:
+//! Reasons to stand still are a set: the machine goes on when the last one is over, whatever their order. These rules hold at
+//! every moment, so that a killed node leaves nothing that the next node does not know:
 //!
 //! - a reason is on the disk before QEMU is told to stop for it;
-//! - it is removed from the disk after QEMU was told to go on. (Telling a guest that runs to go on changes nothing.)
+//! - it is removed from the disk after QEMU was told to go on (telling a guest that runs to go on changes nothing);
+//! - an event is published after what it tells of is on the disk and in QEMU.
 
-use crate::inventory::record::PauseReason;
-use std::collections::BTreeSet;
+use super::{
+    news::News,
+    state::{Gone, Phase, Task, ends_with_its_node, is_qemus_own},
+};
+use crate::inventory::record::Wanted;
+use floe_api::PauseReason;
+use std::collections::{BTreeSet, VecDeque};
 
-/// The reasons of one machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+/// The life of one machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    phase: Phase,
+    /// The operation under way.
+    task: Option<Task>,
     reasons: BTreeSet<PauseReason>,
     /// Reasons whose work stops the CPUs by itself and lets them go on.
     itself: BTreeSet<PauseReason>,
-    /// The reasons as they are on the disk.
-    recorded: BTreeSet<PauseReason>,
-    /// Whether floe has told QEMU to stop and not yet to go on.
-    still: bool,
+    /// What the disk says.
+    recorded: OnDisk,
+    cpus: Cpus,
+    /// Whether QEMU is known not to answer for now, so that it is not told to stop.
+    deaf: bool,
     /// Whether the user let the machine go on: it does not buffer again until the planner's episode is over.
     spared: bool,
+    /// Why it needs a node that does not answer, in words.
+    orphaned: Option<String>,
+    /// Why it can never go on, in words.
+    lost: Option<String>,
+    /// Why it has no QEMU any more, if this node saw it go.
+    gone: Option<Gone>,
+    /// What is to be published.
+    news: VecDeque<News>,
+}
+
+/// What QEMU's CPUs do, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cpus {
+    /// They were told to run, or never to stop.
+    Run,
+    /// QEMU did not answer when it was told to stop or to go on: it may still do so, or not.
+    Unknown,
+    /// They were stopped.
+    Stand,
+}
+
+/// What a machine's record says of its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OnDisk {
+    /// What a node that starts is to do with it.
+    pub wanted: Wanted,
+    /// Why it stands still.
+    pub pauses: BTreeSet<PauseReason>,
 }
 
 /// What can happen to a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
+    /// A QEMU is about to be started from its disks.
+    Starts,
+    /// Its QEMU runs now. The text says from what it was started.
+    Runs(String),
+    /// Its guest was reset: its QEMU has ended and another is about to be started from its disks.
+    Resets,
+    /// Its QEMU is about to be ended.
+    Stops,
+    /// Its QEMU has ended or could not be started, and its disks are off the mount.
+    Gone(Gone),
+    /// It is about to be removed.
+    Removes,
+    /// It was removed.
+    Removed,
+    /// This node took it over. `still` is whether its CPUs stand still.
+    Adopted {
+        /// As told by QEMU.
+        still: bool,
+    },
+    /// A part of its memory is lost, for this reason: it can never go on.
+    Loses(String),
     /// A reason to stand still begins.
     Begins(PauseReason),
     /// A reason begins whose work stops the CPUs by itself.
     BeginsItself(PauseReason),
+    /// It needs a node that does not answer, for this reason. `deaf` is whether its QEMU may not answer either.
+    Orphaned {
+        /// The reason in words.
+        why: String,
+        /// Whether QEMU may wait for a page and not answer.
+        deaf: bool,
+    },
+    /// QEMU has stopped the CPUs by itself because of a disk; the text says which, and what to do.
+    StoppedAtDisk(String),
     /// A reason is over. If its work has stopped the CPUs by itself, it has also let them go on.
     Ends(PauseReason),
     /// Such a reason is over, but its work has left the CPUs stopped.
     EndsStill(PauseReason),
-    /// The user lets the machine go on, whatever the reasons.
-    UserContinues,
+    /// A reason is over; if the machine goes on therefore, users are told this.
+    Over(PauseReason, String),
+    /// The user lets the machine go on, whatever the reasons. `still` is whether its CPUs stand still.
+    UserContinues {
+        /// As told by QEMU.
+        still: bool,
+    },
+    /// It is to go on, whatever the reasons, so that its guest can power down.
+    Wakes,
     /// The planner's wish to buffer is over.
     EpisodeEnds,
-    /// This node took the machine over. `still` is whether its CPUs stand still.
-    Adopted { still: bool },
-    /// Its QEMU has ended, and its record has no reasons any more.
-    Ended,
+}
+
+impl Event {
+    /// Whether the event is no more than a wish of this node: it can be taken back if it could not be carried out.
+    pub fn is_wish(&self) -> bool {
+        matches!(
+            self,
+            Event::Starts
+                | Event::Stops
+                | Event::Removes
+                | Event::Begins(_)
+                | Event::BeginsItself(_)
+        )
+    }
 }
 
 /// What the caller is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Write these reasons to the disk.
-    Record(BTreeSet<PauseReason>),
+    /// Write this to the disk.
+    Record(OnDisk),
     /// Tell QEMU to stop the CPUs.
     Stop,
     /// Tell it to let them go on.
     Continue,
+    /// Tell everybody who listens.
+    Publish(News),
 }
 
-impl Standing {
-    /// Returns the state of a machine whose record has these reasons.
-    pub fn recorded(reasons: BTreeSet<PauseReason>) -> Standing {
-        Standing {
-            reasons: reasons.clone(),
-            recorded: reasons,
-            ..Default::default()
+impl Life {
+    /// Returns the life of a machine whose record says this.
+    pub fn recorded(recorded: OnDisk) -> Life {
+        let mut reasons = recorded.pauses.clone();
+        reasons.retain(|_| recorded.wanted == Wanted::Running);
+        Life {
+            phase: Phase::found(recorded.wanted),
+            task: None,
+            reasons,
+            itself: BTreeSet::new(),
+            recorded,
+            cpus: Cpus::Run,
+            deaf: false,
+            spared: false,
+            orphaned: None,
+            lost: None,
+            gone: None,
+            news: VecDeque::new(),
         }
     }
 
-    /// Whether this is one of the machine's reasons.
+    /// Returns where it is in its life.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Returns the operation under way, if any.
+    pub fn task(&self) -> Option<Task> {
+        self.task
+    }
+
+    /// Begins an operation, or returns the one under way.
+    pub fn begin(&mut self, task: Task) -> Result<(), Task> {
+        match self.task {
+            Some(other) => Err(other),
+            None => {
+                self.task = Some(task);
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes that the operation has ended.
+    pub fn finish(&mut self) {
+        self.task = None;
+    }
+
+    /// Whether this is one of the machine's reasons to stand still.
     pub fn is(&self, reason: PauseReason) -> bool {
         self.reasons.contains(&reason)
     }
 
-    /// Whether the machine may begin to buffer: not if it buffers already, nor if the user has let it go on in this episode.
-    pub fn may_buffer(&self) -> bool {
-        !self.spared && !self.is(PauseReason::Buffering)
+    /// Returns why it stands still.
+    pub fn reasons(&self) -> Vec<PauseReason> {
+        self.reasons.iter().copied().collect()
     }
 
-    /// Takes an event in. [`Standing::next`] then returns what is to be done.
-    pub fn handle(&mut self, event: Event) {
+    /// Returns in words which node it needs and does not reach, or what of it is lost.
+    pub fn orphaned(&self) -> Option<&str> {
+        self.lost.as_deref().or(self.orphaned.as_deref())
+    }
+
+    /// Whether it still has to be told to stop, because its QEMU did not answer.
+    pub fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+
+    /// Whether something is still to be done that could not be done when it was due. While an operation is under way, that may be
+    /// doing it. A machine that needs another node is not meant: its QEMU may not answer for as long.
+    pub fn is_behind(&self) -> bool {
+        self.task.is_none() && self.orphaned().is_none() && self.next().is_some()
+    }
+
+    /// Returns how it went, if it has no QEMU any more and this node saw that.
+    pub fn gone(&self) -> Option<&Gone> {
+        self.gone.as_ref()
+    }
+
+    /// Takes an event in; [`Life::next`] then returns what is to be done. Returns false, and changes nothing, if the event does
+    /// not fit.
+    // Long: one table of events, each with what it changes.
+    pub fn handle(&mut self, event: Event) -> bool {
         match event {
+            Event::Starts
+            | Event::Runs(_)
+            | Event::Resets
+            | Event::Stops
+            | Event::Gone(_)
+            | Event::Removes
+            | Event::Removed
+            | Event::Adopted { .. } => return self.moves(event),
+            Event::Loses(why) => {
+                self.news.push_back(News::Orphaned(why.clone()));
+                self.lost = Some(why);
+            }
             Event::Begins(reason) => {
+                if self.phase != Phase::Running || !self.may_begin(reason) {
+                    return false;
+                }
+                if reason == PauseReason::User && !self.is(reason) {
+                    self.news.push_back(News::Paused);
+                }
                 self.reasons.insert(reason);
                 self.itself.remove(&reason);
             }
             Event::BeginsItself(reason) => {
+                if self.phase != Phase::Running {
+                    return false;
+                }
                 self.reasons.insert(reason);
                 self.itself.insert(reason);
             }
+            Event::Orphaned { why, deaf } => {
+                if self.phase != Phase::Running {
+                    return false;
+                }
+                if self.reasons.insert(PauseReason::Orphaned) {
+                    self.news.push_back(News::Orphaned(why.clone()));
+                }
+                self.orphaned = Some(why);
+                self.deaf = deaf;
+            }
+            Event::StoppedAtDisk(why) => {
+                if self.phase != Phase::Running || self.is(PauseReason::Disk) {
+                    return false;
+                }
+                self.reasons.insert(PauseReason::Disk);
+                self.itself.insert(PauseReason::Disk);
+                self.cpus = Cpus::Stand;
+                self.news.push_back(News::StoppedAtDisk(why));
+            }
             Event::Ends(reason) => self.ends(reason),
             Event::EndsStill(reason) => {
-                self.still = true;
+                if self.phase == Phase::Running {
+                    self.cpus = Cpus::Stand;
+                }
                 self.ends(reason);
             }
-            Event::UserContinues => {
-                self.spared |= self.is(PauseReason::Buffering);
-                self.reasons.clear();
-                self.itself.clear();
+            Event::Over(reason, why) => {
+                if !self.is(reason) {
+                    return false;
+                }
+                self.ends(reason);
+                if self.reasons.is_empty() {
+                    self.news.push_back(News::Continued(why));
+                }
             }
+            Event::UserContinues { .. } | Event::Wakes if self.phase != Phase::Running => {
+                return false;
+            }
+            Event::UserContinues { still } => {
+                if still {
+                    self.cpus = Cpus::Stand;
+                }
+                if self.wakes() && self.cpus != Cpus::Run {
+                    let why = "its user let it go on".to_owned();
+                    self.news.push_back(News::Continued(why));
+                }
+            }
+            Event::Wakes => drop(self.wakes()),
             Event::EpisodeEnds => {
                 self.spared = false;
                 self.ends(PauseReason::Buffering);
             }
-            Event::Adopted { still } => {
-                self.reasons.retain(|reason| !reason.ends_with_its_node());
-                self.itself.clear();
-                self.still = still;
+        }
+        true
+    }
+
+    /// Takes in an event that changes the phase.
+    fn moves(&mut self, event: Event) -> bool {
+        use Phase::*;
+        let (phase, news) = match (event, self.phase) {
+            (Event::Starts, Stopped | Left) => (Starting, None),
+            (Event::Runs(from), Creating | Starting) => (Running, Some(News::Started(from))),
+            (Event::Runs(_), Resetting) => (Running, Some(News::Reset)),
+            (Event::Resets, Running) => (Resetting, None),
+            (Event::Stops, Running | Left | Stopping) => (Stopping, None),
+            (Event::Gone(gone), Running | Stopping | Starting | Left | Resetting) => {
+                self.gone = Some(gone.clone());
+                (Stopped, Some(News::Gone(gone)))
             }
-            Event::Ended => *self = Standing::default(),
+            (Event::Removes, Stopped | Left | Running | Stopping) => (Removing, None),
+            (Event::Removed, Removing) => (Removing, Some(News::Removed)),
+            (Event::Adopted { still }, Left) => {
+                self.phase = Running;
+                self.adopted(still);
+                self.news.push_back(News::Adopted);
+                return true;
+            }
+            _ => return false,
+        };
+        self.phase = phase;
+        // whatever the reasons were, they were those of a QEMU that is gone, or goes
+        self.reasons.clear();
+        self.itself.clear();
+        self.orphaned = None;
+        (self.deaf, self.spared) = (false, false);
+        // one that is about to be ended is as it was, in case that is taken back
+        if !matches!(phase, Stopping | Removing) {
+            self.cpus = Cpus::Run;
+        }
+        if phase == Running {
+            self.gone = None;
+        }
+        self.news.extend(news);
+        true
+    }
+
+    /// Keeps of the reasons that an earlier node has recorded those that are not over with it.
+    fn adopted(&mut self, still: bool) {
+        let before = self.reasons();
+        self.reasons.retain(|reason| !ends_with_its_node(*reason));
+        self.cpus = match still {
+            true => Cpus::Stand,
+            false => Cpus::Run,
+        };
+        if self.lost.is_some() {
+            self.reasons.insert(PauseReason::Orphaned);
+        }
+        if still && !before.is_empty() && self.reasons.is_empty() {
+            self.news.push_back(News::ContinuedAfter(before));
         }
     }
 
+    /// Whether a reason may begin now. The machine begins to buffer only while it runs, not again in an episode in which the
+    /// user has let it go on, and not during operations that it would disturb.
+    fn may_begin(&self, reason: PauseReason) -> bool {
+        let calm = self.task.is_none_or(Task::allows_buffering);
+        reason != PauseReason::Buffering || self.reasons.is_empty() && !self.spared && calm
+    }
+
+    /// Whether the machine is not to be paused for buffering in this episode, or is already.
+    pub fn needs_no_buffering(&self) -> bool {
+        self.spared || self.is(PauseReason::Buffering)
+    }
+
+    /// Removes all reasons. Returns whether the machine has none now.
+    fn wakes(&mut self) -> bool {
+        self.spared |= self.is(PauseReason::Buffering);
+        for reason in self.reasons() {
+            self.ends(reason);
+        }
+        self.reasons.is_empty()
+    }
+
     fn ends(&mut self, reason: PauseReason) {
+        if reason == PauseReason::Orphaned {
+            if self.lost.is_some() {
+                return; // nothing brings it back
+            }
+            self.orphaned = None;
+            self.deaf = false;
+        }
         self.reasons.remove(&reason);
         self.itself.remove(&reason);
     }
 
-    /// Returns the next action, or `None` if disk, QEMU and reasons agree.
-    pub fn next(&self) -> Option<Action> {
-        let stop = self
-            .reasons
-            .iter()
-            .any(|reason| !self.itself.contains(reason));
-        let record = || {
-            let differs = self.recorded != self.reasons;
-            differs.then(|| Action::Record(self.reasons.clone()))
-        };
-        match (stop, self.still) {
-            (true, false) => record().or(Some(Action::Stop)),
-            (false, true) if self.reasons.is_empty() => Some(Action::Continue),
-            _ => record(),
+    /// What the record should say.
+    fn on_disk(&self) -> OnDisk {
+        let kept = self.reasons.iter().filter(|reason| !is_qemus_own(**reason));
+        OnDisk {
+            wanted: self.phase.wanted(),
+            pauses: kept.copied().collect(),
         }
+    }
+
+    /// Returns the next action, or `None` if disk, QEMU and life agree and everything is published.
+    pub fn next(&self) -> Option<Action> {
+        let on_disk = self.on_disk();
+        let differs = self.recorded != on_disk;
+        let runs = self.phase == Phase::Running;
+        let stop = self.reasons.iter().any(|r| !self.itself.contains(r));
+        if runs && self.cpus != Cpus::Run && self.reasons.is_empty() {
+            return Some(Action::Continue);
+        }
+        if differs {
+            return Some(Action::Record(on_disk));
+        }
+        if runs && stop && self.cpus != Cpus::Stand && !self.deaf {
+            return Some(Action::Stop);
+        }
+        self.news.front().cloned().map(Action::Publish)
     }
 
     /// Notes that the action was carried out.
     pub fn done(&mut self, action: &Action) {
         match action {
-            Action::Record(reasons) => self.recorded = reasons.clone(),
-            Action::Stop => self.still = true,
-            Action::Continue => self.still = false,
+            Action::Record(on_disk) => self.recorded = on_disk.clone(),
+            Action::Stop => self.cpus = Cpus::Stand,
+            Action::Continue => self.cpus = Cpus::Run,
+            Action::Publish(_) => drop(self.news.pop_front()),
         }
     }
 
-    /// Takes back an event that could not be carried out: if it began a reason, that reason is removed.
-    pub fn withdraw(&mut self, event: Event) {
-        if let Event::Begins(reason) | Event::BeginsItself(reason) = event {
-            self.ends(reason);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const REASONS: [PauseReason; 5] = [
-        PauseReason::User,
-        PauseReason::Buffering,
-        PauseReason::Orphaned,
-        PauseReason::Capture,
-        PauseReason::DiskFull,
-    ];
-
-    /// A machine with its disk and its QEMU, for the tests.
-    #[derive(Default)]
-    struct World {
-        standing: Standing,
-        disk: BTreeSet<PauseReason>,
-        still: bool,
-    }
-
-    impl World {
-        fn event(&mut self, event: Event) {
-            self.standing.handle(event);
-            // each action may be the last one before the node is killed
-            for _ in 0..10 {
-                let Some(action) = self.standing.next() else {
-                    return;
-                };
-                match &action {
-                    Action::Record(reasons) => {
-                        assert!(!self.still || !reasons.is_empty(), "{reasons:?}");
-                        self.disk = reasons.clone();
-                    }
-                    Action::Stop => {
-                        assert!(!self.disk.is_empty(), "nobody would know why");
-                        self.still = true;
-                    }
-                    Action::Continue => self.still = false,
-                }
-                self.standing.done(&action);
-            }
-            panic!("it never ends: {:?}", self.standing);
+    /// Notes that an action was not carried out, as far as is known.
+    pub fn failed(&mut self, action: &Action) {
+        if matches!(action, Action::Stop | Action::Continue) {
+            self.cpus = Cpus::Unknown;
         }
     }
 
-    #[test]
-    fn a_parent_that_is_back_does_not_end_what_it_did_not_begin() {
-        let mut world = World::default();
-        world.event(Event::Begins(PauseReason::Buffering));
-        world.event(Event::Begins(PauseReason::Orphaned));
-        world.event(Event::Ends(PauseReason::Orphaned));
-        assert!(world.still && world.standing.is(PauseReason::Buffering));
-        world.event(Event::EpisodeEnds);
-        assert!(!world.still && world.disk.is_empty());
-    }
-
-    #[test]
-    fn a_user_who_lets_it_go_on_is_not_overruled_in_the_same_episode() {
-        let mut world = World::default();
-        world.event(Event::Begins(PauseReason::Buffering));
-        world.event(Event::UserContinues);
-        assert!(!world.still && !world.standing.may_buffer());
-        world.event(Event::EpisodeEnds);
-        assert!(world.standing.may_buffer());
-    }
-
-    #[test]
-    fn a_capture_stops_and_lets_go_on_by_itself_and_is_only_written_down() {
-        let mut standing = Standing::default();
-        standing.handle(Event::BeginsItself(PauseReason::Capture));
-        let capture: BTreeSet<_> = [PauseReason::Capture].into();
-        assert_eq!(standing.next(), Some(Action::Record(capture.clone())));
-        standing.done(&Action::Record(capture));
-        assert_eq!(standing.next(), None);
-        let mut left = standing.clone();
-        standing.handle(Event::Ends(PauseReason::Capture));
-        assert_eq!(standing.next(), Some(Action::Record(BTreeSet::new())));
-        left.handle(Event::EndsStill(PauseReason::Capture));
-        assert_eq!(left.next(), Some(Action::Continue));
-    }
-
-    fn event() -> impl Strategy<Value = Event> {
-        let reason = prop::sample::select(REASONS.to_vec());
-        prop_oneof![
-            4 => reason.clone().prop_map(Event::Begins),
-            4 => reason.prop_map(Event::Ends),
-            1 => Just(Event::UserContinues),
-            1 => Just(Event::EpisodeEnds),
-            1 => any::<bool>().prop_map(|_| Event::Ended),
-        ]
-    }
-
-    proptest! {
-        /// Whatever happens in whatever order, the machine stands still exactly while there is a reason, and disk and QEMU
-        /// agree.
-        #[test]
-        fn it_stands_still_while_there_is_a_reason_and_not_longer(
-            events in prop::collection::vec(event(), 0..60), killed_after in 0..60usize,
-        ) {
-            let mut world = World::default();
-            for (at, event) in events.into_iter().enumerate() {
-                if event == Event::Ended {
-                    // another QEMU is started, and its record has no reasons
-                    (world.still, world.disk) = (false, BTreeSet::new());
-                }
-                world.event(event);
-                prop_assert_eq!(world.still, !world.standing.reasons.is_empty());
-                prop_assert_eq!(&world.disk, &world.standing.reasons);
-                if at == killed_after {
-                    world.standing = Standing::recorded(world.disk.clone());
-                    let still = world.still;
-                    world.event(Event::Adopted { still });
-                    let node = |reason: &PauseReason| reason.ends_with_its_node();
-                    prop_assert!(!world.disk.iter().any(node));
-                    prop_assert_eq!(world.still, still && !world.disk.is_empty());
-                }
-            }
-        }
-
-        /// If a node is killed between any two actions, the next node can let the machine go on.
-        #[test]
-        fn a_node_killed_between_two_actions_leaves_nothing_standing(
-            events in prop::collection::vec(event(), 1..20), after in 0..40usize,
-        ) {
-            let (mut standing, mut disk, mut still, mut left) = (Standing::default(), BTreeSet::new(), false, after);
-            'life: for event in events {
-                if event == Event::Ended {
-                    (still, disk) = (false, BTreeSet::new());
-                }
-                standing.handle(event);
-                while let Some(action) = standing.next() {
-                    if left == 0 {
-                        break 'life;
-                    }
-                    left -= 1;
-                    match &action {
-                        Action::Record(reasons) => disk = reasons.clone(),
-                        Action::Stop => still = true,
-                        Action::Continue => still = false,
-                    }
-                    standing.done(&action);
-                }
-            }
-            prop_assert!(!still || !disk.is_empty(), "it stands still, and nobody knows why");
-            let mut world = World { standing: Standing::recorded(disk.clone()), disk, still };
-            world.event(Event::Adopted { still });
-            for reason in REASONS {
-                world.event(Event::Ends(reason));
-            }
-            prop_assert!(!world.still && world.disk.is_empty());
-        }
+    /// Takes back a wish that could not be carried out. `before` is the life before it; what was done since stays true.
+    pub fn withdraw(&mut self, before: Life) {
+        *self = Life {
+            task: self.task,
+            recorded: self.recorded.clone(),
+            cpus: self.cpus,
+            ..before
+        };
     }
 }

@@ -1,31 +1,36 @@
-//! Carries out what `decide` returns: writes reasons to the machine's record, and stops and continues its QEMU.
+//! Carries out what `decide` returns: writes the machine's record, stops and continues its QEMU, publishes events.
 //!
-//! Every pause goes through [`Entry::stand`]. A reason may stay in the record because the node was killed or the disk is
-//! full. That does no harm: if all of a machine's reasons ended with the earlier node, the next node lets the machine go on.
+//! Every change of a machine's phase and every pause goes through [`Entry::drive`]. A reason may stay in the record because
+//! the node was killed or the disk is full. That does no harm: if all of a machine's reasons ended with the earlier node, the
+//! next node lets the machine go on.
 
 use crate::{
     error::NodeError,
     inventory::{
         Entry,
         lifecycle::decide::{Action, Event},
-        record::{PauseReason, Record},
+        record::Record,
     },
 };
+use floe_api::{Happened, PauseReason};
 use floe_machine::{Machine, Status};
 use std::sync::Arc;
+
+/// Publishes an event: its kind, the machine's name, the details.
+pub(crate) type Tell = Arc<dyn Fn(Happened, &str, String) + Send + Sync>;
 
 /// A pause for work of the node that stops the CPUs by itself. Dropping this ends the reason.
 pub(crate) struct Paused<'a> {
     entry: &'a Entry,
     reason: Option<PauseReason>,
-    /// The QEMU that is told to go on when this is dropped; `None` if the work itself has done that.
-    stands: Option<Arc<Machine>>,
+    /// Whether the work has left the guest stopped.
+    stands: bool,
 }
 
 impl Paused<'_> {
     /// Notes that the work has left the guest stopped: it is told to go on when this is dropped.
-    pub fn stands(mut self, vm: &Arc<Machine>) -> Self {
-        self.stands = Some(vm.clone());
+    pub fn stands(mut self) -> Self {
+        self.stands = true;
         self
     }
 
@@ -41,49 +46,81 @@ impl Drop for Paused<'_> {
             return;
         };
         let event = match self.stands {
-            Some(_) => Event::EndsStill(reason),
-            None => Event::Ends(reason),
+            true => Event::EndsStill(reason),
+            false => Event::Ends(reason),
         };
-        if let Err(error) = self.entry.stand(self.stands.as_deref(), event) {
+        if let Err(error) = self.entry.drive(event) {
             tracing::warn!(machine = %self.entry.name, %error, "its record says that it stands still");
         }
     }
 }
 
 impl Entry {
-    /// Takes an event in and carries out what follows from it, on the disk and in `vm`. After an error the reason that the
-    /// event began is withdrawn; any other action that failed is tried again with the next event.
-    pub(crate) fn stand(&self, vm: Option<&Machine>, event: Event) -> Result<(), NodeError> {
-        let mut standing = self.standing.lock();
-        standing.handle(event);
-        while let Some(action) = standing.next() {
+    /// Takes an event in and carries out what follows from it, on the disk and in QEMU. Returns false if the event does not
+    /// fit the machine's life as it is, and nothing was done. After an error a mere wish ([`Event::is_wish`]) is withdrawn; of
+    /// what has already happened, the actions that failed are tried again with the next event.
+    pub(crate) fn drive(&self, event: Event) -> Result<bool, NodeError> {
+        self.drive_with(event, |_| ())
+    }
+
+    /// Does the same, and changes the machine's record in the same write.
+    pub(crate) fn drive_with(
+        &self,
+        event: Event,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<bool, NodeError> {
+        let _driving = self.driving.lock();
+        let before = self.life.lock().clone();
+        let wish = event.is_wish();
+        if !self.life.lock().handle(event) {
+            return Ok(false);
+        }
+        let done = self.carry_out(change);
+        if wish && done.is_err() {
+            self.life.lock().withdraw(before);
+            let _ = self.carry_out(|_| ()); // the error of the first attempt is the one to report
+        }
+        done.map(|()| true)
+    }
+
+    /// Retries what could not be carried out earlier, such as a record on a full disk.
+    pub(crate) fn catch_up(&self) -> Result<(), NodeError> {
+        let _driving = self.driving.lock();
+        self.carry_out(|_| ())
+    }
+
+    fn carry_out(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
+        let mut change = Some(change);
+        loop {
+            let Some(action) = self.life.lock().next() else {
+                break;
+            };
+            let vm = self.state().vm.clone();
             let done = match (&action, vm) {
-                (Action::Record(reasons), _) => {
-                    self.update(|record| record.pauses = reasons.clone())
-                }
+                (Action::Record(on_disk), _) => self.write(on_disk, |record| {
+                    if let Some(change) = change.take() {
+                        change(record);
+                    }
+                }),
                 (Action::Stop, Some(vm)) => vm.stop().map_err(NodeError::from),
                 (Action::Continue, Some(vm)) => vm.cont().map_err(NodeError::from),
                 // there is no QEMU to tell
                 (Action::Stop | Action::Continue, None) => Ok(()),
+                (Action::Publish(news), _) => {
+                    if let Some((kind, detail)) = news.published() {
+                        (self.tell)(kind, self.name.as_str(), detail);
+                    }
+                    Ok(())
+                }
             };
+            let mut life = self.life.lock();
             if let Err(error) = done {
-                standing.withdraw(event);
+                life.failed(&action);
                 return Err(error);
             }
-            standing.done(&action);
+            life.done(&action);
         }
-        Ok(())
-    }
-
-    /// Changes the record of a machine whose QEMU has ended or is replaced by another, and removes all reasons for a pause.
-    pub(crate) fn update_anew(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
-        let mut standing = self.standing.lock();
-        self.update(|record| {
-            record.pauses.clear();
-            change(record);
-        })?;
-        standing.handle(Event::Ended);
-        Ok(())
+        change.map_or(Ok(()), |change| self.update(change))
     }
 
     /// Prepares for work that stops a running guest and lets it go on by itself. The record is written here, before the pause
@@ -94,13 +131,11 @@ impl Entry {
         reason: PauseReason,
     ) -> Result<Paused<'_>, NodeError> {
         let runs = vm.status()? == Status::Running;
-        if runs {
-            self.stand(Some(vm), Event::BeginsItself(reason))?;
-        }
+        let begun = runs && self.drive(Event::BeginsItself(reason))?;
         Ok(Paused {
             entry: self,
-            reason: runs.then_some(reason),
-            stands: None,
+            reason: begun.then_some(reason),
+            stands: false,
         })
     }
 }

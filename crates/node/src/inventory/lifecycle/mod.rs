@@ -1,19 +1,24 @@
-//! A machine's life: which operation it has, why it stands still, and which status it is shown with.
+//! A machine's life: its phase, the operation that it has, and why it stands still.
 //!
-//! - `state`: the [`Task`]s, of which a machine has one at a time, and the status that follows from what is wanted of it and
-//!   what its QEMU reports. No I/O.
-//! - `decide`: why a machine's CPUs stand still, as a set of reasons, and what is to be done next so that disk and QEMU agree
-//!   with it. A state machine without I/O.
-//! - `drive`: carries that out on the record and over QMP.
+//! - `state`: the words for it: [`Phase`], [`Task`], [`Gone`], and the status that users see. No I/O.
+//! - `decide`: [`Life`], a state machine without I/O or a clock. It alone decides what the record on the disk says about
+//!   phase and reasons, what QEMU is told, and which events are published.
+//! - `news`: those events, with their texts.
+//! - `drive`: carries the decisions out on the record and over QMP, in an order that leaves nothing standing after a kill.
 //!
 //! A machine that is parked, docked or offloaded will stand still for a reason of its own: a variant of
-//! [`crate::inventory::record::PauseReason`], with the same decisions.
+//! [`floe_api::PauseReason`], with the same decisions.
 //!
-//! Locks, in this order: [`crate::inventory::Entry`]'s `pauses`, `operation`, `standing`, `writing`, `state`.
+//! Locks, in this order: [`crate::inventory::Entry`]'s `pauses`, `driving`, `writing`, then `life` and `state`, which are only
+//! held for a moment and never while the disk or QEMU is waited for.
 
 mod decide;
 mod drive;
+mod news;
 mod state;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use decide::{Event, Standing};
-pub(crate) use state::{Qemu, Task, status};
+pub(crate) use decide::{Event, Life, OnDisk};
+pub(crate) use drive::Tell;
+pub(crate) use state::{Gone, Phase, Qemu, Task, foremost, status};

@@ -1,8 +1,51 @@
-//! Which operation a machine has, and which status it is shown with. No I/O.
+//! The words for a machine's life, and which status it is shown with. No I/O.
 
 use crate::inventory::record::Wanted;
-use floe_api::MachineStatus;
+use floe_api::{MachineStatus, PauseReason};
 use std::fmt::{self, Display};
+
+/// Where a machine is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// It is made and started for the first time. After a crash the next node removes it.
+    Creating,
+    /// It has no QEMU; its disks are kept.
+    Stopped,
+    /// A QEMU is being started for it from its disks. After a crash the next node ends that QEMU.
+    Starting,
+    /// A QEMU of an earlier node should be there and has not answered this node yet.
+    Left,
+    /// It has a QEMU whose guest executes, or stands still for the reasons that are known.
+    Running,
+    /// Its guest was reset, and a QEMU is being started from its disks in place of the one that ended.
+    Resetting,
+    /// Its QEMU is being ended, because that was asked for.
+    Stopping,
+    /// It is being removed with its disks. After a crash the next node finishes that.
+    Removing,
+}
+
+impl Phase {
+    /// Returns the phase of a machine whose record a starting node has found.
+    pub fn found(wanted: Wanted) -> Phase {
+        match wanted {
+            Wanted::Starting => Phase::Creating,
+            Wanted::Running => Phase::Left,
+            Wanted::Stopped => Phase::Stopped,
+            Wanted::Removing => Phase::Removing,
+        }
+    }
+
+    /// Returns what the record says in this phase: what a node that starts after a crash is to do.
+    pub fn wanted(self) -> Wanted {
+        match self {
+            Phase::Creating => Wanted::Starting,
+            Phase::Left | Phase::Running | Phase::Resetting => Wanted::Running,
+            Phase::Stopped | Phase::Starting | Phase::Stopping => Wanted::Stopped,
+            Phase::Removing => Wanted::Removing,
+        }
+    }
+}
 
 /// An operation on a machine. A machine has one at a time: a second one is refused, or waits if the first is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +70,14 @@ pub(crate) enum Task {
     End,
     /// A node that has just started takes it over.
     Adopt,
-    /// It is paused, because its parent's node does not answer.
+    /// It is paused, by its user or because its parent's node does not answer.
     Pause,
-    /// It goes on, because the reason for its pause is over.
+    /// It goes on, because a reason for its pause is over.
     Continue,
 }
 
 impl Task {
-    /// Whether the task ends soon and was not requested by a user: other tasks then wait for it.
+    /// Whether the task ends soon: other tasks then wait for it instead of being refused.
     pub fn is_short(self) -> bool {
         matches!(
             self,
@@ -67,6 +110,77 @@ impl Display for Task {
     }
 }
 
+/// Why a machine has no QEMU any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// It was ended on request: the guest powered down, or was to be ended without being asked.
+    Asked,
+    /// Its guest was asked to power down, did not do so within these seconds, and was switched off.
+    SwitchedOff(u64),
+    /// A capture has ended it.
+    Captured,
+    /// It ended by itself, for this reason; `bad` if that was not the guest's wish.
+    ByItself {
+        /// Whether it crashed.
+        bad: bool,
+        /// The reason in words.
+        why: String,
+    },
+    /// A node that started could not take it over, for this reason.
+    NotTakenOver(String),
+    /// It could not be started.
+    NotStarted,
+}
+
+impl Gone {
+    /// Returns what is shown about a machine that ended so; nothing if its record says already what was last known.
+    pub fn detail(&self) -> Option<String> {
+        Some(match self {
+            Gone::Asked => "stopped on request".into(),
+            Gone::SwitchedOff(s) => format!(
+                "switched off: its guest did not power down within {s} s, and starts as after a power cut"
+            ),
+            Gone::Captured => "stopped by a capture".into(),
+            Gone::ByItself { why, .. } | Gone::NotTakenOver(why) => why.clone(),
+            Gone::NotStarted => return None,
+        })
+    }
+
+    /// Whether the machine is shown as failed.
+    pub fn is_bad(&self) -> bool {
+        matches!(
+            self,
+            Gone::ByItself { bad: true, .. } | Gone::NotTakenOver(_)
+        )
+    }
+}
+
+/// Whether a reason is over once the node process that had it has ended.
+pub(crate) fn ends_with_its_node(reason: PauseReason) -> bool {
+    match reason {
+        PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
+        PauseReason::User | PauseReason::Disk => false,
+    }
+}
+
+/// Whether a reason is kept by QEMU itself, which still knows it when another node asks. Such a reason needs no record; on a full
+/// disk there would be no room for one.
+pub(super) fn is_qemus_own(reason: PauseReason) -> bool {
+    reason == PauseReason::Disk
+}
+
+/// Returns the reason that a user is told about first: the one that he can do least about.
+pub(crate) fn foremost(reasons: &[PauseReason]) -> Option<PauseReason> {
+    let order = [
+        PauseReason::Orphaned,
+        PauseReason::Disk,
+        PauseReason::User,
+        PauseReason::Capture,
+        PauseReason::Buffering,
+    ];
+    order.into_iter().find(|reason| reasons.contains(reason))
+}
+
 /// What is known of a machine's QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Qemu {
@@ -78,18 +192,19 @@ pub(crate) enum Qemu {
     Runs,
 }
 
-/// Returns the status that a machine is shown with. `failed`: its QEMU ended badly. `buffering`: it is paused for that.
+/// Returns the status that a machine is shown with. `failed`: its QEMU ended badly. `why`: the foremost reason to stand still.
 pub(crate) fn status(
-    wanted: Wanted,
+    phase: Phase,
     qemu: Qemu,
-    task: Option<Task>,
     failed: bool,
-    buffering: bool,
+    why: Option<PauseReason>,
 ) -> MachineStatus {
-    match (wanted, qemu) {
-        (Wanted::Running, Qemu::None) if task == Some(Task::Adopt) => MachineStatus::Starting,
-        (_, Qemu::Still) if buffering => MachineStatus::Buffering,
-        (Wanted::Starting, _) => MachineStatus::Starting,
+    match (phase, qemu) {
+        (Phase::Left, Qemu::None) if why == Some(PauseReason::Orphaned) => MachineStatus::Paused,
+        (Phase::Creating | Phase::Starting, _) | (Phase::Left | Phase::Resetting, Qemu::None) => {
+            MachineStatus::Starting
+        }
+        (_, Qemu::Still) if why == Some(PauseReason::Buffering) => MachineStatus::Buffering,
         (_, Qemu::Runs) => MachineStatus::Running,
         (_, Qemu::Still) => MachineStatus::Paused,
         (_, Qemu::None) if failed => MachineStatus::Failed,

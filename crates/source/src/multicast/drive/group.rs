@@ -99,15 +99,13 @@ impl Group {
         });
         let (works, key) = (shared.clone(), invitation.key);
         let shown = described.clone();
-        std::thread::Builder::new()
-            .name("mcast-receive".into())
-            .spawn(move || {
-                if let Err(error) = works.work(&group, &asking, &key) {
-                    tracing::warn!(%error, group = shown, "multicast ended; it goes on by unicast");
-                }
-                works.ended.store(true, Relaxed);
-            })
-            .map_err(fail)?;
+        let receives = floe_threads::spawn("mcast-receive", move || {
+            if let Err(error) = works.work(&group, &asking, &key) {
+                tracing::warn!(%error, group = shown, "multicast ended; it goes on by unicast");
+            }
+            works.ended.store(true, Relaxed);
+        });
+        receives.map_err(|error| fail(error.into()))?;
         Ok(Group { shared, described })
     }
 

@@ -20,8 +20,6 @@ use crate::{Request, Source, SourceError};
 const LOAD_AT_A_TIME: usize = 64;
 /// Longest time for such a load. Receivers ask elsewhere long before.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a thread without work checks whether it is still needed.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How many datagrams are received before some are sent, and the other way round.
 const AT_A_TIME: usize = 64;
 /// The level for zstd: a low one, because a guest waits.
@@ -111,22 +109,19 @@ impl MulticastServer {
         });
         let (group, key) = (options.group, options.key);
         let sends = shared.clone();
-        let thread = |name: &str| std::thread::Builder::new().name(name.into());
-        thread("mcast-send")
-            .spawn(move || {
-                if let Err(error) = sends.send(&socket, group, &key) {
-                    tracing::warn!(%error, %group, "a multicast server ended; clones read by unicast");
-                }
-            })
-            .map_err(fail)?;
+        let send = floe_threads::spawn("mcast-send", move || {
+            if let Err(error) = sends.send(&socket, group, &key) {
+                tracing::warn!(%error, %group, "a multicast server ended; clones read by unicast");
+            }
+        });
+        send.map_err(|error| fail(error.into()))?;
         let loads = Arc::downgrade(&shared);
         let opened = MulticastServer {
             shared,
             invitation: Invitation { server, group, key },
         };
-        thread("mcast-load")
-            .spawn(move || load(&loads))
-            .map_err(fail)?;
+        let load = floe_threads::keep_running("mcast-load", move || load(&loads));
+        load.map_err(|error| fail(error.into()))?;
         Ok(opened)
     }
 
@@ -143,7 +138,11 @@ impl MulticastServer {
 
 impl Drop for MulticastServer {
     fn drop(&mut self) {
-        self.shared.ended.store(true, Relaxed);
+        {
+            // with the lock held, so that the thread that loads is either before its look at this or already waiting
+            let _server = self.shared.server.lock();
+            self.shared.ended.store(true, Relaxed);
+        }
         self.shared.bell.ring();
         self.shared.load.notify_all();
     }
@@ -237,8 +236,8 @@ fn load(shared: &Weak<Shared>) {
         }
         let wants = {
             let mut server = here.server.lock();
-            if !server.has_loads() {
-                here.load.wait_for(&mut server, LOOK_EVERY);
+            if !server.has_loads() && !here.ended.load(Relaxed) {
+                here.load.wait(&mut server);
             }
             server.next_loads(LOAD_AT_A_TIME)
         };

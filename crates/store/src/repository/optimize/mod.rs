@@ -511,10 +511,10 @@ impl<'a> Copy<'a> {
         }
         let mut out = vec![Vec::new(); frames.len()];
         let share = frames.len().div_ceil(self.threads).max(1);
-        std::thread::scope(|threads| {
+        floe_threads::scope(|threads| {
             for (frames, out) in frames.chunks(share).zip(out.chunks_mut(share)) {
                 let items = &items;
-                threads.spawn(move || {
+                threads.spawn("optimize", move || {
                     for (frame, out) in frames.iter().zip(out) {
                         let bytes: Vec<&[u8]> = frame
                             .iter()

@@ -1,0 +1,108 @@
+//! The threads of a mount, and the bounded queues between them.
+
+use crate::chores::{self, CHORES_QUEUED_MAX, Chore};
+use crate::core::{Core, Raw};
+use crate::inbox::Inbox;
+use crate::push::{self, PUSHES_QUEUED_MAX, PushBlock};
+use crate::queue::Queue;
+use crate::retries::{self, Retries};
+use crate::serve::{self, Buffers};
+use crate::{MountError, MountOptions, owner, trace};
+use floe_planner::Planner;
+use floe_sched::Fifo;
+use floe_threads::Task;
+use std::sync::Arc;
+
+/// How many bytes of disk requests may wait for a worker. Beyond that the thread that reads a request does work itself.
+const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
+
+/// The queues between a mount's threads.
+pub(crate) struct Queues {
+    /// What waits for the planner's thread.
+    pub inbox: Arc<Inbox>,
+    /// What the disk workers have to do.
+    pub work: Arc<Queue<Raw>>,
+    /// What is to be pushed into the page cache.
+    pub pusher: Arc<Queue<PushBlock>>,
+    /// What the planner's thread would have to read a disk for.
+    pub chores: Arc<Queue<Chore>>,
+    /// Requests that are tried again.
+    pub retries: Arc<Retries>,
+    /// Ends the thread that writes traces out.
+    pub traces: Arc<trace::Writer>,
+}
+
+impl Queues {
+    pub(crate) fn new(options: &MountOptions) -> Queues {
+        let fifo = Fifo::new(options.disk_requests_queued_max);
+        let pushes = Fifo::new(PUSHES_QUEUED_MAX);
+        let chores = Fifo::new(CHORES_QUEUED_MAX);
+        Queues {
+            inbox: Arc::default(),
+            work: Arc::new(Queue::new(Box::new(fifo), DISK_BYTES_QUEUED_MAX)),
+            pusher: Arc::new(Queue::new(Box::new(pushes), u64::MAX)),
+            chores: Arc::new(Queue::new(Box::new(chores), u64::MAX)),
+            retries: Arc::default(),
+            traces: Arc::default(),
+        }
+    }
+
+    /// Ends the threads.
+    pub(crate) fn close(&self) {
+        self.inbox.close();
+        self.work.close();
+        self.pusher.close();
+        self.chores.close();
+        self.retries.close();
+        self.traces.close();
+    }
+}
+
+/// Starts a thread that goes on after a panic.
+fn spawn(name: String, run: impl FnMut() + Send + 'static) -> Result<Task<()>, MountError> {
+    floe_threads::keep_running(name, run).map_err(not_started)
+}
+
+fn not_started(error: floe_threads::StartError) -> MountError {
+    MountError::io("start a thread of", "the mount")(error.into())
+}
+
+/// Starts all threads; returns those that serve the kernel, which end when the mount is gone. The others end with `core`.
+pub(crate) fn start(
+    core: &Arc<Core>,
+    buffers: Buffers,
+    planner: Planner,
+) -> Result<Vec<Task<()>>, MountError> {
+    let mut replies = buffers.replies.into_iter();
+    let mut serving = Vec::new();
+    let devices = buffers.requests.into_iter().zip(&mut replies).enumerate();
+    for (device, (mut request, mut reply)) in devices {
+        let core = core.clone();
+        serving.push(spawn(format!("floe-fuse-{device}"), move || {
+            serve::run(&core, device, &mut request, &mut reply)
+        })?);
+    }
+    let queues = &core.queues;
+    for (i, mut reply) in replies.enumerate() {
+        let (core, work) = (Arc::downgrade(core), queues.work.clone());
+        spawn(format!("floe-disk-{i}"), move || {
+            serve::work(&core, &work, &mut reply)
+        })?;
+    }
+    let (weak, inbox) = (Arc::downgrade(core), queues.inbox.clone());
+    // what the planner knows would not survive a panic, so it is not started again
+    let plan = move || owner::run(&weak, &inbox, planner);
+    floe_threads::spawn("floe-planner", plan).map_err(not_started)?;
+    let (weak, chores) = (Arc::downgrade(core), queues.chores.clone());
+    spawn("floe-chores".into(), move || chores::run(&weak, &chores))?;
+    let (weak, pusher) = (Arc::downgrade(core), queues.pusher.clone());
+    spawn("floe-push".into(), move || push::run(&weak, &pusher))?;
+    let (weak, retries) = (Arc::downgrade(core), queues.retries.clone());
+    let timeout = core.options.io_timeout;
+    spawn("floe-retry".into(), move || {
+        retries::run(&weak, &retries, timeout)
+    })?;
+    let (weak, traces) = (Arc::downgrade(core), queues.traces.clone());
+    spawn("floe-traces".into(), move || trace::run(&weak, &traces))?;
+    Ok(serving)
+}

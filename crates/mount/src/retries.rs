@@ -1,0 +1,104 @@
+//! Requests whose chunks could not be had: they are tried again after a pause, and fail after a time if that is wished. They have
+//! a thread of their own, because trying one may read and write disks.
+//!
+//! Each waiting request is in here once at most, and the kernel bounds those: one for each thread that waits for a page, and
+//! `BACKGROUND_MAX` others.
+
+use crate::core::{Core, Parked};
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often deadlines are checked: a fourth of the time that a request may wait, within these bounds.
+const CHECK_MIN: Duration = Duration::from_millis(10);
+const CHECK_MAX: Duration = Duration::from_millis(250);
+
+#[derive(Default)]
+struct State {
+    /// By the time at which they are tried again, and their number.
+    due: BTreeMap<(Instant, u64), Arc<Parked>>,
+    closed: bool,
+}
+
+/// See the module's description.
+#[derive(Default)]
+pub(crate) struct Retries {
+    state: Mutex<State>,
+    added: Condvar,
+}
+
+impl Retries {
+    /// Has a request tried again at this time.
+    pub(crate) fn add(&self, at: Instant, parked: Arc<Parked>) {
+        let mut state = self.state.lock();
+        if !state.closed {
+            state.due.insert((at, parked.asker.unique), parked);
+            self.added.notify_one();
+        }
+    }
+
+    /// Waits for a request that is to be tried now, until `until` at most; `None` once this is closed.
+    fn next(&self, until: Option<Instant>) -> Option<Option<Arc<Parked>>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            let now = Instant::now();
+            let first = state.due.first_key_value().map(|((at, _), _)| *at);
+            if first.is_some_and(|at| at <= now) {
+                return Some(state.due.pop_first().map(|(_, parked)| parked));
+            }
+            if until.is_some_and(|until| until <= now) {
+                return Some(None);
+            }
+            match [first, until].into_iter().flatten().min() {
+                Some(at) => {
+                    self.added.wait_until(&mut state, at);
+                }
+                None => self.added.wait(&mut state),
+            }
+        }
+    }
+
+    /// Ends the thread.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.due.clear();
+        self.added.notify_all();
+    }
+}
+
+/// Runs until the mount is gone. `timeout`: how long a request may wait.
+pub(crate) fn run(core: &Weak<Core>, retries: &Retries, timeout: Option<Duration>) {
+    let every = timeout.map(|t| (t / 4).clamp(CHECK_MIN, CHECK_MAX));
+    let mut check = every.map(|every| Instant::now() + every);
+    while let Some(due) = retries.next(check) {
+        let Some(core) = core.upgrade() else {
+            return;
+        };
+        if let Some(parked) = due {
+            core.resume(&parked);
+        }
+        if let (Some(timeout), Some(every)) = (timeout, every)
+            && check.is_some_and(|at| at <= Instant::now())
+        {
+            end_late(&core, timeout);
+            check = Some(Instant::now() + every);
+        }
+    }
+}
+
+/// Fails requests past their deadline.
+fn end_late(core: &Core, timeout: Duration) {
+    let waiting = core.waiting.lock();
+    let late = waiting.values().filter(|p| p.since.elapsed() >= timeout);
+    let late: Vec<_> = late.cloned().collect();
+    drop(waiting);
+    for parked in late {
+        tracing::error!(?timeout, "a request waited too long for a chunk and fails");
+        core.answer_errno(&parked, libc::EIO);
+    }
+}

@@ -1,0 +1,72 @@
+//! What a machine is made of while it runs: its QEMU, its disks and images on the mount. `machines` puts it together and takes it
+//! apart through these verbs.
+
+use super::{Entry, GuestState};
+use floe_image::Hash;
+use floe_machine::Machine;
+use floe_mount::{ImageHandle, MachineHandle};
+use floe_source::Fetcher;
+use std::{sync::Arc, time::Instant};
+
+impl Entry {
+    /// Enters the machine's disks and images on the mount, the image that it starts from first.
+    pub fn is_attached(
+        &self,
+        disks: MachineHandle,
+        images: Vec<ImageHandle>,
+        fetcher: Arc<Fetcher>,
+    ) {
+        let mut state = self.state.write();
+        state.disks = Some(disks);
+        state.images = images;
+        state.fetcher = Some(fetcher);
+    }
+
+    /// Forgets its QEMU, its images and its disks. Returns whether it had disks on the mount.
+    pub fn is_detached(&self) -> bool {
+        let mut state = self.state.write();
+        state.vm = None;
+        state.fetcher = None;
+        state.images.clear();
+        state.disks.take().is_some()
+    }
+
+    /// Enters a QEMU that now runs; what was known of the guest of an earlier one is forgotten.
+    pub fn has_qemu(&self, machine: &Arc<Machine>) {
+        let mut state = self.state.write();
+        if let Some(disks) = &state.disks {
+            disks.set_pid(machine.pid());
+        }
+        state.vm = Some(machine.clone());
+        state.guest = GuestState {
+            since: Some(Instant::now()),
+            ..Default::default()
+        };
+    }
+
+    /// Forgets its QEMU, which has ended; its disks stay on the mount.
+    pub fn has_no_qemu(&self) {
+        self.state.write().vm = None;
+    }
+
+    /// Notes how many bytes its sources had sent when it started.
+    pub fn starts_at_wire(&self, bytes: u64) {
+        self.state.write().wire_before = bytes;
+    }
+
+    /// Notes that its disks stand on this image too from now on.
+    pub fn stands_on(&self, image: ImageHandle) {
+        self.state.write().images.push(image);
+    }
+
+    /// Notes that its disks no longer stand on an image.
+    pub fn left_image(&self, id: &Hash) {
+        let images = &mut self.state.write().images;
+        images.retain(|image| image.id() != *id);
+    }
+
+    /// Notes the length in bytes of its trace file when the trace was taken.
+    pub fn trace_taken(&self, length: u64) {
+        self.state.write().taken_bytes = length;
+    }
+}
