@@ -61,7 +61,7 @@ Example: the console asks for a login; the password is read from a variable, so 
 
 The program, some 600 KB, is sent through the console in pieces, each with a checksum, and takes about a minute in an emulated
 guest. It is then in /usr/local/bin, runs, and is started at each boot by systemd or busybox's init. The guest needs sh, base64,
-cksum and gzip, which Debian and busybox have. Nobody else may use the console meanwhile.")]
+sha256sum and gzip, which Debian and busybox have. Nobody else may use the console meanwhile.")]
 pub struct Install {
     /// The machine
     machine: String,
@@ -326,11 +326,11 @@ impl Console {
             "directory",
         )?;
         self.ask(
-            "command -v base64 >f && command -v cksum >f && command -v gzip >f",
+            "command -v base64 >f && command -v sha256sum >f && command -v gzip >f",
             "tools",
         )?;
         self.write(
-            "floe_p() { printf %s \"$3\" | base64 -d >p 2>/dev/null; set -- $1 $2 $(cksum <p); [ \"$3-$4\" = \"$2\" ]; }\n",
+            "floe_p() { printf %s \"$3\" | base64 -d >p 2>/dev/null; set -- $1 $2 $(sha256sum <p); [ \"$3\" = \"$2\" ]; }\n",
         )?;
         self.write(concat!(
             "floe_r() { n=0; : >\"$1\"; while IFS=' ' read -r k i s b; do case $k in ",
@@ -368,8 +368,7 @@ impl Console {
             step = self.answer(&mut sending)?;
         }
         self.write("\nE\n")?;
-        let check = format!("floe_c=$(cksum <{name}) && floe_c=$(echo $floe_c | tr ' ' -)");
-        match self.ask(&check, "$floe_c")? {
+        match self.ask(&format!("floe_c=$(sha256sum <{name})"), "${floe_c%% *}")? {
             said if said == whole => Ok(sending.repeated),
             said => Err(CliError::new(
                 ErrorCode::Failed,
