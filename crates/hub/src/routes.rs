@@ -24,6 +24,7 @@ use utoipa::{IntoParams, OpenApi};
 
 /// A name to look up.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct NameQuery {
     /// `name`, `name:tag`, `owner/name:tag`, or a full image id.
     name: String,

@@ -32,6 +32,7 @@ const BYTES: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
 /// Which model is wanted.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ModelQuery {
     /// `floe` (the default), `vtube` or `vmtorrent`.
     method: Option<String>,
