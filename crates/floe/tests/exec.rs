@@ -173,7 +173,11 @@ fn a_command_has_its_streams_its_exit_code_and_its_limits() {
     assert!(text(&done.stdout).contains("floe tiny guest"), "{done:?}");
 
     // a machine without an agent says how it gets one
-    node.type_and_wait("web", "kill $(pidof floe-guest); echo gone-$((1+1))", "gone-2");
+    node.type_and_wait(
+        "web",
+        "kill $(pidof floe-guest); echo gone-$((1+1))",
+        "gone-2",
+    );
     let done = run(&node, &["exec", "web", "--", "true"]);
     assert_eq!(done.status.code(), Some(5), "{done:?}");
     assert!(

@@ -186,7 +186,7 @@ pub enum Switched {
     /// From here on the connection belongs to the other protocol: the stream, and what came of it already.
     Stream(std::os::unix::net::UnixStream, Bytes),
     /// The server stays with HTTP.
-    Refused(Answer),
+    Refused(Box<Answer>),
 }
 
 /// An answer to read from. Dropping it closes the connection.
@@ -201,7 +201,7 @@ impl Answer {
     /// Takes the connection over, if the server has agreed to another protocol. Only unix sockets are handed over.
     fn switch(self) -> Result<Switched, Fault> {
         if self.head.status != hyper::StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(Switched::Refused(self));
+            return Ok(Switched::Refused(Box::new(self)));
         }
         let cut_off = |error: &dyn std::error::Error| Fault::CutOff(chain(error));
         let Some(runtime) = self.connection.runtime.as_ref() else {

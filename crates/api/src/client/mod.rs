@@ -313,7 +313,7 @@ impl Client {
         match connection.switch(request).map_err(broken)? {
             Switched::Stream(stream, early) => Ok((stream, early)),
             Switched::Refused(answer) => Err(ByteStream {
-                answer,
+                answer: *answer,
                 ready: Bytes::new(),
             }
             .into_error()),

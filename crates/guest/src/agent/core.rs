@@ -342,14 +342,14 @@ mod tests {
             let ready = self.host(&ToGuest::Hello {
                 session,
                 version: 1,
-                frames: session % 2 == 0,
+                frames: session.is_multiple_of(2),
             });
             let told = ToHost::Ready {
                 session,
                 version: VERSION,
-                frames: session % 2 == 0,
+                frames: session.is_multiple_of(2),
             };
-            let frames = session % 2 == 0;
+            let frames = session.is_multiple_of(2);
             assert_eq!(
                 ready,
                 [Action::Begin { frames }, Action::Host(told.encode())]

@@ -213,7 +213,7 @@ impl Agent {
         while !self.gone {
             let sent = match self.port.has_unsent() {
                 true => self.port.flush().map(drop),
-                false => match self.processes.to_send() {
+                false => match self.processes.next_frames() {
                     frames if frames.is_empty() => return,
                     frames => self.port.begin(frames),
                 },

@@ -269,7 +269,11 @@ impl Frame {
 
 /// Returns as much of a reason as a frame has room for.
 fn cut(why: &str) -> &str {
-    &why[..why.floor_char_boundary(WHY_BYTES_MAX)]
+    let mut end = why.len().min(WHY_BYTES_MAX);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    &why[..end]
 }
 
 fn decode_plain(plain: Vec<u8>) -> Option<Frame> {
@@ -474,7 +478,7 @@ mod tests {
             |(stream, channel, bytes, number, outcome, kind)| match kind {
                 0 => Frame::Open {
                     stream,
-                    interactive: number % 2 == 0,
+                    interactive: number.is_multiple_of(2),
                     request: bytes,
                 },
                 1 => Frame::Data {

@@ -162,7 +162,7 @@ mod tests {
         fn all_arrives_whatever_the_console_loses(
             length in 0..20_000usize, losses in prop::collection::vec(0..6u8, 1..200),
         ) {
-            let bytes: Vec<u8> = (0..length).map(|n| (n * 31 >> 3) as u8).collect();
+            let bytes: Vec<u8> = (0..length).map(|n| ((n * 31) >> 3) as u8).collect();
             let mut sending = Sending::new(bytes.clone());
             let mut got = Vec::new();
             let mut step = sending.begin();

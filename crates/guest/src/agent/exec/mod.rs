@@ -376,7 +376,7 @@ impl Processes {
     }
 
     /// Returns the next bytes for the port; empty if there are none for now.
-    pub fn to_send(&mut self) -> Vec<u8> {
+    pub fn next_frames(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.open && bytes.len() < BATCH_BYTES - DATA_BYTES_MAX && self.mux.next(&mut bytes) {
         }

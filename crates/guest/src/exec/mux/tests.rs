@@ -219,7 +219,7 @@ impl World {
     fn new() -> World {
         let (mut node, mut guest) = pair();
         for stream in 1..5 {
-            node.open(stream, stream % 2 == 0, vec![stream as u8]);
+            node.open(stream, stream.is_multiple_of(2), vec![stream as u8]);
         }
         carry(&mut node, &mut guest, 9);
         World {
@@ -362,7 +362,7 @@ proptest! {
     ) {
         let (mut node, mut guest) = pair();
         for stream in 0..4 {
-            node.open(stream, stream % 2 == 0, Vec::new());
+            node.open(stream, stream.is_multiple_of(2), Vec::new());
         }
         carry(&mut node, &mut guest, 9);
         for (stream, channel, bytes, kind) in frames {
