@@ -5,6 +5,7 @@ use super::*;
 /// Query of the calls about one image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct ImageQuery {
     /// `name`, `name:tag`, an id or a unique prefix of one.
     pub image: String,

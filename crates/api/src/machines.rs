@@ -281,6 +281,7 @@ pub struct MachineStats {
 /// Query of `GET /v1/machines/{name}/logs`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct LogQuery {
     /// Continue with what the guest writes, until the client disconnects.
     #[serde(default)]
@@ -362,6 +363,7 @@ pub struct StartRequest {
 /// Query of `DELETE /v1/machines/{name}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct RemoveMachineQuery {
     /// End the machine first if it runs.
     #[serde(default)]

@@ -4,7 +4,7 @@
 //! a process that reads nothing holds up nobody but its own stream. All streams together have at most [`WIRE_BYTES_MAX`] on
 //! their way over the port, whether consumed or not: what waits there is what a keystroke waits for. Of what may be sent,
 //! frames about streams come first, then bytes of interactive streams, then those of the others, each class in turn; after
-//! [`INTERACTIVE_RUN`] interactive frames one of the others follows, so that no stream starves.
+//! `INTERACTIVE_RUN` interactive frames one of the others follows, so that no stream starves.
 
 use super::frame::{Channel, DATA_BYTES_MAX, Frame, Outcome};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
