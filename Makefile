@@ -15,10 +15,10 @@ GUESTS := $(CURDIR)/.cache/guests
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
+EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
 .PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
-.PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop traces
+.PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ guest-apps: deps ## Build the Debian guest with BLAST, ClustalW and POV-Ray
 
 guest-desktop: deps ## Build the guest of the workloads: a screen, a browser, a game, a player, a compiler, TeX
 	@$(GUEST_BUILD) desktop $(GUESTS)/desktop
+
+guest-family: deps ## Build ten Debian guests with different packages
+	@$(GUEST_BUILD) family $(GUESTS)/family
 
 demo: build guest-debian ## Capture a running Debian, publish it, resume it behind a 7.2 Mbit/s link
 	@$(CARGO) build --release --locked -p floe-lab
@@ -122,7 +125,7 @@ kvm-check: build guest-tiny guest-mpi guest-debian guest-apps ## On a host with 
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 
-lab: build guest-debian guest-tiny guest-apps guest-desktop ## Measure every figure of docs/benchmarks.md into lab/results/
+lab: build guest-debian guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
 		target/release/floe-lab $$e --json lab/results/$$e.json || failed="$$failed $$e"; \

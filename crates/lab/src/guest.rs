@@ -29,6 +29,11 @@ impl Guest {
         Guest::find("desktop")
     }
 
+    /// Returns a directory with ten disks of Debian guests, each with other packages.
+    pub fn family() -> anyhow::Result<PathBuf> {
+        Ok(Guest::find("family")?.dir)
+    }
+
     /// Returns the guest in `$FLOE_GUESTS/KIND`, or in `.cache/guests/KIND` in the workspace; builds it if it isn't
     /// there.
     fn find(kind: &str) -> anyhow::Result<Guest> {

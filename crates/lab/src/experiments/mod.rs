@@ -7,6 +7,7 @@ pub mod apps;
 pub mod avoid;
 pub mod capture;
 pub mod churn;
+pub mod dedup;
 pub mod density;
 pub mod disk;
 pub mod emulator;
@@ -58,6 +59,11 @@ pub const ALL: &[Experiment] = &[
         name: "import",
         about: "import, hash, compress and store a sparse disk, against zstd -3 -T0",
         run: import::run,
+    },
+    Experiment {
+        name: "dedup",
+        about: "one disk in seven formats, ten guests in one repository: what is stored, against each alone",
+        run: dedup::run,
     },
     Experiment {
         name: "disk",
