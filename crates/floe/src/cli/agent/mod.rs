@@ -39,6 +39,7 @@ const SCRIPT: &str = include_str!("install.sh");
 
 /// The agent in a guest, which floe exec, cp and ssh need
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Example:\n  floe agent install web")]
 pub enum Agent {
     Install(Install),
 }
