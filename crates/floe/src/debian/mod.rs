@@ -145,7 +145,7 @@ impl Recipe {
         if self.disk_bytes < DISK_BYTES_MIN || !self.disk_bytes.is_multiple_of(4096) {
             return refuse("the disk must have at least 1G, and whole pages of 4096 bytes".into());
         }
-        let keys = self.ssh_keys.as_deref().map_or(true, |keys| {
+        let keys = self.ssh_keys.as_deref().is_none_or(|keys| {
             let mut lines = keys
                 .lines()
                 .filter(|line| !line.trim().is_empty())
