@@ -24,6 +24,7 @@ mod machines;
 mod network;
 pub mod paths;
 mod traces;
+mod watching;
 pub use cluster::*;
 pub use exec::*;
 pub use forks::*;
@@ -33,6 +34,7 @@ pub use images::*;
 pub use machines::*;
 pub use network::*;
 pub use traces::*;
+pub use watching::*;
 
 /// Version of this interface: part of every path (`/v1/...`).
 pub const API_VERSION: u32 = 1;

@@ -360,6 +360,14 @@ pub struct StartRequest {
     pub overcommit: bool,
 }
 
+/// Body of `POST /v1/machines/{name}/rename`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenameRequest {
+    /// The new name.
+    pub name: String,
+}
+
 /// Query of `DELETE /v1/machines/{name}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]

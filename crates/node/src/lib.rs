@@ -53,7 +53,7 @@ mod web;
 use core::unix_now;
 pub use error::NodeError;
 use error::{not_found, refused};
-use floe_api::{API_VERSION, ClusterChange, ClusterLeave, NodeInfo, PageInfo};
+use floe_api::{API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, PageInfo};
 use floe_front::telemetry;
 use floe_machine::Accel;
 pub use images::sources;
@@ -129,6 +129,13 @@ impl Node {
             url: page.url(),
             login_url: page.login_url(),
         })
+    }
+
+    /// Gives a machine another name.
+    pub(crate) fn rename_machine(&self, name: &str, to: &str) -> Result<MachineInfo, NodeError> {
+        let renamed = self.machines.rename_machine(name, to)?;
+        self.guests.renamed(name, to);
+        Ok(renamed)
     }
 
     /// Leaves the cluster, unless clones on other members or on this node still depend on it and the request is not forced.

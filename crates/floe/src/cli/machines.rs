@@ -98,7 +98,7 @@ pub struct Run {
 }
 
 #[derive(Debug, Args)]
-struct WaitArgs {
+pub(super) struct WaitArgs {
     /// Then wait for a sign of life: console (its first byte there), agent (floe's agent in the guest answers), port (the first
     /// forwarded port answers), port=N (that of the guest's port N does), none
     #[arg(long, value_parser = sign, value_name = "SIGN", default_value = "none")]
@@ -106,6 +106,18 @@ struct WaitArgs {
     /// How long to wait for it, in seconds; 120 by default
     #[arg(long, value_name = "SECONDS")]
     wait_timeout: Option<u64>,
+}
+
+impl WaitArgs {
+    /// Returns the request to start a machine and wait so.
+    pub(super) fn request(&self) -> floe_api::StartRequest {
+        floe_api::StartRequest {
+            wait: self.wait.wait,
+            wait_port: self.wait.port,
+            wait_timeout_s: self.wait_timeout,
+            ..Default::default()
+        }
+    }
 }
 
 /// The value of `--wait`.
@@ -190,7 +202,10 @@ impl Run {
 }
 
 /// Follows a start and reports it. Returns the machine's name.
-fn started(cx: &Context, events: floe_api::client::Events) -> Result<Option<String>, CliError> {
+pub(super) fn started(
+    cx: &Context,
+    events: floe_api::client::Events,
+) -> Result<Option<String>, CliError> {
     let done = progress::follow(cx.out, events)?;
     let name = done.outcome.machine.as_ref().map(|m| m.name.clone());
     if cx.out.json {
@@ -533,10 +548,8 @@ pub struct Start {
 impl Start {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let request = floe_api::StartRequest {
-            wait: self.wait.wait.wait,
-            wait_port: self.wait.wait.port,
-            wait_timeout_s: self.wait.wait_timeout,
             overcommit: self.overcommit,
+            ..self.wait.request()
         };
         started(cx, cx.client()?.start(&self.machine, &request)?).map(drop)
     }

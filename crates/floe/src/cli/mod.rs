@@ -8,6 +8,7 @@
 mod agent;
 mod args;
 mod authority;
+mod change;
 mod cluster;
 mod console;
 mod copy;
@@ -35,6 +36,7 @@ mod top;
 mod traces;
 mod transfer;
 mod visible;
+mod watching;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -113,12 +115,17 @@ enum Command {
     Kill(forks::Kill),
     Stop(power::Stop),
     Start(machines::Start),
+    Restart(power::Restart),
+    Wait(watching::Wait),
+    Rename(change::Rename),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
     Forward(machines::Forward),
     Limit(limits::Limit),
     Top(top::Top),
+    Stats(watching::Stats),
+    Events(watching::Events),
     #[command(subcommand)]
     Trace(traces::Trace),
     Login(login::Login),
@@ -232,12 +239,17 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Capture(c) => c.run(cx)?,
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
+        Command::Restart(c) => return c.run(cx),
+        Command::Wait(c) => return c.run(cx),
+        Command::Rename(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),
         Command::Forward(c) => c.run(cx)?,
         Command::Limit(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
+        Command::Stats(c) => c.run(cx)?,
+        Command::Events(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
         Command::Cluster(c) => c.run(cx)?,
         Command::Fork(c) => c.run(cx)?,

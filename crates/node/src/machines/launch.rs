@@ -223,7 +223,7 @@ impl Machines {
     ) -> Result<(), NodeError> {
         self.resources.started(&entry.record(), machine.pid());
         entry.has_qemu(machine);
-        if let Err(error) = self.ends.watch(&entry.name, machine) {
+        if let Err(error) = self.ends.watch(machine) {
             tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
         }
         self.open_ports(entry);

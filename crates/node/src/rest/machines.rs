@@ -75,6 +75,31 @@ pub async fn stop(
     answer(move || node.machines.stop_machine(&name, &request)).await
 }
 
+/// Stops a machine and starts it again from its disks.
+#[utoipa::path(post, path = "/v1/machines/{name}/restart", tag = "machines", params(("name" = String, Path)),
+    request_body = RestartRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn restart(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<RestartRequest>,
+) -> Response {
+    stream(node, "restart", move |node, report| {
+        node.runs.restart_machine(&name, &request, report)
+    })
+}
+
+/// Gives a machine that runs or is stopped another name.
+#[utoipa::path(post, path = "/v1/machines/{name}/rename", tag = "machines", params(("name" = String, Path)),
+    request_body = RenameRequest, responses((status = 200, body = MachineInfo)))]
+pub async fn rename(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<RenameRequest>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.rename_machine(&name, &request.name)).await
+}
+
 /// Pauses a machine until its user resumes it.
 #[utoipa::path(post, path = "/v1/machines/{name}/pause", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = MachineInfo)))]

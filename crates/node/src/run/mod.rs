@@ -31,7 +31,8 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait, authorities,
+    Happened, Outcome, RestartRequest, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait,
+    authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_machine::{Status, console::ConsoleLog};
@@ -81,6 +82,9 @@ impl Runs {
         let began = self.begin_run(&operation, &found, &plan, &model, request, report);
         if let Err(error) = began {
             self.machines.discard(&operation);
+            let why = "it could not be started";
+            self.core
+                .tell(Happened::MachineRemoved, operation.name.as_str(), why);
             return Err(error);
         }
         if plan.kind == Kind::Restore {
@@ -112,7 +116,7 @@ impl Runs {
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
-        let make = |name: &MachineName, number: u32| {
+        let make = |name: &MachineName, place: &str, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
                 name: name.to_string(),
@@ -127,8 +131,8 @@ impl Runs {
                 detail: String::new(),
                 created_unix_s: unix_now(),
                 uid: floe_machine::User::for_machine(number).map(|user| user.uid),
-                place: format!("machines/{name}"),
-                mount_name: name.to_string(),
+                place: format!("machines/{place}"),
+                mount_name: place.to_owned(),
                 traced: self.core.options.traces && !request.no_trace && !(request.cold && live),
                 pauses: Default::default(),
                 family: None,
@@ -136,7 +140,7 @@ impl Runs {
                 host_access: request.allow_host.clone(),
                 limits: request.limits,
             };
-            (self.core.home.machine(name.as_str()), record)
+            (self.core.home.machine(place), record)
         };
         self.inventory
             .reserve(wanted, &request.image, make, Task::Run)
@@ -279,6 +283,26 @@ impl Runs {
             console_before,
         };
         self.wait_for_guest(&entry, &awaited, report)
+    }
+
+    /// Stops a machine and starts it again from its disks. One that is stopped already is only started.
+    pub fn restart_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: &RestartRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let start = &request.start;
+        awaited_port(start.wait, start.wait_port, &entry.record().forwards)?;
+        if entry.life().phase() != Phase::Stopped {
+            let stopped = self.machines.stop_machine(name, &request.stop)?;
+            if stopped.switched_off {
+                report.note(format!("{name} was {}", stopped.detail));
+            }
+            report.stage("stop")?;
+        }
+        self.start_machine(name, start, report)
     }
 
     /// Starts a QEMU from a machine's disks. If that fails, the machine is stopped as before.

@@ -64,6 +64,8 @@ pub(crate) enum Task {
     Forward,
     /// Its limits on this host's resources are changed.
     Limit,
+    /// It gets another name.
+    Rename,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -87,7 +89,10 @@ impl Task {
 
     /// Whether the machine may be paused for buffering during this task, which then waits for the guest only.
     pub fn allows_buffering(self) -> bool {
-        matches!(self, Task::Run | Task::Start | Task::Forward | Task::Limit)
+        matches!(
+            self,
+            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename
+        )
     }
 }
 
@@ -100,6 +105,7 @@ impl Display for Task {
             Task::Capture => "capture",
             Task::Fork => "fork",
             Task::Limit => "limit",
+            Task::Rename => "rename",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",
