@@ -84,6 +84,12 @@ pub struct RunRequest {
     /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// Remove it with its disks once it has ended; not together with `restart`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remove: bool,
+    /// When it is started again once it has ended.
+    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
+    pub restart: RestartPolicy,
 }
 
 /// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.
@@ -207,6 +213,15 @@ pub struct MachineInfo {
     /// Whether it was switched off at its last stop, because its guest did not power down in time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub switched_off: bool,
+    /// Whether it is removed with its disks once it has ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remove: bool,
+    /// When it is started again once it has ended.
+    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
+    pub restart: RestartPolicy,
+    /// How often in a row it has ended soon and was, or is about to be, started again.
+    #[serde(default)]
+    pub restarts: u32,
 }
 
 /// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.

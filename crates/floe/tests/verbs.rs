@@ -71,6 +71,17 @@ fn who_waits_and_watches_is_told_as_it_happens_and_a_restart_is_a_boot() {
         assert!(of[figure].as_u64().is_some_and(|n| n > 0), "{stats}");
     }
     assert!(of["cpu_percent"].is_f64(), "{stats}");
+    // what a shell asks at a Tab
+    for (words, name) in [
+        (["floe", "stop", "w"], "web"),
+        (["floe", "run", "t"], "tiny"),
+    ] {
+        let mut completed = floe(&node, &["--"]);
+        completed.args(words).env("FLOE_COMPLETE", "bash");
+        completed.env("_CLAP_COMPLETE_INDEX", "2");
+        let completed = ends(completed);
+        assert!(said(&completed).contains(name), "{}", said(&completed));
+    }
     code(&node, 3, &["stats", "nosuch", "--once"]);
 
     let before = machine(&node, "web").pid;
@@ -163,4 +174,170 @@ fn a_machine_that_runs_is_renamed_and_its_old_name_is_free() {
     code(&node, 0, &["rm", "--force", "last"]);
     code(&node, 0, &["exec", "web", "--", "true"]);
     assert_eq!(node.client().machines().unwrap().machines.len(), 1);
+}
+
+/// Kills a machine's QEMU as the kernel would that is short of memory.
+fn kill_qemu(node: &TestNode, name: &str) {
+    let pid = machine(node, name).pid.unwrap();
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn what_becomes_of_a_machine_that_ended_is_kept_across_nodes() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", None);
+    code(&node, 2, &["run", "tiny", "--rm", "--restart", "always"]);
+    code(&node, 2, &["run", "tiny", "--restart", "on-failure:0"]);
+    code(&node, 0, &["run", "tiny", "--name", "brief", "--rm"]);
+    code(&node, 5, &["restart", "brief"]);
+    let run = |name: &str, policy: &str| {
+        code(
+            &node,
+            0,
+            &["run", "tiny", "--name", name, "--restart", policy],
+        );
+    };
+    run("twice", "on-failure:2");
+    run("always", "always");
+    run("unless", "unless-stopped");
+    let shown = said(&code(&node, 0, &["ps", "twice"]));
+    assert!(shown.contains("on-failure:2, 0 in a row"), "{shown}");
+
+    kill_qemu(&node, "brief");
+    let first = machine(&node, "twice").pid;
+    kill_qemu(&node, "twice");
+    eventually("it is started again", || {
+        let info = machine(&node, "twice");
+        info.status == MachineStatus::Running && info.pid != first
+    });
+    eventually("what was to be removed is", || {
+        node.client().machine("brief").is_err()
+    });
+    for name in ["always", "unless"] {
+        code(&node, 0, &["stop", "--now", name]);
+    }
+    // one ends while no node is there, another is to be removed by the next node
+    code(&node, 0, &["run", "tiny", "--name", "brief", "--rm"]);
+    node.end(Signal::KILL);
+    for name in ["twice", "brief"] {
+        let record = node.home().join(format!("machines/{name}/vm/machine.json"));
+        let record = std::fs::read(record).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        let pid = record["process"]["pid"].as_i64().unwrap() as i32;
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    }
+    node.start_again();
+    for name in ["twice", "always"] {
+        eventually("it is started by the next node", || {
+            machine(&node, name).status == MachineStatus::Running
+        });
+    }
+    eventually("what was to be removed is", || {
+        node.client().machine("brief").is_err()
+    });
+    assert_eq!(machine(&node, "unless").status, MachineStatus::Stopped);
+    // a machine that has run for a minute has not failed in a row: on a slow host that takes some more kills
+    eventually("it has failed too often", || {
+        let info = machine(&node, "twice");
+        if info.status == MachineStatus::Running {
+            kill_qemu(&node, "twice");
+            code(&node, 1, &["wait", "twice"]);
+        }
+        let info = machine(&node, "twice");
+        info.status == MachineStatus::Failed && info.restarts == 0
+    });
+    // its user's stop ends a wait for the next start
+    kill_qemu(&node, "always");
+    eventually("it has ended", || {
+        let info = machine(&node, "always");
+        info.status == MachineStatus::Failed || info.restarts > 0
+    });
+    code(&node, 0, &["stop", "--now", "always"]);
+    let record = std::fs::read_to_string(node.home().join("machines/always/machine.json"));
+    assert!(record.unwrap().contains(r#""due": false"#));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_shell_at_once_and_the_machine_goes_with_it() {
+    use std::io::Write;
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let shell = |args: &[&str], typed: &str| {
+        let mut command = floe(&node, args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = shell.stdin.take().unwrap();
+        stdin.write_all(typed.as_bytes()).unwrap();
+        drop(stdin);
+        shell.wait_with_output().unwrap()
+    };
+    let run = ["run", "-i", "--rm", "tiny", "--name", "one"];
+    let cat = [&run[..], &["--", "sh", "-c", "cat; exit 7"]].concat();
+    let ended = shell(&cat, "hello-cat\n");
+    assert_eq!(ended.status.code(), Some(7), "{}", said(&ended));
+    assert_eq!(ended.stdout, b"hello-cat\n", "{}", said(&ended));
+    assert!(node.client().machine("one").is_err(), "it went along");
+
+    node.run_named("tiny", "two");
+    code(&node, 0, &["wait", "two", "--for", "answers"]);
+    code(
+        &node,
+        0,
+        &["capture", "two", "--name", "live", "--rehearse", "0"],
+    );
+    let typed = "echo in-$((40+2)); exit 3\n";
+    let ended = shell(&["run", "-i", "--rm", "live", "--name", "three"], typed);
+    assert_eq!(ended.status.code(), Some(3), "{}", said(&ended));
+    assert!(said(&ended).contains("in-42"), "{}", said(&ended));
+    assert!(node.client().machine("three").is_err(), "it went along");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn what_nobody_uses_is_removed_and_nothing_else() {
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    for name in ["runs", "stopped"] {
+        node.run_named("tiny", name);
+    }
+    node.wait_console("runs", "floe-guest ready");
+    // the image of the first capture loses its name to the second
+    for _ in 0..2 {
+        code(
+            &node,
+            0,
+            &["capture", "runs", "--name", "live", "--rehearse", "0"],
+        );
+    }
+    code(&node, 0, &["stop", "--now", "stopped"]);
+    let images = || node.client().images().unwrap().images;
+    let nameless = || images().iter().filter(|i| i.names.is_empty()).count();
+    // the running machine's disks may stand on one of them
+    let before = (images().len(), nameless());
+    let asked = code(&node, 2, &["prune"]);
+    assert!(said(&asked).contains("--force"), "{}", said(&asked));
+    let shown = code(&node, 0, &["prune", "--dry-run"]);
+    assert!(said(&shown).contains("stopped") && said(&shown).contains("would free"));
+    assert!(!said(&shown).contains("runs"), "{}", said(&shown));
+    assert_eq!((images().len(), nameless()), before);
+    assert_eq!(node.client().machines().unwrap().machines.len(), 2);
+    code(&node, 0, &["prune", "images", "--force"]);
+    assert_eq!(node.client().machines().unwrap().machines.len(), 2);
+    let done = code(&node, 0, &["prune", "--force", "--json"]);
+    let done: PruneReport = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(done.machines.len(), 1);
+    assert!(done.freed_bytes > 0 && done.problems.is_empty(), "{done:?}");
+    let left = node.client().machines().unwrap().machines;
+    assert_eq!(
+        left.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(),
+        ["runs"]
+    );
+    let named = images().iter().filter(|i| !i.names.is_empty()).count();
+    assert_eq!((named, nameless()), (2, 0), "{:?}", images());
+    node.type_and_wait("runs", "echo still-$((40+2))", "still-42");
+    node.run_named("live", "again");
 }

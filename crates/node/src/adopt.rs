@@ -183,6 +183,12 @@ impl Adoption {
         match wanted {
             Wanted::Stopped => {
                 self.machines.end_qemu(&operation);
+                let found = operation.update(|record| {
+                    record.afterwards = record.afterwards.found_stopped();
+                });
+                if let Err(error) = found {
+                    tracing::warn!(machine = %operation.name, %error, "it is not started again");
+                }
                 let record = operation.record();
                 self.machines
                     .resources

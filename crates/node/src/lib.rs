@@ -39,6 +39,7 @@ mod network;
 mod options;
 mod placement;
 pub mod plan;
+mod prune;
 pub mod report;
 mod reserve;
 mod resources;

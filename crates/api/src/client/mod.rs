@@ -396,6 +396,10 @@ impl Client {
     pub fn cache_gc(&self) -> Result<FreedReport, ClientError> {
         self.post("/v1/cache/gc", &())
     }
+    /// Removes what nobody uses, or returns what that is.
+    pub fn prune(&self, request: &PruneRequest) -> Result<PruneReport, ClientError> {
+        self.post("/v1/prune", request)
+    }
     /// Reads and hashes all of the cache.
     pub fn cache_verify(&self) -> Result<Events, ClientError> {
         self.stream("/v1/cache/verify", &())

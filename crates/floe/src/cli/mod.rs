@@ -10,14 +10,18 @@ mod args;
 mod authority;
 mod change;
 mod cluster;
+mod completions;
+mod confirm;
 mod console;
 mod copy;
 mod daemon;
 mod doctor;
+mod ending;
 mod error;
 mod exec;
 mod forks;
 mod hub;
+mod hub_images;
 mod images;
 mod interrupt;
 mod limits;
@@ -27,6 +31,7 @@ mod man;
 pub(crate) mod output;
 mod power;
 mod progress;
+mod prune;
 mod session;
 mod ssh;
 mod storage;
@@ -136,8 +141,9 @@ enum Command {
     Unmount(storage::Unmount),
     #[command(subcommand)]
     Cache(storage::Cache),
+    Prune(prune::PruneArgs),
     Doctor(doctor::Doctor),
-    Completions(Completions),
+    Completions(completions::Completions),
     #[command(name = "man")]
     Manual(man::Manual),
     /// Holds the mount's descriptors while a node is replaced
@@ -159,21 +165,6 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-}
-
-/// Print the completion script of a shell
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Example: bash, for this user
-  mkdir -p ~/.local/share/bash-completion/completions
-  floe completions bash > ~/.local/share/bash-completion/completions/floe
-Example: zsh and fish
-  floe completions zsh > /usr/local/share/zsh/site-functions/_floe
-  floe completions fish > ~/.config/fish/completions/floe.fish")]
-struct Completions {
-    /// The shell
-    #[arg(value_parser = ["bash", "zsh", "fish"])]
-    shell: String,
 }
 
 /// What every command gets.
@@ -199,6 +190,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
+    completions::answer(Cli::command);
     let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
     let home = Home::from_env();
     let context = Context {
@@ -226,7 +218,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Open(c) => c.run(cx)?,
         Command::Hub(c) => c.run(cx)?,
         Command::Image(c) => return c.run(cx),
-        Command::Run(c) => c.run(cx)?,
+        Command::Run(c) => return c.run(cx),
         Command::Ps(c) => c.run(cx)?,
         Command::Console(c) => c.run(cx)?,
         Command::Exec(c) => return c.run(cx),
@@ -263,8 +255,9 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Mount(c) => c.run(cx)?,
         Command::Unmount(c) => c.run(cx)?,
         Command::Cache(c) => return c.run(cx),
+        Command::Prune(c) => return c.run(cx),
         Command::Doctor(c) => return c.run(cx),
-        Command::Completions(c) => completions(&c.shell, cx)?,
+        Command::Completions(c) => c.run(cx)?,
         Command::Manual(c) => c.run(cx, Cli::command())?,
         Command::Supervisor { .. } | Command::ExecQemu { .. } => {
             let why = "this command is the node's own and was not called the way the node calls it";
@@ -272,18 +265,6 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn completions(shell: &str, cx: &Context) -> Result<(), CliError> {
-    use clap_complete::{Shell, generate};
-    let shell = match shell {
-        "zsh" => Shell::Zsh,
-        "fish" => Shell::Fish,
-        _ => Shell::Bash,
-    };
-    let mut script = Vec::new();
-    generate(shell, &mut Cli::command(), "floe", &mut script);
-    cx.out.bytes(&script)
 }
 
 #[cfg(test)]

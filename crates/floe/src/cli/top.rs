@@ -276,6 +276,9 @@ pub(super) mod tests {
             stats: Default::default(),
             paused_for: Vec::new(),
             switched_off: false,
+            remove: false,
+            restart: Default::default(),
+            restarts: 0,
         }
     }
 

@@ -236,6 +236,8 @@ impl Forks {
                 network,
                 host_access,
                 limits,
+                // what its parent's user wants of it is nothing that its clones do
+                afterwards: Default::default(),
             };
             (self.core.home.machine(place), record)
         };

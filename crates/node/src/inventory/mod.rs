@@ -5,6 +5,7 @@
 //! its guest). Locks of a machine, in this order: `pauses`, `driving`, `writing`, then `life` and `state`. Everybody reads those
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
+pub(crate) mod afterwards;
 mod identity;
 pub(crate) mod lifecycle;
 mod named;
@@ -482,6 +483,7 @@ mod tests {
             network: None,
             host_access: Default::default(),
             limits: Default::default(),
+            afterwards: Default::default(),
         }
     }
 

@@ -230,6 +230,7 @@ impl Machines {
         let config = machine.config();
         entry.drive_with(event, |record| {
             record.config = config;
+            record.afterwards = record.afterwards.runs();
             change(record);
         })?;
         self.attend(&entry.name);

@@ -79,6 +79,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/restart", post(machines::restart))
         .route("/v1/machines/{name}/rename", post(machines::rename))
         .route("/v1/machines/{name}/wait", get(watching::wait))
+        .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
@@ -158,6 +159,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::rename,
         watching::wait,
         system::usage,
+        system::prune,
         machines::pause,
         machines::resume,
         machines::capture,

@@ -113,3 +113,13 @@ pub async fn openapi() -> Response {
 pub async fn usage(State(node): Floe) -> Result<Json<UsageList>, Failure> {
     answer(move || Ok(node.machines.usage())).await
 }
+
+/// Removes what nobody uses, or answers what that is.
+#[utoipa::path(post, path = "/v1/prune", tag = "node", request_body = PruneRequest,
+    responses((status = 200, body = PruneReport)))]
+pub async fn prune(
+    State(node): Floe,
+    Input(request): Input<PruneRequest>,
+) -> Result<Json<PruneReport>, Failure> {
+    answer(move || node.prune(&request)).await
+}

@@ -4,6 +4,7 @@
 //! machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after it. This service has no
 //! state and no lock of its own.
 
+mod again;
 mod wait;
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     },
     inventory::{
         Entry, Inventory, Operation,
+        afterwards::Afterwards,
         lifecycle::{Event, Gone, Phase, Task},
         record::{Origin, RECORD_VERSION, Record, Wanted},
     },
@@ -65,6 +67,12 @@ impl Runs {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        if request.remove && !request.restart.is_no() {
+            return Err(usage(
+                "a machine that is removed once it has ended can't be started again",
+                "leave out --rm or --restart",
+            ));
+        }
         self.machines.resources.check_limits(&request.limits)?;
         self.core.check_passable()?;
         let found = self.images.sources.find_in(
@@ -139,6 +147,11 @@ impl Runs {
                 network: None,
                 host_access: request.allow_host.clone(),
                 limits: request.limits,
+                afterwards: Afterwards {
+                    remove: request.remove,
+                    restart: request.restart,
+                    ..Default::default()
+                },
             };
             (self.core.home.machine(place), record)
         };
@@ -295,6 +308,12 @@ impl Runs {
         let entry = self.inventory.get(name)?;
         let start = &request.start;
         awaited_port(start.wait, start.wait_port, &entry.record().forwards)?;
+        if entry.record().afterwards.remove {
+            return Err(refused(
+                format!("machine {name} was run with --rm: it is removed as soon as it stops"),
+                format!("floe stop {name}, and run it anew"),
+            ));
+        }
         if entry.life().phase() != Phase::Stopped {
             let stopped = self.machines.stop_machine(name, &request.stop)?;
             if stopped.switched_off {
