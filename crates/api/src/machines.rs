@@ -375,6 +375,34 @@ pub struct StartRequest {
     pub overcommit: bool,
 }
 
+/// Answer of `GET /v1/machines/{name}/disks`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskList {
+    /// The machine's disks, by name.
+    pub disks: Vec<DiskInfo>,
+}
+
+/// A disk of a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskInfo {
+    /// Its name: `disk0`, `disk1` ...
+    pub name: String,
+    /// Its size in bytes, as the guest sees it.
+    pub bytes: u64,
+    /// Id of the image that the machine's disks stand on.
+    pub image: String,
+}
+
+/// Body of `POST /v1/machines/{name}/disks`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeRequest {
+    /// The disk's name.
+    pub disk: String,
+    /// Its new size in bytes, a multiple of 4096 and not smaller than before. The machine must be stopped.
+    pub bytes: u64,
+}
+
 /// Body of `POST /v1/machines/{name}/rename`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

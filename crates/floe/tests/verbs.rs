@@ -341,3 +341,73 @@ fn what_nobody_uses_is_removed_and_nothing_else() {
     node.type_and_wait("runs", "echo still-$((40+2))", "still-42");
     node.run_named("live", "again");
 }
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_disk_is_made_larger_and_what_is_taken_of_it_later_is_too() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    code(&node, 0, &["wait", "web", "--for", "answers"]);
+    let guest = |node: &TestNode, name: &str, script: &str| {
+        let ran = code(node, 0, &["exec", name, "--", "sh", "-c", script]);
+        said(&ran).trim().to_owned()
+    };
+    guest(
+        &node,
+        "web",
+        "echo before | dd of=/dev/vda bs=512 seek=77 conv=fsync",
+    );
+    // a layer below the top one has to grow as well
+    code(&node, 0, &["fork", "web"]);
+    guest(
+        &node,
+        "web",
+        "echo later | dd of=/dev/vda bs=512 seek=78 conv=fsync",
+    );
+    code(&node, 0, &["kill", "--all", "web"]);
+    let runs = code(&node, 5, &["disk", "resize", "web", "disk0", "100M"]);
+    assert!(said(&runs).contains("floe stop web"), "{}", said(&runs));
+    // not in order: the next node finds it ended
+    node.end(Signal::KILL);
+    node.start_again();
+    code(&node, 0, &["wait", "web", "--for", "running"]);
+    code(&node, 0, &["stop", "--now", "web"]);
+    let smaller = code(&node, 5, &["disk", "resize", "web", "disk0", "32M"]);
+    assert!(said(&smaller).contains("at its end"), "{}", said(&smaller));
+    code(&node, 3, &["disk", "resize", "web", "disk7", "100M"]);
+    code(&node, 2, &["disk", "resize", "web", "disk0", "104857601"]);
+    let grown = code(&node, 0, &["disk", "resize", "web", "disk0", "100M"]);
+    assert!(said(&grown).contains("100.0 MiB"), "{}", said(&grown));
+    code(&node, 0, &["start", "web", "--wait", "agent"]);
+    let size =
+        "blockdev --getsize64 /dev/vda 2>/dev/null || echo $(($(cat /sys/block/vda/size) * 512))";
+    let read = |at: u64| format!("dd if=/dev/vda bs=512 skip={at} count=1 2>/dev/null | head -n 1");
+    assert_eq!(guest(&node, "web", size), (100u64 << 20).to_string());
+    let end = (100 << 20) / 512 - 1;
+    guest(
+        &node,
+        "web",
+        &format!("echo end | dd of=/dev/vda bs=512 seek={end} conv=fsync"),
+    );
+    code(
+        &node,
+        0,
+        &["capture", "web", "--name", "large", "--rehearse", "0"],
+    );
+    code(&node, 0, &["fork", "web"]);
+    node.run_named("large", "copy");
+    for name in ["web", "web.1", "copy"] {
+        code(&node, 0, &["wait", name, "--for", "answers"]);
+        assert_eq!(
+            guest(&node, name, size),
+            (100u64 << 20).to_string(),
+            "{name}"
+        );
+        for (at, text) in [(77, "before"), (78, "later"), (end, "end")] {
+            assert_eq!(guest(&node, name, &read(at)), text, "{name}");
+        }
+    }
+    let listed = code(&node, 0, &["disk", "ls", "copy"]);
+    assert!(said(&listed).contains("100.0 MiB"), "{}", said(&listed));
+}

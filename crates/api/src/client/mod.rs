@@ -262,6 +262,14 @@ impl Client {
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)
     }
+    /// Returns a machine's disks.
+    pub fn disks(&self, name: &str) -> Result<DiskList, ClientError> {
+        self.get(&machine_path(name, "/disks"))
+    }
+    /// Makes a disk of a stopped machine larger. Returns its disks.
+    pub fn resize_disk(&self, name: &str, to: &ResizeRequest) -> Result<DiskList, ClientError> {
+        self.post(&machine_path(name, "/disks"), to)
+    }
     /// Gives a machine another name.
     pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
         let request = RenameRequest { name: to.into() };

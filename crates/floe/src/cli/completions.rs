@@ -56,17 +56,13 @@ pub fn answer(commands: fn() -> Command) {
 
 /// Teaches the commands which of their arguments are names of machines and images.
 fn with_names(command: Command) -> Command {
-    let ids: Vec<String> = command
-        .get_arguments()
-        .map(|argument| argument.get_id().to_string())
-        .collect();
-    let command = ids.into_iter().fold(command, |command, id| {
-        let names: fn() -> Vec<CompletionCandidate> = match id.as_str() {
+    let command = command.mut_args(|argument| {
+        let names: fn() -> Vec<CompletionCandidate> = match argument.get_id().as_str() {
             "machine" | "machines" => machines,
             "image" | "images" => images,
-            _ => return command,
+            _ => return argument,
         };
-        command.mut_arg(id, |argument| argument.add(ArgValueCandidates::new(names)))
+        argument.add(ArgValueCandidates::new(names))
     });
     command.mut_subcommands(with_names)
 }

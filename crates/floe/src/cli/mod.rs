@@ -123,6 +123,8 @@ enum Command {
     Restart(power::Restart),
     Wait(watching::Wait),
     Rename(change::Rename),
+    #[command(subcommand)]
+    Disk(change::DiskCommand),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -234,6 +236,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Restart(c) => return c.run(cx),
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
+        Command::Disk(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

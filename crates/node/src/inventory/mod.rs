@@ -254,7 +254,10 @@ impl Inventory {
 
     /// Returns all machines, by name.
     pub fn all(&self) -> Vec<Arc<Entry>> {
-        self.entries.read().values().cloned().collect()
+        let entries = self.entries.read();
+        // one that is just being renamed is there under both of its names
+        let once = entries.iter().filter(|(name, entry)| **name == *entry.name);
+        once.map(|(_, entry)| entry.clone()).collect()
     }
 
     /// Returns one machine, or an error if the name is invalid or unknown.

@@ -8,6 +8,7 @@
 
 mod buffering;
 mod control;
+mod disks;
 mod ends;
 pub(crate) mod launch;
 mod limits;

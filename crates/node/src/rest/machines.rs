@@ -100,6 +100,24 @@ pub async fn rename(
     answer(move || node.rename_machine(&name, &request.name)).await
 }
 
+/// A machine's disks.
+#[utoipa::path(get, path = "/v1/machines/{name}/disks", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = DiskList)))]
+pub async fn disks(State(node): Floe, Path(name): Path<String>) -> Result<Json<DiskList>, Failure> {
+    answer(move || node.machines.list_disks(&name)).await
+}
+
+/// Makes a disk of a stopped machine larger.
+#[utoipa::path(post, path = "/v1/machines/{name}/disks", tag = "machines", params(("name" = String, Path)),
+    request_body = ResizeRequest, responses((status = 200, body = DiskList)))]
+pub async fn resize_disk(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<ResizeRequest>,
+) -> Result<Json<DiskList>, Failure> {
+    answer(move || node.machines.resize_disk(&name, &request)).await
+}
+
 /// Pauses a machine until its user resumes it.
 #[utoipa::path(post, path = "/v1/machines/{name}/pause", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = MachineInfo)))]

@@ -78,6 +78,10 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/stop", post(machines::stop))
         .route("/v1/machines/{name}/restart", post(machines::restart))
         .route("/v1/machines/{name}/rename", post(machines::rename))
+        .route(
+            "/v1/machines/{name}/disks",
+            get(machines::disks).post(machines::resize_disk),
+        )
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
@@ -157,6 +161,8 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::stop,
         machines::restart,
         machines::rename,
+        machines::disks,
+        machines::resize_disk,
         watching::wait,
         system::usage,
         system::prune,

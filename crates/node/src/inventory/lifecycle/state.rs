@@ -66,6 +66,8 @@ pub(crate) enum Task {
     Limit,
     /// It gets another name.
     Rename,
+    /// One of its disks is made larger.
+    Resize,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -106,6 +108,7 @@ impl Display for Task {
             Task::Fork => "fork",
             Task::Limit => "limit",
             Task::Rename => "rename",
+            Task::Resize => "disk resize",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",
