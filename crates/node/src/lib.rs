@@ -54,7 +54,10 @@ mod web;
 use core::unix_now;
 pub use error::NodeError;
 use error::{not_found, refused};
-use floe_api::{API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, PageInfo};
+use floe_api::{
+    API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, PageInfo, PruneReport,
+    PruneRequest,
+};
 use floe_front::telemetry;
 use floe_machine::Accel;
 pub use images::sources;
@@ -137,6 +140,17 @@ impl Node {
         let renamed = self.machines.rename_machine(name, to)?;
         self.guests.renamed(name, to);
         Ok(renamed)
+    }
+
+    /// Removes what nobody uses, or only returns what that is.
+    pub(crate) fn prune(&self, request: &PruneRequest) -> Result<PruneReport, NodeError> {
+        let pruning = prune::Pruning {
+            core: &self.core,
+            images: &self.images,
+            inventory: &self.inventory,
+            machines: &self.machines,
+        };
+        pruning.prune(request)
     }
 
     /// Leaves the cluster, unless clones on other members or on this node still depend on it and the request is not forced.

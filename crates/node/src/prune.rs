@@ -1,9 +1,11 @@
 //! Finds and removes what nobody uses: stopped machines, images without a name, chunks and packs that nothing needs.
 
 use crate::{
-    Node,
+    core::Core,
     error::NodeError,
-    inventory::{Entry, lifecycle::Phase},
+    images::Images,
+    inventory::{Entry, Inventory, lifecycle::Phase},
+    machines::Machines,
 };
 use floe_api::{Happened, Prune, PruneReport, PruneRequest, Pruned};
 use floe_image::Hash;
@@ -12,7 +14,15 @@ use std::{os::unix::fs::MetadataExt, path::Path};
 /// How deep a machine's directory is searched for what it takes of the disk.
 const DEPTH_MAX: usize = 8;
 
-impl Node {
+/// Where is looked for what nobody uses.
+pub(crate) struct Pruning<'a> {
+    pub core: &'a Core,
+    pub images: &'a Images,
+    pub inventory: &'a Inventory,
+    pub machines: &'a Machines,
+}
+
+impl Pruning<'_> {
     /// Removes what nobody uses, or only returns what that is. What could not be removed is reported, and the rest is removed.
     pub(crate) fn prune(&self, request: &PruneRequest) -> Result<PruneReport, NodeError> {
         let wants = |what| request.what == what || request.what == Prune::All;
