@@ -16,6 +16,7 @@ mod doctor;
 mod error;
 mod exec;
 mod forks;
+mod hardware;
 mod hub;
 mod images;
 mod interrupt;

@@ -236,6 +236,7 @@ impl Forks {
                 network,
                 host_access,
                 limits,
+                own_disks: Vec::new(),
             };
             (self.core.home.machine(name.as_str()), record)
         };

@@ -4,10 +4,12 @@
 //! lock. `mount` is held for the length of a call into the mount, which may fetch. `users` is only held while it is copied.
 
 pub(crate) mod address;
+mod disk_boot;
 mod disk_content;
 mod disk_extent;
 pub(crate) mod disk_format;
 mod disk_import;
+mod hardware;
 mod mounted;
 mod named;
 mod qemu_img;
@@ -25,6 +27,7 @@ use crate::{
     core::Core,
     error::{NodeError, at, at_named, busy, refused, usage},
     images::{
+        disk_boot::DiskBoot,
         disk_format::Format,
         disk_import::{open_disk, open_input},
         named::named,
@@ -187,10 +190,14 @@ impl Images {
         let line = report.progress_line("import", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
         let mut disks = Vec::new();
+        let mut found = DiskBoot::default();
         for (number, disk) in request.disks.iter().enumerate() {
             let region = format!("disk{number}");
             let as_raw = request.format == Some(ImportFormat::Raw);
-            self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
+            let boot = self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
+            if number == 0 && request.kernel.is_none() {
+                found = boot;
+            }
             disks.push(region);
         }
         for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
@@ -206,7 +213,7 @@ impl Images {
                 format!("{CMDLINE_DEFAULT}{root}")
             })
         });
-        let config = MachineConfig {
+        let mut config = MachineConfig {
             cpus: request.cpus,
             memory_bytes: request.memory_bytes,
             cmdline,
@@ -214,6 +221,7 @@ impl Images {
             labels: request.labels.clone(),
             ..Default::default()
         };
+        hardware::settle(&mut ingest, &mut config, &request.hardware, found, report)?;
         let (id, stats) = finish(ingest, config)?;
         if let Some(name) = &name {
             self.repo.tag(name, &id)?;
@@ -238,10 +246,12 @@ impl Images {
         path: &Path,
         as_raw: bool,
         report: &mut Report,
-    ) -> Result<(), NodeError> {
+    ) -> Result<DiskBoot, NodeError> {
         let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
         if disk.format == Format::Raw {
-            return Ok(ingest.region_from_open_file(region, disk.file, path)?);
+            let found = hardware::examine(&disk.file, path)?;
+            ingest.region_from_open_file(region, disk.file, path)?;
+            return Ok(found);
         }
         let format = disk.format.name();
         let raw = self.scratch("convert")?;
@@ -249,7 +259,9 @@ impl Images {
         let programs = &self.core.options.programs;
         qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
         report.stage(&format!("convert {format}"))?;
-        Ok(ingest.region_from_file(region, raw.path())?)
+        let found = hardware::examine(raw.as_file(), path)?;
+        ingest.region_from_file(region, raw.path())?;
+        Ok(found)
     }
 
     /// Creates an empty temporary file on the state directory's file system.

@@ -425,6 +425,7 @@ mod tests {
             network: None,
             host_access: Default::default(),
             limits: Default::default(),
+            own_disks: Vec::new(),
         }
     }
 

@@ -77,6 +77,19 @@ pub struct Record {
     /// How much of this host's resources its QEMU may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_disks: Vec<OwnDisk>,
+}
+
+/// A disk that a machine has beside those of its image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnDisk {
+    /// Its name, one of [`floe_image::SPECIAL_DISKS`].
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
 /// A place in a family's network.
@@ -202,6 +215,10 @@ impl Record {
                 record.place
             ));
         }
+        let special = |disk: &OwnDisk| floe_image::SPECIAL_DISKS.contains(&disk.name.as_str());
+        if let Some(disk) = record.own_disks.iter().find(|disk| !special(disk)) {
+            return Err(format!("{:?} is no disk of a machine's own", disk.name));
+        }
         Ok(record)
     }
 
@@ -254,6 +271,7 @@ pub(crate) mod tests {
             network: None,
             host_access: HostAccess::None,
             limits: Limits::default(),
+            own_disks: Vec::new(),
         }
     }
 

@@ -12,6 +12,7 @@ mod ends;
 pub(crate) mod launch;
 mod limits;
 mod networks;
+pub(crate) mod own_disks;
 mod pausing;
 mod reserving;
 pub(crate) mod restore;
