@@ -93,7 +93,7 @@ enum Command {
     Hub(hub::Hub),
     #[command(subcommand)]
     Image(images::Image),
-    Run(machines::Run),
+    Run(Box<machines::Run>),
     Ps(machines::Ps),
     Console(machines::Console),
     Exec(exec::Exec),

@@ -40,6 +40,15 @@ impl Images {
     }
 }
 
+/// What Linux calls the first disk of a model.
+pub(super) fn first_disk(model: Option<DiskModel>) -> &'static str {
+    match model {
+        None | Some(DiskModel::Virtio) => "/dev/vda",
+        Some(DiskModel::Scsi | DiskModel::Sata | DiskModel::Ide) => "/dev/sda",
+        Some(DiskModel::Nvme) => "/dev/nvme0n1",
+    }
+}
+
 /// Examines the bytes of an image's first disk.
 pub(super) fn examine(disk: &File, shown: &Path) -> Result<DiskBoot, NodeError> {
     disk_boot::look(&|offset, buffer| read_up_to(disk, offset, buffer))

@@ -52,8 +52,6 @@ use std::{
 /// Kernel command line of an import that names none: a console, and freed pages zeroed, which makes a later capture smaller
 /// by the memory that the guest once used and freed (in the design: 114 of 1023 MB).
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
-/// What is added to [`CMDLINE_DEFAULT`] if there is a disk.
-const CMDLINE_ROOT: &str = " root=/dev/vda rw";
 /// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
 /// Most disks that an import may have.
@@ -208,9 +206,12 @@ impl Images {
         }
         report.stage("read and hash")?;
         let cmdline = request.cmdline.clone().or_else(|| {
-            request.kernel.as_ref().map(|_| {
-                let root = if disks.is_empty() { "" } else { CMDLINE_ROOT };
-                format!("{CMDLINE_DEFAULT}{root}")
+            request.kernel.as_ref().map(|_| match disks.is_empty() {
+                true => CMDLINE_DEFAULT.to_owned(),
+                false => {
+                    let root = hardware::first_disk(request.hardware.disk_model);
+                    format!("{CMDLINE_DEFAULT} root={root} rw")
+                }
             })
         });
         let mut config = MachineConfig {
