@@ -8,6 +8,7 @@
 mod agent;
 mod args;
 mod authority;
+mod build;
 mod cluster;
 mod console;
 mod copy;
@@ -51,7 +52,7 @@ use output::Output;
 const AFTER: &str = "\
 Example: from a disk to a machine that others can run
   floe up &
-  floe image import debian.qcow2 --name debian
+  floe image build debian
   floe run debian --name web -p 8080:80
   floe capture web --name debian-booted
   floe push debian-booted https://hub.example
