@@ -4,7 +4,7 @@
 mod node;
 
 use floe_api::*;
-use node::{TestNode, eventually, finish, guest};
+use node::{Signal, TestNode, eventually, finish, guest};
 use std::{
     fs,
     io::{Cursor, Write},
@@ -141,7 +141,7 @@ fn region(node: &TestNode, image: &str, region: &str) -> Vec<u8> {
 #[ignore = "needs root, FUSE and QEMU: make system"]
 fn what_cloud_init_sets_up_goes_with_the_machine() {
     let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEj0gzsWZqRvmBQzIJ4ZT9YVs+7iQdLyMXEO9jTfT6mX me";
-    let node = TestNode::start();
+    let mut node = TestNode::start();
     node.import_tiny("tiny", None);
     let seeded = |name: &str| RunRequest {
         seed: Some(SeedRequest {
@@ -159,11 +159,28 @@ fn what_cloud_init_sets_up_goes_with_the_machine() {
     node.type_and_wait("one", read, "lines-3\r\nid: \"floe-");
     node.wait_console("one", "\"\r\n1\r\n"); // the disk can't be written
     let id = |node: &TestNode, machine: &str| {
-        let text = node.console(machine);
-        let (_, id) = text.rsplit_once("id: \"floe-").unwrap();
-        id.split_once('"').unwrap().0.to_owned()
+        let mut found = String::new();
+        eventually("the whole id", || {
+            let text = node.console(machine);
+            let id = text.rsplit_once("id: \"floe-").map(|(_, id)| id);
+            match id.and_then(|id| id.split_once('"')) {
+                Some((id, _)) => found = id.to_owned(),
+                None => return false,
+            }
+            true
+        });
+        found
     };
     let first = id(&node, "one");
+    // a clone has it while no image does
+    let fork = ForkRequest {
+        clones: 1,
+        ..Default::default()
+    };
+    finish(node.client().fork("one", &fork).unwrap());
+    node.type_and_wait("one.1", read, "lines-3\r\nid: \"floe-");
+    assert_eq!(id(&node, "one.1"), first);
+    node.client().remove_machine("one.1", true).unwrap();
     assert!(capture(&node, "one", "live").unwrap().image.unwrap().live);
 
     // on another host, from nothing but the image; and a clone there
@@ -171,12 +188,16 @@ fn what_cloud_init_sets_up_goes_with_the_machine() {
     there.run(&run(&place(&node, "live"), "two"));
     there.type_and_wait("two", read, "lines-3\r\nid: \"floe-");
     assert_eq!(id(&there, "two"), first);
-    let fork = ForkRequest {
-        clones: 1,
-        ..Default::default()
-    };
     finish(there.client().fork("two", &fork).unwrap());
     there.type_and_wait("two.1", read, "lines-3\r\nid: \"floe-");
+    // a node that takes the machine over finds it, too
+    node.end(Signal::KILL);
+    node.start_again();
+    eventually("the machine on the next node", || {
+        node.client().machine("one").unwrap().status == MachineStatus::Running
+    });
+    node.type_and_wait("one", &format!("{read}; echo over-$((1+1))"), "over-2");
+    assert_eq!(id(&node, "one"), first);
     // the same machine starts with the same seed, another run with another
     let now = StopRequest {
         now: true,
