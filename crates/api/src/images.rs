@@ -128,6 +128,9 @@ pub struct ImportRequest {
     /// Virtual CPUs that the image's machines get unless `run` sets another number.
     #[serde(default)]
     pub cpus: Option<u32>,
+    /// The hardware that the image's machines get unless `run` sets another. What is absent is found out from the first disk.
+    #[serde(default, skip_serializing_if = "Hardware::is_none")]
+    pub hardware: Hardware,
     /// Free text by key.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,

@@ -90,6 +90,18 @@ pub struct RunRequest {
     /// When it is started again once it has ended.
     #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
     pub restart: RestartPolicy,
+    /// Its hardware (cold boots only).
+    #[serde(default, skip_serializing_if = "Hardware::is_none")]
+    pub hardware: Hardware,
+    /// A CD-ROM image (ISO 9660) on the node's host, absolute path; the machine gets a copy of its own (cold boots only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cdrom: Option<String>,
+    /// What it tries to boot first; by default its disks (cold boots only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<BootFirst>,
+    /// What cloud-init in the guest is to set up (cold boots only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<SeedRequest>,
 }
 
 /// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.

@@ -402,7 +402,17 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
     assert_eq!(
         names,
         [
-            "qemu", "kvm", "qemu-img", "fuse", "user", "kernel", "pagemap", "memory", "disk",
+            "qemu",
+            "kvm",
+            "qemu-img",
+            "uefi",
+            "image build",
+            "fuse",
+            "user",
+            "kernel",
+            "pagemap",
+            "memory",
+            "disk",
             "node"
         ]
     );

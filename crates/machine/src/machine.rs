@@ -460,7 +460,7 @@ impl Machine {
 
     /// Returns whether the machine has a network card.
     pub fn has_network(&self) -> bool {
-        devices::has(&self.config().devices, "virtio-net-pci")
+        devices::has_network_card(&self.config().devices)
     }
 
     /// Connects or disconnects the cables of all network cards, at both ends: frames that the guest sends without a cable

@@ -36,13 +36,16 @@ pub enum Image {
 ///
 /// Disks may be compressed with gzip, xz or zstd, or be the only disk in an OVA or tar archive. A file without a known
 /// format is taken for a raw disk if it has a partition table, a boot sector or a file system, or is all zeros. A file
-/// that is truncated or no disk is refused.
+/// that is truncated or no disk is refused. A first disk that only a UEFI firmware can boot, and one with Windows on it, are
+/// noticed: the image's machines then get that firmware, and disks and cards that Windows has drivers for.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a disk
   floe image import debian.qcow2 --name debian --memory 1G --cpus 2
 Example: a download as it came
   floe image import cloud.img.xz --name cloud && floe image import appliance.ova --name appliance
+Example: Windows, or another system without VirtIO drivers, that a UEFI firmware boots
+  floe image import win.vhdx --name win --firmware uefi --disk-model sata --network-model e1000
 Example: bytes that no signature tells to be a disk
   floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
@@ -72,6 +75,8 @@ pub struct Import {
     /// CPUs of its machines unless run sets another number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     cpus: Option<u32>,
+    #[command(flatten)]
+    hardware: super::hardware::HardwareArgs,
     /// A note to keep in the image (repeatable)
     #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
     label: Vec<(String, String)>,
@@ -290,6 +295,7 @@ impl Import {
             name: self.name,
             memory_bytes: self.memory,
             cpus: self.cpus,
+            hardware: self.hardware.hardware(),
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.import(&request)?)?;

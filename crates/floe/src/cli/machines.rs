@@ -29,7 +29,12 @@ Example: with a network for itself and its clones, from which they reach one web
   floe run debian-booted --name web --network --allow 192.0.2.7:443
 Example: a guest that may use a database on this host, which it finds at 10.0.2.2
   floe run debian --name web --allow-host=5432
-Example: and see what that was
+Example: cloud-init in the guest makes it your own: a host name, your key for its default user, and what a file says
+  floe run debian --name web --hostname web --ssh-key ~/.ssh/id_ed25519.pub --user-data web.yaml
+Example: install a system from a CD-ROM on an empty disk
+  truncate -s 20G empty.raw && floe image import empty.raw --name empty
+  floe run empty --name setup --firmware uefi --cdrom installer.iso
+Example: what came over the link
   floe run https://hub.example/debian-booted --link-report
 Example: a shell at once in a machine that goes with it; a service that comes back
   floe run -it --rm debian-booted
@@ -100,7 +105,22 @@ pub struct Run {
     overcommit: bool,
     #[command(flatten)]
     limits: super::limits::LimitArgs,
-    #[command(flatten)]
+    #[command(
+        flatten,
+        next_help_heading = "Hardware (with a boot, not with a captured machine)"
+    )]
+    hardware: super::hardware::HardwareArgs,
+    #[command(
+        flatten,
+        next_help_heading = "Hardware (with a boot, not with a captured machine)"
+    )]
+    cdrom: super::hardware::CdromArgs,
+    #[command(
+        flatten,
+        next_help_heading = "cloud-init in the guest (with a boot, not with a captured machine)"
+    )]
+    seed: super::hardware::SeedArgs,
+    #[command(flatten, next_help_heading = "Options")]
     tokens: super::login::TokenArgs,
     #[command(flatten)]
     authorities: super::authority::AuthorityArgs,
@@ -203,6 +223,10 @@ impl Run {
             limits: self.limits.limits(),
             remove: self.ending.rm,
             restart: self.ending.restart,
+            hardware: self.hardware.hardware(),
+            cdrom: self.cdrom.file()?,
+            boot: self.cdrom.first(),
+            seed: self.seed.seed()?,
         };
         let client = cx.client()?;
         let events = client.run(&request)?;

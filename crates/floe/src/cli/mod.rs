@@ -21,6 +21,7 @@ mod ending;
 mod error;
 mod exec;
 mod forks;
+mod hardware;
 mod hub;
 mod hub_images;
 mod images;
@@ -100,7 +101,7 @@ enum Command {
     Hub(hub::Hub),
     #[command(subcommand)]
     Image(images::Image),
-    Run(machines::Run),
+    Run(Box<machines::Run>),
     Ps(machines::Ps),
     Console(machines::Console),
     Exec(exec::Exec),

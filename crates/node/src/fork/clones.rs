@@ -238,6 +238,7 @@ impl Forks {
                 limits,
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
+                own_disks: Vec::new(),
             };
             (self.core.home.machine(place), record)
         };

@@ -487,6 +487,7 @@ mod tests {
             host_access: Default::default(),
             limits: Default::default(),
             afterwards: Default::default(),
+            own_disks: Vec::new(),
         }
     }
 

@@ -81,6 +81,19 @@ pub struct Record {
     /// What becomes of it once it has ended.
     #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
     pub afterwards: Afterwards,
+    /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_disks: Vec<OwnDisk>,
+}
+
+/// A disk that a machine has beside those of its image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnDisk {
+    /// Its name, one of [`floe_image::SPECIAL_DISKS`].
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
 /// A place in a family's network.
@@ -206,6 +219,10 @@ impl Record {
                 record.place
             ));
         }
+        let special = |disk: &OwnDisk| floe_image::SPECIAL_DISKS.contains(&disk.name.as_str());
+        if let Some(disk) = record.own_disks.iter().find(|disk| !special(disk)) {
+            return Err(format!("{:?} is no disk of a machine's own", disk.name));
+        }
         Ok(record)
     }
 
@@ -259,6 +276,7 @@ pub(crate) mod tests {
             host_access: HostAccess::None,
             limits: Limits::default(),
             afterwards: Afterwards::default(),
+            own_disks: Vec::new(),
         }
     }
 

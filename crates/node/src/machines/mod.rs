@@ -13,6 +13,7 @@ mod ends;
 pub(crate) mod launch;
 mod limits;
 mod networks;
+pub(crate) mod own_disks;
 mod pausing;
 mod renaming;
 mod reserving;

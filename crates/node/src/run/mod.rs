@@ -25,6 +25,7 @@ use crate::{
     machines::{
         Machines,
         launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+        own_disks::OwnDisks,
     },
     plan::{self, Kind, Plan, awaited_port},
     report::Report,
@@ -37,7 +38,7 @@ use floe_api::{
     authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
-use floe_machine::{Status, console::ConsoleLog};
+use floe_machine::{DiskModel, Status, console::ConsoleLog};
 use std::{
     path::Path,
     sync::Arc,
@@ -82,12 +83,19 @@ impl Runs {
             |name| report.stage(name),
         )?;
         let plan = plan::plan(request, &found.manifest)?;
+        let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
             .traces
             .fetch_model(found.id, manifest, &found.origin, fetcher);
-        let operation = self.reserve(wanted, request, &found, &plan)?;
-        let began = self.begin_run(&operation, &found, &plan, &model, request, report);
+        let operation = self.reserve(wanted, request, &found, &plan, &own)?;
+        let start = Start {
+            request,
+            found: &found,
+            plan: &plan,
+            model: &model,
+        };
+        let began = self.begin_run(&operation, &start, own, report);
         if let Err(error) = began {
             self.machines.discard(&operation);
             let why = "it could not be started";
@@ -116,6 +124,7 @@ impl Runs {
         request: &RunRequest,
         found: &Found,
         plan: &Plan,
+        own: &OwnDisks,
     ) -> Result<Operation, NodeError> {
         let forwards = choose_ports(&self.inventory, &request.forwards)?;
         let config = match plan.kind {
@@ -152,6 +161,7 @@ impl Runs {
                     restart: request.restart,
                     ..Default::default()
                 },
+                own_disks: own.records(),
             };
             (self.core.home.machine(place), record)
         };
@@ -162,12 +172,16 @@ impl Runs {
     fn begin_run(
         self: &Arc<Self>,
         entry: &Operation,
-        found: &Found,
-        plan: &Plan,
-        model: &Coming,
-        request: &RunRequest,
+        start: &Start<'_>,
+        own: OwnDisks,
         report: &mut Report,
     ) -> Result<(), NodeError> {
+        let Start {
+            request,
+            found,
+            plan,
+            model,
+        } = *start;
         self.machines.reserve_resources(entry, request.overcommit)?;
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
@@ -185,9 +199,13 @@ impl Runs {
                 self.machines.attach(entry)?;
                 self.machines.streams(entry, model)?;
                 report.stage("mount")?;
+                self.machines.write_own_disks(entry, own, report)?;
                 self.machines.boot(entry, &request.image, |_| ())?;
                 report.stage_at("qemu start", Instant::now());
             }
+        }
+        if plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name()) {
+            report.note("a machine with NVMe disks can't be captured or forked: QEMU cannot save their state");
         }
         if let floe_machine::Accel::Tcg { reason } = &self.core.accel {
             report.note(format!("the guest is emulated, slowly: {reason}"));
@@ -354,6 +372,14 @@ impl Runs {
         report.stage_at("qemu start", Instant::now());
         Ok(())
     }
+}
+
+/// What a run starts from.
+struct Start<'a> {
+    request: &'a RunRequest,
+    found: &'a Found,
+    plan: &'a Plan,
+    model: &'a Coming,
 }
 
 /// For which sign of life a start waits.
