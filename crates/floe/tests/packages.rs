@@ -63,11 +63,7 @@ fn wait_for(node: &TestNode, line: &str) {
 fn package(dir: &Path) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/package");
     let made = Command::new(script)
-        .args([
-            "deb",
-            env!("CARGO_BIN_EXE_floe"),
-            &node::guest("stock/floe-guest"),
-        ])
+        .args([env!("CARGO_BIN_EXE_floe"), &node::guest("stock/floe-guest")])
         .arg(dir)
         .env("FLOE_DEB_COMPRESSION", "gzip") // an emulated guest unpacks that sooner
         .output()
