@@ -17,7 +17,7 @@ CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
 EXPERIMENTS := build import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
-.PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
+.PHONY: help deps build deb demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-stock guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
@@ -42,6 +42,10 @@ build: deps web ## Build the floe command and the agent for guests (target/relea
 	$(CARGO) build --release --locked -p floe
 	@$(MAKE) -s -C crates/guest agent
 	@install -m 755 crates/guest/build/floe-guest target/release/floe-guest
+
+PACKAGES := $(CURDIR)/target/packages
+deb: build ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
+	@scripts/package target/release/floe target/release/floe-guest $(PACKAGES)
 
 guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples (crates/guest/build)
 	@$(MAKE) -s -C crates/guest

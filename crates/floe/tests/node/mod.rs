@@ -23,7 +23,7 @@ pub fn guest(file: &str) -> String {
     let path = dir.join(file);
     assert!(
         path.exists(),
-        "{} is missing: make guest-tiny guest-mpi",
+        "{} is missing: make guest-tiny guest-mpi guest-stock",
         path.display()
     );
     path.display().to_string()
