@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, progress};
+use super::{Context, args, hub_images, progress};
 
 /// Build, import, list, check, name, lay out and export images
 #[derive(Debug, Subcommand)]
@@ -86,8 +86,19 @@ pub struct Import {
 #[derive(Debug, Args)]
 ///
 /// OWN is what removing the image would free; SHARED is in packs that other images need as well.
-#[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
-pub struct Ls {}
+#[command(after_help = "\
+Example:
+  floe image ls
+  floe image ls --json | jq -r '.images[].id'
+Example: those of a hub that your token may read, and those of one name
+  floe image ls https://hub.example
+  floe image ls https://hub.example/debian")]
+pub struct Ls {
+    /// A hub, or a name there; without it the images of this node
+    hub: Option<String>,
+    #[command(flatten)]
+    access: super::login::Access,
+}
 
 /// Show what an image consists of
 #[derive(Debug, Args)]
@@ -129,14 +140,21 @@ pub struct Optimize {
 
 /// Remove a name, and the image with its last one
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe image rm debian:old\n  floe image rm --force 3f2a91")]
+#[command(after_help = "\
+Example:
+  floe image rm debian:old
+  floe image rm --force 3f2a91
+Example: from a hub, which asks first, unless --force
+  floe image rm https://hub.example/debian:old")]
 pub struct Rm {
-    /// Name, name:tag, id or the beginning of one
+    /// Name, name:tag, id or the beginning of one; or the address of one on a hub
     #[arg(required = true)]
     images: Vec<String>,
-    /// Remove it with all of its names
+    /// Remove it with all of its names; from a hub, do not ask
     #[arg(long, short)]
     force: bool,
+    #[command(flatten)]
+    access: super::login::Access,
 }
 
 /// Give an image an additional name
@@ -196,7 +214,11 @@ impl Image {
         match self {
             Image::Build(c) => c.run(cx)?,
             Image::Import(c) => c.run(cx)?,
-            Image::Ls(Ls {}) => {
+            Image::Ls(Ls {
+                hub: Some(hub),
+                access,
+            }) => hub_images::list(cx, &hub, &access)?,
+            Image::Ls(_) => {
                 let list = cx.client()?.images()?;
                 cx.out.value(&list, |list| listing(&list.images))?;
             }
@@ -452,7 +474,16 @@ fn laid_out(image: &str, report: &floe_api::OptimizeReport, took: &str) -> Strin
 }
 
 impl Rm {
-    fn run(self, cx: &Context) -> Result<(), CliError> {
+    fn run(mut self, cx: &Context) -> Result<(), CliError> {
+        let on_hubs = |image: &String| hub_images::is_hub(image);
+        let (hubs, here): (Vec<String>, _) = self.images.into_iter().partition(on_hubs);
+        self.images = here;
+        for image in hubs {
+            hub_images::remove(cx, &image, &self.access, self.force)?;
+        }
+        if self.images.is_empty() {
+            return Ok(());
+        }
         let client = cx.client()?;
         let mut freed = floe_api::FreedReport::default();
         for image in self.images {

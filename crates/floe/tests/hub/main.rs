@@ -4,6 +4,7 @@ mod access;
 mod disks;
 mod faults;
 mod hostile;
+mod listed;
 mod quotas;
 mod reads;
 mod strangers;

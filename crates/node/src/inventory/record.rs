@@ -3,6 +3,7 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
+use super::afterwards::Afterwards;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward,
@@ -80,6 +81,9 @@ pub struct Record {
     /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
+    /// What becomes of it once it has ended.
+    #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
+    pub afterwards: Afterwards,
 }
 
 /// A disk that a machine has beside those of its image.
@@ -272,6 +276,7 @@ pub(crate) mod tests {
             host_access: HostAccess::None,
             limits: Limits::default(),
             own_disks: Vec::new(),
+            afterwards: Afterwards::default(),
         }
     }
 

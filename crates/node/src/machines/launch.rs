@@ -84,7 +84,13 @@ impl Machines {
         fetcher: Arc<floe_source::Fetcher>,
         bases: Vec<(Hash, Manifest)>,
     ) -> Result<Attached, NodeError> {
-        let disks = disk_specs(record, &manifest);
+        let mut disks = disk_specs(record, &manifest);
+        // a disk may have been grown since
+        let recorded = Mount::recorded_sizes(&self.disk_dir(record)).unwrap_or_default();
+        for disk in &mut disks {
+            let recorded = recorded.get(&disk.name).copied();
+            disk.size = disk.size.max(recorded.unwrap_or_default());
+        }
         let image = self.images.show_image(record.image, manifest, fetcher)?;
         let mut images = vec![image.clone()];
         for (id, manifest) in bases {
@@ -223,13 +229,14 @@ impl Machines {
     ) -> Result<(), NodeError> {
         self.resources.started(&entry.record(), machine.pid());
         entry.has_qemu(machine);
-        if let Err(error) = self.ends.watch(&entry.name, machine) {
+        if let Err(error) = self.ends.watch(machine) {
             tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
         }
         self.open_ports(entry);
         let config = machine.config();
         entry.drive_with(event, |record| {
             record.config = config;
+            record.afterwards = record.afterwards.runs();
             change(record);
         })?;
         self.attend(&entry.name);

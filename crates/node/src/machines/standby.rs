@@ -324,6 +324,7 @@ impl Machines {
             host_access: Default::default(),
             limits: Default::default(),
             own_disks: Vec::new(),
+            afterwards: Default::default(),
         };
         let attached = self.attach_record(
             &record,
