@@ -47,6 +47,15 @@ impl Machines {
                 },
             ));
         };
+        if floe_machine::is_special(&disk.name) {
+            return Err(refused(
+                format!(
+                    "{} of {name} is made for what is on it, and has no other size",
+                    disk.name
+                ),
+                "name one of disk0, disk1, ...",
+            ));
+        }
         let bytes = request.bytes;
         if !bytes.is_multiple_of(CHUNK_SIZE as u64) {
             return Err(usage(
