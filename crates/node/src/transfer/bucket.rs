@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 /// Of how many other images the packs are looked at, ancestors first, then the newest.
 const IMAGES_LOOKED_AT_MAX: usize = 64;
@@ -291,7 +292,8 @@ impl Upload for BucketUpload<'_> {
             })?;
         }
         if let Some(name) = self.name {
-            let now = crate::unix_now();
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let now = now.map_or(0, |since| since.as_secs());
             retry(self.cancel, passes, || {
                 Ok(bucket.put_tag(name, image, now, self.cancel)?)
             })?;
