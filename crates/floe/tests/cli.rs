@@ -278,6 +278,27 @@ fn every_command_teaches_with_an_example() {
 }
 
 #[test]
+fn every_command_has_a_manual_page_with_its_examples() {
+    let home = home();
+    let mut seen = Vec::new();
+    check_help(home.path(), &[], &mut seen);
+    let pages = home.path().join("share/man1");
+    let directory = pages.to_str().expect("a path of this test");
+    let out = floe(home.path(), &["man", directory, "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let written = std::fs::read_dir(&pages).expect("it was made").count();
+    assert_eq!(written, seen.len(), "{seen:?}");
+    for command in seen {
+        let name = format!("floe {command}").trim_end().replace(' ', "-");
+        let page = std::fs::read_to_string(pages.join(format!("{name}.1")));
+        let page = page.unwrap_or_else(|e| panic!("{name}.1: {e}"));
+        for part in [".TH ", ".SH NAME", ".SH SYNOPSIS", ".SH EXAMPLES", ".nf\n"] {
+            assert!(page.contains(part), "{name}.1 has no {part:?}: {page}");
+        }
+    }
+}
+
+#[test]
 fn an_unknown_command_is_wrong_usage_and_a_near_one_is_suggested() {
     let home = home();
     let out = floe(home.path(), &["capure", "web"]);
@@ -428,22 +449,40 @@ fn doctor_names_the_packages_of_a_host_that_has_nothing() {
 }
 
 #[test]
-fn completions_know_the_commands() {
+fn completions_know_the_commands_and_are_silent_without_a_node() {
     let home = home();
     for (shell, mark) in [
-        ("bash", "_floe()"),
+        ("bash", "complete -o"),
         ("zsh", "#compdef floe"),
-        ("fish", "complete -c floe"),
+        ("fish", "complete --keep-order"),
     ] {
         let out = floe(home.path(), &["completions", shell]);
         assert!(out.status.success());
         let script = text(&out.stdout);
-        assert!(script.contains(mark), "{shell}");
-        assert!(
-            script.contains("screenshot") && script.contains("doctor"),
-            "{shell}"
-        );
+        assert!(script.contains(mark), "{shell}: {script}");
+        assert!(script.contains("FLOE_COMPLETE"), "{shell}: {script}");
     }
+    // as bash does it, with the real script
+    let complete = |words: &str, word: usize| {
+        let script = format!(
+            "source <(floe completions bash); COMP_WORDS=({words}); COMP_CWORD={word}; COMP_TYPE=9; \
+             _clap_complete_floe floe \"${{COMP_WORDS[{word}]}}\" x; echo \"${{COMPREPLY[@]}}\""
+        );
+        let bin = Path::new(env!("CARGO_BIN_EXE_floe")).parent().unwrap();
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let out = Command::new("bash")
+            .args(["-c", &script])
+            .env("PATH", path)
+            .env("FLOE_HOME", home.path())
+            .env_remove("FLOE_SOCKET")
+            .output()
+            .expect("bash is there");
+        assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    assert!(complete("floe screen", 1).contains("screenshot"));
+    assert!(complete("floe image in", 2).contains("inspect"));
+    assert!(!complete("floe stop w", 2).contains("web"));
 }
 
 #[test]

@@ -31,6 +31,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest time to connect: a node that has no room for one more connection counts as absent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a user does who may not connect to the node's socket.
+const DENIED_FIX: &str = "run the command as the node's user, for instance with sudo, or let the node be started with --socket-group and the number of a group that you are in";
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -43,6 +46,12 @@ pub enum ClientError {
         socket: String,
         /// The operating system's reason.
         reason: String,
+    },
+    /// Somebody may listen on the socket, but this user may not connect to it.
+    #[error("this user may not use the node's socket {socket} ({DENIED_FIX})")]
+    Denied {
+        /// The socket.
+        socket: String,
     },
     /// The node refused the request or failed to do it.
     #[error(transparent)]
@@ -59,6 +68,7 @@ impl ClientError {
     pub fn exit_code(&self) -> u8 {
         match self {
             ClientError::NoNode { .. } => ErrorCode::Unreachable.exit_code(),
+            ClientError::Denied { .. } => ErrorCode::Refused.exit_code(),
             ClientError::Api(error) => error.code.exit_code(),
             ClientError::Broken(_) => ErrorCode::Failed.exit_code(),
         }
@@ -71,6 +81,11 @@ impl ClientError {
                 code: ErrorCode::Unreachable,
                 message: format!("no node answers on {socket}: {reason}"),
                 fix: "start one with `floe up` or `systemctl start floe-node`".into(),
+            },
+            ClientError::Denied { socket } => ApiError {
+                code: ErrorCode::Refused,
+                message: format!("this user may not use the node's socket {socket}"),
+                fix: DENIED_FIX.into(),
             },
             ClientError::Api(error) => error.clone(),
             ClientError::Broken(why) => ApiError {
@@ -125,10 +140,11 @@ impl Client {
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)
     }
-    /// Streams what happens on the node from now on: lines of [`NodeEvent`].
-    pub fn events(&self) -> Result<Lines<NodeEvent>, ClientError> {
+    /// Streams what happens on the node from now on, after what has happened since a Unix time in milliseconds, if one is given.
+    pub fn events(&self, since_unix_ms: Option<u64>) -> Result<Lines<NodeEvent>, ClientError> {
+        let since = since_unix_ms.map(|ms| format!("?since_unix_ms={ms}"));
         Ok(Lines {
-            bytes: self.open_get("/v1/events")?,
+            bytes: self.open_get(&format!("/v1/events{}", since.unwrap_or_default()))?,
             buffer: Vec::new(),
             over: false,
             item: Default::default(),
@@ -265,6 +281,35 @@ impl Client {
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)
     }
+    /// Returns a machine's disks.
+    pub fn disks(&self, name: &str) -> Result<DiskList, ClientError> {
+        self.get(&machine_path(name, "/disks"))
+    }
+    /// Makes a disk of a stopped machine larger. Returns its disks.
+    pub fn resize_disk(&self, name: &str, to: &ResizeRequest) -> Result<DiskList, ClientError> {
+        self.post(&machine_path(name, "/disks"), to)
+    }
+    /// Gives a machine another name.
+    pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
+        let request = RenameRequest { name: to.into() };
+        self.post(&machine_path(name, "/rename"), &request)
+    }
+    /// Stops a machine and starts it again from its disks.
+    pub fn restart(&self, name: &str, request: &RestartRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/restart"), request)
+    }
+    /// Waits until a machine does something; returns it as it is then.
+    pub fn wait(&self, name: &str, query: &WaitQuery) -> Result<MachineInfo, ClientError> {
+        let what = serde_json::to_value(query.what).map_err(broken)?;
+        let what = what.as_str().unwrap_or_default();
+        let limit = query.timeout_s.map(|s| format!("&timeout_s={s}"));
+        let rest = format!("/wait?what={what}{}", limit.unwrap_or_default());
+        self.get(&machine_path(name, &rest))
+    }
+    /// Returns what the machines that run have used of their host.
+    pub fn usage(&self) -> Result<UsageList, ClientError> {
+        self.get("/v1/usage")
+    }
     /// Removes a machine with its disks.
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), ClientError> {
         self.send(
@@ -378,6 +423,10 @@ impl Client {
     pub fn cache_gc(&self) -> Result<FreedReport, ClientError> {
         self.post("/v1/cache/gc", &())
     }
+    /// Removes what nobody uses, or returns what that is.
+    pub fn prune(&self, request: &PruneRequest) -> Result<PruneReport, ClientError> {
+        self.post("/v1/prune", request)
+    }
     /// Reads and hashes all of the cache.
     pub fn cache_verify(&self) -> Result<Events, ClientError> {
         self.stream("/v1/cache/verify", &())
@@ -427,11 +476,21 @@ impl Client {
         let server = Server::unix(&self.socket);
         match server.connect(CONNECT_TIMEOUT) {
             Ok(connection) => Ok((server, connection)),
+            Err(_) if self.is_denied() => Err(ClientError::Denied {
+                socket: self.socket.display().to_string(),
+            }),
             Err(fault) => Err(ClientError::NoNode {
                 socket: self.socket.display().to_string(),
                 reason: fault.to_string(),
             }),
         }
+    }
+
+    /// Returns whether the socket is there, or may be, but not for this user.
+    fn is_denied(&self) -> bool {
+        use std::os::unix::net::UnixStream;
+        UnixStream::connect(&self.socket)
+            .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
     fn send(&self, method: Method, path: &str, body: Bytes) -> Result<ByteStream, ClientError> {

@@ -84,11 +84,8 @@ impl Exec {
             .iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
-        if let Ok(kind) = std::env::var("TERM")
-            && self.tty
-            && !environment.iter().any(|text| text.starts_with("TERM="))
-        {
-            environment.push(format!("TERM={kind}"));
+        if !environment.iter().any(|text| text.starts_with("TERM=")) {
+            environment.extend(terminal_kind(self.tty));
         }
         let request = ExecRequest {
             user: self.user,
@@ -107,7 +104,15 @@ impl Exec {
     }
 }
 
-fn size() -> TerminalSize {
+/// Returns the variable that tells which kind of terminal this one is, for a process that gets one.
+pub(super) fn terminal_kind(tty: bool) -> Vec<String> {
+    let kind = std::env::var("TERM").ok().filter(|_| tty);
+    kind.map(|kind| format!("TERM={kind}"))
+        .into_iter()
+        .collect()
+}
+
+pub(super) fn size() -> TerminalSize {
     let (columns, rows) = terminal::size();
     TerminalSize {
         columns: columns.min(usize::from(u16::MAX)) as u16,

@@ -8,12 +8,19 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, progress};
+use super::{Context, args, hub_images, progress};
 
-/// Import, list, check, name, lay out, copy and export images
+/// Build, import, list, check, name, lay out, copy and export images
 #[derive(Debug, Subcommand)]
-#[command(after_help = "Example:\n  floe image import debian.qcow2 --name debian\n  floe image ls")]
+#[command(after_help = "\
+Example: a first image, of Debian's packages
+  floe image build debian
+Example: a disk
+  floe image import debian.qcow2 --name debian
+  floe image ls")]
 pub enum Image {
+    #[command(subcommand)]
+    Build(super::build::Build),
     Import(Import),
     Ls(Ls),
     Inspect(Inspect),
@@ -75,8 +82,19 @@ pub struct Import {
 #[derive(Debug, Args)]
 ///
 /// OWN is what removing the image would free; SHARED is in packs that other images need as well.
-#[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
-pub struct Ls {}
+#[command(after_help = "\
+Example:
+  floe image ls
+  floe image ls --json | jq -r '.images[].id'
+Example: those of a hub that your token may read, and those of one name
+  floe image ls https://hub.example
+  floe image ls https://hub.example/debian")]
+pub struct Ls {
+    /// A hub, or a name there; without it the images of this node
+    hub: Option<String>,
+    #[command(flatten)]
+    access: super::login::Access,
+}
 
 /// Show what an image consists of
 #[derive(Debug, Args)]
@@ -118,14 +136,21 @@ pub struct Optimize {
 
 /// Remove a name, and the image with its last one
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe image rm debian:old\n  floe image rm --force 3f2a91")]
+#[command(after_help = "\
+Example:
+  floe image rm debian:old
+  floe image rm --force 3f2a91
+Example: from a hub, which asks first, unless --force
+  floe image rm https://hub.example/debian:old")]
 pub struct Rm {
-    /// Name, name:tag, id or the beginning of one
+    /// Name, name:tag, id or the beginning of one; or the address of one on a hub
     #[arg(required = true)]
     images: Vec<String>,
-    /// Remove it with all of its names
+    /// Remove it with all of its names; from a hub, do not ask
     #[arg(long, short)]
     force: bool,
+    #[command(flatten)]
+    access: super::login::Access,
 }
 
 /// Give an image an additional name
@@ -183,8 +208,13 @@ enum Format {
 impl Image {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         match self {
+            Image::Build(c) => c.run(cx)?,
             Image::Import(c) => c.run(cx)?,
-            Image::Ls(Ls {}) => {
+            Image::Ls(Ls {
+                hub: Some(hub),
+                access,
+            }) => hub_images::list(cx, &hub, &access)?,
+            Image::Ls(_) => {
                 let list = cx.client()?.images()?;
                 cx.out.value(&list, |list| listing(&list.images))?;
             }
@@ -440,7 +470,16 @@ fn laid_out(image: &str, report: &floe_api::OptimizeReport, took: &str) -> Strin
 }
 
 impl Rm {
-    fn run(self, cx: &Context) -> Result<(), CliError> {
+    fn run(mut self, cx: &Context) -> Result<(), CliError> {
+        let on_hubs = |image: &String| hub_images::is_hub(image);
+        let (hubs, here): (Vec<String>, _) = self.images.into_iter().partition(on_hubs);
+        self.images = here;
+        for image in hubs {
+            hub_images::remove(cx, &image, &self.access, self.force)?;
+        }
+        if self.images.is_empty() {
+            return Ok(());
+        }
         let client = cx.client()?;
         let mut freed = floe_api::FreedReport::default();
         for image in self.images {

@@ -8,23 +8,31 @@
 mod agent;
 mod args;
 mod authority;
+mod build;
+mod change;
 mod cluster;
+mod completions;
+mod confirm;
 mod console;
 mod copy;
 mod daemon;
 mod doctor;
+mod ending;
 mod error;
 mod exec;
 mod forks;
 mod hub;
+mod hub_images;
 mod images;
 mod interrupt;
 mod limits;
 mod login;
 mod machines;
+mod man;
 pub(crate) mod output;
 mod power;
 mod progress;
+mod prune;
 mod session;
 mod ssh;
 mod storage;
@@ -34,6 +42,7 @@ mod top;
 mod traces;
 mod transfer;
 mod visible;
+mod watching;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -49,7 +58,7 @@ use output::Output;
 const AFTER: &str = "\
 Example: from a disk to a machine that others can run
   floe up &
-  floe image import debian.qcow2 --name debian
+  floe image build debian
   floe run debian --name web -p 8080:80
   floe capture web --name debian-booted
   floe push debian-booted https://hub.example
@@ -112,12 +121,19 @@ enum Command {
     Kill(forks::Kill),
     Stop(power::Stop),
     Start(machines::Start),
+    Restart(power::Restart),
+    Wait(watching::Wait),
+    Rename(change::Rename),
+    #[command(subcommand)]
+    Disk(change::DiskCommand),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
     Forward(machines::Forward),
     Limit(limits::Limit),
     Top(top::Top),
+    Stats(watching::Stats),
+    Events(watching::Events),
     #[command(subcommand)]
     Trace(traces::Trace),
     Login(login::Login),
@@ -128,8 +144,11 @@ enum Command {
     Unmount(storage::Unmount),
     #[command(subcommand)]
     Cache(storage::Cache),
+    Prune(prune::PruneArgs),
     Doctor(doctor::Doctor),
-    Completions(Completions),
+    Completions(completions::Completions),
+    #[command(name = "man")]
+    Manual(man::Manual),
     /// Holds the mount's descriptors while a node is replaced
     #[command(
         hide = true,
@@ -149,21 +168,6 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-}
-
-/// Print the completion script of a shell
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Example: bash, for this user
-  mkdir -p ~/.local/share/bash-completion/completions
-  floe completions bash > ~/.local/share/bash-completion/completions/floe
-Example: zsh and fish
-  floe completions zsh > /usr/local/share/zsh/site-functions/_floe
-  floe completions fish > ~/.config/fish/completions/floe.fish")]
-struct Completions {
-    /// The shell
-    #[arg(value_parser = ["bash", "zsh", "fish"])]
-    shell: String,
 }
 
 /// What every command gets.
@@ -189,6 +193,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
+    completions::answer(Cli::command);
     let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
     let home = Home::from_env();
     let context = Context {
@@ -216,7 +221,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Open(c) => c.run(cx)?,
         Command::Hub(c) => c.run(cx)?,
         Command::Image(c) => return c.run(cx),
-        Command::Run(c) => c.run(cx)?,
+        Command::Run(c) => return c.run(cx),
         Command::Ps(c) => c.run(cx)?,
         Command::Console(c) => c.run(cx)?,
         Command::Exec(c) => return c.run(cx),
@@ -229,12 +234,18 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Capture(c) => c.run(cx)?,
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
+        Command::Restart(c) => return c.run(cx),
+        Command::Wait(c) => return c.run(cx),
+        Command::Rename(c) => c.run(cx)?,
+        Command::Disk(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),
         Command::Forward(c) => c.run(cx)?,
         Command::Limit(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
+        Command::Stats(c) => c.run(cx)?,
+        Command::Events(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
         Command::Cluster(c) => c.run(cx)?,
         Command::Fork(c) => c.run(cx)?,
@@ -248,26 +259,16 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Mount(c) => c.run(cx)?,
         Command::Unmount(c) => c.run(cx)?,
         Command::Cache(c) => return c.run(cx),
+        Command::Prune(c) => return c.run(cx),
         Command::Doctor(c) => return c.run(cx),
-        Command::Completions(c) => completions(&c.shell, cx)?,
+        Command::Completions(c) => c.run(cx)?,
+        Command::Manual(c) => c.run(cx, Cli::command())?,
         Command::Supervisor { .. } | Command::ExecQemu { .. } => {
             let why = "this command is the node's own and was not called the way the node calls it";
             return Err(CliError::usage(why, "see its --help"));
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn completions(shell: &str, cx: &Context) -> Result<(), CliError> {
-    use clap_complete::{Shell, generate};
-    let shell = match shell {
-        "zsh" => Shell::Zsh,
-        "fish" => Shell::Fish,
-        _ => Shell::Bash,
-    };
-    let mut script = Vec::new();
-    generate(shell, &mut Cli::command(), "floe", &mut script);
-    cx.out.bytes(&script)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod buckets;
 mod disks;
 mod faults;
 mod hostile;
+mod listed;
 mod quotas;
 mod reads;
 mod strangers;

@@ -268,7 +268,12 @@ fn heard(
                 let threads = &guests.core.threads;
                 threads.start("guest-frames", move || link.send_frames(conversation))?;
             }
-            entry.agent_answers();
+            if entry.agent_answers() {
+                let told = "floe's agent";
+                guests
+                    .core
+                    .tell(Happened::MachineAnswers, entry.name.as_str(), told);
+            }
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }

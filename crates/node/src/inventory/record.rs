@@ -3,6 +3,7 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
+use super::afterwards::Afterwards;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward,
@@ -77,6 +78,9 @@ pub struct Record {
     /// How much of this host's resources its QEMU may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// What becomes of it once it has ended.
+    #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
+    pub afterwards: Afterwards,
 }
 
 /// A place in a family's network.
@@ -254,6 +258,7 @@ pub(crate) mod tests {
             network: None,
             host_access: HostAccess::None,
             limits: Limits::default(),
+            afterwards: Afterwards::default(),
         }
     }
 

@@ -323,6 +323,7 @@ impl Machines {
             network: None,
             host_access: Default::default(),
             limits: Default::default(),
+            afterwards: Default::default(),
         };
         let attached = self.attach_record(
             &record,

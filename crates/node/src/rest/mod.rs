@@ -11,6 +11,7 @@ mod screen;
 mod system;
 mod traces;
 mod uploads;
+mod watching;
 
 pub(crate) use answer::blocking;
 
@@ -76,6 +77,15 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}", delete(machines::remove))
         .route("/v1/machines/{name}/start", post(machines::start))
         .route("/v1/machines/{name}/stop", post(machines::stop))
+        .route("/v1/machines/{name}/restart", post(machines::restart))
+        .route("/v1/machines/{name}/rename", post(machines::rename))
+        .route(
+            "/v1/machines/{name}/disks",
+            get(machines::disks).post(machines::resize_disk),
+        )
+        .route("/v1/machines/{name}/wait", get(watching::wait))
+        .route("/v1/prune", post(system::prune))
+        .route("/v1/usage", get(system::usage))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -151,6 +161,13 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::remove,
         machines::start,
         machines::stop,
+        machines::restart,
+        machines::rename,
+        machines::disks,
+        machines::resize_disk,
+        watching::wait,
+        system::usage,
+        system::prune,
         machines::pause,
         machines::resume,
         machines::capture,

@@ -4,6 +4,7 @@
 //! machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after it. This service has no
 //! state and no lock of its own.
 
+mod again;
 mod wait;
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     },
     inventory::{
         Entry, Inventory, Operation,
+        afterwards::Afterwards,
         lifecycle::{Event, Gone, Phase, Task},
         record::{Origin, RECORD_VERSION, Record, Wanted},
     },
@@ -31,7 +33,8 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait, authorities,
+    Happened, Outcome, RestartRequest, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait,
+    authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_machine::{Status, console::ConsoleLog};
@@ -64,6 +67,12 @@ impl Runs {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        if request.remove && !request.restart.is_no() {
+            return Err(usage(
+                "a machine that is removed once it has ended can't be started again",
+                "leave out --rm or --restart",
+            ));
+        }
         self.machines.resources.check_limits(&request.limits)?;
         self.core.check_passable()?;
         let found = self.images.sources.find_in(
@@ -81,6 +90,9 @@ impl Runs {
         let began = self.begin_run(&operation, &found, &plan, &model, request, report);
         if let Err(error) = began {
             self.machines.discard(&operation);
+            let why = "it could not be started";
+            self.core
+                .tell(Happened::MachineRemoved, operation.name.as_str(), why);
             return Err(error);
         }
         if plan.kind == Kind::Restore {
@@ -105,14 +117,14 @@ impl Runs {
         found: &Found,
         plan: &Plan,
     ) -> Result<Operation, NodeError> {
-        let forwards = choose_ports(&request.forwards)?;
+        let forwards = choose_ports(&self.inventory, &request.forwards)?;
         let config = match plan.kind {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
-        let make = |name: &MachineName, number: u32| {
+        let make = |name: &MachineName, place: &str, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
                 name: name.to_string(),
@@ -127,16 +139,21 @@ impl Runs {
                 detail: String::new(),
                 created_unix_s: unix_now(),
                 uid: floe_machine::User::for_machine(number).map(|user| user.uid),
-                place: format!("machines/{name}"),
-                mount_name: name.to_string(),
+                place: format!("machines/{place}"),
+                mount_name: place.to_owned(),
                 traced: self.core.options.traces && !request.no_trace && !(request.cold && live),
                 pauses: Default::default(),
                 family: None,
                 network: None,
                 host_access: request.allow_host.clone(),
                 limits: request.limits,
+                afterwards: Afterwards {
+                    remove: request.remove,
+                    restart: request.restart,
+                    ..Default::default()
+                },
             };
-            (self.core.home.machine(name.as_str()), record)
+            (self.core.home.machine(place), record)
         };
         self.inventory
             .reserve(wanted, &request.image, make, Task::Run)
@@ -279,6 +296,32 @@ impl Runs {
             console_before,
         };
         self.wait_for_guest(&entry, &awaited, report)
+    }
+
+    /// Stops a machine and starts it again from its disks. One that is stopped already is only started.
+    pub fn restart_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: &RestartRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let start = &request.start;
+        awaited_port(start.wait, start.wait_port, &entry.record().forwards)?;
+        if entry.record().afterwards.remove {
+            return Err(refused(
+                format!("machine {name} was run with --rm: it is removed as soon as it stops"),
+                format!("floe stop {name}, and run it anew"),
+            ));
+        }
+        if entry.life().phase() != Phase::Stopped {
+            let stopped = self.machines.stop_machine(name, &request.stop)?;
+            if stopped.switched_off {
+                report.note(format!("{name} was {}", stopped.detail));
+            }
+            report.stage("stop")?;
+        }
+        self.start_machine(name, start, report)
     }
 
     /// Starts a QEMU from a machine's disks. If that fails, the machine is stopped as before.
