@@ -42,7 +42,7 @@ pub fn canonical(disks: &[String], mac: &str, profile: Profile, models: Models) 
         "virtio-serial-pci,id=serial0,bus=pcie.0,addr=0x3".into(),
         "virtserialport,id=agent0,bus=serial0.0,nr=1,chardev=qga0,name=org.qemu.guest_agent.0".into(),
         // The number follows that of the guest agent's port, which older images have.
-        format!("virtserialport,id=floe0,bus=serial0.0,nr=2,chardev={FLOE_CHARDEV},name={FLOE_PORT}"),
+        format!("virtserialport,id={FLOE_PORT_ID},bus=serial0.0,nr=2,chardev={FLOE_CHARDEV},name={FLOE_PORT}"),
         "virtio-rng-pci,id=rng0,rng=entropy0,bus=pcie.0,addr=0x4".into(),
         // page-poison=off: a guest with init_on_free expects reported pages to come back as zeros, but on a restored
         // machine they come back with the image's content. Without that feature such a guest reports no pages.
@@ -371,6 +371,9 @@ fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
 pub fn has(devices: &[String], driver: &str) -> bool {
     devices.iter().any(|d| d.split(',').next() == Some(driver))
 }
+
+/// The id of the port to the node among QEMU's devices.
+pub(crate) const FLOE_PORT_ID: &str = "floe0";
 
 /// Returns whether the guest has a port to its node. Images from before that port existed have none.
 pub fn has_floe_port(devices: &[String]) -> bool {

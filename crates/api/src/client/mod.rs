@@ -210,6 +210,10 @@ impl Client {
     pub fn push(&self, request: &PushRequest) -> Result<Events, ClientError> {
         self.stream("/v1/images/push", request)
     }
+    /// Copies an image between any two places.
+    pub fn copy_image(&self, request: &CopyRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/copy", request)
+    }
     /// Fetches a whole image.
     pub fn pull(&self, request: &PullRequest) -> Result<Events, ClientError> {
         self.stream("/v1/images/pull", request)

@@ -10,7 +10,7 @@ use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, hub_images, progress};
 
-/// Build, import, list, check, name, lay out and export images
+/// Build, import, list, check, name, lay out, copy and export images
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example: a first image, of Debian's packages
@@ -30,6 +30,7 @@ pub enum Image {
     Tag(Tag),
     Untag(Untag),
     Export(Export),
+    Copy(super::transfer::Copy),
 }
 
 /// Make an image of disks (raw, qcow2, vmdk, vdi, vhdx, vhd) or of a kernel
@@ -241,6 +242,7 @@ impl Image {
                 acknowledge(cx, &format!("{} is no longer a name", c.name))?;
             }
             Image::Export(c) => c.run(cx)?,
+            Image::Copy(c) => c.run(cx)?,
         }
         Ok(ExitCode::SUCCESS)
     }

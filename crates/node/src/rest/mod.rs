@@ -66,6 +66,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/images/remove", post(images::remove))
         .route("/v1/images/export", post(images::export))
         .route("/v1/images/push", post(images::push))
+        .route("/v1/images/copy", post(images::copy))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/uploads", post(uploads::receive))
         .route("/v1/uploads/{id}", delete(uploads::drop))
@@ -147,6 +148,7 @@ pub fn router(node: Arc<Node>) -> Router {
         images::remove,
         images::export,
         images::push,
+        images::copy,
         images::pull,
         uploads::receive,
         uploads::drop,
