@@ -2,13 +2,15 @@
 //!
 //! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
-//! remove, notice an end), `pausing`, `buffering` and `stopped` (machines that stand still).
+//! remove, notice an end), `consoles` and `keyboard` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
 //!
-//! Locks: those of the inventory. That of the pool of waiting QEMUs is held only briefly.
+//! Locks: those of the inventory. Those of the pool of waiting QEMUs and of the keyboards are held only briefly.
 
 mod buffering;
+mod consoles;
 mod control;
 mod ends;
+mod keyboard;
 pub(crate) mod launch;
 mod limits;
 mod networks;
@@ -20,6 +22,7 @@ pub(crate) mod standby;
 mod stopped;
 
 pub(crate) use control::end_vm;
+pub(crate) use keyboard::Keyboard;
 pub(crate) use standby::DIR as STANDBY_DIR;
 
 use crate::{
@@ -52,6 +55,7 @@ pub(crate) struct Machines {
     pub resources: Resources,
     standby: standby::Pool,
     ends: Arc<ends::Ends>,
+    keyboards: keyboard::Keyboards,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
     arrivals: mpsc::Sender<MachineName>,
     kin: OnceLock<Weak<dyn Kin>>,
@@ -78,6 +82,7 @@ impl Machines {
             resources,
             standby: standby::Pool::default(),
             ends: Arc::new(ends),
+            keyboards: keyboard::Keyboards::default(),
             arrivals,
             kin: OnceLock::new(),
         });
