@@ -15,10 +15,10 @@ GUESTS := $(CURDIR)/.cache/guests
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
+EXPERIMENTS := build import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
 .PHONY: help deps build demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
-.PHONY: web web-test guest-tools guest-tiny guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: web web-test guest-tools guest-tiny guest-stock guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,14 +38,19 @@ web/dist/index.html: $(WEB_SOURCES) web/node_modules/.package-lock.json
 
 web: web/dist/index.html ## Build the page that the binary embeds (web/dist)
 
-build: deps web ## Build the floe command (target/release/floe)
+build: deps web ## Build the floe command and the agent for guests (target/release/floe, floe-guest)
 	$(CARGO) build --release --locked -p floe
+	@$(MAKE) -s -C crates/guest agent
+	@install -m 755 crates/guest/build/floe-guest target/release/floe-guest
 
 guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples (crates/guest/build)
 	@$(MAKE) -s -C crates/guest
 
 guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 	@$(GUEST_BUILD) tiny $(GUESTS)/tiny
+
+guest-stock: deps web ## Build a Debian with floe image build, with cloud-init and ssh in it
+	@scripts/guest-stock $(GUESTS)/stock
 
 guest-mpi: deps ## Build the same with MPICH, an MPI program, and Python
 	@$(GUEST_BUILD) mpi $(GUESTS)/mpi
@@ -90,7 +95,7 @@ hammer: build guest-tiny ## Kill everything under two guests that write and veri
 # Unit, property and integration tests. Those that need root, FUSE, QEMU or a network namespace are ignored where a host has no root
 # or no FUSE, and by a plain `cargo test`.
 SYSTEM_TESTS := $(shell [ "$$(id -u)" = 0 ] && [ -e /dev/fuse ] && echo --include-ignored)
-system: deps web guest-tiny guest-mpi
+system: deps web guest-tiny guest-mpi guest-stock
 	FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast -- $(SYSTEM_TESTS)
 
 # The page in a real browser, against a real node with real guests.
@@ -118,10 +123,10 @@ test: deps ## Everything that must hold: format, lints, docs, unit, property, sy
 	if [ -n "$$failed" ]; then echo "make test: FAILED:$$failed" >&2; exit 1; fi; \
 	echo "make test: all passed"
 
-flaky: deps web guest-tiny guest-mpi ## Run the tests ten times beside a load on every core, to find those that fail now and then
+flaky: deps web guest-tiny guest-mpi guest-stock ## Run the tests ten times beside a load on every core, to find those that fail now and then
 	@FLOE_GUESTS=$(GUESTS) scripts/flaky
 
-kvm-check: build guest-tiny guest-mpi guest-debian guest-apps ## On a host with a working KVM: run the system tests under it, and measure
+kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps ## On a host with a working KVM: run the system tests under it, and measure
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 

@@ -278,6 +278,27 @@ fn every_command_teaches_with_an_example() {
 }
 
 #[test]
+fn every_command_has_a_manual_page_with_its_examples() {
+    let home = home();
+    let mut seen = Vec::new();
+    check_help(home.path(), &[], &mut seen);
+    let pages = home.path().join("share/man1");
+    let directory = pages.to_str().expect("a path of this test");
+    let out = floe(home.path(), &["man", directory, "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let written = std::fs::read_dir(&pages).expect("it was made").count();
+    assert_eq!(written, seen.len(), "{seen:?}");
+    for command in seen {
+        let name = format!("floe {command}").trim_end().replace(' ', "-");
+        let page = std::fs::read_to_string(pages.join(format!("{name}.1")));
+        let page = page.unwrap_or_else(|e| panic!("{name}.1: {e}"));
+        for part in [".TH ", ".SH NAME", ".SH SYNOPSIS", ".SH EXAMPLES", ".nf\n"] {
+            assert!(page.contains(part), "{name}.1 has no {part:?}: {page}");
+        }
+    }
+}
+
+#[test]
 fn an_unknown_command_is_wrong_usage_and_a_near_one_is_suggested() {
     let home = home();
     let out = floe(home.path(), &["capure", "web"]);

@@ -173,22 +173,28 @@ fn a_family_sees_itself_and_nobody_else_and_two_with_the_same_addresses_never_me
     eventually("it does again", asked);
     assert!(reaches(&node, "web.2", &sibling, "still", ANSWERED));
 
-    // a port that is taken is said to be so before anything runs
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let forward = format!("{}:7", taken.local_addr().unwrap().port());
-    let request = RunRequest {
-        image: "tiny".into(),
-        name: Some("late".into()),
-        forwards: vec![forward.parse().unwrap()],
-        network: Some(NetworkRequest::default()),
-        ..Default::default()
-    };
+    // a port that is taken is said to be so before anything runs, and which machine has it
     let client = node.client();
-    let error = client.run(&request).unwrap().finish(|_| ()).unwrap_err();
-    let error = error.to_api();
-    assert!(error.message.contains("cannot listen"), "{error}");
-    assert!(error.fix.contains("another port"), "{error}");
-    assert!(client.machine("late").is_err());
+    let refused = |port: u16, network: Option<NetworkRequest>| {
+        let request = RunRequest {
+            image: "tiny".into(),
+            name: Some("late".into()),
+            forwards: vec![format!("{port}:7").parse().unwrap()],
+            network,
+            ..Default::default()
+        };
+        let error = client.run(&request).unwrap().finish(|_| ()).unwrap_err();
+        assert!(client.machine("late").is_err());
+        error.to_api()
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    for network in [None, Some(NetworkRequest::default())] {
+        let error = refused(taken.local_addr().unwrap().port(), network.clone());
+        assert!(error.message.contains("cannot open the port"), "{error}");
+        assert!(error.fix.contains("another port"), "{error}");
+        let error = refused(port, network);
+        assert!(error.fix.contains("machine web has it"), "{error}");
+    }
 
     // the last member takes the network along, and connections to its guest end
     let mut idle = TcpStream::connect(("127.0.0.1", port)).unwrap();

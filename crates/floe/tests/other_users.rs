@@ -247,6 +247,7 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
     let home = node.home().to_owned();
     let hub = OwnHub::load(&home.join("hub.token")).unwrap();
     let url = hub.hub.to_string();
+    let socket = node.client().socket().to_owned();
 
     // the owner of the state directory needs no token
     let push = PushRequest {
@@ -273,6 +274,11 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
 
     let can = open_to(STRANGER, &home);
     assert!(can.is_empty(), "another user can\n{}", can.join("\n"));
+    let error = as_user(STRANGER, || client::Client::connect(&socket).err());
+    assert!(
+        matches!(&error, Some(client::ClientError::Denied { .. })),
+        "who may not use the socket is told so: {error:?}"
+    );
     let processes = processes(&home);
     assert!(
         processes.len() >= 5,

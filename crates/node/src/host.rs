@@ -26,6 +26,7 @@ pub fn report(home: &Home) -> DoctorReport {
             qemu(),
             acceleration(),
             qemu_img(),
+            build_tools(),
             fuse(),
             user(home.root()),
             kernel(),
@@ -129,6 +130,23 @@ fn qemu_img() -> Check {
             check("qemu-img", CheckStatus::Warn, text, FIX)
         }
         Some(program) => ok("qemu-img", program.display().to_string()),
+    }
+}
+
+/// What `floe image build` needs, and nothing else.
+fn build_tools() -> Check {
+    let is_there = |name: &str| {
+        let more = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(|dir| Path::new(dir).join(name));
+        find(name).is_some() || more.iter().any(|path| is_executable(path))
+    };
+    let needed = [("mmdebstrap", "mmdebstrap"), ("mkfs.ext4", "e2fsprogs")];
+    match needed.into_iter().find(|(name, _)| !is_there(name)) {
+        Some((name, package)) => {
+            let text = format!("{name} is not in the search path: only floe image build needs it");
+            let fix = format!("apt install {package}");
+            check("image build", CheckStatus::Warn, text, &fix)
+        }
+        None => ok("image build", "mmdebstrap and mkfs.ext4 are there"),
     }
 }
 

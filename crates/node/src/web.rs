@@ -2,7 +2,7 @@
 
 use crate::{
     Node, WebOptions,
-    error::{NodeError, at, failed, usage},
+    error::{NodeError, failed, usage},
     fork, rest,
 };
 use axum::Router;
@@ -26,7 +26,13 @@ use std::{
 /// Binds the page's port.
 pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guard), NodeError> {
     let token = match &web.token {
-        Some(token) => Token::chosen(token).map_err(|error| usage(error.to_string(), ""))?,
+        Some(token) => Token::chosen(token).map_err(|error| {
+            let fix = match token.is_empty() {
+                true => "it is empty: unset FLOE_WEB_TOKEN, or set it to a token of your choice",
+                false => "give another one with FLOE_WEB_TOKEN or --web-token",
+            };
+            usage(error.to_string(), fix)
+        })?,
         None if web.listen.ip().is_loopback() => {
             Token::of_home(home).map_err(|error| failed(error.to_string(), "make it writable"))?
         }
@@ -45,16 +51,17 @@ pub(crate) fn listen(web: &WebOptions, home: &Home) -> Result<(TcpListener, Guar
         }
         bound => bound,
     };
-    let what = format!(
-        "the page cannot listen on {} (--web ADDRESS:PORT, or off)",
-        web.listen
-    );
     let bound = listener.and_then(|listener| {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         Ok((listener, address))
     });
-    let (listener, address) = bound.map_err(at(what))?;
+    let (listener, address) = bound.map_err(|error| {
+        failed(
+            format!("the page cannot listen on {}: {error}", web.listen),
+            "choose another address with --web ADDRESS:PORT or --web off, or stop what listens there",
+        )
+    })?;
     Ok((listener, Guard::new(address, token)))
 }
 

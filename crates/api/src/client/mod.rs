@@ -31,6 +31,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest time to connect: a node that has no room for one more connection counts as absent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a user does who may not connect to the node's socket.
+const DENIED_FIX: &str = "run the command as the node's user, for instance with sudo, or let the node be started with --socket-group and the number of a group that you are in";
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -43,6 +46,12 @@ pub enum ClientError {
         socket: String,
         /// The operating system's reason.
         reason: String,
+    },
+    /// Somebody may listen on the socket, but this user may not connect to it.
+    #[error("this user may not use the node's socket {socket} ({DENIED_FIX})")]
+    Denied {
+        /// The socket.
+        socket: String,
     },
     /// The node refused the request or failed to do it.
     #[error(transparent)]
@@ -59,6 +68,7 @@ impl ClientError {
     pub fn exit_code(&self) -> u8 {
         match self {
             ClientError::NoNode { .. } => ErrorCode::Unreachable.exit_code(),
+            ClientError::Denied { .. } => ErrorCode::Refused.exit_code(),
             ClientError::Api(error) => error.code.exit_code(),
             ClientError::Broken(_) => ErrorCode::Failed.exit_code(),
         }
@@ -71,6 +81,11 @@ impl ClientError {
                 code: ErrorCode::Unreachable,
                 message: format!("no node answers on {socket}: {reason}"),
                 fix: "start one with `floe up` or `systemctl start floe-node`".into(),
+            },
+            ClientError::Denied { socket } => ApiError {
+                code: ErrorCode::Refused,
+                message: format!("this user may not use the node's socket {socket}"),
+                fix: DENIED_FIX.into(),
             },
             ClientError::Api(error) => error.clone(),
             ClientError::Broken(why) => ApiError {
@@ -423,11 +438,21 @@ impl Client {
         let server = Server::unix(&self.socket);
         match server.connect(CONNECT_TIMEOUT) {
             Ok(connection) => Ok((server, connection)),
+            Err(_) if self.is_denied() => Err(ClientError::Denied {
+                socket: self.socket.display().to_string(),
+            }),
             Err(fault) => Err(ClientError::NoNode {
                 socket: self.socket.display().to_string(),
                 reason: fault.to_string(),
             }),
         }
+    }
+
+    /// Returns whether the socket is there, or may be, but not for this user.
+    fn is_denied(&self) -> bool {
+        use std::os::unix::net::UnixStream;
+        UnixStream::connect(&self.socket)
+            .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
     fn send(&self, method: Method, path: &str, body: Bytes) -> Result<ByteStream, ClientError> {

@@ -10,10 +10,17 @@ use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, progress};
 
-/// Import, list, check, name, lay out and export images
+/// Build, import, list, check, name, lay out and export images
 #[derive(Debug, Subcommand)]
-#[command(after_help = "Example:\n  floe image import debian.qcow2 --name debian\n  floe image ls")]
+#[command(after_help = "\
+Example: a first image, of Debian's packages
+  floe image build debian
+Example: a disk
+  floe image import debian.qcow2 --name debian
+  floe image ls")]
 pub enum Image {
+    #[command(subcommand)]
+    Build(super::build::Build),
     Import(Import),
     Ls(Ls),
     Inspect(Inspect),
@@ -182,6 +189,7 @@ enum Format {
 impl Image {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         match self {
+            Image::Build(c) => c.run(cx)?,
             Image::Import(c) => c.run(cx)?,
             Image::Ls(Ls {}) => {
                 let list = cx.client()?.images()?;

@@ -8,6 +8,7 @@
 mod agent;
 mod args;
 mod authority;
+mod build;
 mod cluster;
 mod console;
 mod copy;
@@ -22,6 +23,7 @@ mod interrupt;
 mod limits;
 mod login;
 mod machines;
+mod man;
 pub(crate) mod output;
 mod power;
 mod progress;
@@ -49,7 +51,7 @@ use output::Output;
 const AFTER: &str = "\
 Example: from a disk to a machine that others can run
   floe up &
-  floe image import debian.qcow2 --name debian
+  floe image build debian
   floe run debian --name web -p 8080:80
   floe capture web --name debian-booted
   floe push debian-booted https://hub.example
@@ -130,6 +132,8 @@ enum Command {
     Cache(storage::Cache),
     Doctor(doctor::Doctor),
     Completions(Completions),
+    #[command(name = "man")]
+    Manual(man::Manual),
     /// Holds the mount's descriptors while a node is replaced
     #[command(
         hide = true,
@@ -250,6 +254,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Cache(c) => return c.run(cx),
         Command::Doctor(c) => return c.run(cx),
         Command::Completions(c) => completions(&c.shell, cx)?,
+        Command::Manual(c) => c.run(cx, Cli::command())?,
         Command::Supervisor { .. } | Command::ExecQemu { .. } => {
             let why = "this command is the node's own and was not called the way the node calls it";
             return Err(CliError::usage(why, "see its --help"));

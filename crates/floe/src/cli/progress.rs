@@ -82,7 +82,8 @@ pub fn follow(out: Output, events: Events) -> Result<Finished, CliError> {
     ))
 }
 
-struct View {
+/// What shows the progress of work: the node's, or this command's own.
+pub struct View {
     terminal: bool,
     /// The name of what the bar counts.
     name: String,
@@ -90,7 +91,8 @@ struct View {
 }
 
 impl View {
-    fn new() -> View {
+    /// Makes one that has shown nothing yet.
+    pub fn new() -> View {
         View {
             terminal: std::io::stderr().is_terminal(),
             name: String::new(),
@@ -98,7 +100,8 @@ impl View {
         }
     }
 
-    fn line(&self, text: &str) {
+    /// Shows a line above the bar.
+    pub fn line(&self, text: &str) {
         let text = visible::message(text);
         let shown = SHOWN.lock().unwrap_or_else(|e| e.into_inner());
         match shown.as_ref() {
@@ -107,7 +110,8 @@ impl View {
         }
     }
 
-    fn progress(&mut self, name: &str, done: u64, total: u64, unit: &str) {
+    /// Shows how far something is.
+    pub fn progress(&mut self, name: &str, done: u64, total: u64, unit: &str) {
         let (name, unit) = (&*visible::line(name), &*visible::line(unit));
         if !self.terminal {
             if self.last_plain.elapsed() >= PLAIN_INTERVAL {

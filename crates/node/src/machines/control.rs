@@ -327,7 +327,7 @@ impl Machines {
                 format!("a machine has at most {}", crate::plan::FORWARDS_MAX),
             ));
         }
-        let [chosen] = choose_ports(std::slice::from_ref(&request.forward))?
+        let [chosen] = choose_ports(&self.inventory, std::slice::from_ref(&request.forward))?
             .try_into()
             .map_err(|_| failed("no port", ""))?;
         match &operation.record().network {

@@ -4,7 +4,7 @@ use crate::files::PASSABLE_MODE;
 use crate::{
     error::{NodeError, at, busy, failed, usage},
     inventory::{
-        self, Entry,
+        self, Entry, Inventory,
         lifecycle::Event,
         record::{Origin, Record},
     },
@@ -150,10 +150,10 @@ impl Machines {
         spec.tap = self.tap_of(record)?;
         spec.host_access = machine_access(&record.host_access)?;
         for forward in &record.forwards {
+            // it is opened by QEMU, whose words for a failure help nobody, or once the machine runs
+            free_port(&self.inventory, forward)?;
             match spec.tap {
                 None => spec.forwards.push(machine_forward(forward)?),
-                // opened once the machine runs; a port that is taken is an error already now, as it is with QEMU's user
-                // network
                 Some(_) => Networks::check_inbound(forward)?,
             }
         }
@@ -318,30 +318,57 @@ pub(crate) fn cold_config(image: &MachineConfig, plan: &plan::Plan) -> MachineCo
     }
 }
 
-/// Replaces each host port 0 by a free port.
+/// Replaces each host port 0 by a free port. An error names a port that cannot be opened, and the machine in `inventory` that
+/// has it, if one has.
 pub(crate) fn choose_ports(
+    inventory: &Inventory,
     forwards: &[floe_api::PortForward],
 ) -> Result<Vec<floe_api::PortForward>, NodeError> {
-    forwards
-        .iter()
-        .map(|forward| {
-            let mut forward = forward.clone();
-            if forward.host_port == 0 {
-                let address = (forward.host_address.as_str(), 0);
-                let port = match forward.protocol {
-                    floe_api::Protocol::Tcp => {
-                        TcpListener::bind(address).and_then(|socket| socket.local_addr())
-                    }
-                    floe_api::Protocol::Udp => {
-                        std::net::UdpSocket::bind(address).and_then(|socket| socket.local_addr())
-                    }
-                };
-                let what = format!("no port of {} is free", forward.host_address);
-                forward.host_port = port.map_err(crate::error::at(what))?.port();
+    let choose = |forward: &floe_api::PortForward| {
+        let mut chosen = forward.clone();
+        chosen.host_port = free_port(inventory, forward)?;
+        Ok(chosen)
+    };
+    forwards.iter().map(choose).collect()
+}
+
+/// Opens a host port for a moment and returns its number, which the system chooses if none is named.
+fn free_port(inventory: &Inventory, forward: &floe_api::PortForward) -> Result<u16, NodeError> {
+    let address = (forward.host_address.as_str(), forward.host_port);
+    let opened = match forward.protocol {
+        floe_api::Protocol::Tcp => {
+            TcpListener::bind(address).and_then(|socket| socket.local_addr())
+        }
+        floe_api::Protocol::Udp => {
+            std::net::UdpSocket::bind(address).and_then(|socket| socket.local_addr())
+        }
+    };
+    opened.map(|address| address.port()).map_err(|error| {
+        let holder = inventory.all().into_iter().find(|entry| {
+            let has = |other: &floe_api::PortForward| {
+                other.host_port == forward.host_port && other.protocol == forward.protocol
+            };
+            entry.vm().is_ok() && entry.record().forwards.iter().any(has)
+        });
+        let fix = match (error.kind(), holder) {
+            (io::ErrorKind::AddrInUse, Some(entry)) => format!(
+                "machine {} has it: choose another port, or 0 for any that is free",
+                entry.name
+            ),
+            (io::ErrorKind::AddrInUse, None) => {
+                "choose another port, or 0 for any that is free, or end what listens there".into()
             }
-            Ok(forward)
-        })
-        .collect()
+            (io::ErrorKind::PermissionDenied, _) => {
+                "choose a port above 1023, or run the node as root".into()
+            }
+            _ => "choose an address that this host has, such as 127.0.0.1, and a free port"
+                .to_owned(),
+        };
+        failed(
+            format!("cannot open the port of {forward} on this host: {error}"),
+            fix,
+        )
+    })
 }
 
 /// Converts what a guest may reach of the host to `floe-machine`'s type.
@@ -382,10 +409,19 @@ mod tests {
 
     #[test]
     fn a_port_is_chosen_where_none_was_named() {
-        let chosen =
-            choose_ports(&["0:80".parse().unwrap(), "8080:81/udp".parse().unwrap()]).unwrap();
+        let inventory = Inventory::new(Arc::default(), Arc::new(|_, _, _| ()));
+        let chosen = choose_ports(&inventory, &["0:80".parse().unwrap()]).unwrap();
         assert_ne!(chosen[0].host_port, 0);
-        assert_eq!(chosen[1].host_port, 8080);
+
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let wanted = [format!("{port}:80").parse().unwrap()];
+        let error = choose_ports(&inventory, &wanted).unwrap_err().to_api();
+        assert!(
+            error.message.contains(&format!("127.0.0.1:{port}")),
+            "{error:?}"
+        );
+        assert!(error.fix.contains("choose another port"), "{error:?}");
     }
 
     #[test]

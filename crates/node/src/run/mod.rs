@@ -105,7 +105,7 @@ impl Runs {
         found: &Found,
         plan: &Plan,
     ) -> Result<Operation, NodeError> {
-        let forwards = choose_ports(&request.forwards)?;
+        let forwards = choose_ports(&self.inventory, &request.forwards)?;
         let config = match plan.kind {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),

@@ -4,7 +4,7 @@ mod pieces;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
@@ -85,7 +85,7 @@ pub struct Install {
 impl Install {
     fn run(self, cx: &Context) -> Result<(), CliError> {
         let client = cx.client()?;
-        let path = self.program()?;
+        let path = program(self.agent.as_deref())?;
         let program = std::fs::read(&path).map_err(|e| CliError::file("read", &path, e))?;
         let program = compressed(&program)?;
         let stream = client.attach(&self.machine)?;
@@ -117,29 +117,6 @@ impl Install {
             cx,
             &format!("the agent runs in {}{again}; {how}", self.machine),
         )
-    }
-
-    fn program(&self) -> Result<PathBuf, CliError> {
-        if let Some(path) = &self.agent {
-            return Ok(path.clone());
-        }
-        let beside = std::env::current_exe()
-            .ok()
-            .map(|own| own.with_file_name("floe-guest"));
-        let places = beside.into_iter().chain(PLACES.iter().map(PathBuf::from));
-        places
-            .into_iter()
-            .find(|path| path.is_file())
-            .ok_or_else(|| {
-                CliError::new(
-                    ErrorCode::NotFound,
-                    format!(
-                        "the agent's program is neither beside floe nor in {}",
-                        PLACES[1]
-                    ),
-                    "name it with --agent; `make guest-tools` builds crates/guest/build/floe-guest",
-                )
-            })
     }
 
     /// Gets to root's shell.
@@ -184,6 +161,27 @@ impl Install {
             "look with floe console; log in there as root, or give --user and --password",
         ))
     }
+}
+
+/// Returns where the agent's program is: the given place, or where it is installed.
+pub(super) fn program(given: Option<&Path>) -> Result<PathBuf, CliError> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let beside = std::env::current_exe()
+        .ok()
+        .map(|own| own.with_file_name("floe-guest"));
+    let mut places = beside.into_iter().chain(PLACES.iter().map(PathBuf::from));
+    places.find(|path| path.is_file()).ok_or_else(|| {
+        CliError::new(
+            ErrorCode::NotFound,
+            format!(
+                "the agent's program is neither beside floe nor in {}",
+                PLACES[1]
+            ),
+            "name it with --agent; `make guest-tools` builds crates/guest/build/floe-guest",
+        )
+    })
 }
 
 fn compressed(bytes: &[u8]) -> Result<Vec<u8>, CliError> {
