@@ -33,6 +33,13 @@ const create = document.createElement.bind(document) as (tag: string, options?: 
 document.createElement = ((tag: string, options?: ElementCreationOptions): HTMLElement =>
   tag === "style" ? sheetElement() : create(tag, options)) as typeof document.createElement;
 
+/** The same for the colours of single letters, which it sets as attributes: what a script sets as properties is allowed. */
+const setAttribute = Element.prototype.setAttribute;
+Element.prototype.setAttribute = function (this: Element, name: string, value: string): void {
+  if (name === "style" && this instanceof HTMLElement) this.style.cssText = value;
+  else setAttribute.call(this, name, value);
+};
+
 export interface Console {
   focus: () => void;
   /** Types the command with which a guest's shell learns the terminal's size: a serial line does not tell it. */

@@ -1,12 +1,12 @@
 /** One guest that speaks on its serial console alone, and all that the page does with a machine. */
 
 import { spawn } from "node:child_process";
-import type { Page, WebSocketRoute } from "@playwright/test";
+import type { Page } from "@playwright/test";
 import { bytes } from "../src/format";
 import { environment, floe, until } from "./setup";
 import { barriers, expect, machines, test, watch } from "./site";
 
-const LONG = "a-machine-with-a-name-as-long-as-allowed";
+const LONG = "a-machine-with-a-name-as-long-as-may";
 const PROMPT = "tiny#";
 
 test.afterEach(({ site }) => {
@@ -47,11 +47,18 @@ test("a guest that speaks on its serial console alone is used there, by several 
   await until("the guest", () => floe(site, "logs", LONG).includes(PROMPT));
 
   // the console is shown without having been asked for, with what was written before
-  let socket: WebSocketRoute | null = null;
-  await page.routeWebSocket(/terminal$/, (route) => {
-    socket = route;
-    route.connectToServer();
+  await page.addInitScript(() => {
+    const made: WebSocket[] = [];
+    Object.assign(window, { made });
+    window.WebSocket = new Proxy(WebSocket, {
+      construct: (target, address: ConstructorParameters<typeof WebSocket>) => {
+        const one = new target(...address);
+        made.push(one);
+        return one;
+      },
+    });
   });
+  await page.reload();
   await page.getByRole("button", { name: `Show the screen of ${LONG}` }).click();
   await expect(page.getByRole("button", { name: "Console", exact: true })).toHaveAttribute("aria-pressed", "true");
   await expect(page.locator(".xterm-rows")).toContainText(PROMPT);
@@ -59,8 +66,8 @@ test("a guest that speaks on its serial console alone is used there, by several 
   await say(page, "echo con-$((20+22))", "con-42");
 
   // what a guest writes is text and nothing else
-  const hostile = String.raw`printf '\033]0;mine\007\033]52;c;aGk=\007\033]8;;http://127.0.0.1:9/\033\\link\033]8;;\033\\ <img src=x id=evil> \033[31mred\033[0m\n'`;
-  await say(page, hostile, "<img src=x id=evil> red");
+  const hostile = String.raw`printf '\033]0;mine\007\033]52;c;aGk=\007\033]8;;http://127.0.0.1:9/\033\\link\033]8;;\033\\ <img src=x id=evil> \033[31mred\033[38;2;9;9;9m dim\033[0m\n'`;
+  await say(page, hostile, "<img src=x id=evil> red dim");
   expect(await page.title()).toBe(`${LONG} - floe`);
   await expect(page.locator("#evil, .xterm a")).toHaveCount(0);
   expect(await barriers(page)).toEqual([]);
@@ -74,9 +81,15 @@ test("a guest that speaks on its serial console alone is used there, by several 
   await expect(other.locator(".xterm-rows")).toContainText("con-42");
   await say(other, "echo both-$((1+1))", "both-2");
   await expect(page.locator(".xterm-rows")).toContainText("both-2");
-  const before = socket as WebSocketRoute | null;
-  await before?.close();
-  await expect(async () => expect(socket).not.toBe(before)).toPass();
+  const consoles = (end: boolean): Promise<number> =>
+    page.evaluate((end) => {
+      const { made } = window as unknown as { made: WebSocket[] };
+      const consoles = made.filter((one) => one.url.endsWith("/terminal"));
+      if (end) consoles.at(-1)?.close();
+      return consoles.filter((one) => one.readyState === WebSocket.OPEN).length * 100 + consoles.length;
+    }, end);
+  expect(await consoles(true)).toBe(1);
+  await expect.poll(() => consoles(false)).toBe(102);
   await expect(page.locator(".xterm-rows")).toContainText("both-2");
   const shown = await page.locator(".xterm-rows").innerText();
   expect(shown.split("con-42").length).toBe(2);
@@ -85,7 +98,7 @@ test("a guest that speaks on its serial console alone is used there, by several 
   await page.setViewportSize({ width: 700, height: 640 });
   await expect(page.locator(".console textarea")).toBeFocused();
   await page.getByRole("button", { name: "Tell size" }).click();
-  await expect(page.locator(".xterm-rows")).toContainText(/stty rows \d+ cols \d\d\b/);
+  await expect(page.locator(".xterm-rows")).toContainText(/stty rows \d+ cols [4-9]\d/);
   await page.setViewportSize({ width: 1280, height: 800 });
 
   // Esc is the guest's here, Shift + Esc leaves; then the keys of the page, and the arrows from button to button

@@ -32,6 +32,7 @@ pub mod helpers;
 pub mod host;
 mod images;
 mod inventory;
+mod keyboard;
 mod logs;
 mod machines;
 mod names;

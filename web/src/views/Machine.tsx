@@ -178,7 +178,7 @@ export function MachineView(props: {
         </button>
         <div class="bar-title">
           <h1 id="screen-title" title={name}>{name}</h1>
-          <p><span class={`dot ${words.short.toLowerCase()}`} /> {words.short}
+          <p title={machine ? shortName(machine.image_name) : words.short}><span class={`dot ${words.short.toLowerCase()}`} /> {words.short}
             {machine && <span class="wide"> · {shortName(machine.image_name).split("/").pop()}</span>}</p>
         </div>
         <div class="faces" role="group" aria-label="Shown">

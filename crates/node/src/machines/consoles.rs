@@ -2,10 +2,12 @@
 
 use super::{
     Machines,
-    keyboard::Keyboard,
     launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET},
 };
-use crate::error::{NodeError, at};
+use crate::{
+    error::{NodeError, at},
+    keyboard::Keyboard,
+};
 use floe_api::{ConsoleInfo, Face};
 use floe_machine::{Shown, console::ConsoleLog};
 use std::{future::Future, path::PathBuf};

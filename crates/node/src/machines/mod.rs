@@ -2,7 +2,7 @@
 //!
 //! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
-//! remove, notice an end), `consoles` and `keyboard` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
+//! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
 //!
 //! Locks: those of the inventory. Those of the pool of waiting QEMUs and of the keyboards are held only briefly.
 
@@ -10,7 +10,6 @@ mod buffering;
 mod consoles;
 mod control;
 mod ends;
-mod keyboard;
 pub(crate) mod launch;
 mod limits;
 mod networks;
@@ -22,7 +21,6 @@ pub(crate) mod standby;
 mod stopped;
 
 pub(crate) use control::end_vm;
-pub(crate) use keyboard::Keyboard;
 pub(crate) use standby::DIR as STANDBY_DIR;
 
 use crate::{
@@ -31,6 +29,7 @@ use crate::{
     error::{NodeError, at},
     images::{ImageUser, Images},
     inventory::Inventory,
+    keyboard::Keyboards,
     network::Networks,
     resources::Resources,
     traces::Traces,
@@ -55,7 +54,7 @@ pub(crate) struct Machines {
     pub resources: Resources,
     standby: standby::Pool,
     ends: Arc<ends::Ends>,
-    keyboards: keyboard::Keyboards,
+    keyboards: Keyboards,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
     arrivals: mpsc::Sender<MachineName>,
     kin: OnceLock<Weak<dyn Kin>>,
@@ -82,7 +81,7 @@ impl Machines {
             resources,
             standby: standby::Pool::default(),
             ends: Arc::new(ends),
-            keyboards: keyboard::Keyboards::default(),
+            keyboards: Keyboards::default(),
             arrivals,
             kin: OnceLock::new(),
         });

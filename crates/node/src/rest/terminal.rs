@@ -4,7 +4,7 @@ use super::{
     answer::{Failure, Path, blocking},
     screen::{PING_EVERY, STALLED, bounded},
 };
-use crate::{Node, logs, machines::Keyboard};
+use crate::{Node, keyboard::Keyboard, logs};
 use axum::{
     extract::{
         State,

@@ -29,8 +29,11 @@ const DROPPED_BYTES: usize = 16 << 10;
 /// The keyboards of all machines whose consoles somebody watches.
 #[derive(Default)]
 pub(crate) struct Keyboards {
-    open: Mutex<HashMap<String, (mpsc::WeakSender<Bytes>, watch::Receiver<bool>)>>,
+    open: Mutex<HashMap<String, Open>>,
 }
+
+/// A keyboard in use: it is gone with the last of its users.
+type Open = (mpsc::WeakSender<Bytes>, watch::Receiver<bool>);
 
 /// Types on one machine's console.
 pub(crate) struct Keyboard {
