@@ -47,7 +47,7 @@ function licences(packages: readonly string[]): Plugin {
 }
 
 export default defineConfig({
-  plugins: [licences(["preact", "@novnc/novnc"]), packed()],
+  plugins: [licences(["preact", "@novnc/novnc", "@xterm/xterm", "@xterm/addon-fit"]), packed()],
   esbuild: { jsx: "automatic", jsxImportSource: "preact", legalComments: "none" },
   build: {
     // noVNC waits for the browser's codecs at its top level

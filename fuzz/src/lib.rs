@@ -22,6 +22,8 @@ mod qga;
 #[allow(dead_code)]
 #[path = "../../crates/machine/src/qmp/wire.rs"]
 mod qmp;
+#[path = "../../crates/machine/src/shown.rs"]
+mod shown;
 
 // What a node keeps and is told, with the vocabulary of its interface that stands in it. The files name `floe_api` and the modules of
 // floe-node, for both of which this crate stands in: whole, they would bring a server and QEMU along.
@@ -119,6 +121,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("guest_message", guest_message),
     ("exec_frame", exec_frame),
     ("copy_archive", copy_archive),
+    ("video_memory", video_memory),
     ("machine_record", machine_record),
     ("fork_record", fork_record),
     ("network_record", network_record),
@@ -442,6 +445,18 @@ pub fn tag_file(data: &[u8]) {
     if let Some((id, time)) = floe_store::parse_tag_file(data) {
         let again = format!("{id} {time}\n");
         assert_eq!(floe_store::parse_tag_file(again.as_bytes()), Some((id, time)));
+    }
+}
+
+/// A guest's video memory shows something or nothing, and nothing only if there is nothing but zeroes and spaces where text stands.
+pub fn video_memory(data: &[u8]) {
+    let found = shown::shown(data);
+    if data.iter().all(|byte| *byte == 0) {
+        assert_eq!(found, shown::Shown::Nothing);
+    }
+    if found == shown::Shown::Nothing {
+        let is_empty = |cell: &[u8]| matches!(cell[0], 0 | b' ' | b'\t'..=b'\r');
+        assert!(data.chunks_exact(4).take(16 << 10).all(is_empty));
     }
 }
 

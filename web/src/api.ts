@@ -4,12 +4,28 @@ export interface Image {
   id: string;
   names: string[];
   created_unix_s: number;
+  parent: string | null;
   stored_bytes: number;
+  shared_bytes: number;
   virtual_bytes: number;
   live: boolean;
   thumbnail: boolean;
   labels: Record<string, string>;
   start_ms: number | null;
+}
+
+/** An image in full. */
+export interface ImageDetail extends Image {
+  regions: { name: string; bytes: number; segments: number }[];
+  packs: number;
+  machine_type: string | null;
+  qemu_version: string | null;
+  accel: string | null;
+  cpu_model: string | null;
+  cpus: number | null;
+  memory_bytes: number | null;
+  cmdline: string | null;
+  hardware_profile: number;
 }
 
 export type Status = "starting" | "running" | "buffering" | "paused" | "stopped" | "failed";
@@ -30,8 +46,27 @@ export interface Machine {
   accel: string;
   created_unix_s: number;
   sources: string[];
-  stats: { misses: number; requests: number; wire_bytes: number };
+  stats: { misses: number; wire_bytes: number; overlay_bytes: number; cpu_us: number; memory_bytes: number };
+  forwards: Forward[];
+  cloned?: { parent: string; number: number };
+  /** Its place in its family's network. */
+  network?: { address: string; mac: string; gateway: string };
+  limits?: { cpu_millicores?: number; memory_max_bytes?: number };
+  paused_for?: PauseReason[];
+  switched_off?: boolean;
 }
+
+export interface Forward {
+  protocol: "tcp" | "udp";
+  host_address: string;
+  host_port: number;
+  guest_port: number;
+}
+
+export type PauseReason = "user" | "buffering" | "orphaned" | "capture" | "disk";
+
+/** Where a guest shows itself: on its screen, on its serial console, or on neither yet. */
+export type Face = "screen" | "console";
 
 /** What streams into a machine. `buffering` is set while it stands still until enough has arrived. */
 export interface Stream {
@@ -151,6 +186,11 @@ export const api = {
     json<{ machines: Machine[] }>("GET", "/v1/machines").then((list) => list.machines),
   machine: (name: string): Promise<Machine> => json("GET", machinePath(name)),
   stream: (name: string): Promise<Stream> => json("GET", `${machinePath(name)}/stream`),
+  image: (image: string): Promise<ImageDetail> => json("GET", `/v1/image?image=${encodeURIComponent(image)}`),
+  face: (name: string): Promise<Face | null> =>
+    json<{ face?: Face }>("GET", `${machinePath(name)}/console`).then((answer) => answer.face ?? null),
+  pause: (name: string): Promise<Machine> => json("POST", `${machinePath(name)}/pause`),
+  resume: (name: string): Promise<Machine> => json("POST", `${machinePath(name)}/resume`),
   stop: (name: string, now: boolean): Promise<Machine> => json("POST", `${machinePath(name)}/stop`, { now }),
   remove: (name: string): Promise<null> => json("DELETE", `${machinePath(name)}?force=true`),
   screenshot: (name: string): Promise<Blob> =>
@@ -171,10 +211,17 @@ export const api = {
     long("/v1/images/import", request, tell, signal),
 
   /** What happens on the node, until the connection ends. */
-  async *events(signal: AbortSignal): AsyncGenerator<{ kind: string; subject: string }> {
+  async *events(signal: AbortSignal): AsyncGenerator<Happening> {
     yield* lines(await call("GET", "/v1/events", undefined, signal));
   },
 };
+
+export interface Happening {
+  time_unix_ms: number;
+  kind: string;
+  subject: string;
+  detail: string;
+}
 
 export interface Import {
   disks: string[];
@@ -217,7 +264,11 @@ export function upload(file: File, tell: (sent: number) => void, signal: AbortSi
 export const thumbnailOf = (image: Pick<Image, "id" | "thumbnail">): string | null =>
   image.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
 
-export function vncAddress(machine: string): string {
+function socketAddress(machine: string, what: string): string {
   const scheme = location.protocol === "https:" ? "wss" : "ws";
-  return `${scheme}://${location.host}${machinePath(machine)}/vnc`;
+  return `${scheme}://${location.host}${machinePath(machine)}/${what}`;
 }
+
+export const vncAddress = (machine: string): string => socketAddress(machine, "vnc");
+export const terminalAddress = (machine: string): string => socketAddress(machine, "terminal");
+export const logAddress = (machine: string): string => `${machinePath(machine)}/logs`;

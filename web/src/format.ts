@@ -1,21 +1,25 @@
-/** Figures for people. Sizes are decimal, as networks and disks are sold. */
+/** Figures for people. Sizes as the command line writes them (`size_text` in crates/api): powers of 1024, one decimal. */
+
+const UNITS = ["KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function bytes(count: number): string {
-  if (count < 1000) return `${Math.round(count)} B`;
-  const units = ["kB", "MB", "GB", "TB"];
-  let value = count / 1000;
+  if (count < 1024) return `${Math.round(count)} B`;
+  let value = count / 1024;
   let unit = 0;
-  while (value >= 999.5 && unit < units.length - 1) {
-    value /= 1000;
+  // 1023.96 would be shown as 1024.0
+  while (value >= 1023.95 && unit < UNITS.length - 1) {
+    value /= 1024;
     unit += 1;
   }
-  return `${value < 9.95 ? value.toFixed(1) : Math.round(value)} ${units[unit] ?? ""}`;
+  return `${value.toFixed(1)} ${UNITS[unit] ?? ""}`;
 }
 
+/** Bits per second, as links are sold. */
 export function rate(bytesPerSecond: number): string {
   const bits = bytesPerSecond * 8;
   if (bits < 1e3) return "0 kbit/s";
-  return bits < 1e6 ? `${Math.round(bits / 1e3)} kbit/s` : `${(bits / 1e6).toFixed(1)} Mbit/s`;
+  if (bits < 1e6) return `${Math.round(bits / 1e3)} kbit/s`;
+  return bits < 1e9 ? `${(bits / 1e6).toFixed(1)} Mbit/s` : `${(bits / 1e9).toFixed(1)} Gbit/s`;
 }
 
 export function duration(ms: number): string {
@@ -59,4 +63,10 @@ export const shortName = (name: string): string => name.replace(/:latest$/, "");
 export function titleOf(image: { id: string; names: string[] }): string {
   const first = image.names[0];
   return first ? shortName(first) : image.id.slice(0, 12);
+}
+
+/** Whether each word of a search is found in one of the texts. */
+export function matches(search: string, texts: string[]): boolean {
+  const text = texts.join(" ").toLowerCase();
+  return search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }

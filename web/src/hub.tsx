@@ -48,7 +48,7 @@ function Chosen({ entry, onClose }: { entry: Entry; onClose: () => void }) {
       <p>On any host with a node, from a shell:</p>
       <div class="copy">
         <pre><code>{command}</code></pre>
-        <button onClick={copy} autofocus>Copy</button>
+        <button onClick={copy} data-first>Copy</button>
       </div>
       <p>Or with a click, if this computer runs <code>floe up</code>:</p>
       <p>
@@ -89,7 +89,7 @@ function App() {
   }
   return (
     <>
-      <Header title="floe hub" search={search} onSearch={setSearch} />
+      <Header title="floe hub" what="Search images" search={search} onSearch={setSearch} />
       <main class="page">
         <Catalogue
           entries={entries}

@@ -1,11 +1,13 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { api, Refusal, type Image, type Machine } from "./api";
+import { api, Refusal, type Happening, type Image, type Machine } from "./api";
 import { complain } from "./parts/notices";
 
 /** How long after a lost connection the next one is tried. */
 const RETRY_MS = 2000;
 /** Events come in bursts: one look for all that come within this time. */
 const SETTLE_MS = 150;
+/** How many of the node's latest events are kept, for details. */
+const EVENTS_MAX = 500;
 
 export interface Live {
   /** `null` until the first answer. */
@@ -15,6 +17,8 @@ export interface Live {
   locked: boolean;
   /** The node does not answer at the moment. */
   away: boolean;
+  /** What happened since the page was opened, the latest last. */
+  events: Happening[];
   refresh: () => void;
 }
 
@@ -26,6 +30,7 @@ export function useLive(): Live {
   const [machines, setMachines] = useState<Machine[]>([]);
   const [locked, setLocked] = useState(false);
   const [away, setAway] = useState(false);
+  const [events, setEvents] = useState<Happening[]>([]);
   const timer = useRef(0);
 
   const load = useCallback(async (): Promise<boolean> => {
@@ -55,7 +60,11 @@ export function useLive(): Live {
       while (!ended.signal.aborted) {
         try {
           // the lists first: they are what is looked at
-          if (await load()) for await (const _event of api.events(ended.signal)) refresh();
+          if (await load())
+            for await (const event of api.events(ended.signal)) {
+              setEvents((before) => [...before, event].slice(-EVENTS_MAX));
+              refresh();
+            }
         } catch {
           // the node was restarted, or the host slept: try again below
         }
@@ -66,7 +75,7 @@ export function useLive(): Live {
     return () => ended.abort();
   }, [load, refresh]);
 
-  return { images, machines, locked, away, refresh };
+  return { images, machines, locked, away, events, refresh };
 }
 
 /** The place in the page that the address names. */

@@ -2,19 +2,22 @@
 
 import { render } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { api, thumbnailOf, type Image } from "./api";
+import { removeImage } from "./acts";
+import { thumbnailOf, type Image } from "./api";
 import { ago, bytes, duration, titleOf } from "./format";
 import { go, useLive, useRoute } from "./live";
 import { Header } from "./parts/Header";
 import { Icon } from "./parts/Icon";
 import { Notices } from "./parts/Notices";
-import { complain, tell } from "./parts/notices";
+import { Questions } from "./parts/Questions";
+import { walk } from "./walk";
 import { Add } from "./views/Add";
 import { Catalogue, type Entry } from "./views/Catalogue";
+import { Details, type Subject } from "./views/Details";
 import { Help } from "./views/Help";
 import { Launch, type Wish } from "./views/Launch";
+import { MachineView } from "./views/Machine";
 import { Machines } from "./views/Machines";
-import { ScreenView } from "./views/Screen";
 
 function entryOf(image: Image): Entry {
   const facts = [bytes(image.stored_bytes)];
@@ -29,11 +32,6 @@ function entryOf(image: Image): Entry {
     facts,
     badge: image.live ? "running state" : "boots",
   };
-}
-
-function remove(image: Entry): void {
-  if (!confirm(`Remove the image ${image.title}?`)) return;
-  api.removeImage(image.names[0] ?? image.id).then(() => tell(`${image.title} is removed.`), complain);
 }
 
 function Locked() {
@@ -80,11 +78,19 @@ function Ask({ address, onRun }: { address: string; onRun: (wish: Wish) => void 
   );
 }
 
+/** What a key of the page is about: the machine or image whose card has the focus. */
+function focused(): Subject | null {
+  const { machine, image } = document.activeElement?.closest<HTMLElement>(".card")?.dataset ?? {};
+  if (machine) return { machine };
+  return image ? { image } : null;
+}
+
 function App() {
   const live = useLive();
   const route = useRoute();
   const [search, setSearch] = useState("");
   const [open, setOpen] = useState<"add" | "help" | null>(null);
+  const [subject, setSubject] = useState<Subject | null>(null);
   const [wish, setWish] = useState<Wish | null>(null);
   const entries = useMemo(() => live.images?.map(entryOf) ?? null, [live.images]);
   const machine = route.startsWith("machine/") ? decodeURIComponent(route.slice(8)) : null;
@@ -99,17 +105,24 @@ function App() {
   }, [machine]);
   useEffect(() => {
     const key = (event: KeyboardEvent): void => {
-      const typing = event.target instanceof HTMLElement && event.target.closest("input, dialog, .screen");
-      if (typing || event.ctrlKey || event.altKey || event.metaKey) return;
+      const typing = event.target instanceof HTMLElement && event.target.closest("input, textarea, canvas, dialog");
+      if (typing || document.querySelector("dialog[open]") || event.ctrlKey || event.altKey || event.metaKey) return;
+      const catalogue = !machine && !wish && !address;
+      const about = focused();
       if (event.key === "?") setOpen("help");
-      if (event.key === "a" && !machine && !wish) setOpen("add");
+      else if (event.key === "a" && catalogue) setOpen("add");
+      else if (event.key === "i" && catalogue && about) setSubject(about);
+      else return catalogue ? walk(event) : undefined;
+      // or the letter would be the first that is typed into the dialog
+      event.preventDefault();
     };
     addEventListener("keydown", key);
     return () => removeEventListener("keydown", key);
-  }, [machine, wish]);
+  }, [machine, wish, address]);
 
   const launch = (next: Wish): void => {
     setOpen(null);
+    setSubject(null);
     setWish(next);
     go("launch");
   };
@@ -118,42 +131,64 @@ function App() {
     go("");
     live.refresh();
   };
+  const start = (image: Image): void => {
+    const entry = entryOf(image);
+    launch({ image: entry.names[0] ?? entry.id, title: entry.title, thumbnail: entry.thumbnail, seed: entry.id });
+  };
+  const byId = (id: string): Image | undefined => live.images?.find((one) => one.id === id);
+  const details = (machine: string): void => setSubject({ machine });
+
+  /** What may stand above every view. */
+  const above = (
+    <>
+      {open === "help" && <Help onClose={() => setOpen(null)} />}
+      {subject && (
+        <Details subject={subject} live={live} onSubject={setSubject} onStart={start} onClose={() => setSubject(null)} />
+      )}
+      <Questions />
+      <Notices />
+    </>
+  );
 
   if (live.locked) return <Locked />;
-  if (wish && route === "launch") return <><Launch wish={wish} onCancel={home} /><Notices /></>;
+  if (wish && route === "launch") return <><Launch wish={wish} onCancel={home} />{above}</>;
   if (machine) {
-    const info = live.machines.find((one) => one.name === machine);
-    const image = live.images?.find((one) => one.id === info?.image);
+    const image = byId(live.machines.find((one) => one.name === machine)?.image ?? "");
     const thumbnail = image ? thumbnailOf(image) : null;
     return (
       <>
-        <ScreenView key={machine} name={machine} thumbnail={thumbnail} onBack={home} />
-        {open === "help" && <Help onClose={() => setOpen(null)} />}
-        <Notices />
+        <MachineView key={machine} name={machine} thumbnail={thumbnail} onBack={home} onDetails={details} />
+        {above}
       </>
     );
   }
-  if (address) return <><Ask address={address} onRun={launch} /><Notices /></>;
+  if (address) return <><Ask address={address} onRun={launch} />{above}</>;
   return (
     <>
-      <Header title="floe" search={search} onSearch={setSearch}>
-        <button class="primary" onClick={() => setOpen("add")}><Icon name="plus" /> <span class="wide">Add</span></button>
+      <Header title="floe" what="Search machines and images" search={search} onSearch={setSearch}>
+        <button class="primary" aria-label="Add" onClick={() => setOpen("add")}><Icon name="plus" /> <span class="wide">Add</span></button>
         <button class="quiet" aria-label="Keys" title="Keys (?)" onClick={() => setOpen("help")}><Icon name="help" /></button>
       </Header>
       {live.away && <p class="away" role="status">The node does not answer. Trying again…</p>}
       <main class="page">
-        <Machines machines={live.machines} images={live.images ?? []} />
+        <Machines machines={live.machines} images={live.images ?? []} search={search} onDetails={details} />
         <Catalogue
           entries={entries}
           search={search}
           verb="Start"
-          onOpen={(entry) =>
-            launch({ image: entry.names[0] ?? entry.id, title: entry.title, thumbnail: entry.thumbnail, seed: entry.id })
-          }
+          onOpen={(entry) => {
+            const image = byId(entry.id);
+            if (image) start(image);
+          }}
           actions={(entry) => (
-            <button class="quiet" aria-label={`Remove ${entry.title}`} title="Remove" onClick={() => remove(entry)}>
-              <Icon name="trash" />
-            </button>
+            <>
+              <button class="quiet" aria-label={`Details of ${entry.title}`} title="Details (i)" onClick={() => setSubject({ image: entry.id })}>
+                <Icon name="info" />
+              </button>
+              <button class="quiet" aria-label={`Remove ${entry.title}`} title="Remove" onClick={() => void removeImage(entry)}>
+                <Icon name="trash" />
+              </button>
+            </>
           )}
           empty={<Empty onAdd={() => setOpen("add")} />}
         />
@@ -164,8 +199,7 @@ function App() {
           onRun={(to) => launch({ image: to, title: to.split("/").pop() ?? to, thumbnail: null, seed: to })}
         />
       )}
-      {open === "help" && <Help onClose={() => setOpen(null)} />}
-      <Notices />
+      {above}
     </>
   );
 }

@@ -1,30 +1,8 @@
-import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import type { Page } from "@playwright/test";
 import { floe, hubToken, onConsole, start, until } from "./setup";
-import { expect, machines, settled, slowLink, test, watch, WORD, written } from "./site";
-
-const axe = readFileSync(new URL("../node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
-
-/** What a screen reader's user would stumble over; the rules of WCAG 2.1 AA. */
-async function barriers(page: Page): Promise<string[]> {
-  // colours on their way from light to dark have the contrast of neither
-  await page.evaluate(async () => {
-    const ends = (one: Animation): boolean => one.effect?.getComputedTiming().endTime !== Number.POSITIVE_INFINITY;
-    await Promise.allSettled(document.getAnimations().filter(ends).map((one) => one.finished));
-  });
-  // the page's own policy lets no script in; the browser's debugger may
-  await page.evaluate(axe);
-  return page.evaluate(async () => {
-    const tags = { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] };
-    const { axe } = window as unknown as {
-      axe: { run: (options: unknown) => Promise<{ violations: { id: string; nodes: { html: string }[] }[] }> };
-    };
-    const found = await axe.run(tags);
-    return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
-  });
-}
+import { barriers, expect, machines, settled, slowLink, test, watch, WORD, written } from "./site";
 
 /** Starts the captured guest by a click and waits for its screen. */
 async function launch(page: Page): Promise<string> {
@@ -212,6 +190,11 @@ test("stopped, it can be started again; captured, it is in the catalogue", async
   await page.getByRole("dialog").getByRole("button", { name: "Capture", exact: true }).click();
   await expect(page.getByText("again is captured")).toBeVisible();
   await page.getByRole("button", { name: "Stop", exact: true }).click();
+  const question = page.getByRole("dialog", { name: `Stop ${name}?` });
+  await expect(question).toContainText("What is in its memory is lost");
+  await expect(question.getByRole("button", { name: "Cancel" })).toBeFocused();
+  expect(await barriers(page)).toEqual([]);
+  await question.getByRole("button", { name: "Switch off" }).click();
   await expect(page.locator(".veil-title")).toHaveText("Stopped");
   await page.getByRole("button", { name: "Start again" }).click();
   await expect(page.locator(".bar-title")).toContainText("Live");
@@ -219,8 +202,13 @@ test("stopped, it can be started again; captured, it is in the catalogue", async
   await page.keyboard.press("Escape");
   await expect(page.getByRole("button", { name: `Show the screen of ${name}` })).toBeVisible();
   await expect(page.getByRole("button", { name: "Start again", exact: true }).locator("img")).toBeVisible();
-  page.on("dialog", (dialog) => void dialog.accept());
-  await page.getByRole("button", { name: "Remove again", exact: true }).click();
+  // the machine stands on its capture, and has to go first
+  for (const gone of [name, "again"]) {
+    await page.getByRole("button", { name: `Remove ${gone}`, exact: true }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Remove", exact: true }).click();
+    await expect(page.getByRole("button", { name: `Remove ${gone}`, exact: true })).toHaveCount(0);
+  }
+  await expect(page.getByRole("button", { name: "Start again", exact: true })).toHaveCount(0);
 });
 
 test("a disk comes from the page with progress and becomes an image", async ({ page }) => {
@@ -233,8 +221,8 @@ test("a disk comes from the page with progress and becomes an image", async ({ p
   await page.getByRole("button", { name: "Import" }).click();
   await expect(page.getByText("my-disk:latest is here")).toBeVisible();
   await expect(page.getByRole("button", { name: "Start my-disk" })).toBeVisible();
-  page.on("dialog", (dialog) => void dialog.accept());
   await page.getByRole("button", { name: "Remove my-disk" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Remove", exact: true }).click();
   await expect(page.getByRole("button", { name: "Start my-disk" })).toHaveCount(0);
 });
 
@@ -247,25 +235,28 @@ test("what can't be started says why, and what to do", async ({ page }) => {
   await expect(page.getByRole("heading", { name: "Images" })).toBeVisible();
 });
 
-test("another web page gets nothing: no list, no screen", async ({ page, site }) => {
+test("another web page gets nothing: no list, no screen, no console", async ({ page, site }) => {
   const name = await launch(page);
   const foreign = createServer((_, answer) => answer.end("<!doctype html><title>elsewhere</title>"));
   await new Promise<void>((resolve) => foreign.listen(0, "127.0.0.1", resolve));
   await page.goto(`http://127.0.0.1:${(foreign.address() as AddressInfo).port}/`);
   const tried = await page.evaluate(
     async ([origin, machine]) => {
-      const socket = new WebSocket(`${origin?.replace("http", "ws")}/v1/machines/${machine}/vnc`);
-      const opened = await new Promise((resolve) => {
-        socket.onopen = () => resolve(true);
-        socket.onerror = () => resolve(false);
-      });
+      const open = (what: string): Promise<boolean> => {
+        const socket = new WebSocket(`${origin?.replace("http", "ws")}/v1/machines/${machine}/${what}`);
+        return new Promise((resolve) => {
+          socket.onopen = () => resolve(true);
+          socket.onerror = () => resolve(false);
+        });
+      };
+      const opened = [await open("vnc"), await open("terminal")];
       const read = await fetch(`${origin}/v1/images`, { credentials: "include" }).then(() => true, () => false);
       return { opened, read };
     },
     [new URL(site.page).origin, name],
   );
   foreign.close();
-  expect(tried).toEqual({ opened: false, read: false });
+  expect(tried).toEqual({ opened: [false, false], read: false });
 });
 
 test("without the token there is a way in and nothing else", async ({ browser, site }) => {

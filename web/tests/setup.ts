@@ -29,7 +29,7 @@ function guest(file: string): string {
 }
 
 /** The environment of a floe that knows no other node than its own. */
-function environment(home: string): NodeJS.ProcessEnv {
+export function environment(home: string): NodeJS.ProcessEnv {
   const { FLOE_SOCKET: _other, ...rest } = process.env;
   return { ...rest, FLOE_HOME: home };
 }

@@ -1,3 +1,4 @@
+import { readFileSync } from "node:fs";
 import { createConnection, createServer, type AddressInfo, type Socket } from "node:net";
 import { test as base, expect, type Page } from "@playwright/test";
 import { floe, SITE, type Site } from "./setup";
@@ -101,6 +102,27 @@ export async function slowLink(to: URL): Promise<{ url: string; widen: () => voi
       for (const socket of sockets) socket.destroy();
     },
   };
+}
+
+const axe = readFileSync(new URL("../node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
+
+/** What a screen reader's user would stumble over; the rules of WCAG 2.1 AA. */
+export async function barriers(page: Page): Promise<string[]> {
+  // colours on their way from light to dark have the contrast of neither
+  await page.evaluate(async () => {
+    const ends = (one: Animation): boolean => one.effect?.getComputedTiming().endTime !== Number.POSITIVE_INFINITY;
+    await Promise.allSettled(document.getAnimations().filter(ends).map((one) => one.finished));
+  });
+  // the page's own policy lets no script in; the browser's debugger may
+  await page.evaluate(axe);
+  return page.evaluate(async () => {
+    const tags = { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] };
+    const { axe } = window as unknown as {
+      axe: { run: (options: unknown) => Promise<{ violations: { id: string; nodes: { html: string }[] }[] }> };
+    };
+    const found = await axe.run(tags);
+    return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
+  });
 }
 
 export { expect };

@@ -78,6 +78,9 @@ pub struct ImageDetail {
     pub cmdline: Option<String>,
     /// Devices, in the form of QEMU's options.
     pub devices: Vec<String>,
+    /// Its hardware profile: with 1 nothing can be added to its machines while they run, with 2 processors, memory, cards and disks.
+    #[serde(default)]
+    pub hardware_profile: u32,
 }
 
 /// One region of an image.

@@ -327,6 +327,20 @@ pub struct ConsoleInfo {
     pub log: String,
     /// Unix socket of the screen (VNC).
     pub vnc: Option<String>,
+    /// Where the guest shows itself; absent as long as it shows nothing, and if it is not running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub face: Option<Face>,
+}
+
+/// Where a guest shows itself. It is the console if that has said something while the screen has nothing but what firmware and
+/// boot loaders write, or nothing at all; otherwise the screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Face {
+    /// The screen.
+    Screen,
+    /// The serial console.
+    Console,
 }
 
 /// Body of `POST /v1/machines/{name}/capture`.

@@ -33,6 +33,7 @@ pub mod console;
 mod devices;
 mod error;
 pub mod exec;
+mod face;
 mod grow;
 pub mod guard;
 mod hardware;
@@ -49,6 +50,7 @@ mod ram_fd;
 mod record;
 mod restore;
 mod screen;
+mod shown;
 mod spec;
 pub mod tool;
 
@@ -72,6 +74,7 @@ pub use process::{Process, ProcessId};
 pub use record::Record;
 pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
+pub use shown::{Shown, shown};
 pub use spec::{
     Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec, Tap,

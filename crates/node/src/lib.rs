@@ -33,6 +33,7 @@ pub mod helpers;
 pub mod host;
 mod images;
 mod inventory;
+mod keyboard;
 mod logs;
 mod machines;
 mod names;

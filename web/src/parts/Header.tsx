@@ -6,8 +6,8 @@ import { Icon } from "./Icon";
 function useSlash(field: { current: HTMLInputElement | null }): void {
   useEffect(() => {
     const key = (event: KeyboardEvent): void => {
-      const typing = event.target instanceof HTMLElement && event.target.closest("input, dialog, .screen");
-      if (event.key !== "/" || typing) return;
+      const typing = event.target instanceof HTMLElement && event.target.closest("input, textarea, dialog, .screen");
+      if (event.key !== "/" || typing || document.querySelector("dialog[open]")) return;
       event.preventDefault();
       field.current?.focus();
     };
@@ -18,6 +18,8 @@ function useSlash(field: { current: HTMLInputElement | null }): void {
 
 export function Header(props: {
   title: string;
+  /** What the search finds, in words. */
+  what: string;
   search: string;
   onSearch: (text: string) => void;
   children?: ComponentChildren;
@@ -33,11 +35,11 @@ export function Header(props: {
       <search class="search">
         <label>
           <Icon name="search" />
-          <span class="unseen">Search images</span>
+          <span class="unseen">{props.what}</span>
           <input
             ref={field}
             type="search"
-            placeholder="Search"
+            placeholder={props.what}
             value={props.search}
             onInput={(event) => props.onSearch(event.currentTarget.value)}
             onKeyDown={(event) => {

@@ -1,8 +1,11 @@
+import type { RefObject } from "preact";
 import { Icon } from "./Icon";
-import { dismiss, useNotices } from "./notices";
+import { dismiss, useForemost, useNotices } from "./notices";
 
-export function Notices() {
+/** The notices, in front of whatever is in front: `layer` is the dialog in which these stand, none for the page itself. */
+export function Notices({ layer = null }: { layer?: RefObject<HTMLElement> | null }) {
   const notices = useNotices();
+  if (useForemost() !== layer) return null;
   return (
     <div class="notices">
       <div role="status" aria-live="polite">

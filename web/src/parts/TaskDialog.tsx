@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
 import { Dialog } from "./Dialog";
 import { Meter, type Progress } from "./Meter";
-import { complain } from "./notices";
+import { wordsOf } from "./notices";
 
 /** Shows how far a task is. */
 export type Show = (progress: Progress) => void;
@@ -26,9 +26,11 @@ interface Props {
   onClose: () => void;
 }
 
-/** A form that starts one long task, says how far it is and closes at its end. Closed before, the task ends. */
+/** A form that starts one long task, says how far it is and closes at its end; what went wrong stands in it. Closed before,
+ * the task ends. */
 export function TaskDialog(props: Props) {
   const [progress, setProgress] = useState<Progress | null>(null);
+  const [problem, setProblem] = useState<{ text: string; fix: string } | null>(null);
   const running = useRef<AbortController | null>(null);
   const busy = progress !== null;
   const close = (): void => {
@@ -37,6 +39,8 @@ export function TaskDialog(props: Props) {
   };
   const submit = async (event: Event): Promise<void> => {
     event.preventDefault();
+    if (busy) return;
+    setProblem(null);
     running.current = new AbortController();
     setProgress(begun(props.label));
     try {
@@ -44,7 +48,7 @@ export function TaskDialog(props: Props) {
       props.onClose();
     } catch (error) {
       setProgress(null);
-      complain(error);
+      setProblem(wordsOf(error));
     }
   };
   return (
@@ -52,6 +56,14 @@ export function TaskDialog(props: Props) {
       <form onSubmit={(event) => void submit(event)}>
         {props.children(busy)}
         {progress && <Meter progress={progress} />}
+        <div role="alert">
+          {problem && (
+            <p class="problem">
+              {problem.text}
+              {problem.fix && <span class="fix">{problem.fix}</span>}
+            </p>
+          )}
+        </div>
         <footer class="dialog-foot">
           <button type="button" onClick={close}>Cancel</button>
           {props.buttons?.(busy)}

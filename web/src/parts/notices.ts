@@ -1,4 +1,5 @@
-import { useEffect, useState } from "preact/hooks";
+import type { RefObject } from "preact";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { Refusal } from "../api";
 
 /** Something to tell; it goes by itself, an error only when it is closed. */
@@ -29,13 +30,50 @@ export function tell(text: string): void {
   setTimeout(() => dismiss(id), SHOWN_MS);
 }
 
-/** Shows what went wrong. Who stopped something himself needs not hear of it. */
+/** What went wrong, and what to do. `null` if somebody stopped it himself, who needs not hear of it. */
+export function wordsOf(error: unknown): { text: string; fix: string } | null {
+  if (error instanceof DOMException && error.name === "AbortError") return null;
+  if (error instanceof Refusal) return { text: error.problem.message, fix: error.problem.fix };
+  return { text: error instanceof Error ? error.message : String(error), fix: "" };
+}
+
+/** Shows what went wrong. */
 export function complain(error: unknown): void {
-  if (error instanceof DOMException && error.name === "AbortError") return;
-  const refusal = error instanceof Refusal ? error.problem : null;
-  const text = refusal?.message ?? (error instanceof Error ? error.message : String(error));
-  if (notices.some((notice) => notice.text === text)) return;
-  publish([...notices, { id: ++count, text, fix: refusal?.fix ?? "", error: true }]);
+  const words = wordsOf(error);
+  if (!words || notices.some((notice) => notice.text === words.text)) return;
+  publish([...notices, { id: ++count, ...words, error: true }]);
+}
+
+/** The dialogs that are open, the foremost last. Only what is in the foremost can be read and clicked. */
+type Layer = RefObject<HTMLElement>;
+let layers: Layer[] = [];
+const watchers = new Set<(foremost: Layer | null) => void>();
+
+function stack(next: Layer[]): void {
+  layers = next;
+  for (const watcher of watchers) watcher(layers.at(-1) ?? null);
+}
+
+/** Says that an element covers the page for as long as it is shown. */
+export function useLayer(layer: Layer): void {
+  useLayoutEffect(() => {
+    stack([...layers, layer]);
+    return () => stack(layers.filter((one) => one !== layer));
+  }, [layer]);
+}
+
+/** What covers the page at the moment. */
+export function useForemost(): Layer | null {
+  const [foremost, setForemost] = useState<Layer | null>(layers.at(-1) ?? null);
+  useLayoutEffect(() => {
+    const watcher = (next: Layer | null): void => setForemost(next);
+    watchers.add(watcher);
+    setForemost(layers.at(-1) ?? null);
+    return () => {
+      watchers.delete(watcher);
+    };
+  }, []);
+  return foremost;
 }
 
 export function useNotices(): Notice[] {

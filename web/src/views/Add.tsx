@@ -26,7 +26,8 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
   const [way, setWay] = useState<Way>("file");
   const [choice, setChoice] = useState<Choice>({ disk: null, kernel: null, initrd: null });
   const [name, setName] = useState("");
-  const [memory, setMemory] = useState(1024);
+  // as typed: a field that is being emptied says nothing yet
+  const [memory, setMemory] = useState("1024");
   const [cmdline, setCmdline] = useState("");
   const [address, setAddress] = useState("");
 
@@ -58,7 +59,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
         initrd,
         cmdline: cmdline.trim() || null,
         name: name.trim() || null,
-        memory_bytes: memory * MIB,
+        memory_bytes: Number(memory) * MIB,
       };
       return await api.import(request, step, signal);
     } finally {
@@ -77,7 +78,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
   const file = (what: keyof Choice, label: string, required: boolean, busy: boolean) => (
     <label class="file">
       {label}
-      <input type="file" autofocus={what === "disk"} required={required} disabled={busy} onChange={(event) => pick(what, event.currentTarget.files?.[0] ?? null)} />
+      <input type="file" data-first={what === "disk"} required={required} disabled={busy} onChange={(event) => pick(what, event.currentTarget.files?.[0] ?? null)} />
       {choice[what] && <span class="hint">{bytes(choice[what].size)}</span>}
     </label>
   );
@@ -110,7 +111,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
                 </label>
                 <label>
                   Memory, MiB
-                  <input type="number" min={64} step={2} value={memory} disabled={busy} onInput={(event) => setMemory(event.currentTarget.valueAsNumber || 1024)} />
+                  <input type="number" min={64} step={2} required value={memory} disabled={busy} onInput={(event) => setMemory(event.currentTarget.value)} />
                 </label>
               </div>
               <details>

@@ -6,7 +6,8 @@ import { tell } from "../parts/notices";
 import { begun, TaskDialog, type Show } from "../parts/TaskDialog";
 
 /** A machine becomes an image, and goes on. */
-export function Capture({ machine, onClose }: { machine: Machine; onClose: () => void }) {
+export function Capture(props: { machine: Machine; onClose: () => void; onDone?: () => void }) {
+  const { machine, onClose } = props;
   const base = machine.image_name.split("/").pop()?.split(":")[0] ?? machine.name;
   const [name, setName] = useState(`${base}:${machine.name}`.slice(0, 100));
   const run = async (show: Show, signal: AbortSignal): Promise<void> => {
@@ -18,6 +19,7 @@ export function Capture({ machine, onClose }: { machine: Machine; onClose: () =>
     };
     const outcome = await api.capture(machine.name, name.trim(), step, signal);
     tell(`${name} is captured; ${machine.name} stood still for ${duration(outcome.pause_ms ?? 0)}.`);
+    props.onDone?.();
   };
   return (
     <TaskDialog title={`Capture ${machine.name}`} action="Capture" label="capture" run={run} onClose={onClose}>
@@ -25,7 +27,7 @@ export function Capture({ machine, onClose }: { machine: Machine; onClose: () =>
         <>
           <label>
             Name of the image
-            <input value={name} required maxLength={200} onInput={(event) => setName(event.currentTarget.value)} autofocus />
+            <input value={name} required maxLength={200} onInput={(event) => setName(event.currentTarget.value)} data-first />
           </label>
           <p class="hint">Memory, disks and screen as they are now. The machine goes on.</p>
         </>

@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { Thumb } from "../parts/Thumb";
-import { shortName } from "../format";
+import { matches, shortName } from "../format";
 
 /** What the catalogue shows of an image, of a node's or of a hub's. */
 export interface Entry {
@@ -22,10 +22,9 @@ function tagsOf(entry: Entry): string[] {
   return [...new Set([...tags, ...entry.labels])];
 }
 
-function fits(entry: Entry, words: string[], tag: string | null): boolean {
+function fits(entry: Entry, search: string, tag: string | null): boolean {
   if (tag && !tagsOf(entry).includes(tag)) return false;
-  const text = [entry.title, ...entry.names, ...entry.labels, entry.id].join(" ").toLowerCase();
-  return words.every((word) => text.includes(word));
+  return matches(search, [entry.title, ...entry.names, ...entry.labels, entry.id]);
 }
 
 /** Most tags that are offered; more are found by the search. */
@@ -35,26 +34,6 @@ function commonTags(entries: Entry[]): string[] {
   const counts = new Map<string, number>();
   for (const tag of entries.flatMap(tagsOf)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0])).slice(0, TAGS_MAX).map(([tag]) => tag);
-}
-
-/** Arrow keys go from card to card, as one sees them. */
-function walk(event: KeyboardEvent): void {
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 0, ArrowUp: 0, Home: 0, End: 0 }[event.key];
-  if (step === undefined || !(event.target instanceof HTMLElement) || !event.target.matches(".card-open")) return;
-  const list = event.currentTarget as HTMLElement;
-  const cards = [...list.querySelectorAll<HTMLElement>(".card-open")];
-  const at = cards.indexOf(event.target);
-  const top = (card: HTMLElement | undefined): number => Math.round(card?.getBoundingClientRect().top ?? 0);
-  const columns = Math.max(1, cards.filter((card) => top(card) === top(cards[0])).length);
-  let next = at + step;
-  if (event.key === "ArrowDown") next = at + columns;
-  if (event.key === "ArrowUp") next = at - columns;
-  if (event.key === "Home") next = 0;
-  if (event.key === "End") next = cards.length - 1;
-  const card = cards[next];
-  if (!card) return;
-  event.preventDefault();
-  card.focus();
 }
 
 export function Catalogue(props: {
@@ -70,8 +49,7 @@ export function Catalogue(props: {
   const { entries, search } = props;
   const [tag, setTag] = useState<string | null>(null);
   const tags = useMemo(() => commonTags(entries ?? []), [entries]);
-  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const shown = (entries ?? []).filter((entry) => fits(entry, words, tag));
+  const shown = (entries ?? []).filter((entry) => fits(entry, search, tag));
   const count = `${shown.length} ${shown.length === 1 ? "image" : "images"}`;
   return (
     <section aria-labelledby="images-title">
@@ -82,8 +60,8 @@ export function Catalogue(props: {
       {tags.length > 0 && (
         <div class="tags" role="group" aria-label="Show only">
           {tags.map((one) => (
-            <button key={one} class="tag" aria-pressed={tag === one} onClick={() => setTag(tag === one ? null : one)}>
-              {one}
+            <button key={one} class="tag" title={one} aria-pressed={tag === one} onClick={() => setTag(tag === one ? null : one)}>
+              <span>{one}</span>
             </button>
           ))}
         </div>
@@ -98,9 +76,9 @@ export function Catalogue(props: {
         <div class="empty"><p>Nothing matches “{search || tag}”.</p></div>
       )}
       {shown.length > 0 && (
-        <ul class="grid" onKeyDown={walk}>
+        <ul class="grid">
           {shown.map((entry) => (
-            <li key={entry.id} class="card">
+            <li key={entry.id} class="card" data-image={entry.id}>
               <button class="card-open" onClick={() => props.onOpen(entry)} aria-label={`${props.verb} ${entry.title}`}>
                 <Thumb src={entry.thumbnail} seed={entry.id} />
                 <span class="play" aria-hidden="true">
@@ -111,9 +89,9 @@ export function Catalogue(props: {
               <div class="card-text">
                 <h3 title={entry.names.map(shortName).join(", ") || entry.id}>{entry.title}</h3>
                 {props.actions && <div class="card-actions">{props.actions(entry)}</div>}
-                <p class="facts">{entry.facts.join(" · ")}</p>
+                <p class="facts">{entry.facts.map((fact) => <span key={fact} title={fact}>{fact}</span>)}</p>
                 {tagsOf(entry).length > 0 && (
-                  <p class="card-tags">{tagsOf(entry).map((one) => <span key={one}>{one}</span>)}</p>
+                  <p class="card-tags">{tagsOf(entry).map((one) => <span key={one} title={one}>{one}</span>)}</p>
                 )}
               </div>
             </li>

@@ -9,9 +9,10 @@ const CLONES_MAX = 32;
 
 /** A machine becomes itself and some clones of this moment. */
 export function Fork({ machine, onClose }: { machine: Machine; onClose: () => void }) {
-  const [clones, setClones] = useState(1);
+  // as typed: a field that is being emptied says nothing yet
+  const [clones, setClones] = useState("1");
   const run = async (show: Show, signal: AbortSignal): Promise<void> => {
-    const outcome = await api.fork(machine.name, clones, (step) => step.event === "stage" && show(begun(step.name)), signal);
+    const outcome = await api.fork(machine.name, Number(clones), (step) => step.event === "stage" && show(begun(step.name)), signal);
     const all = outcome.fork?.clones ?? [];
     const names = all.filter((clone) => clone.state === "running").map((clone) => clone.name);
     if (names.length > 0)
@@ -31,8 +32,8 @@ export function Fork({ machine, onClose }: { machine: Machine; onClose: () => vo
               required
               min={1}
               max={CLONES_MAX}
-              onInput={(event) => setClones(event.currentTarget.valueAsNumber || 1)}
-              autofocus
+              onInput={(event) => setClones(event.currentTarget.value)}
+              data-first
             />
           </label>
           <p class="hint">Each goes on from this moment, with memory and disks of its own. The machine goes on, too.</p>

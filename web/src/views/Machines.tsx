@@ -1,10 +1,11 @@
 import { useEffect, useState } from "preact/hooks";
+import * as acts from "../acts";
 import { api, isAwake, type Image, type Machine } from "../api";
-import { ago, shortName } from "../format";
+import { ago, bytes, matches, shortName } from "../format";
 import { go } from "../live";
-import { Icon } from "../parts/Icon";
-import { complain, tell } from "../parts/notices";
+import { Icon, type IconName } from "../parts/Icon";
 import { Thumb } from "../parts/Thumb";
+import { Capture } from "./Capture";
 
 /** How often the small screens are taken anew, while somebody looks. */
 const SHOT_EVERY_MS = 15_000;
@@ -40,70 +41,76 @@ function useShot(machine: Machine): string | null {
   return shot;
 }
 
-export async function stop(name: string, now = true): Promise<void> {
-  await api.stop(name, now).then(() => tell(`${name} is stopped; its disks are kept.`), complain);
-}
-
-export async function start(name: string): Promise<void> {
-  await api.start(name, () => undefined).then(() => tell(`${name} runs again, from its disks.`), complain);
-}
-
-function MachineCard({ machine, image }: { machine: Machine; image: Image | undefined }) {
+function MachineCard(props: { machine: Machine; image: Image | undefined; onDetails: (machine: string) => void }) {
+  const { machine, image } = props;
+  const [capturing, setCapturing] = useState(false);
   const shot = useShot(machine);
   const { name, status } = machine;
   const awake = isAwake(status);
+  const paused = acts.isPaused(machine);
   const thumb = image?.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
   const source = shortName(machine.image_name).split("/").pop() ?? "";
-  const facts = [source, `${machine.memory_bytes / 2 ** 20} MiB`, ago(machine.created_unix_s)];
-  const remove = (): void => {
-    if (confirm(`Remove ${name} with its disks?`)) void api.remove(name).catch(complain);
-  };
+  const facts = [source, bytes(machine.memory_bytes), ago(machine.created_unix_s)];
+  const button = (icon: IconName, label: string, title: string, act: () => void) => (
+    <button class="quiet" aria-label={label} title={title} onClick={act}>
+      <Icon name={icon} />
+    </button>
+  );
   return (
-    <li class="card machine">
+    <li class="card machine" data-machine={name}>
       <button
         class="card-open"
         aria-label={awake ? `Show the screen of ${name}` : `Start ${name}`}
-        onClick={() => (awake ? go(`machine/${encodeURIComponent(name)}`) : void start(name))}
+        onClick={() => (awake ? go(`machine/${encodeURIComponent(name)}`) : void acts.start(name))}
       >
         <Thumb src={awake ? (shot ?? thumb) : thumb} seed={machine.image} />
         <span class={`status ${status}`}>{status}</span>
       </button>
       <div class="card-text">
-        <h3>{name}</h3>
+        <h3 title={name}>{name}</h3>
         <div class="card-actions">
-          {awake ? (
-            <button class="quiet" aria-label={`Stop ${name}`} title="Stop" onClick={() => void stop(name)}>
-              <Icon name="stop" />
-            </button>
-          ) : (
-            <button class="quiet" aria-label={`Start ${name} from its disks`} title="Start" onClick={() => void start(name)}>
-              <Icon name="play" />
-            </button>
-          )}
-          <button class="quiet" aria-label={`Remove ${name}`} title="Remove" onClick={remove}>
-            <Icon name="trash" />
-          </button>
+          {button("info", `Details of ${name}`, "Details (i)", () => props.onDetails(name))}
+          {awake && button(paused ? "play" : "pause", `${paused ? "Resume" : "Pause"} ${name}`, paused ? "Resume" : "Pause", () => void acts.pauseOrResume(machine))}
+          {awake
+            ? button("stop", `Stop ${name}`, "Stop", () => void acts.stop(machine, () => setCapturing(true)))
+            : button("play", `Start ${name} from its disks`, "Start", () => void acts.start(name))}
+          {button("trash", `Remove ${name}`, "Remove", () => void acts.remove(machine))}
         </div>
-        <p class="facts">{facts.join(" · ")}</p>
+        <p class="facts" title={machine.image_name}>{facts.map((fact) => <span key={fact}>{fact}</span>)}</p>
         {machine.detail && <p class="detail" title={machine.detail}>{machine.detail}</p>}
       </div>
+      {capturing && <Capture machine={machine} onClose={() => setCapturing(false)} />}
     </li>
   );
 }
 
-export function Machines({ machines, images }: { machines: Machine[]; images: Image[] }) {
-  if (machines.length === 0) return null;
+export function Machines(props: {
+  machines: Machine[];
+  images: Image[];
+  search: string;
+  onDetails: (machine: string) => void;
+}) {
+  const { images, search } = props;
+  if (props.machines.length === 0) return null;
+  const machines = props.machines.filter((one) => matches(search, [one.name, one.image_name, one.status]));
   const awake = machines.filter((machine) => machine.status === "running").length;
-  const order = [...machines].sort((a, b) => b.created_unix_s - a.created_unix_s);
+  const order = machines.sort((a, b) => b.created_unix_s - a.created_unix_s);
+  const all = machines.length === props.machines.length;
   return (
     <section aria-labelledby="machines-title">
       <div class="section-head">
         <h2 id="machines-title">Machines</h2>
-        <p class="count">{awake} running</p>
+        <p class="count" role="status">{all ? "" : `${machines.length} of ${props.machines.length}, `}{awake} running</p>
       </div>
+      {machines.length === 0 && <p class="hint">No machine matches “{search}”.</p>}
       <ul class="grid strip">
         {order.map((machine) => (
-          <MachineCard key={machine.name} machine={machine} image={images.find((image) => image.id === machine.image)} />
+          <MachineCard
+            key={machine.name}
+            machine={machine}
+            image={images.find((image) => image.id === machine.image)}
+            onDetails={props.onDetails}
+          />
         ))}
       </ul>
     </section>

@@ -164,6 +164,7 @@ impl Images {
             memory_bytes: config.memory_bytes_now(),
             cmdline: config.cmdline.clone(),
             devices: config.devices.clone(),
+            hardware_profile: config.profile.unwrap_or(1),
         })
     }
 

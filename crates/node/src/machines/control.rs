@@ -1,20 +1,20 @@
 //! Existing machines: showing, stopping and removing them, and noticing when one ends by itself.
 
 use crate::{
-    error::{NodeError, at, busy, failed, not_found},
+    error::{NodeError, busy, failed, not_found},
     inventory::{
         Entry, Operation,
         lifecycle::{Event, Gone, Phase, Qemu, Task, foremost, status},
     },
     machines::{
         Machines,
-        launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET, choose_ports, machine_forward},
+        launch::{choose_ports, machine_forward},
         room::Room,
         stopped::why_stopped,
     },
 };
 use floe_api::*;
-use floe_machine::{End, Machine, Process, Status, console::ConsoleLog};
+use floe_machine::{End, Machine, Process, Status};
 use std::{
     path::Path,
     sync::{Arc, Weak},
@@ -314,47 +314,6 @@ impl Machines {
                 });
             }
         });
-    }
-
-    /// Returns where a machine's console and screen are.
-    pub fn console(&self, name: &str) -> Result<ConsoleInfo, NodeError> {
-        let entry = self.inventory.get(name)?;
-        let record = entry.record();
-        let vm = self.vm_dir(&record);
-        Ok(ConsoleInfo {
-            socket: vm.join(CONSOLE_SOCKET).display().to_string(),
-            log: vm.join(CONSOLE_LOG).display().to_string(),
-            vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
-        })
-    }
-
-    /// Returns what a machine's guest wrote on its console: all that is kept, or the last `tail_bytes`.
-    pub fn console_history(
-        &self,
-        name: &str,
-        tail_bytes: Option<u64>,
-    ) -> Result<ConsoleLog, NodeError> {
-        let record = self.inventory.get(name)?.record();
-        Ok(ConsoleLog::open(&self.console_dir(&record), tail_bytes))
-    }
-
-    /// Returns the socket on which QEMU shows the screen of a running machine, and a function that says whether it is paused
-    /// to buffer.
-    pub fn vnc(
-        &self,
-        name: &str,
-    ) -> Result<(std::path::PathBuf, impl Fn() -> bool + Send + use<>), NodeError> {
-        let entry = self.inventory.get(name)?;
-        let socket = entry.vm()?.vnc_socket();
-        Ok((socket, move || entry.stands_still()))
-    }
-
-    /// Returns the screen as PNG.
-    pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
-        let vm = self.inventory.get(name)?.vm()?;
-        let file = self.images.scratch("screen")?;
-        vm.screenshot(file.path())?;
-        std::fs::read(file.path()).map_err(at("cannot read the screenshot"))
     }
 
     /// Adds or removes a port forward.

@@ -2,11 +2,12 @@
 //!
 //! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
-//! remove, notice an end), `pausing`, `buffering` and `stopped` (machines that stand still).
+//! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
 //!
-//! Locks: those of the inventory. That of the pool of waiting QEMUs is held only briefly.
+//! Locks: those of the inventory. Those of the pool of waiting QEMUs and of the keyboards are held only briefly.
 
 mod buffering;
+mod consoles;
 mod control;
 mod disks;
 mod ends;
@@ -32,6 +33,7 @@ use crate::{
     error::{NodeError, at},
     images::{ImageUser, Images},
     inventory::Inventory,
+    keyboard::Keyboards,
     network::Networks,
     resources::Resources,
     traces::Traces,
@@ -58,6 +60,7 @@ pub(crate) struct Machines {
     pub resources: Resources,
     standby: standby::Pool,
     ends: Arc<ends::Ends>,
+    keyboards: Keyboards,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
     arrivals: mpsc::Sender<MachineName>,
     kin: OnceLock<Weak<dyn Kin>>,
@@ -84,6 +87,7 @@ impl Machines {
             resources,
             standby: standby::Pool::default(),
             ends: Arc::new(ends),
+            keyboards: Keyboards::default(),
             arrivals,
             kin: OnceLock::new(),
         });

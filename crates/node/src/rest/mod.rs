@@ -9,6 +9,7 @@ mod images;
 mod machines;
 mod screen;
 mod system;
+mod terminal;
 mod traces;
 mod uploads;
 mod watching;
@@ -91,6 +92,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/capture", post(machines::capture))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
+        .route("/v1/machines/{name}/terminal", get(terminal::terminal))
         .route("/v1/machines/{name}/exec", post(exec::exec))
         .route("/v1/machines/{name}/console", get(machines::console))
         .route("/v1/machines/{name}/logs", get(machines::logs))
@@ -174,6 +176,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::screenshot,
         screen::picture,
         screen::vnc,
+        terminal::terminal,
         exec::exec,
         machines::console,
         machines::logs,

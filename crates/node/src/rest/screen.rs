@@ -30,9 +30,9 @@ const FROM_QEMU_BYTES: usize = 64 << 10;
 /// Largest message of a browser in bytes: keys and pointer events take tens, a pasted text some thousand.
 const FROM_BROWSER_BYTES: usize = 256 << 10;
 /// A browser that takes no data for this long is considered gone.
-const STALLED: Duration = Duration::from_secs(30);
+pub(super) const STALLED: Duration = Duration::from_secs(30);
 /// How often a quiet connection is pinged.
-const PING_EVERY: Duration = Duration::from_secs(20);
+pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
 /// RFB's message type of pointer events.
 const POINTER: u8 = 5;
 /// RFB's message types with which a browser's user does something (RFC 6143, 7.5): a key, the pointer, a text to paste, and
@@ -92,7 +92,7 @@ pub async fn vnc(
 }
 
 /// Bounds both: a frame's length is checked when its head has arrived, a message's only when all of it is here.
-fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+pub(super) fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
         .max_message_size(FROM_BROWSER_BYTES)
         .max_frame_size(FROM_BROWSER_BYTES)
@@ -168,7 +168,7 @@ impl Held {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use axum::{Router, routing::get};
     use std::net::SocketAddr;
@@ -178,6 +178,20 @@ mod tests {
     /// Always false, for a machine that runs.
     static RUNNING: AtomicBool = AtomicBool::new(false);
 
+    /// Starts a server that serves WebSockets in this way.
+    pub async fn listen<F, S>(serve: S) -> SocketAddr
+    where
+        F: Future<Output = ()> + Send + 'static,
+        S: Fn(WebSocket) -> F + Clone + Send + Sync + 'static,
+    {
+        let upgrade = async move |upgrade: WebSocketUpgrade| bounded(upgrade).on_upgrade(serve);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/socket", get(upgrade));
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        address
+    }
+
     /// Starts a server whose WebSocket leads to a unix socket, both of this test.
     async fn serve(
         dir: &std::path::Path,
@@ -185,23 +199,21 @@ mod tests {
     ) -> (SocketAddr, UnixListener) {
         let path = dir.join("vnc.sock");
         let qemu = UnixListener::bind(&path).unwrap();
-        let upgrade = move |upgrade: WebSocketUpgrade| async move {
-            let qemu = UnixStream::connect(&path).await.unwrap();
-            let stands_still = || still.load(Ordering::Relaxed);
-            bounded(upgrade).on_upgrade(move |browser| relay(browser, qemu, stands_still))
-        };
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let app = Router::new().route("/vnc", get(upgrade));
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        (address, qemu)
+        let address = listen(move |browser| {
+            let path = path.clone();
+            async move {
+                let qemu = UnixStream::connect(&path).await.unwrap();
+                relay(browser, qemu, || still.load(Ordering::Relaxed)).await
+            }
+        });
+        (address.await, qemu)
     }
 
     /// Sends a browser's handshake, byte for byte.
-    async fn browse(address: SocketAddr) -> TcpStream {
+    pub async fn browse(address: SocketAddr) -> TcpStream {
         let mut browser = TcpStream::connect(address).await.unwrap();
         let request = format!(
-            "GET /vnc HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+            "GET /socket HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
              Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         );
         browser.write_all(request.as_bytes()).await.unwrap();
@@ -218,7 +230,7 @@ mod tests {
     }
 
     /// Returns a frame as browsers send it, masked with zeroes.
-    fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
+    pub fn frame(opcode: u8, payload: &[u8]) -> Vec<u8> {
         assert!(payload.len() < 126);
         let mut bytes = vec![0x80 | opcode, 0x80 | payload.len() as u8, 0, 0, 0, 0];
         bytes.extend(payload);

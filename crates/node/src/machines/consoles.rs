@@ -1,0 +1,115 @@
+//! Consoles and screens of machines: where they are, what the guest wrote, and where it shows itself.
+
+use super::{
+    Machines,
+    launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET},
+};
+use crate::{
+    error::{NodeError, at},
+    keyboard::Keyboard,
+};
+use floe_api::{ConsoleInfo, Face};
+use floe_machine::{Shown, console::ConsoleLog};
+use std::{future::Future, path::PathBuf};
+
+impl Machines {
+    /// Returns where a machine's console and screen are, and on which of both its guest shows itself.
+    pub fn console(&self, name: &str) -> Result<ConsoleInfo, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let record = entry.record();
+        let vm = self.vm_dir(&record);
+        // a QEMU that does not answer shows nothing
+        let shown = entry.vm().ok().and_then(|vm| vm.shown().ok());
+        let has_spoken = ConsoleLog::position(&self.console_dir(&record)) != (0, 0);
+        Ok(ConsoleInfo {
+            socket: vm.join(CONSOLE_SOCKET).display().to_string(),
+            log: vm.join(CONSOLE_LOG).display().to_string(),
+            vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
+            // a restored guest is long past its firmware, and its console's log begins with the restore
+            face: shown.and_then(|shown| face(shown, has_spoken || record.restored)),
+        })
+    }
+
+    /// Returns what a machine's guest wrote on its console: all that is kept, or the last `tail_bytes`.
+    pub fn console_history(
+        &self,
+        name: &str,
+        tail_bytes: Option<u64>,
+    ) -> Result<ConsoleLog, NodeError> {
+        let record = self.inventory.get(name)?.record();
+        Ok(ConsoleLog::open(&self.console_dir(&record), tail_bytes))
+    }
+
+    /// Returns the end of what a running machine's guest wrote on its console, a keyboard for it, and the work that a new keyboard
+    /// needs done.
+    pub fn terminal(
+        &self,
+        name: &str,
+        tail_bytes: u64,
+    ) -> Result<
+        (
+            ConsoleLog,
+            Keyboard,
+            Option<impl Future<Output = ()> + Send + use<>>,
+        ),
+        NodeError,
+    > {
+        let entry = self.inventory.get(name)?;
+        entry.vm()?;
+        let log = ConsoleLog::open(&self.console_dir(&entry.record()), Some(tail_bytes));
+        let machine = entry.clone();
+        let connect = move || {
+            let line = machine.vm().and_then(|vm| Ok(vm.console_line()?));
+            line.unwrap_or_else(|error| {
+                tracing::debug!(machine = %machine.name, %error, "nobody can type on its console");
+                None
+            })
+        };
+        let (keyboard, work) = self
+            .keyboards
+            .of(name, connect, move || entry.stands_still());
+        Ok((log, keyboard, work))
+    }
+
+    /// Returns the socket on which QEMU shows the screen of a running machine, and a function that says whether it is paused
+    /// to buffer.
+    pub fn vnc(
+        &self,
+        name: &str,
+    ) -> Result<(PathBuf, impl Fn() -> bool + Send + use<>), NodeError> {
+        let entry = self.inventory.get(name)?;
+        let socket = entry.vm()?.vnc_socket();
+        Ok((socket, move || entry.stands_still()))
+    }
+
+    /// Returns the screen as PNG.
+    pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
+        let vm = self.inventory.get(name)?.vm()?;
+        let file = self.images.scratch("screen")?;
+        vm.screenshot(file.path())?;
+        std::fs::read(file.path()).map_err(at("cannot read the screenshot"))
+    }
+}
+
+/// Decides where a guest shows itself, by what its screen shows and whether it has used its console.
+fn face(shown: Shown, console_used: bool) -> Option<Face> {
+    match shown {
+        Shown::Guest => Some(Face::Screen),
+        Shown::Nothing | Shown::Early => console_used.then_some(Face::Console),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_console_is_where_a_guest_shows_itself_only_if_its_screen_shows_no_more_than_firmware() {
+        assert_eq!(face(Shown::Guest, true), Some(Face::Screen));
+        assert_eq!(face(Shown::Guest, false), Some(Face::Screen));
+        for nothing in [Shown::Nothing, Shown::Early] {
+            assert_eq!(face(nothing, true), Some(Face::Console));
+            assert_eq!(face(nothing, false), None, "it may still be booting");
+        }
+    }
+}
